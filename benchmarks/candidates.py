@@ -45,7 +45,7 @@ Row = dict[str, Any]
 
 
 def victims() -> Iterator[tuple[Row, Network, Split]]:
-    """Every network: architecture, seed, samples and initialisation."""
+    """Every network: architecture, seed, samples and initialization."""
     for arch, seeds in SEEDS.items():
         for seed, n, init in product(seeds, SAMPLES, INITS):
             split = load_dataset("digits", n, seed=100 + seed)

@@ -17,7 +17,7 @@ from residuum.datasets import load_dataset
 from residuum.networks import MLP
 from residuum.stationarity import Rows, flatten, jacobian, norm, parameters, residual
 from residuum.theory.kkt import evaluate, fit_multipliers
-from residuum.theory.rows import constraint_rows, normalise_labels
+from residuum.theory.rows import constraint_rows, normalize_labels
 from residuum.training import TrainingConfig, released, train
 
 ARCH, SAMPLES, STEPS, SEED = "mlp:64-300-1", 500, 500, 0
@@ -88,4 +88,4 @@ def _trained() -> tuple[MLP, Tensor, Rows]:
     model = released(state, ARCH, data, "binary").copy_module().double().requires_grad_(False)
     assert isinstance(model, MLP)
     outputs = evaluate(model, data.x)
-    return model, data.x, constraint_rows(outputs, normalise_labels(data.y, "binary", 1), "binary")
+    return model, data.x, constraint_rows(outputs, normalize_labels(data.y, "binary", 1), "binary")

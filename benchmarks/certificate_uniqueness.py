@@ -25,7 +25,7 @@ from residuum.stationarity import norm
 from residuum.theory.kkt import evaluate, fit_multipliers
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import slopes, switches
-from residuum.theory.rows import constraint_rows, normalise_labels
+from residuum.theory.rows import constraint_rows, normalize_labels
 from residuum.theory.uniqueness import estimate, uniqueness
 from residuum.training import TrainingConfig, released, train
 
@@ -153,6 +153,6 @@ def _victim() -> tuple[MLP, Dataset, Tensor]:
     model = released(state, ARCH, data, "binary").copy_module().double().requires_grad_(False)
     assert isinstance(model, MLP)
     outputs = evaluate(model, data.x.double())
-    rows = constraint_rows(outputs, normalise_labels(data.y, "binary", 1), "binary")
+    rows = constraint_rows(outputs, normalize_labels(data.y, "binary", 1), "binary")
     lam = fit_multipliers(model, data.x.double(), rows)[0]
     return model, data, lam.clamp(min=float(lam[lam > 0].min()))

@@ -5,7 +5,7 @@
 
 FOLDER is made by ``python -m benchmarks.unmix data SOURCE FOLDER``; settings were chosen on FOLDER/tune
 with seeds 9001-9099, which no claim uses. Every attack on a victim has the same seconds of one core and is
-granted the shape of a sample, the start or the optimiser's state where its name says so, and the matching
+granted the shape of a sample, the start or the optimizer's state where its name says so, and the matching
 attacks the number of samples.
 
 A sample counts as recovered when its match, one-to-one by sign-free NCC, beats the 99th percentile of the
@@ -128,7 +128,7 @@ STRANGERS = {"cnn": 10, "resnet": 5, "vit": 5}  # networks that claim images the
 
 @dataclass(frozen=True)
 class Victim:
-    """A trained network, its start and optimiser state by parameter, the images it had and others."""
+    """A trained network, its start and optimizer state by parameter, the images it had and others."""
 
     model: nn.Module
     start: dict[str, Tensor]
@@ -148,19 +148,19 @@ def made(row: Row, seed: int, root: str, device: str) -> Victim:
     model = MODELS[row.model.removesuffix("-folded")](tuple(x.shape[1:]))
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     model.to(device)
-    optimiser: optim.Optimizer = optim.SGD(model.parameters(), 0.01, momentum=0.9)
+    optimizer: optim.Optimizer = optim.SGD(model.parameters(), 0.01, momentum=0.9)
     if row.model == "vit":
-        optimiser = optim.Adam(model.parameters(), 1e-3)
+        optimizer = optim.Adam(model.parameters(), 1e-3)
     begun, mean, epochs = time.time(), 1.0, 0
     while mean >= LOSS and epochs < EPOCHS:
         mean, epochs = 0.0, epochs + 1
         for rows in torch.randperm(row.n).split(10):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss = F.cross_entropy(model(x[rows]), y[rows])
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             mean += float(loss.detach()) * len(rows) / row.n
-    moment = {name: m.cpu() for name, m in rs.moment_of(optimiser, model).items()}
+    moment = {name: m.cpu() for name, m in rs.moment_of(optimizer, model).items()}
     model.cpu().eval()
     facts = {"loss": mean, "epochs": epochs, "seconds": time.time() - begun, "seed": seed}
     if row.model == "resnet-folded":
@@ -248,7 +248,7 @@ def claimant(model: str, seed: int) -> str:
 
 
 def claimed(model: str, seed: int, root: str, cache: str, budget: str) -> dict[str, Any]:
-    """An audit of a network with start and optimiser state on images that it never saw."""
+    """An audit of a network with start and optimizer state on images that it never saw."""
     row = ROWS[claimant(model, seed)]
     with threads(1):
         victim = kept(claimant(model, seed), seed, root, cache)

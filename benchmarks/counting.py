@@ -13,7 +13,7 @@ PUBLISHED = 0.4  # ssim3 above which a reconstruction is called good
 
 
 def counted(x: Tensor, samples: Tensor, mean: Tensor | None, alike: Tensor) -> dict[str, Any]:
-    """Samples above fixed similarities, one-to-one; of colour images also by the published rule.
+    """Samples above fixed similarities, one-to-one; of color images also by the published rule.
 
     alike: (m, n) of candidates and samples. mean: of the training set, which displayed images have.
     """

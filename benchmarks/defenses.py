@@ -6,7 +6,7 @@
 DATA holds mnist.npz and cifar10.npz. Written after every network into results/defended-DATA.json; the same
 command again says what is there and makes what is missing or of other settings. A release is attacked in
 every way that ``residuum.defenses.attackers`` has, each scored apart against held-out samples, and where the
-optimiser's state was kept in two more:
+optimizer's state was kept in two more:
 
 moment         stationarity on that state
 unmix-moment   that state taken apart
@@ -47,14 +47,14 @@ from residuum.records.base import plain
 from residuum.records.rundir import environment, require_device
 from residuum.similarity import ncc
 from residuum.theory.kkt import evaluate
-from residuum.theory.rows import accuracy, normalise_labels
+from residuum.theory.rows import accuracy, normalize_labels
 from residuum.training import TrainingConfig
 from residuum.training.methods import LOSSES
 
 HELD_OUT, SUBSETS, LEVELS = 600, 1000, (0.8, 0.9)
 DATA = "RESIDUUM_DATA"  # the folder of data where --root names none
 RELEASES = 16  # noisy ones that an attacker collects
-STATE = "state kept"  # a release from which the optimiser's state was not stripped
+STATE = "state kept"  # a release from which the optimizer's state was not stripped
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device
 
 
 def moments(handed: Released) -> Iterator[Way]:
-    """The optimiser's state beside the weights, attacked both ways."""
+    """The optimizer's state beside the weights, attacked both ways."""
     for kind in (OptimizerState, UnmixOptimizerState):
         attack = kind.like(handed.attack)
         yield kind.name, Adapted(handed.checkpoints[0], handed.knowledge, attack)
@@ -222,7 +222,7 @@ def measured(setting: Conditions, checkpoint: Network, secret: Secret) -> Row:
     model, figures = checkpoint.copy_module(torch.float64), {}
     for part, data in (("train", setting.split.train), ("held_out", setting.split.holdout)):
         outputs = evaluate(model, secret.inputs(data.x.double()))
-        y = normalise_labels(data.y, "binary", 1)
+        y = normalize_labels(data.y, "binary", 1)
         figures[f"{part}_loss"] = float(LOSSES["logistic"](outputs, y))
         figures[f"{part}_accuracy"] = accuracy(outputs, y, "binary")
     return figures | {"first_layer_rank": first_layer_rank(checkpoint.theta)}

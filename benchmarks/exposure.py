@@ -50,7 +50,7 @@ from residuum.records.rundir import environment
 from residuum.risk.run import expose
 from residuum.risk.stages import Inserted
 from residuum.similarity import ncc
-from residuum.training import TrainingConfig, initialise, train
+from residuum.training import TrainingConfig, initialize, train
 
 SEEDS_FILE = RESULTS / "exposure-seeds.json"  # of kinks and epsilon
 AGAIN_FILE = RESULTS / "exposure-seeds-again.json"  # of what the score decides, since it was mended
@@ -146,7 +146,7 @@ EPSILONS, EPSILON_RUNS, CANARIES = (1.0, 4.0, 8.0, math.inf), 20, 400
 def _table(name: str, folder: Path) -> str:
     """An .npz of one of scikit-learn's bundled tables, two classes.
 
-    cancer: 30 standardised columns; diabetes: 10 columns cut at their fifths, 50 columns of 0 and 1.
+    cancer: 30 standardized columns; diabetes: 10 columns cut at their fifths, 50 columns of 0 and 1.
     """
     from sklearn import datasets
 
@@ -513,7 +513,7 @@ def leftout(folder: Path, pool: str, workers: int) -> None:
 def canary_run(epsilon: float, seed: int) -> dict[str, Any]:
     """Digits, a coin per canary, DP-SGD at ``epsilon`` (plain training at infinity), and the bound."""
     from residuum.defenses import Training
-    from residuum.defenses.catalogue import private_descent
+    from residuum.defenses.catalog import private_descent
     from residuum.defenses.loops import Job, private
 
     torch.set_num_threads(1)
@@ -587,7 +587,7 @@ def speed_case(n: int, arch: str, device: str, threads: int) -> dict[str, Any]:
     fall = torch.linspace(0, -2, len(patterns)).exp()
     x = (torch.randn(n + 1000, len(patterns), generator=generator) * fall) @ patterns / d**0.5
     y = torch.where(torch.randn(n + 1000, generator=generator) > 0, 1.0, -1.0)
-    model = initialise(Architecture.parse(arch), TrainingConfig(dtype="float32"))
+    model = initialize(Architecture.parse(arch), TrainingConfig(dtype="float32"))
     theta = {name: p.detach().clone() for name, p in model.named_parameters()}
     mixed = torch.randn(h, min(n, 5000), generator=generator) @ x[: min(n, 5000)]
     theta["layers.0.weight"] += mixed / min(n, 5000)
@@ -633,7 +633,7 @@ def picture(out: Path) -> None:
     figure = drawing.new_figure(4.2, 3.8)
     axes = figure.subplots()
     axes.plot([0, 1], [0, 1], color="#BBBBBB", lw=1)
-    for name, colour in (("tuning", "#999999"), ("ranking", drawing.BLUE)):
+    for name, color in (("tuning", "#999999"), ("ranking", drawing.BLUE)):
         if (found := _load(name)) is None:
             continue
         p = np.concatenate([c["records"]["probability"] for c in found["cases"].values()])
@@ -645,8 +645,8 @@ def picture(out: Path) -> None:
         ]
         x, y, size = map(list, zip(*points, strict=True))
         label = {"tuning": "tuning victims", "ranking": "fresh victims"}[name]
-        axes.scatter(x, y, s=[8 + v / 8 for v in size], color=colour, label=label, zorder=3)
-        axes.plot(x, y, color=colour, lw=1)
+        axes.scatter(x, y, s=[8 + v / 8 for v in size], color=color, label=label, zorder=3)
+        axes.plot(x, y, color=color, lw=1)
     axes.set_xlabel("probability", fontsize=8.5)
     axes.set_ylabel("share recovered by an attack", fontsize=8.5)
     axes.legend(fontsize=7.5, frameon=False)

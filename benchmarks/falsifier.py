@@ -12,7 +12,7 @@ set breaks by more than 1e-6 is a violation:
     vertices             of the polytope of all images that can carry the weight, by linear programmes
 
 Outside it there must be violations: an image with a new pattern, active where two groups are
-(``two_groups``), and a pair of opposite labels that cancels (``cancelling_pair``).
+(``two_groups``), and a pair of opposite labels that cancels (``canceling_pair``).
 """
 
 from __future__ import annotations
@@ -360,7 +360,7 @@ def two_groups(falsifier: Falsifier, share: float) -> tuple[float, int, Alternat
     return best
 
 
-def cancelling_pair(falsifier: Falsifier, i: int) -> tuple[float, Alternative]:
+def canceling_pair(falsifier: Falsifier, i: int) -> tuple[float, Alternative]:
     """Outside the class: the least image of the cell with both labels, at all of candidate i's weight."""
     f = falsifier
     a, b = f.cell(i)
@@ -403,7 +403,7 @@ ARCHES = ("mlp:64-100-1", "mlp:64-60-60-1", "mlp:64-40-1", "mlp:64-30-30-30-1")
 
 
 def trained(seed: int, samples: int = 20, steps: int = 1000) -> tuple[KKTSet, dict[str, Box]]:
-    """A network trained on digits, its samples with the best multipliers; every other one centred."""
+    """A network trained on digits, its samples with the best multipliers; every other one centered."""
     center = seed % 2 == 0
     data = load_dataset("digits", samples, seed=seed, center=center).train
     arch = ARCHES[seed // 2 % len(ARCHES)]

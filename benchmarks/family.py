@@ -67,11 +67,11 @@ def story_figure(followed: dict[str, Follow], mean: Tensor | None = None) -> byt
     heights = [2.4, *[1.0] * len(followed)] if shown else [1.0]
     grid = figure.add_gridspec(len(heights), FRAMES + 1, height_ratios=heights)
     axes = figure.add_subplot(grid[0, :])
-    for (name, one), colour in zip(followed.items(), CYCLE, strict=False):
-        axes.plot(one.steps, one.distances, color=colour, label=name)
+    for (name, one), color in zip(followed.items(), CYCLE, strict=False):
+        axes.plot(one.steps, one.distances, color=color, label=name)
         pairs = zip(one.steps[1:], one.counts, one.counts[1:], strict=False)
         for step in [step for step, before, after in pairs if after > before]:
-            axes.axvline(step, color=colour, linestyle=":", linewidth=0.8)
+            axes.axvline(step, color=color, linestyle=":", linewidth=0.8)
     axes.set(xlabel="step", ylabel="distance to the sample", ylim=(0, None))
     axes.legend(fontsize=8)
     if shown:

@@ -13,7 +13,7 @@ Rows, attacks and their settings are those of ``field_rows.py``. Attacks of inst
 
 The rule: candidates and samples are matched one-to-one by NCC at full resolution, up to sign (rows of tables
 by 1 - the largest error over the range of its column); a sample counts above 0.7, 0.8 and 0.9. ``ssim3`` is
-the published rule, colour images alone: the candidate nearest at half resolution, mean added, above 0.4.
+the published rule, color images alone: the candidate nearest at half resolution, mean added, above 0.4.
 Beside each stands the same for as many samples that the network never saw. At most 8n candidates of an attack
 count, the first. Seconds are those of an attack among as many others as there are workers.
 """
@@ -373,8 +373,8 @@ def picture(archive: Path, out: Path, shown: Sequence[str]) -> None:
             require_known(name, kept_pairs, "No pictures of")
             for line, column in np.ndindex(2, SHOWN):
                 image = kept_pairs[name][line, column]
-                colour = np.repeat(image.transpose(1, 2, 0), 3 // image.shape[0], axis=2)
-                large = Image.fromarray(colour).resize((32, 32), Image.Resampling.NEAREST)
+                color = np.repeat(image.transpose(1, 2, 0), 3 // image.shape[0], axis=2)
+                large = Image.fromarray(color).resize((32, 32), Image.Resampling.NEAREST)
                 top, left = k // 2 * high + line * side, k % 2 * wide + column * side
                 canvas[top : top + 32, left : left + 32] = np.asarray(large)
     Image.fromarray(canvas).quantize(256).save(out, optimize=True)

@@ -49,7 +49,7 @@ class Victim:
     span: Tensor | None = None
 
     def knowledge(self, grants: str) -> Knowledge:
-        """What is granted to everybody, and the start or the optimiser's state to some."""
+        """What is granted to everybody, and the start or the optimizer's state to some."""
         extra = {"start": {"theta0": self.start}, "moment": {"moment": self.moment}}
         more = extra.get(grants, {})
         if isinstance(self.network, Path):  # what a file holds, an attack reads from it

@@ -303,14 +303,14 @@ def fitted(kind: str, data: Dataset, seed: int, epochs: int = 60) -> nn.Module:
     """As people train: Adam, batches of 32, cross entropy."""
     torch.manual_seed(seed)
     model = stranger(kind).train()
-    optimiser = torch.optim.Adam(model.parameters(), 3e-3)
+    optimizer = torch.optim.Adam(model.parameters(), 3e-3)
     x, y = data.x.float(), data.y.long()
     for _ in range(epochs):
         for rows in torch.randperm(len(x)).split(32):
             if len(rows) > 1:
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 F.cross_entropy(model(x[rows]), y[rows]).backward()
-                optimiser.step()
+                optimizer.step()
     return model.eval()
 
 

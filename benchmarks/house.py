@@ -3,7 +3,7 @@
 Code lines are those with code on them: blank lines, comments and docstrings are not counted. The files
 that ``residuum attack`` and ``residuum audit`` enter are those of the package in which a function
 ran on a small network (imports and class bodies not counted); changes of file in one step are those
-between one call and the next, from the optimiser's step to the first update of a variable.
+between one call and the next, from the optimizer's step to the first update of a variable.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def files_of(command: list[str]) -> set[str]:
 
 
 def changes_in_a_step() -> int:
-    """Changes of file between the call of one optimiser step and its first update."""
+    """Changes of file between the call of one optimizer step and its first update."""
     import torch
 
     from residuum.attacks import BinaryKKT
@@ -120,10 +120,10 @@ def changes_in_a_step() -> int:
     from residuum.networks.network import Network
     from residuum.records import Knowledge
     from residuum.stationarity import parameters
-    from residuum.training import TrainingConfig, initialise
+    from residuum.training import TrainingConfig, initialize
 
     arch = "mlp:64-30-30-1"
-    theta = parameters(initialise(Architecture.parse(arch), TrainingConfig()))
+    theta = parameters(initialize(Architecture.parse(arch), TrainingConfig()))
     checkpoint, known = Network(theta, arch), Knowledge(value_range=(0.0, 1.0))
     attack = BinaryKKT(restarts=1, steps=10).resolved(checkpoint, known)
     solver = attack.solver(checkpoint, known)

@@ -1,8 +1,8 @@
-"""Margin method against plain gradient descent: cost of the same normalised margin.
+"""Margin method against plain gradient descent: cost of the same normalized margin.
 
     min_i y_i Phi(theta; x_i) / ||theta||^2      (two layers: homogeneous of order 2)
 
-Gradient descent is run for STEPS steps at each of three stable rates; the best normalised margin it
+Gradient descent is run for STEPS steps at each of three stable rates; the best normalized margin it
 ends with is the reference. The margin method starts from the same weights, and what is counted is
 every evaluation of its objective, rejected trial steps included; gradient descent makes one per step.
 
@@ -20,8 +20,8 @@ from residuum.datasets import load_dataset
 from residuum.networks import Architecture, homogeneity_order, probe_inputs
 from residuum.records import Dataset
 from residuum.stationarity import norm, parameters
-from residuum.training import TrainingConfig, initialise, train
-from residuum.training.methods import MarginMaximisation, margins
+from residuum.training import TrainingConfig, initialize, train
+from residuum.training.methods import MarginMaximization, margins
 
 ARCH, SAMPLES = "mlp:64-50-1", 20
 SEEDS = (0, 1, 2)  # of the initial weights; the samples are the first digits of each label
@@ -30,7 +30,7 @@ RATES = (4.0, 2.0, 1.0)  # 8 is stable too and ends lower, as 0.5 does; 16 is no
 LATER = 5_000  # evaluations after which the margin method's own margin is reported
 BAR = 30.0
 DRAWS, STARTS = range(4), range(5)  # random choices of digits, initial weights for each
-SEPARATED = 0.01  # normalised margin above which a run has separated the samples
+SEPARATED = 0.01  # normalized margin above which a run has separated the samples
 SHORT_MARGIN, SHORT_GD = 1_000, 3_000  # evaluations, steps: enough to separate where it is possible
 
 
@@ -40,7 +40,7 @@ def margin(device: str) -> Report:
         rows, stable = zip(*(_one_seed(seed, device) for seed in SEEDS), strict=True)
         separated = _count_separated(device)
     return Report(
-        what="gradient descent steps / margin method evaluations to the same normalised margin",
+        what="gradient descent steps / margin method evaluations to the same normalized margin",
         settings={
             "data": "digits",
             "samples": SAMPLES,
@@ -70,7 +70,7 @@ def _one_seed(seed: int, device: str) -> tuple[dict[str, Any], bool]:
         reached[rate] = value
         stable, gd_seconds = stable and fine, gd_seconds + seconds
     best = max(reached.values())
-    found, seconds = clock(lambda: _maximise(data, seed, best, LATER, device), device)
+    found, seconds = clock(lambda: _maximize(data, seed, best, LATER, device), device)
     evaluations = found["reached_at"] or STEPS  # a margin never reached counts as no gain at all
     return {
         "seed": seed,
@@ -91,7 +91,7 @@ def _count_separated(device: str) -> dict[str, int]:
     for draw in DRAWS:
         data = load_dataset("digits", SAMPLES, seed=draw).train
         for seed in STARTS:
-            found = _maximise(data, seed, 0.0, SHORT_MARGIN, device)
+            found = _maximize(data, seed, 0.0, SHORT_MARGIN, device)
             counts["margin method"] += found["margin"] > SEPARATED
             for rate in RATES:
                 value, _ = _descend(data, seed, rate, SHORT_GD, device)
@@ -100,7 +100,7 @@ def _count_separated(device: str) -> dict[str, int]:
 
 
 def _descend(data: Dataset, seed: int, rate: float, steps: int, device: str) -> tuple[float, bool]:
-    """Normalised margin at the end, and whether the loss fell from each record to the next."""
+    """Normalized margin at the end, and whether the loss fell from each record to the next."""
     config = TrainingConfig(method="gd", lr=rate, steps=steps, seed=seed)
     state = train(ARCH, data, config, device=device)
     losses = [point["loss"] for point in state.history]
@@ -109,16 +109,16 @@ def _descend(data: Dataset, seed: int, rate: float, steps: int, device: str) -> 
     return last["margin"] / last["norm"] ** 2, state.status == "steps" and falling
 
 
-def _maximise(
+def _maximize(
     data: Dataset, seed: int, goal: float, evaluations: int, device: str
 ) -> dict[str, Any]:
-    """Evaluations until the normalised margin is ``goal``, and the margin after ``evaluations``."""
+    """Evaluations until the normalized margin is ``goal``, and the margin after ``evaluations``."""
     arch, config = Architecture.parse(ARCH), TrainingConfig(seed=seed)
-    model = initialise(arch, config).to(device)
+    model = initialize(arch, config).to(device)
     x, y = data.x.to(device), data.y.to(device, data.x.dtype)
     order = homogeneity_order(arch.build(), probe_inputs(arch.inputs))
-    assert order == 2, "normalised margins of both methods are over ||theta||^2"
-    method = MarginMaximisation(model, x, y, order)
+    assert order == 2, "normalized margins of both methods are over ||theta||^2"
+    method = MarginMaximization(model, x, y, order)
     steps, reached_at, value = 0, None, 0.0
     while method.scalars["evaluations"] < evaluations:
         method.step(steps)

@@ -1,6 +1,6 @@
 """Small faults that an author could have made: every place in a file where a rule below applies.
 
-Comparisons, arithmetic and logic of the neighbouring kind, signs and ``not`` dropped, numbers plus
+Comparisons, arithmetic and logic of the neighboring kind, signs and ``not`` dropped, numbers plus
 one and doubled, booleans flipped, min for max, any for all, sum for mean, sorted the other way,
 keywords left out (None in records), slices a step shorter, conditions that always or never hold,
 statements left out where that leaves no name unbound.

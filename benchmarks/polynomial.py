@@ -1,6 +1,6 @@
 """Polynomial networks: accuracy of exact recovery, the fallback, and the collapse of trained ones.
 
-Exact KKT points on orthonormalised digits (closed form, no training), with all neurons, with 16 of
+Exact KKT points on orthonormalized digits (closed form, no training), with all neurons, with 16 of
 36, and with noise; then cubic networks trained on digits. Draws docs/figures/polynomial-*.png and
 writes results/polynomial-cpu.json:
 
@@ -46,7 +46,7 @@ def polynomial(device: str) -> Report:
     _draw("polynomial-collapse.png", collapse_figure(pictures))
     worst = max(row["worst relative error"] for row in rows)
     return Report(
-        what="bar over worst relative sample error, exact cubic points on orthonormalised digits",
+        what="bar over worst relative sample error, exact cubic points on orthonormalized digits",
         settings={"alpha": 3, "bar": ERROR_BAR, "dtype": "float64", "threads": 1},
         seeds=tuple(range(DRAWS)),
         figures=rows,
@@ -61,7 +61,7 @@ def polynomial(device: str) -> Report:
 
 
 def _point(n: int) -> tuple[PolynomialNetwork, Tensor]:
-    """Exact cubic point on n orthonormalised digits, one copy of each neuron: singletons and pairs.
+    """Exact cubic point on n orthonormalized digits, one copy of each neuron: singletons and pairs.
 
     lam = 1 / k, neurons s w with w = k sum_{i in I} y_i x_i and s = (3 |w|^2)^(-1/4), a = 1 / (3 s);
     all k alike: margin 1 reads k^3 sum_{I with i} s_I^2 = 3.

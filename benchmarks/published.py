@@ -22,16 +22,16 @@ class PublishedAttack:
         self.x = x.to(weight).requires_grad_()
         self.lam = torch.rand(m, 1, generator=generator).to(weight).requires_grad_()
         self.y = torch.where(torch.arange(m) < m // 2, -1.0, 1.0)[:, None].to(weight)
-        self.optimiser_x = torch.optim.SGD([self.x], lr=1e-2, momentum=0.9)
-        self.optimiser_lam = torch.optim.SGD([self.lam], lr=1e-4, momentum=0.9)
+        self.optimizer_x = torch.optim.SGD([self.x], lr=1e-2, momentum=0.9)
+        self.optimizer_lam = torch.optim.SGD([self.lam], lr=1e-4, momentum=0.9)
 
     def step(self) -> float:
         loss = self.loss()
-        self.optimiser_x.zero_grad()
-        self.optimiser_lam.zero_grad()
+        self.optimizer_x.zero_grad()
+        self.optimizer_lam.zero_grad()
         loss.backward()
-        self.optimiser_x.step()
-        self.optimiser_lam.step()
+        self.optimizer_x.step()
+        self.optimizer_lam.step()
         return loss.item()
 
     def loss(self) -> Tensor:

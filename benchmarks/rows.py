@@ -1,4 +1,4 @@
-"""Rows of an embedding that training touched, told from the base: precision and recall by optimiser.
+"""Rows of an embedding that training touched, told from the base: precision and recall by optimizer.
 
     python -m benchmarks.rows        writes results/rows-cpu.json, a minute on one core
 
@@ -19,11 +19,11 @@ from residuum.records import write_json
 from residuum.records.rundir import environment
 from residuum.scanning.base_comparison import CURVE, EQUAL, FACTOR, touched_rows
 
-Optimiser = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 TOKENS, SEEN, LEAST = 5000, 200, 5
 SEEDS = (11, 12, 13)
 # The rule that explains rows never seen, in float32.
-OPTIMISERS: dict[str, tuple[str, Optimiser]] = {
+OPTIMIZERS: dict[str, tuple[str, Optimizer]] = {
     "SGD": (EQUAL, lambda p: torch.optim.SGD(p, 0.1)),
     "SGD, momentum, decay 1e-4": (
         FACTOR,
@@ -37,7 +37,7 @@ OPTIMISERS: dict[str, tuple[str, Optimiser]] = {
 
 
 def tuned(
-    optimiser: Optimiser,
+    optimizer: Optimizer,
     *,
     tokens: int = TOKENS,
     steps: int = 300,
@@ -54,7 +54,7 @@ def tuned(
     base = table.weight.detach().clone()
     chance = torch.Generator().manual_seed(seed + 1)
     vocabulary = torch.randperm(tokens, generator=chance)[:SEEN]
-    trained = optimiser(list({*table.parameters(), *head.parameters()}))
+    trained = optimizer(list({*table.parameters(), *head.parameters()}))
     used = torch.zeros(tokens)
     for _ in range(steps):
         text = vocabulary[torch.randint(SEEN, (16, 10), generator=chance)]
@@ -75,10 +75,10 @@ def main() -> int:
     }
     found: dict[str, dict[str, dict[str, float | str]]] = {}
     for title, (kind, saved) in formats.items():
-        for name, (_, optimiser) in OPTIMISERS.items():
+        for name, (_, optimizer) in OPTIMIZERS.items():
             precision, recall, rule = [], [], ""
             for seed in SEEDS:
-                table, base, seen = tuned(optimiser, kind=kind, seed=seed)
+                table, base, seen = tuned(optimizer, kind=kind, seed=seed)
                 one = touched_rows(table.to(saved), base.to(saved))
                 right, rule = len(seen & {*one.rows}), one.rule
                 precision.append(right / max(1, len(one.rows)))
@@ -87,8 +87,8 @@ def main() -> int:
             found.setdefault(title, {})[name] = figures
             print(f"{title}: {name}: {figures}", flush=True)
     tied = {
-        name: touched_rows(*tuned(optimiser, tokens=1000, tied=True)[:2]).rule
-        for name, (_, optimiser) in OPTIMISERS.items()
+        name: touched_rows(*tuned(optimizer, tokens=1000, tied=True)[:2]).rule
+        for name, (_, optimizer) in OPTIMIZERS.items()
     }
     print(f"tied head: {tied}")
     path = RESULTS / "rows-cpu.json"

@@ -55,7 +55,7 @@ def scaling(device: str) -> Report:
     kind = device.split(":")[0]
     return Report(
         what="time per candidate and peak memory, 100 000 candidates against 1000",
-        settings={"network": "784-1000-1000-1", "dtype": "float32", "optimiser": "adam"},
+        settings={"network": "784-1000-1000-1", "dtype": "float32", "optimizer": "adam"},
         seeds=(0,),
         figures=figures,
         ratio=min(1 / row["slower"] for row in figures),

@@ -75,10 +75,10 @@ GROWING: Words = {
 # One setting after another that takes a way of its own through the code.
 SETTINGS: dict[str, Words] = {
     "all layers": {"layers": "all"},
-    "not normalised": {"layers": "all", "normalise": False},
+    "not normalized": {"layers": "all", "normalize": False},
     "softplus": {"surrogate": "softplus"},
     "true gates": {"surrogate": "none"},
-    "momentum": {"optimiser": "sgd", "lr_x": 0.03, "lr_lam": 0.03, "layers": "all"},
+    "momentum": {"optimizer": "sgd", "lr_x": 0.03, "lr_lam": 0.03, "layers": "all"},
     "multipliers in closed form": {"lam_every": 20},
     "single precision": {"dtype": "float32"},
     "penalties": {
@@ -459,7 +459,7 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
     yield "mlp: settings of each restart", settings_of_each_restart
     yield "a live module", a_live_module
     for network in NETWORKS:
-        settings = {"name": "binary-kkt", "optimiser": "adam"}
+        settings = {"name": "binary-kkt", "optimizer": "adam"}
         yield f"{network}: resumed", partial(resumed, network=network, settings=settings)
     settings = {**GROWING, "split": "curvature"}
     yield "mlp: grown and resumed", partial(resumed, network="mlp", settings=settings)

@@ -1,4 +1,4 @@
-"""What comes back from files as people save them: optimiser state, weights alone, pickled estimators.
+"""What comes back from files as people save them: optimizer state, weights alone, pickled estimators.
 
     python -m benchmarks.surfaces data SOURCE FOLDER            images for claims, others for tuning
     python -m benchmarks.surfaces variants FOLDER OUT           settings of the attack on a moment, tune pool
@@ -47,7 +47,7 @@ from residuum.io.release_knowledge import beside, with_release
 from residuum.records import Split, write_json
 from residuum.records.rundir import environment, require_device
 from residuum.similarity import ncc
-from residuum.training import TrainingConfig, initialise
+from residuum.training import TrainingConfig, initialize
 
 SEEDS_FILE = RESULTS / "surfaces-seeds.json"
 TUNING_SEEDS = tuple(range(9101, 9200))
@@ -58,13 +58,13 @@ class Row:
     """One kind of file, and what must come back from it at least, mean of three.
 
     made: momentum (SGD, binary, first layer small), adam (ten classes, torch's own start) or sklearn
-    (MLPClassifier); widths: hidden layers; centred: the training mean is subtracted.
+    (MLPClassifier); widths: hidden layers; centered: the training mean is subtracted.
     """
 
     n: int
     made: str
     widths: tuple[int, ...]
-    centred: bool
+    centered: bool
     wanted: dict[str, float]
 
 
@@ -94,7 +94,7 @@ def make(name: str, seed: int, root: str, device: str, folder: Path, tiny: bool)
     row = replace(row, n=20, widths=tuple(60 for _ in row.widths)) if tiny else row
     task = "binary" if row.made == "momentum" else "multiclass"
     split = load_dataset(
-        "cifar10", row.n, seed=seed, root=root, task=task, holdout=HELD_OUT, center=row.centred
+        "cifar10", row.n, seed=seed, root=root, task=task, holdout=HELD_OUT, center=row.centered
     )
     suffix = "joblib" if row.made == "sklearn" else "pt"
     path = folder / f"{name}-{seed}.{suffix}"
@@ -112,7 +112,7 @@ def make(name: str, seed: int, root: str, device: str, folder: Path, tiny: bool)
 
 
 def trained(row: Row, split: Split, seed: int, device: str, tiny: bool) -> dict[str, Any]:
-    """The checkpoint of a plain loop, optimiser and all."""
+    """The checkpoint of a plain loop, optimizer and all."""
     x, y = split.train.x.flatten(1).float().to(device), split.train.y.to(device)
     outputs = 1 if row.made == "momentum" else len(split.train.classes)
     sizes = "-".join(map(str, (x.shape[1], *row.widths, outputs)))
@@ -120,27 +120,27 @@ def trained(row: Row, split: Split, seed: int, device: str, tiny: bool) -> dict[
         init="small" if row.made == "momentum" else "default", seed=seed, dtype="float32"
     )
     bias = "hidden" if row.made == "momentum" else "all"
-    model = initialise(rs.Architecture.parse(f"mlp:{sizes},bias={bias}"), start).to(device)
+    model = initialize(rs.Architecture.parse(f"mlp:{sizes},bias={bias}"), start).to(device)
     rate, batch = RATE[row.made], min(BATCH[row.made], len(x))
     if row.made == "momentum":
-        optimiser: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
     else:
-        optimiser = torch.optim.Adam(model.parameters(), rate)
+        optimizer = torch.optim.Adam(model.parameters(), rate)
     order = torch.Generator().manual_seed(seed)
     steps, losses = 60 if tiny else STEPS[row.made], list[float]()
     for _ in range(steps * batch // len(x)):
         losses = []
         for part in torch.randperm(len(x), generator=order).split(batch):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss = loss_of(model(x[part.to(device)]), y[part.to(device)])
             loss.backward()
-            optimiser.step()
+            optimizer.step()
             losses.append(loss.item())
         if np.mean(losses) < ENOUGH[row.made]:
             break
     return {
         "model_state_dict": {k: t.cpu() for k, t in model.state_dict().items()},
-        "optimizer_state_dict": optimiser.state_dict(),
+        "optimizer_state_dict": optimizer.state_dict(),
         "loss": float(np.mean(losses)),
     }
 
@@ -374,7 +374,7 @@ def gates(folder: Path) -> None:
             share = on.double().mean(0)
             ways = torch.linalg.svdvals(
                 rows @ torch.linalg.pinv(x, rtol=1e-4)
-            )  # centred: rank n - 1
+            )  # centered: rank n - 1
             mean = F.normalize(x.mean(0), dim=0)
             found.setdefault(name, []).append(
                 {

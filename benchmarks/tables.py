@@ -9,7 +9,7 @@ many rows of the same kind that the network never saw is the count by chance. Sy
 attacks with and without these types granted take equal steps, whatever the clock says. Heads are MLPs on a
 frozen encoder of digits, with random weights: embeddings are scored by NCC beside held-out ones and looked
 up in a public pool, half of which was trained on. breast_cancer, wine, diabetes and digits are those of
-scikit-learn, columns standardised. Granted: the range and mean of the columns, of heads nothing. Settings
+scikit-learn, columns standardized. Granted: the range and mean of the columns, of heads nothing. Settings
 were chosen with seeds 9001-9099, which no claim uses; rows that came later have seeds of their own.
 OUT/tables.json goes to benchmarks/results; ``tables_of_convnets`` shows it.
 """
@@ -60,7 +60,7 @@ class Row:
     victims: int = 3
 
 
-GRANTED = ("unmix", "unmix-moment", "moment")  # the start, then the optimiser's state
+GRANTED = ("unmix", "unmix-moment", "moment")  # the start, then the optimizer's state
 ROWS = {
     f"{row.data}-{row.d}-{row.n}": row
     for row in (
@@ -114,7 +114,7 @@ def made(row: Row, seed: int) -> Victim:
 
 
 def head(row: Row, seed: int) -> Victim:
-    """Digits behind a frozen random encoder, standardised by those of the public, a head at its margin."""
+    """Digits behind a frozen random encoder, standardized by those of the public, a head at its margin."""
     split = rs.load_dataset("digits", row.n, seed=seed % 2**31, holdout=HELD_OUT)
     torch.manual_seed(seed)
     encoder = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, row.d)).double()
@@ -140,7 +140,7 @@ def named(found: Tensor, victim: Victim) -> dict[str, int]:
 
 
 def fitted(row: Row, seed: int, generator: torch.Generator) -> Victim:
-    """Default initialisation, Adam in batches of 10, to a loss of 1e-5."""
+    """Default initialization, Adam in batches of 10, to a loss of 1e-5."""
     from sklearn import datasets
 
     table = getattr(datasets, f"load_{row.data}")()

@@ -70,9 +70,9 @@ def quick() -> str:
 
 FILES = {
     "momentum-500": "torch.save after SGD with momentum, 3072-1000-1000-1, n=500",
-    "sklearn-100": "joblib.dump of `MLPClassifier((200,))`, n=100, centred",
+    "sklearn-100": "joblib.dump of `MLPClassifier((200,))`, n=100, centered",
     "sklearn-100-raw": "the same, pixels in [0, 1]",
-    "adam-100": "torch.save after Adam, 3072-1000-10, n=100, centred",
+    "adam-100": "torch.save after Adam, 3072-1000-10, n=100, centered",
     "adam-100-raw": "the same, pixels in [0, 1]",
 }
 

@@ -14,13 +14,13 @@ NETWORKS = {
     "vit": "small ViT",
 }
 GRANTED = {
-    "trunk-moment": "optimiser state",
+    "trunk-moment": "optimizer state",
     "trunk": "known start",
-    "invert-moment": "optimiser state",
-    "geiping2020-moment": "optimiser state",
+    "invert-moment": "optimizer state",
+    "geiping2020-moment": "optimizer state",
     "invert": "known start",
     "geiping2020": "known start",
-    "unmix-moment": "optimiser state, patches",
+    "unmix-moment": "optimizer state, patches",
     "unmix": "known start, patches",
     "multiclass-kkt": "weights alone",
 }

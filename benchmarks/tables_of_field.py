@@ -110,7 +110,7 @@ def field_granted(done: Figures) -> str:
 
 
 NO_STEPS = ("unmix", "unmix-moment", "first-layer-weights", "corners", "trunk-moment")
-GRANTED = {"": "", "start": "first weights", "moment": "optimiser state"}
+GRANTED = {"": "", "start": "first weights", "moment": "optimizer state"}
 
 
 def span(values: list[int]) -> str:

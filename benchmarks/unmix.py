@@ -50,7 +50,7 @@ from residuum.networks.network import Network
 from residuum.records import Knowledge, Split, write_json
 from residuum.records.rundir import environment, require_device
 from residuum.similarity import ncc
-from residuum.training import TrainingConfig, initialise, train
+from residuum.training import TrainingConfig, initialize, train
 
 SEEDS_FILE, AGAIN_FILE = RESULTS / "unmix-seeds.json", RESULTS / "unmix-seeds-again.json"
 TUNING_SEEDS = tuple(range(9001, 9100))
@@ -74,7 +74,7 @@ class Row:
     """One kind of victim and what must be found at least, mean of three.
 
     training: margin, gd, momentum (the buffer of SGD is unmixed) or an MLPClassifier's Adam moment on
-    centred or raw pixels; wanted: "recovered", or a level of NCC, to a count.
+    centered or raw pixels; wanted: "recovered", or a level of NCC, to a count.
     """
 
     data: str
@@ -408,7 +408,7 @@ def _untrained(
         split = load_dataset("cifar10", n, seed=seed, root=root, holdout=HELD_OUT)
         start = TrainingConfig(init=("default", "small")[k % 2], seed=seed, dtype="float32")
         arch = Architecture.parse(f"mlp:3072-{scale.hidden}-1")
-        rows = next(initialise(arch, start).parameters()).detach().to(device)
+        rows = next(initialize(arch, start).parameters()).detach().to(device)
         rank = min(FORCED_RANK, len(rows) // 2)
         found = unmix(rows, split.train.shape, scale.setting, seed=seed, rank=rank)
         x = found.x[: 3 * n].cpu().reshape(-1, *split.train.shape)
@@ -582,7 +582,7 @@ def reliability(out: Path, least: int = 10) -> None:
     victims = json.loads((RESULTS / "unmix-h200.json").read_text())["victims"]
     figure = Figure(figsize=(8.2, 4.4), layout="constrained")
     axes = figure.subplots()
-    axes.plot([0, 1], [0, 1], color="grey", linewidth=1, linestyle=":", label="calibrated")
+    axes.plot([0, 1], [0, 1], color="gray", linewidth=1, linestyle=":", label="calibrated")
     edges = torch.linspace(0, 1, 6)
     print("| victims | " + " | ".join(f"{low:.1f}-{low + 0.2:.1f}" for low in edges[:-1]) + " |")
     print("|---|" + 5 * "---|")
@@ -626,9 +626,9 @@ def picture(archive: Path, out: Path, names: Sequence[str] = SHOWN_VICTIMS) -> N
         for line, images in enumerate(pairs):
             for column, image in enumerate(images):
                 low, high = np.quantile(image, (0.005, 0.995))
-                grey = ((image - low) / (high - low)).clip(0, 1).transpose(1, 2, 0) * 255
-                colour = np.repeat(grey, 3 // grey.shape[2], axis=2).astype(np.uint8)
-                large = Image.fromarray(colour).resize((size, size), Image.Resampling.NEAREST)
+                gray = ((image - low) / (high - low)).clip(0, 1).transpose(1, 2, 0) * 255
+                color = np.repeat(gray, 3 // gray.shape[2], axis=2).astype(np.uint8)
+                large = Image.fromarray(color).resize((size, size), Image.Resampling.NEAREST)
                 top, left = k * (2 * size + 12) + line * (size + 1), column * (size + 2)
                 canvas[top : top + size, left : left + size] = np.asarray(large)
     Image.fromarray(canvas).quantize(256).save(out, optimize=True)

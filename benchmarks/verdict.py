@@ -51,7 +51,7 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction, Split, write_json
 from residuum.records.rundir import environment
 from residuum.stationarity import parameters
-from residuum.training import TrainingConfig, initialise, released, train
+from residuum.training import TrainingConfig, initialize, released, train
 
 FILE = RESULTS / "verdict.json"
 ARCH, POOL = "mlp:64-100-100-1", 500
@@ -90,7 +90,7 @@ def victim(seed: int, n: int = 40, steps: int = 2000) -> tuple[Network, Split]:
 def random_network(seed: int, arch: str = ARCH) -> Network:
     start = TrainingConfig(init="default", seed=seed)
     return Network(
-        parameters(initialise(Architecture.parse(arch), start)), arch, (1, 8, 8), task="binary"
+        parameters(initialize(Architecture.parse(arch), start)), arch, (1, 8, 8), task="binary"
     )
 
 
@@ -163,8 +163,8 @@ def level(seed: int) -> Row:
     pool = both.holdout.replace(mean=None)
     if mean:
         own = own.replace(x=own.x - own.x.mean(0))
-        centre = claim.x.mean(0)
-        claim, pool = (data.replace(x=data.x - centre, mean=centre) for data in (claim, pool))
+        center = claim.x.mean(0)
+        claim, pool = (data.replace(x=data.x - center, mean=center) for data in (claim, pool))
     if network == "random":
         checkpoint = random_network(seed)
     else:
@@ -194,14 +194,14 @@ def level(seed: int) -> Row:
 
 def mean_only(seed: int) -> Row:
     """Candidates of the training mean less a public one, made without any network."""
-    n, centred, noise = (10, 50)[seed % 2], seed // 2 % 2 == 0, (0.1, 0.5, 1.0)[seed // 4 % 3]
+    n, centered, noise = (10, 50)[seed % 2], seed // 2 % 2 == 0, (0.1, 0.5, 1.0)[seed // 4 % 3]
     split = digits(seed, n, pool=None, center=False)
     order = torch.randperm(len(split.holdout), generator=torch.Generator().manual_seed(seed))
     mean = split.train.x.mean(0)
     public = split.holdout.x[order[600:]].mean(0)
-    shift = mean if centred else torch.zeros_like(mean)
+    shift = mean if centered else torch.zeros_like(mean)
     train_set, pool = (
-        data.replace(x=data.x[rows] - shift, y=data.y[rows], mean=mean if centred else None)
+        data.replace(x=data.x[rows] - shift, y=data.y[rows], mean=mean if centered else None)
         for data, rows in ((split.train, torch.arange(n)), (split.holdout, order[:600]))
     )
     direction = (mean - public).flatten()
@@ -332,7 +332,7 @@ def private(
     log = np.log(1 / delta)
     rho = (np.sqrt(log + epsilon) - np.sqrt(log)) ** 2  # epsilon = rho + 2 sqrt(rho log 1/delta)
     sigma = np.sqrt(steps / (2 * rho))
-    model = initialise(Architecture.parse(ARCH), TrainingConfig(init="default", seed=seed))
+    model = initialize(Architecture.parse(ARCH), TrainingConfig(init="default", seed=seed))
     start = {name: p.detach().double() for name, p in model.named_parameters()}
     theta = dict(start)
     x, y = split.train.x.double(), split.train.y.double()
@@ -459,7 +459,7 @@ def wrong_set(seed: int) -> Row:
 
 def _last_layer_only(checkpoint: Network, split: Split, seed: int) -> dict[str, torch.Tensor]:
     """Training moves the last layer and nothing else."""
-    model = initialise(Architecture.parse(ARCH), TrainingConfig(init="default", seed=seed))
+    model = initialize(Architecture.parse(ARCH), TrainingConfig(init="default", seed=seed))
     parts = list(model.named_parameters())
     last = parts[-1][0].rsplit(".", 1)[0]
     moving = [p.requires_grad_(name.startswith(last)) for name, p in parts]

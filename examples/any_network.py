@@ -63,11 +63,11 @@ class Net(nn.Module):
 class CNN(nn.Module):
     """b: pooling; c: batch norm and dropout too."""
 
-    def __init__(self, normalised: bool = False) -> None:
+    def __init__(self, normalized: bool = False) -> None:
         super().__init__()
         self.conv1, self.conv2 = nn.Conv2d(1, 6, 3, padding=1), nn.Conv2d(6, 12, 3, padding=1)
-        self.norm: nn.Module = nn.BatchNorm2d(6) if normalised else nn.Identity()
-        self.drop, self.fc = nn.Dropout(0.2 if normalised else 0.0), nn.Linear(48, 10)
+        self.norm: nn.Module = nn.BatchNorm2d(6) if normalized else nn.Identity()
+        self.drop, self.fc = nn.Dropout(0.2 if normalized else 0.0), nn.Linear(48, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         """One row per sample."""
@@ -132,13 +132,13 @@ def fit(
     model: nn.Module, data: Pair, epochs: int, *, loss: Any = F.cross_entropy, **how: Any
 ) -> Any:
     """Adam, or what ``how`` says, on the whole set."""
-    kind, parameters = how.pop("optimiser", torch.optim.Adam), how.pop("parameters", None)
-    optimiser = kind(parameters or model.parameters(), **{"lr": 3e-3, **how})
+    kind, parameters = how.pop("optimizer", torch.optim.Adam), how.pop("parameters", None)
+    optimizer = kind(parameters or model.parameters(), **{"lr": 3e-3, **how})
     model.train()
     for _ in range(epochs):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss(model(data[0]), data[1]).backward()
-        optimiser.step()
+        optimizer.step()
     return model.eval()
 
 
@@ -150,7 +150,7 @@ def digits(n: int = 40) -> tuple[Pair, Pair, Pair]:
 
 
 def table(loader: Any, classes: bool) -> tuple[Pair, Pair]:
-    """Standardised rows and labels, or one target."""
+    """Standardized rows and labels, or one target."""
     x, y = loader(return_X_y=True)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(0)).numpy()
     rows = torch.tensor((x - x.mean(0)) / x.std(0))[order].float()
@@ -224,7 +224,7 @@ def cases(epochs: int, folder: Path) -> Iterator[Case]:
     wrapped = {f"module.{name}": t for name, t in net.state_dict().items()}
     file = saved("training.ckpt", {"epoch": 3, "model_state_dict": wrapped})
     yield Case("i", "training checkpoint, DDP names", file, *flat, known)
-    decayed = fit(Net(), own, epochs, optimiser=torch.optim.AdamW, weight_decay=1e-2)
+    decayed = fit(Net(), own, epochs, optimizer=torch.optim.AdamW, weight_decay=1e-2)
     granted = rs.Knowledge(value_range=(0.0, 1.0), weight_decay=1e-2)
     yield Case("j", "AdamW, decay granted", decayed, own, others, {"knowledge": granted})
     tokens, unseen = ((16 * part[0].flatten(1)[:, ::4]).long() for part in (own, others))

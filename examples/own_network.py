@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> rs.AuditResult:
         steps=options.steps,
         knowledge=rs.Knowledge(shape=(1, 8, 8), value_range=(0, 1), mean=mean),
     )
-    print(f"recognised as {result.checkpoint.arch}")
+    print(f"recognized as {result.checkpoint.arch}")
     assert result.certificate is not None
     print(f"KKT residual of the training samples: {result.certificate.residual_plain:.3f}")
     print(f"verdict: {result.verdict.outcome}")

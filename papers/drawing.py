@@ -18,15 +18,15 @@ from residuum.report.drawing import BLUE, CYCLE, GREY, INK, ORANGE, Cell
 STYLE = {"axes.titlesize": 8.5, "axes.labelsize": 8, "legend.fontsize": 7, "legend.frameon": False}
 STYLE |= {"lines.linewidth": 1.1, "lines.markersize": 4, "xtick.labelsize": 7, "ytick.labelsize": 7}
 COLUMNS = 15  # images in a line
-COLOURS, LEVELS = 256, 32
-FEW = 2000  # lines, points and grey images have fewer colours of 32 levels, photographs more
+COLORS, LEVELS = 256, 32
+FEW = 2000  # lines, points and gray images have fewer colors of 32 levels, photographs more
 GOOD = 0.4  # ssim3 above which Haim et al. 2022 call a reconstruction good
 ARMS = {"none": ("without splitting", ORANGE), "split": ("with splitting", BLUE)}
 Band = tuple[str, list[Cell]]
 
 
 def picture(draw: Callable[[Outcome], bytes], outcome: Outcome) -> bytes:
-    """The PNG of a drawing in the common style and few bytes: a palette where there are few colours,
+    """The PNG of a drawing in the common style and few bytes: a palette where there are few colors,
     else 32 levels a channel. A palette would change the hues of photographs; exact pixels are in arrays.
     """
     import matplotlib
@@ -38,7 +38,7 @@ def picture(draw: Callable[[Outcome], bytes], outcome: Outcome) -> bytes:
     coarse = image.point([round(round(v / step) * step) for v in range(256)] * 3)
     few = coarse.getcolors(FEW) is not None
     # Without dithering, which would make noise of flat areas and the file larger.
-    return _png(image.quantize(COLOURS, dither=Image.Dither.NONE) if few else coarse)
+    return _png(image.quantize(COLORS, dither=Image.Dither.NONE) if few else coarse)
 
 
 def stacked(
@@ -173,9 +173,9 @@ def _finish(figure: Any, panels: Sequence[Any], shared: bool = True) -> bytes:
 
 
 def _two(axes: Any, x: Array, y: Array, good: Array, names: tuple[str, str]) -> None:
-    """Points of two kinds, told apart by colour and shape."""
-    for mask, colour, marker, name in ((~good, ORANGE, "x", names[1]), (good, BLUE, "o", names[0])):
-        look = {"color": colour, "marker": marker, "label": name}
+    """Points of two kinds, told apart by color and shape."""
+    for mask, color, marker, name in ((~good, ORANGE, "x", names[1]), (good, BLUE, "o", names[0])):
+        look = {"color": color, "marker": marker, "label": name}
         axes.scatter(x[mask], y[mask], s=10, alpha=0.7, lw=0.8, **look)
 
 
@@ -217,9 +217,9 @@ def dynamics(outcome: Outcome) -> bytes:
     cases = [(name, key) for key in ("loss", "best25") for name in outcome.details["cases"]]
     figure, panels = _panels(len(cases), 4.0, 2.6, len(outcome.details["cases"]))
     for axes, (name, key) in zip(panels, cases, strict=True):
-        for arm, (label, colour) in ARMS.items():
+        for arm, (label, color) in ARMS.items():
             steps, values = (outcome.arrays[f"{name}/{arm}/{part}"] for part in ("steps", key))
-            axes.plot(steps, values, color=colour, label=label)
+            axes.plot(steps, values, color=color, label=label)
         counts = outcome.arrays[f"{name}/split/counts"]
         for step in steps[1:][np.diff(counts) > 0][:40]:
             axes.axvline(step, color=INK, lw=0.5, ls=":", alpha=0.6)
@@ -234,15 +234,15 @@ def sweeps(outcome: Outcome) -> bytes:
     """Loss over the steps for every k, and the metric at the end against k, with and without splitting."""
     cases = outcome.details["cases"]
     figure, (left, right) = _panels(2, 4.4, 3.6)
-    for colour, name in zip(CYCLE, cases, strict=False):
+    for color, name in zip(CYCLE, cases, strict=False):
         for arm, style in (("none", "--"), ("split", "-")):
             steps, loss = (outcome.arrays[f"{name}/{arm}/{part}"] for part in ("steps", "loss"))
             label = f"{name.rsplit(' ', 1)[1]} {ARMS[arm][0]}"
-            left.plot(steps, loss, style, color=colour, lw=0.8, label=label)
+            left.plot(steps, loss, style, color=color, lw=0.8, label=label)
     starts = [case["candidates"][0] for case in cases.values()]
-    for key, (label, colour) in (("before", ARMS["none"]), ("after", ARMS["split"])):
+    for key, (label, color) in (("before", ARMS["none"]), ("after", ARMS["split"])):
         means = [float(outcome.arrays[f"{name}/{key}"].mean()) for name in cases]
-        right.plot(starts, means, "o-", color=colour, label=label)
+        right.plot(starts, means, "o-", color=color, label=label)
     left.set(yscale="log", xlabel="step", ylabel="loss")
     metric = next(iter(cases.values()))["metric"]
     right.set(xticks=starts, xlabel="candidates at the start", ylim=(0, None))
@@ -261,9 +261,9 @@ def circle(outcome: Outcome) -> bytes:
     }
     figure, panels = _panels(4, 2.75, 3.0, 4)
     for axes, (name, title) in zip(panels, titles.items(), strict=True):
-        for label, colour in ((-1, BLUE), (1, ORANGE)):
+        for label, color in ((-1, BLUE), (1, ORANGE)):
             mine = arrays["train"][arrays["labels"] == label]
-            rings = {"s": 70, "facecolors": "none", "edgecolors": colour}
+            rings = {"s": 70, "facecolors": "none", "edgecolors": color}
             axes.scatter(*mine.T, label=f"label {label:+d}", **rings)
         axes.scatter(*arrays[name].T, s=12, color=INK, marker="x", lw=0.9, label="candidates")
         axes.set(xlim=(-1.3, 1.3), ylim=(-1.3, 1.3), aspect="equal", title=title)
@@ -287,9 +287,9 @@ def regions(outcome: Outcome) -> bytes:
         rings = {"facecolors": "none", "edgecolors": GREY, "label": "training sample"}
         axes.scatter(*old.T, s=60, **rings)
         x, y = arrays[name], arrays[f"{name}_y"]
-        for sign, colour, marker in ((1, ORANGE, "o"), (-1, BLUE, "s")):
+        for sign, color, marker in ((1, ORANGE, "o"), (-1, BLUE, "s")):
             mine = x[y == sign]
-            axes.scatter(*mine.T, s=24, color=colour, marker=marker, label=f"label {sign:+d}")
+            axes.scatter(*mine.T, s=24, color=color, marker=marker, label=f"label {sign:+d}")
         for points, others in ((x, old), (old, x)):  # where each came from, or went to
             for point in points:
                 near = others[np.linalg.norm(others - point, axis=1).argmin()]
@@ -310,9 +310,9 @@ def curves(outcome: Outcome, x: str, keys: str, by: str = "", scale: str = "line
         shown = [name] if chance == name else [name, chance]
         lines = itertools.product(dict.fromkeys(row.get(by) for row in rows), shown)
         values = [0.0]
-        for (group, key), colour, marker in zip(lines, CYCLE, base.MARKERS, strict=False):
+        for (group, key), color, marker in zip(lines, CYCLE, base.MARKERS, strict=False):
             mine = [row for row in rows if row.get(by) == group and row[key] is not None]
-            look = {"color": colour, "marker": marker}
+            look = {"color": color, "marker": marker}
             xs, ys = ([row[name] for row in mine] for name in (x, key))
             axes.scatter(xs, ys, s=8, alpha=0.35, **look)
             at = list(dict.fromkeys(xs))

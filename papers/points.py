@@ -60,11 +60,11 @@ def grouped_samples(
     groups: int, size: int, dim: int, seed: int, radius: float = 2.5, noise: float = 0.3
 ) -> tuple[Tensor, Tensor]:
     """Samples around the corners of a simplex, in a random rotation. Returns x (n, d), group (n,)."""
-    centres = torch.eye(groups, dtype=torch.float64) - 1 / groups
-    centres = centres / centres.norm(dim=1, keepdim=True) * radius * math.sqrt(max(1, groups - 1))
+    centers = torch.eye(groups, dtype=torch.float64) - 1 / groups
+    centers = centers / centers.norm(dim=1, keepdim=True) * radius * math.sqrt(max(1, groups - 1))
     x = torch.zeros(groups * size, dim, dtype=torch.float64)
     group = torch.arange(groups).repeat_interleave(size)
-    x[:, :groups] = centres[group]
+    x[:, :groups] = centers[group]
     for i in range(size):
         x[i::size, groups + i] = noise * (1 + 0.5 * i)
     return x @ _rotation(dim, seed), group

@@ -24,7 +24,7 @@ from residuum.attacks import Auto
 from residuum.networks import MLP, dense_chain
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, Split
-from residuum.similarity import l2, ncc, standardise
+from residuum.similarity import l2, ncc, standardize
 from residuum.stationarity import norm
 from residuum.theory.budgets import exact_budgets, unit
 from residuum.theory.directions import data_direction
@@ -135,7 +135,7 @@ def sphere_attack(context: Context, radius: float) -> Auto:
     """Gaussian candidates of this deviation lie on the sphere up to 1 / sqrt(2 d)."""
     own = SIZES[context.scale.name]
     sizes: Settings = {"steps": own.steps, "restarts": own.restarts, "candidates": own.candidates}
-    base = Auto(lr_x=0.003, layers="all", normalise=False, seed=context.seed, **sizes)
+    base = Auto(lr_x=0.003, layers="all", normalize=False, seed=context.seed, **sizes)
     return base.changed(sigma=radius / own.dim**0.5, dtype=context.fast)
 
 
@@ -258,8 +258,8 @@ def compare(x: Tensor, run: Tensor, train_x: Tensor, held: Tensor) -> dict[str, 
         row[f"five_best_l2_{kind}"] = float(distance.sort().values[:5].mean())
         row[f"five_best_ncc_{kind}"] = float(alike.sort(descending=True).values[:5].mean())
         row[f"above_0.8_{kind}"] = int((alike > MATCHED).sum())
-        atoms = standardise(samples.double())
-        fits = np.array([mixture(one, atoms) for one in standardise(x[kept])])
+        atoms = standardize(samples.double())
+        fits = np.array([mixture(one, atoms) for one in standardize(x[kept])])
         single, mixed = np.median(fits, 0).tolist()
         row |= {f"single_ncc_{kind}": single, f"mixture_ncc_{kind}": mixed}
     best, which = ncc(x, train_x).max(1)
@@ -295,7 +295,7 @@ def repeats(which: Tensor, run: Tensor, n: int) -> dict[str, Any]:
 def mixture(x: Tensor, atoms: Tensor, size: int = 5) -> tuple[float, float]:
     """NCC of x with its best single atom, and with its best mixture of up to ``size`` atoms.
 
-    x: (d,), atoms: (n, d), both standardised, so that a constant shift drops out. Atoms are taken
+    x: (d,), atoms: (n, d), both standardized, so that a constant shift drops out. Atoms are taken
     greedily by their correlation with what is left and fitted by NNLS.
     """
     target, matrix = x.numpy(), atoms.numpy()

@@ -237,7 +237,7 @@ def first_residual(found: Reconstruction) -> float:
 
 
 def figures_of(checkpoint: Network, data: Dataset, loss: str = "") -> dict[str, float]:
-    """Loss and accuracy of a network on labelled samples; regression counts signs."""
+    """Loss and accuracy of a network on labeled samples; regression counts signs."""
     task, outputs = checkpoint.task, outputs_of(checkpoint, data)
     y = data.y.long() if task == "multiclass" else data.y.double().reshape(-1)
     found = float(LOSSES[choose_loss(loss, task)](outputs, y))

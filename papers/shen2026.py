@@ -177,7 +177,7 @@ def cases(context: Context, runs: tuple[Case, ...]) -> Outcome:
     out = Outcome(details={"cases": {}}, notes=[NOTE])
     for case in runs:
         ready = case.prepared(context)
-        # Relative to the loss, since this loss is normalised per layer and the published one is not.
+        # Relative to the loss, since this loss is normalized per layer and the published one is not.
         growth = {**PRESETS["shen2026"].settings, "split_relative": True, "split_threshold": 0.01}
         growth |= {"split_eta": 0.0, "split_limit": 8 * ready.config.candidates}
         none = traced(context, ready, restarts=2)

@@ -400,7 +400,7 @@ def _metrics(threshold: float, recovered: int) -> dict[str, MetricScore]:
     rows = (
         MetricScore(
             "ncc",
-            "normalised cross-correlation, one-to-one",
+            "normalized cross-correlation, one-to-one",
             True,
             None,
             None,

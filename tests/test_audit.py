@@ -361,7 +361,7 @@ def test_data_that_do_not_fit_are_2_and_leave_nothing(
             test.replace(x=torch.zeros(400, 5), mean=None),
             "must have the training samples'",
         ),
-        ("--holdout", test.replace(mean=test.mean + 1), "centred by the same mean"),
+        ("--holdout", test.replace(mean=test.mean + 1), "centered by the same mean"),
     ):
         changed.to_npz(tmp_path / "bad.npz")
         grants = ["--mean", "0.3"] if changed.mean is None else []

@@ -39,13 +39,13 @@ def network() -> nn.Sequential:
     )
 
 
-def trained(model: nn.Module, optimiser: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def trained(model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     for step in range(4):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         x = torch.randn(9, 5, generator=torch.Generator().manual_seed(step))
         (model(x) - 1).square().mean().backward()
-        optimiser.step()
-    return optimiser
+        optimizer.step()
+    return optimizer
 
 
 def by_kind(model: nn.Module) -> list[dict[str, Any]]:
@@ -57,7 +57,7 @@ def by_kind(model: nn.Module) -> list[dict[str, Any]]:
     ]
 
 
-OPTIMISERS = {
+OPTIMIZERS = {
     "momentum": lambda m: torch.optim.SGD(m.parameters(), 0.01, 0.9),
     "decayed": lambda m: torch.optim.SGD(m.parameters(), 0.01, 0.9, weight_decay=0.1),
     "dampened": lambda m: torch.optim.SGD(m.parameters(), 0.01, 0.9, 0.5, weight_decay=0.1),
@@ -69,14 +69,14 @@ OPTIMISERS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
-def test_the_moment_in_a_file_is_that_of_the_live_optimiser(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_moment_in_a_file_is_that_of_the_live_optimizer(tmp_path: Path, name: str) -> None:
     for prefix in ["", "module."]:
         model = network()
-        optimiser = trained(model, OPTIMISERS[name](model))
+        optimizer = trained(model, OPTIMIZERS[name](model))
         weights = {f"{prefix}{n}": t for n, t in model.state_dict().items()}
-        state = optimiser.state_dict()
-        if prefix:  # names that an optimiser was given have the prefix too
+        state = optimizer.state_dict()
+        if prefix:  # names that an optimizer was given have the prefix too
             for group in state["param_groups"]:
                 if "param_names" in group:
                     group["param_names"] = [f"{prefix}{n}" for n in group["param_names"]]
@@ -84,7 +84,7 @@ def test_the_moment_in_a_file_is_that_of_the_live_optimiser(tmp_path: Path, name
         found = beside(
             open_release(tmp_path / "m.pt"), rs.load_checkpoint(tmp_path / "m.pt")
         ).moment
-        live = rs.moment_of(optimiser, model)
+        live = rs.moment_of(optimizer, model)
         assert found is not None
         assert {*found} == {*live}
         assert all(torch.allclose(found[n], live[n], atol=1e-7) for n in live)
@@ -93,8 +93,8 @@ def test_the_moment_in_a_file_is_that_of_the_live_optimiser(tmp_path: Path, name
 def test_layers_that_were_frozen_have_no_equation(tmp_path: Path) -> None:
     model = network()
     head = [p for n, p in model.named_parameters() if n.startswith(("4", "6"))]
-    optimiser = trained(model, torch.optim.SGD(head, 0.01, 0.9))
-    torch.save({"model": model.state_dict(), "optim": optimiser.state_dict()}, tmp_path / "m.pt")
+    optimizer = trained(model, torch.optim.SGD(head, 0.01, 0.9))
+    torch.save({"model": model.state_dict(), "optim": optimizer.state_dict()}, tmp_path / "m.pt")
     released = rs.load_checkpoint(tmp_path / "m.pt")
     knowledge = with_release(open_release(tmp_path / "m.pt"), released, rs.Knowledge())
     surface = SURFACES[MOMENT](released, knowledge)
@@ -102,7 +102,7 @@ def test_layers_that_were_frozen_have_no_equation(tmp_path: Path) -> None:
         "last which fit" in note for note in beside(open_release(tmp_path / "m.pt"), released).notes
     )
     assert surface.equations == ("layers.2", "layers.3")
-    live = {n: optimiser.state[p]["momentum_buffer"] for n, p in zip("wbwb", head, strict=True)}
+    live = {n: optimizer.state[p]["momentum_buffer"] for n, p in zip("wbwb", head, strict=True)}
     assert torch.equal(surface.target["layers.3.bias"], live["b"])
 
 
@@ -200,14 +200,14 @@ def test_attacks_on_a_file_use_what_lies_beside_the_weights(
     tmp_path: Path, capsys: Capture
 ) -> None:
     model = network()
-    optimiser = trained(model, OPTIMISERS["adam"](model))
-    torch.save({"model": model.state_dict(), "o": optimiser.state_dict()}, tmp_path / "m.pt")
+    optimizer = trained(model, OPTIMIZERS["adam"](model))
+    torch.save({"model": model.state_dict(), "o": optimizer.state_dict()}, tmp_path / "m.pt")
     config = OptimizerState(steps=5, restarts=1, candidates=4)
     found = rs.attack(tmp_path / "m.pt", None, rs.attacks.Auto.like(config), surface="moment")
     assert found.attack == "moment"
     assert found.knowledge.provenance["moment"] == "release"
     torch.save(model.state_dict(), tmp_path / "bare.pt")
-    with pytest.raises(InputError, match="optimiser"):
+    with pytest.raises(InputError, match="optimizer"):
         rs.attack(tmp_path / "bare.pt", None, config)
     command = ["attack", "moment", str(tmp_path / "m.pt"), "--steps", "5"]
     assert main([*command, "--out", str(tmp_path / "run"), "--json"]) == 0
@@ -224,7 +224,7 @@ def test_values_of_the_wrong_kind_are_refused_or_passed_over(tmp_path: Path) -> 
     """An estimator and a checkpoint with one value after another replaced by something else."""
     model, _ = estimator(random_state=3)
     saved = network()
-    state = trained(saved, OPTIMISERS["adam"](saved)).state_dict()
+    state = trained(saved, OPTIMIZERS["adam"](saved)).state_dict()
     whole: dict[str, Any] = {"model": saved.state_dict(), "optimizer": state}
     names = ["coefs_", "intercepts_", "_optimizer", "activation", "classes_", "random_state"]
     names += ["_best_coefs", "t_", "n_iter_", "batch_size", "alpha"]

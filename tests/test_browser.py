@@ -334,16 +334,14 @@ def test_redacted_report_shows_no_image(opened: Reports) -> None:
     assert counts(tab) == (6, 6)
 
 
-@pytest.mark.parametrize(
-    "kind", ["hostile", "without data", "points", "colour", "empty", "blurred"]
-)
+@pytest.mark.parametrize("kind", ["hostile", "without data", "points", "color", "empty", "blurred"])
 def test_nothing_sticks_out(opened: Reports, kind: str) -> None:
     for width in [360, 768, 1280]:
         page, options = {
             "hostile": (whole(14, names=(*pages.HOSTILE, "w" * 300)), {}),
             "without data": (pages.without_data(5), {}),
             "points": (whole(5, (2,)), {}),
-            "colour": (whole(3, (3, 32, 32)), {}),
+            "color": (whole(3, (3, 32, 32)), {}),
             "empty": (whole(0), {}),
             "blurred": (whole(3), {"blur": True}),
         }[kind]

@@ -309,7 +309,7 @@ def test_every_option_has_help_a_group_and_says_what_it_takes() -> None:
 
 
 def test_completion_offers_what_can_be_chosen() -> None:
-    assert arguments_of("attack", "kkt")["--optimiser"].get_choices() == ("adam", "sgd")
+    assert arguments_of("attack", "kkt")["--optimizer"].get_choices() == ("adam", "sgd")
     assert arguments_of("attack")["--preset"].get_choices() == (*PRESETS,)
     script = app.generate_completion(shell="bash")
     assert '("adam" "sgd")' in script

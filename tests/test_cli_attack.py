@@ -131,8 +131,8 @@ def test_what_is_granted_is_recorded_and_shown(
         "--lam-init",
         "0",
         "2",
-        "--no-normalise",
-        "--optimiser",
+        "--no-normalize",
+        "--optimizer",
         "sgd",
         "--lr-x",
         "1e-4",
@@ -182,7 +182,7 @@ def test_what_is_granted_is_recorded_and_shown(
     assert float(found.knowledge.mean.mean()) == pytest.approx(0.3)  # type: ignore[union-attr]
     assert found.settings["priors"] == [["value-box", 0.5], ["high-frequency", 1e-6]]
     assert found.settings["lam_init"] == [0.0, 2.0]
-    assert found.settings["normalise"] is False
+    assert found.settings["normalize"] is False
     summary = json.loads((out / "attack.json").read_text())
     assert summary["knowledge"]["mean"] == "holdout"
     assert len(summary["knowledge"]) == 8
@@ -399,7 +399,7 @@ def test_the_metrics_are_listed() -> None:
         (["--priors", "none"], "--priors needs 2 values"),
         (["--priors", "none", "0", "--priors", "none"], "--priors"),
         (["--momentun", "1"], "Did you mean --momentum?"),
-        (["--normalise=maybe"], "--normalise"),
+        (["--normalize=maybe"], "--normalize"),
         (["--lam-init", "1"], "--lam-init needs 2 values"),
         (["--momentum", "nan"], "--momentum must be finite"),
         (["--lam-scale", "two"], "Known: auto"),
@@ -410,7 +410,7 @@ def test_the_metrics_are_listed() -> None:
         (["--steps", "0"], "--steps must be positive"),
         (["--restarts", "-1"], "--restarts must be positive"),
         (["--seed", "-1"], "--seed must be at least 0"),
-        (["--optimiser", "rmsprop"], "Known: adam, sgd"),
+        (["--optimizer", "rmsprop"], "Known: adam, sgd"),
         (["--rivals", "tied"], "has no option --rivals"),
         (["--surrogate", "relu"], "--surrogate cannot be"),
         (["--anneal", "slowly"], "--anneal cannot be"),
@@ -420,7 +420,7 @@ def test_the_metrics_are_listed() -> None:
         (["--device", "tpu"], "--device cpu"),
         (["--loss", "hinge"], "--loss cannot be"),
         (["--weight-decay", "-1"], "from 0"),
-        (["--columns", "0-2:colour"], "FIRST-LAST:onehot"),
+        (["--columns", "0-2:color"], "FIRST-LAST:onehot"),
         (["--columns", "0-99:integer"], "Correct --columns"),
         (["--priors", "columns", "1"], "needs to know columns"),
         (["--arch", "mlp:64-9-1"], ""),

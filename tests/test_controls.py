@@ -165,7 +165,7 @@ def test_what_was_granted_makes_candidates_and_nothing_else_does() -> None:
     names = [name for name, _ in granted_candidates(train, pool, knowledge_of(train), rng)]
     assert len(names) == 3
     direction = dict(granted_candidates(train, pool, knowledge_of(train), rng))[names[1]].mean(0)
-    wanted = -pool.x.mean(0)  # samples are centred by the granted mean already
+    wanted = -pool.x.mean(0)  # samples are centered by the granted mean already
     assert float(torch.corrcoef(torch.stack([direction.flatten(), wanted.flatten()]))[0, 1]) > 0.99
 
 
@@ -284,7 +284,7 @@ def ncc(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     ("text", "recipe"),
     [
         ("", TrainingRecipe()),
-        ("optimiser=sgd,rate=0.01,epochs=100,batch=50", TrainingRecipe("sgd", 0.01, 100, 50)),
+        ("optimizer=sgd,rate=0.01,epochs=100,batch=50", TrainingRecipe("sgd", 0.01, 100, 50)),
         (" start=small , frozen=a+b ", TrainingRecipe(start="small", frozen=("a", "b"))),
     ],
 )
@@ -293,7 +293,7 @@ def test_recipes(text: str, recipe: TrainingRecipe) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["rate=fast", "lr=0.1", "optimiser=magic", "epochs=-1", "start=", "rate=nan", "batch"]
+    "text", ["rate=fast", "lr=0.1", "optimizer=magic", "epochs=-1", "start=", "rate=nan", "batch"]
 )
 def test_other_recipes_are_refused(text: str) -> None:
     with pytest.raises(InputError, match="recipe"):
@@ -320,7 +320,7 @@ def test_a_control_trained_in_batches_is_the_same_whatever_was_drawn_before() ->
         torch.nn.init.zeros_(model.weight)
         torch.nn.init.zeros_(model.bias)
         torch.manual_seed(before)
-        recipe = TrainingRecipe.parse("optimiser=sgd,rate=0.5,epochs=3,batch=7")
+        recipe = TrainingRecipe.parse("optimizer=sgd,rate=0.5,epochs=3,batch=7")
         limits = {"target_loss": 0.0, "seconds": math.inf}
         descend(model, x, y, loss="logistic", recipe=recipe, seed=seed, **limits)
         found.append(model.weight.detach().clone())

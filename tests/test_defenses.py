@@ -28,14 +28,14 @@ from residuum.defenses import (
     Outcome,
     Secret,
     Training,
-    catalogue,
+    catalog,
     find,
     release,
     run_trial,
     trial,
 )
 from residuum.defenses.attackers import attackers, attempt, either_sign, strongest
-from residuum.defenses.catalogue import noisy
+from residuum.defenses.catalog import noisy
 from residuum.defenses.loops import Job, capped, private, smoothed_losses
 from residuum.defenses.trial import RETRAINED, REWRITTEN, rewrite_residuals
 from residuum.errors import InputError, MissingExtraError
@@ -47,7 +47,7 @@ from residuum.report import defenses as report
 from residuum.risk.run import expose
 from residuum.stationarity import norm, parameters
 from residuum.theory.rows import constraint_rows
-from residuum.training import TrainingConfig, initialise, train
+from residuum.training import TrainingConfig, initialize, train
 from tests.cases import relu_point
 from tests.test_adaptive import checkpoint
 
@@ -551,7 +551,7 @@ def test_a_record_that_pulled_too_much_stands_still(cap: float) -> None:
     """One record at a time, against the loop; without a limit it is gradient descent."""
     data, config = setting().split.train, setting().training.descent.changed(steps=25)
     state, facts = capped(Job(ARCH, data, config, "binary"), cap=cap)
-    model = initialise(Architecture.parse(ARCH), config)
+    model = initialize(Architecture.parse(ARCH), config)
     parameters_, speed = list(model.parameters()), None
     pulled, held = [0.0] * 20, 0
     for _ in range(25):
@@ -601,7 +601,7 @@ def test_the_accountant_says_what_was_spent() -> None:
 def test_without_its_extra_a_defense_names_the_install_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(catalogue, "find_spec", lambda name: None)
+    monkeypatch.setattr(catalog, "find_spec", lambda name: None)
     assert not DEFENSES["dp"].available
     assert DEFENSES["noise"].available
     with pytest.raises(MissingExtraError, match=r'pip install "\.\[dp\]"'):

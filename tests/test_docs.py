@@ -265,7 +265,7 @@ def headlines() -> dict[str, list[float]]:
             "partial", "access", *neurons
         ),
         r"balanced, and (\d+) to (\d+) come back": ends("partial", "access", "first layer alone"),
-        r"raw images in (\d+) to (\d+) ways of 100, centred ones in (\d+) to (\d+)": [
+        r"raw images in (\d+) to (\d+) ways of 100, centered ones in (\d+) to (\d+)": [
             end for raw in (True, False) for end in (min(ways[raw]), max(ways[raw]))
         ],
     }

@@ -1,4 +1,4 @@
-"""A dry run and an audit agree about what applies: every attack on 15 artefacts."""
+"""A dry run and an audit agree about what applies: every attack on 15 artifacts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TRAIN, HOLDOUT = 16, 120
 
 
 @dataclass
-class Artefact:
+class Artifact:
     """What is audited, its samples, and what the attacker knows."""
 
     model: Any
@@ -64,22 +64,22 @@ def convolutional(outputs: int = 1) -> nn.Sequential:
     )
 
 
-def with_optimizer(folder: Path) -> Artefact:
+def with_optimizer(folder: Path) -> Artifact:
     model = dense(12, 10, 1)
     optimizer = torch.optim.Adam(model.parameters())
     model(torch.rand(4, 12)).sum().backward()
     optimizer.step()
     state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
     torch.save(state, folder / "training.pt")
-    return Artefact(folder / "training.pt", (12,))
+    return Artifact(folder / "training.pt", (12,))
 
 
-def saved(model: nn.Module, path: Path, shape: tuple[int, ...], **more: Any) -> Artefact:
+def saved(model: nn.Module, path: Path, shape: tuple[int, ...], **more: Any) -> Artifact:
     torch.save(model.state_dict(), path)
-    return Artefact(path, shape, **more)
+    return Artifact(path, shape, **more)
 
 
-def with_initial_weights(folder: Path, *, only_head: bool) -> Artefact:
+def with_initial_weights(folder: Path, *, only_head: bool) -> Artifact:
     """A network whose initial weights are known; with ``only_head`` its first layer was frozen."""
     first, second = rs.checkpoint_from_module(dense(12, 10, 8, 1)), dense(12, 10, 8, 1)
     with torch.no_grad():
@@ -88,10 +88,10 @@ def with_initial_weights(folder: Path, *, only_head: bool) -> Artefact:
                 parameter += 0.1 * torch.randn_like(parameter)
     trained = rs.checkpoint_from_module(second)
     path = rs.save_checkpoint(trained, folder / "trained.safetensors")
-    return Artefact(path, (12,), knowledge={"theta0": first.theta})
+    return Artifact(path, (12,), knowledge={"theta0": first.theta})
 
 
-def mixtures(folder: Path) -> Artefact:
+def mixtures(folder: Path) -> Artifact:
     """A dense network whose first layer mixes a few sparse images, as training from a small start does."""
     model = dense(64, 20, 1)
     generator = torch.Generator().manual_seed(1)
@@ -101,7 +101,7 @@ def mixtures(folder: Path) -> Artefact:
     return saved(model, folder / "m.pt", (1, 8, 8), knowledge={"shape": (1, 8, 8)})
 
 
-def backbone(_: Path) -> Artefact:
+def backbone(_: Path) -> Artifact:
     """A convolutional backbone whose dense layer mixes the features of half as many images as neurons."""
     model, images = convolutional(), torch.rand(3, 1, 8, 8)
     with torch.no_grad():
@@ -109,10 +109,10 @@ def backbone(_: Path) -> Artefact:
         model[3].weight.copy_(torch.rand(6, 3) @ features)
     moment = {n: torch.zeros_like(p) for n, p in model.named_parameters()}
     moment["3.weight"] = model[3].weight.detach().clone()
-    return Artefact(model, (1, 8, 8), knowledge={"shape": (1, 8, 8), "moment": moment})
+    return Artifact(model, (1, 8, 8), knowledge={"shape": (1, 8, 8), "moment": moment})
 
 
-def convolutional_with(*facts: str) -> Artefact:
+def convolutional_with(*facts: str) -> Artifact:
     """A convolutional network whose initial weights or optimizer state the attacker knows."""
     model, images = convolutional(), torch.rand(4, 1, 8, 8)
     initial = rs.checkpoint_from_module(convolutional(), input_shape=(1, 8, 8)).theta
@@ -122,18 +122,18 @@ def convolutional_with(*facts: str) -> Artefact:
         model(images).square().sum().backward()
         optimizer.step()
     known = {"theta0": initial, "moment": rs.moment_of(optimizer, model)}
-    return Artefact(model, (1, 8, 8), knowledge={name: known[name] for name in facts})
+    return Artifact(model, (1, 8, 8), knowledge={name: known[name] for name in facts})
 
 
-def fitted(estimator: Any, folder: Path, classes: int = 2) -> Artefact:
-    x, y = Artefact(None, (6,), classes).samples(TRAIN, 0)
+def fitted(estimator: Any, folder: Path, classes: int = 2) -> Artifact:
+    x, y = Artifact(None, (6,), classes).samples(TRAIN, 0)
     path = folder / "model.pkl"
     with np.errstate(all="ignore"):
         path.write_bytes(pickle.dumps(estimator.fit(x.numpy(), y.numpy())))
-    return Artefact(path, (6,), classes)
+    return Artifact(path, (6,), classes)
 
 
-ARTEFACTS: dict[str, Callable[[Path], Artefact]] = {
+ARTIFACTS: dict[str, Callable[[Path], Artifact]] = {
     "dense .pt": lambda f: saved(dense(12, 10, 1), f / "m.pt", (12,)),
     "dense, images": lambda f: saved(
         dense(64, 20, 1), f / "m.pt", (1, 8, 8), knowledge={"value_range": (0, 1)}
@@ -143,14 +143,14 @@ ARTEFACTS: dict[str, Callable[[Path], Artefact]] = {
         dense(12, 10, 1), f / "m.pt", (12,), classes=0, options={"task": "regression"}
     ),
     "one layer": lambda f: saved(nn.Sequential(nn.Linear(12, 1)), f / "m.pt", (12,)),
-    "safetensors": lambda f: Artefact(
+    "safetensors": lambda f: Artifact(
         rs.save_checkpoint(rs.checkpoint_from_module(dense(12, 9, 1)), f / "m.safetensors"), (12,)
     ),
     "optimizer state": with_optimizer,
     "initial weights": lambda f: with_initial_weights(f, only_head=False),
     "frozen layers": lambda f: with_initial_weights(f, only_head=True),
-    "live convolutions": lambda _: Artefact(convolutional(), (1, 8, 8)),
-    "live convolutions, classes": lambda _: Artefact(convolutional(3), (1, 8, 8), classes=3),
+    "live convolutions": lambda _: Artifact(convolutional(), (1, 8, 8)),
+    "live convolutions, classes": lambda _: Artifact(convolutional(3), (1, 8, 8), classes=3),
     "mixtures of images": mixtures,
     "table with a range": lambda f: saved(
         dense(6, 20, 1), f / "m.pt", (6,), knowledge={"value_range": (0, 1)}
@@ -162,7 +162,7 @@ ARTEFACTS: dict[str, Callable[[Path], Artefact]] = {
         convolutional_with("theta0", "moment"),
         options={"attacks": ["geiping2020", "geiping2020-moment"]},
     ),
-    "polynomial": lambda _: Artefact(
+    "polynomial": lambda _: Artifact(
         rs.Network(
             {
                 "weight": torch.randn(5, 4, dtype=torch.float64),
@@ -184,21 +184,21 @@ ARTEFACTS: dict[str, Callable[[Path], Artefact]] = {
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
-@pytest.mark.parametrize("name", ARTEFACTS)
+@pytest.mark.parametrize("name", ARTIFACTS)
 def test_a_dry_run_and_an_audit_agree_about_every_attack(name: str, tmp_path: Path) -> None:
-    artefact = ARTEFACTS[name](tmp_path)
+    artifact = ARTIFACTS[name](tmp_path)
     inputs = {
-        "data": artefact.samples(TRAIN, 0),
-        "holdout": artefact.samples(HOLDOUT, 1),
-        "knowledge": artefact.knowledge,
-        **artefact.options,
+        "data": artifact.samples(TRAIN, 0),
+        "holdout": artifact.samples(HOLDOUT, 1),
+        "knowledge": artifact.knowledge,
+        **artifact.options,
     }
     settings = {"steps": 2, "effort": "quick", "subsets": 200}
-    plan = dry_run(artefact.model, **inputs, **settings)
+    plan = dry_run(artifact.model, **inputs, **settings)
     assert not plan.obstacles
     attacks = every_attack()
     rows = {row.what: row for row in plan.applies if row.what in attacks or row.what == NAME}
-    result = rs.audit(artefact.model, **inputs, **settings)
+    result = rs.audit(artifact.model, **inputs, **settings)
     done = {row.what: row for row in result.applies if row.what in attacks or row.what == NAME}
     # A baseline that does not apply has no row in an audit.
     assert done.keys() >= {
@@ -214,14 +214,14 @@ def test_a_dry_run_and_an_audit_agree_about_every_attack(name: str, tmp_path: Pa
             assert row.why == rows[attack].why
 
 
-def test_there_are_15_artefacts_and_every_attack_is_tried_on_one(tmp_path: Path) -> None:
-    assert len(ARTEFACTS) >= 15
+def test_there_are_15_artifacts_and_every_attack_is_tried_on_one(tmp_path: Path) -> None:
+    assert len(ARTIFACTS) >= 15
     tried = set()
-    for name, make in ARTEFACTS.items():
+    for name, make in ARTIFACTS.items():
         folder = tmp_path / name.replace(" ", "-")
         folder.mkdir()
-        artefact = make(folder)
-        inputs = {"data": artefact.samples(TRAIN, 0), "knowledge": artefact.knowledge}
-        plan = dry_run(artefact.model, **inputs, **artefact.options, steps=1)
+        artifact = make(folder)
+        inputs = {"data": artifact.samples(TRAIN, 0), "knowledge": artifact.knowledge}
+        plan = dry_run(artifact.model, **inputs, **artifact.options, steps=1)
         tried |= {row.what for row in plan.applies if row.status == PLANNED}
     assert tried == {*every_attack(), NAME}

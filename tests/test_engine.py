@@ -33,12 +33,12 @@ def close(found, wanted, tolerance=1e-10):
     return float((found - wanted).norm()) <= tolerance * max(1e-3, float(wanted.norm()))
 
 
-def naive(case, problem, surrogate, normalise=True, layers="all", forward=mlp_forward):
+def naive(case, problem, surrogate, normalize=True, layers="all", forward=mlp_forward):
     """The naive loop, every run on its own; layer weights worked out afresh."""
     target, chosen = case.target, {}
     for i, (layer, names) in enumerate(problem.groups.items()):
         size = sum(float((target[n] ** 2).sum()) for n in names)
-        weight = 1 / size if normalise else 1.0
+        weight = 1 / size if normalize else 1.0
         chosen[layer] = (weight if layers == "all" or i == 0 else 0.0, names)
     runs = [
         naive_objective(
@@ -110,14 +110,14 @@ def test_the_generic_path_equals_the_engine(objective, outputs):
             assert explicit.layer_names == generic.layer_names
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_an_update_of_the_engine_is_one_of_the_generic_path(optimiser):
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_an_update_of_the_engine_is_one_of_the_generic_path(optimizer):
     objective = MulticlassKKT()
     case = attack_case(MLP((5, 6, 4, 3)), objective, 3, (5,), 4)
     config = Auto(
         steps=40,
         restarts=2,
-        optimiser=optimiser,
+        optimizer=optimizer,
         layers="all",
         lr_x=1e-3,
         lr_lam=1e-3,
@@ -137,7 +137,7 @@ def test_an_update_of_the_engine_is_one_of_the_generic_path(optimiser):
 @pytest.mark.parametrize("wrap", [lambda model: model, Wrapped])
 def test_layer_weights(wrap):
     """Both paths, each layer over its own size or not, all layers or the first alone."""
-    for normalise in [True, False]:
+    for normalize in [True, False]:
         for layers in ["all", "first"]:
             for surrogate in ["sigmoid", "softplus"]:
                 for objective, outputs in ((BinaryKKT(), 1), (NTK("both"), 2)):
@@ -148,11 +148,11 @@ def test_layer_weights(wrap):
                         case.knowledge,
                         case.labels,
                         surrogate=surrogate,
-                        normalise=normalise,
+                        normalize=normalize,
                         layers=layers,
                     )
                     found = problem.evaluate(case.x, case.lam, SHARPNESS)
-                    assert_same(found, naive(case, problem, surrogate, normalise, layers))
+                    assert_same(found, naive(case, problem, surrogate, normalize, layers))
                     assert (
                         found.layers > 0
                     ).all()  # a layer that drives nothing is reported all the same

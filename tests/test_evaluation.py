@@ -43,7 +43,7 @@ def noise(seed: int, rows: int, shape: tuple[int, ...] = SHAPE) -> torch.Tensor:
 
 
 def victim(seed: int, n: int = 20, pool: int = 200) -> tuple[Dataset, Dataset]:
-    """Training and held-out images with alternating labels, centred by the training mean."""
+    """Training and held-out images with alternating labels, centered by the training mean."""
     x = images(seed, n + pool)
     y = torch.arange(n + pool) % 2 * 2 - 1
     mean = x[:n].mean(0)
@@ -134,10 +134,10 @@ def test_ssim_says_why_it_does_not_apply():
     assert not METRICS["ssim3"].why_not((28, 28))
 
 
-def test_published_search_halves_colour_images_only():
-    colour, grey = images(0, 3, (3, 8, 8)), images(0, 3)
-    assert not torch.equal(published_search(colour, colour[:1]), similarity.ncc(colour, colour[:1]))
-    assert torch.equal(published_search(grey, grey[:1]), similarity.ncc(grey, grey[:1]))
+def test_published_search_halves_color_images_only():
+    color, gray = images(0, 3, (3, 8, 8)), images(0, 3)
+    assert not torch.equal(published_search(color, color[:1]), similarity.ncc(color, color[:1]))
+    assert torch.equal(published_search(gray, gray[:1]), similarity.ncc(gray, gray[:1]))
 
 
 def test_display_stretches_each_candidate_and_survives_constants():

@@ -89,14 +89,14 @@ def test_a_trained_network_leaks_and_one_never_trained_does_not(
         assert (tmp_path / name / "report.html").stat().st_size > 10_000
 
 
-def test_a_network_of_ones_own_is_recognised_and_audited(
+def test_a_network_of_ones_own_is_recognized_and_audited(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ignore_the_clock(monkeypatch)
     found = example("own_network").main(["--training-steps", "1500", "--out", str(tmp_path)])
     assert found.checkpoint.arch == "mlp:64-100-1"
     assert found.inspection.directions is None
-    assert "initialisation is visible" in found.inspection.directions_of  # PyTorch's own
+    assert "initialization is visible" in found.inspection.directions_of  # PyTorch's own
     assert found.knowledge.granted == ("shape", "value_range", "mean")
     published = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["verdict"]
     assert (published["n"], published["outcome"]) == (30, found.verdict.outcome)

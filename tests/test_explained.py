@@ -45,11 +45,11 @@ def fine_tuned(seed: int, trained: str) -> tuple[nn.Module, nn.Module, Tensor, T
     y = torch.tensor(digits.target[order])
 
     def fit(net: nn.Module, rows: slice, steps: int, part: list[nn.Parameter], lr: float) -> None:
-        optimiser = torch.optim.Adam(part, lr=lr)
+        optimizer = torch.optim.Adam(part, lr=lr)
         for _ in range(steps):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
-            optimiser.step()
+            optimizer.step()
 
     base = network()
     fit(base, slice(800, 1797), 100, list(base.parameters()), 3e-3)

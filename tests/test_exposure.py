@@ -132,7 +132,7 @@ def test_an_exact_point_gives_back_its_multipliers_and_every_record(depth: int) 
     torch.testing.assert_close(part.informed_ncc, torch.ones(6, dtype=DOUBLE))
 
 
-def test_a_record_that_was_moved_or_relabelled_leaves_a_misfit() -> None:
+def test_a_record_that_was_moved_or_relabeled_leaves_a_misfit() -> None:
     point = relu_point(2, groups=3, size=2)
     moved, other = point.x.clone(), point.y.clone()
     moved[0] += 0.3
@@ -360,7 +360,7 @@ def test_the_bound_is_where_the_p_value_crosses_the_level() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
-def test_randomised_response_is_not_said_to_leak_more_than_it_does(epsilon: float) -> None:
+def test_randomized_response_is_not_said_to_leak_more_than_it_does(epsilon: float) -> None:
     """Every canary answers truly with probability q: exactly epsilon-private, the worst case."""
     generator = torch.Generator().manual_seed(int(10 * epsilon))
     q, above, bounds = 1 / (1 + math.exp(-epsilon)), 0, []
@@ -569,11 +569,11 @@ def test_a_network_of_any_class_has_its_row_space() -> None:
         model.first.weight.mul_(1e-4)
         model.first.bias.mul_(1e-4)
     x, y = torch.randn(10, 20, dtype=DOUBLE), torch.where(torch.arange(10) % 2 == 0, 1.0, -1.0)
-    optimiser = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for _ in range(400):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.softplus(-y[:, None] * model(x)).mean().backward()
-        optimiser.step()
+        optimizer.step()
     found = rs.exposure(model, Dataset(x, y))
     assert found.rank == 10
     assert found.layers == ("first",)
@@ -699,22 +699,22 @@ def test_a_network_whose_records_see_each_other_is_inconclusive() -> None:
     assert refused.value.exit_code in (2, 3)
 
 
-def test_the_state_of_an_optimiser_in_the_file_is_what_is_looked_at(tmp_path: Path) -> None:
+def test_the_state_of_an_optimizer_in_the_file_is_what_is_looked_at(tmp_path: Path) -> None:
     torch.manual_seed(14)
     x, y = torch.randn(12, 6), torch.where(torch.arange(12) % 2 == 0, 1.0, -1.0)
     model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 1))
-    optimiser = torch.optim.Adam(model.parameters())
+    optimizer = torch.optim.Adam(model.parameters())
     for _ in range(5):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.softplus(-y[:, None] * model(x)).mean().backward()
-        optimiser.step()
+        optimizer.step()
     file = tmp_path / "m.pt"
-    torch.save({"model": model.state_dict(), "optimizer": optimiser.state_dict()}, file)
+    torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file)
     data = Dataset(x, y)
     found = rs.exposure(file, data)
     assert found.surface == "moment"
     assert "calibrated only for final weights" in found.uncalibrated
-    kept = Knowledge(moment=rs.moment_of(optimiser, model))
+    kept = Knowledge(moment=rs.moment_of(optimizer, model))
     torch.testing.assert_close(found.score, rs.exposure(model, data, knowledge=kept).score)
     assert found.misfit < 0.3  # gates as they are, and gradients of the last steps
     assert rs.exposure(file, data, surface="weights").surface == "weights"

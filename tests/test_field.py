@@ -247,7 +247,7 @@ def test_where_published_settings_find_more_than_chance_more_the_page_says_so_in
     assert tables_of_field.below(worse) == {"cifar-50": (9, 12)}
     assert "**below published settings**" in tables_of_field.field(worse)
     assert "**On CIFAR n=50 it finds fewer: 9 against 12.**" in tables_of_field.field_verdict(worse)
-    # Many held-out samples above the level are no licence: 18 against 29, of which 8 are chance.
+    # Many held-out samples above the level are no license: 18 against 29, of which 8 are chance.
     assert tables_of_field.below(made(together=(80, 62), haim2022=(30, 1)))
     for fine in (
         made(together=(80, 62), haim2022=(26, 1)),

@@ -138,10 +138,10 @@ def test_outputs_and_margins(outputs: int) -> None:
 
 
 def test_pixels_fill_the_range() -> None:
-    colour = torch.rand(3, 4, 5) * 7 - 3
-    assert pixels(colour).shape == (4, 5, 3)
-    assert pixels(colour[:2]).shape == pixels(colour[0]).shape == (4, 5)
-    assert (pixels(colour).min(), pixels(colour).max()) == (0, 1)
+    color = torch.rand(3, 4, 5) * 7 - 3
+    assert pixels(color).shape == (4, 5, 3)
+    assert pixels(color[:2]).shape == pixels(color[0]).shape == (4, 5)
+    assert (pixels(color).min(), pixels(color).max()) == (0, 1)
     assert (pixels(torch.ones(1, 4, 5)) == 0).all()
     assert [is_image(shape) for shape in ((2,), (1, 64), (8, 8), (1, 8, 8), (1, 1, 9))] == [
         False,

@@ -88,11 +88,11 @@ def regressor(folder: Path) -> list[str]:
     x = torch.tensor(table.data, dtype=torch.float32) * 20
     y = torch.tensor((table.target - table.target.mean()) / table.target.std()).float()
     net = nn.Sequential(nn.Linear(10, 20), nn.ReLU(), nn.Linear(20, 1))
-    optimiser = torch.optim.Adam(net.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
     for _ in range(300):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         (net(x[:60])[:, 0] - y[:60]).square().mean().backward()
-        optimiser.step()
+        optimizer.step()
     torch.save(net.state_dict(), folder / "reg.pt")
     np.savez(folder / "train.npz", x=x[:60], y=y[:60])
     np.savez(folder / "test.npz", x=x[60:], y=y[60:])

@@ -1,4 +1,4 @@
-"""Samples as people have them: read from files and objects, recognised by the network, shown as rows."""
+"""Samples as people have them: read from files and objects, recognized by the network, shown as rows."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_pixels_of_files_are_divided_where_the_network_knows_them_so() -> None:
     assert suited(network(), strangers, None, Knowledge())[0].x is strangers.x
 
 
-def test_a_table_on_its_own_scale_is_standardised_where_the_network_knows_it_so() -> None:
+def test_a_table_on_its_own_scale_is_standardized_where_the_network_knows_it_so() -> None:
     given = samples()
     own = given.replace(
         x=(given.x + 5) * torch.tensor([3.0, 1, 1, 1]) - 20, classes=("well", "ill")

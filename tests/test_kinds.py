@@ -85,12 +85,12 @@ def samples(seed: int = 0, count: int = 120, inputs: int = 12) -> Dataset:
 
 
 def trained(model: nn.Module, data: Dataset, steps: int = 300) -> nn.Module:
-    optimiser = torch.optim.Adam(model.parameters(), 1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
     model.eval()
     for _ in range(steps):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         F.softplus(-data.y * model(data.x)[:, 0]).mean().backward()
-        optimiser.step()
+        optimizer.step()
     return model
 
 

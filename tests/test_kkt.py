@@ -25,7 +25,7 @@ from residuum.stationarity import (
 )
 from residuum.theory import certify
 from residuum.theory.kkt import _columns, find_kinks, fit_multipliers
-from residuum.theory.rows import constraint_rows, normalise_labels
+from residuum.theory.rows import constraint_rows, normalize_labels
 from tests.cases import multiclass_point, relu_point
 from tests.reference import dense_nnls, row_gradients, theta_vector
 
@@ -321,7 +321,7 @@ def test_a_rewritten_bias_breaks_the_balance():
 )
 def test_unusable_labels_are_refused(y, task, outputs, error):
     with pytest.raises(DataError, match=error):
-        normalise_labels(y, task, outputs)
+        normalize_labels(y, task, outputs)
 
 
 def test_wrong_shapes_and_tasks_are_refused():

@@ -47,15 +47,15 @@ def test_a_record_itself_is_a_match_and_a_plain_loop_finds_the_same() -> None:
     public, some = pool(40, seed=2), pool(3, seed=3)
     named = lookup(torch.cat([public[5:6], some]), public)
     assert (int(named.index[0]), bool(named.match[0])) == (5, True)
-    centred = public - public.mean(0)
+    centered = public - public.mean(0)
 
     def cos(a: Tensor, b: Tensor) -> float:
         return float(a @ b / a.norm() / b.norm())
 
     for k, x in enumerate(some, start=1):
-        best = max(cos(sign * x - public.mean(0), p) for p in centred for sign in (1, -1))
+        best = max(cos(sign * x - public.mean(0), p) for p in centered for sign in (1, -1))
         assert float(named.similarity[k]) == pytest.approx(best)
-    own = [max(cos(centred[i], centred[j]) for j in range(40) if j != i) for i in range(40)]
+    own = [max(cos(centered[i], centered[j]) for j in range(40) if j != i) for i in range(40)]
     assert named.threshold == pytest.approx(float(torch.tensor(own).double().quantile(0.99)))
 
 

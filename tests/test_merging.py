@@ -13,7 +13,7 @@ from tests.cases import relu_point
 from tests.test_growth import SMALL, small_solver
 
 
-def test_optimiser_state_goes_to_both_children():
+def test_optimizer_state_goes_to_both_children():
     s = small_solver()
     state = s.solve(s.start(), s.next_look(0))
     parent, slots = 2, state.x.shape[1]

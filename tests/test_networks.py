@@ -31,7 +31,7 @@ from residuum.networks import (
     homogeneity_order,
     match_architecture,
     probe_inputs,
-    recognise,
+    recognize,
     refuse_by_name,
     with_surrogate,
 )
@@ -444,7 +444,7 @@ def test_balance_ignores_permutations_and_sees_rescaling() -> None:
     bias=biases,
     random=st.randoms(use_true_random=False),
 )
-def test_any_order_of_a_chain_of_distinct_widths_is_recognised(
+def test_any_order_of_a_chain_of_distinct_widths_is_recognized(
     sizes: list[int], bias: str, random: object
 ) -> None:
     arch = Architecture("mlp", tuple(sizes), None, {"bias": bias})
@@ -458,7 +458,7 @@ def test_any_order_of_a_chain_of_distinct_widths_is_recognised(
     }
     items = list(renamed.items())
     random.shuffle(items)  # type: ignore[attr-defined]
-    found, names = recognise(dict(items))
+    found, names = recognize(dict(items))
     assert found.widths == arch.widths
     assert {ours: renamed[theirs].data_ptr() for ours, theirs in names.items()} == {
         ours: t.data_ptr() for ours, t in state.items()
@@ -469,7 +469,7 @@ def test_any_order_of_a_chain_of_distinct_widths_is_recognised(
 
 def test_equal_widths_follow_the_names() -> None:
     state = {f"fc{i}.weight": torch.full((4, 4), float(i)) for i in (10, 2, 1)}
-    arch, names = recognise(state)
+    arch, names = recognize(state)
     assert str(arch) == "mlp:4-4-4-4,bias=none"
     assert list(names.values()) == ["fc1.weight", "fc2.weight", "fc10.weight"]
 
@@ -481,7 +481,7 @@ def test_biases_without_a_stem_go_by_size() -> None:
         "w2": torch.ones(2, 7),
         "b2": torch.ones(2),
     }
-    arch, names = recognise(state)
+    arch, names = recognize(state)
     assert str(arch) == "mlp:5-7-2,bias=all"
     assert names["layers.1.bias"] == "b2"
 
@@ -490,29 +490,29 @@ def test_biases_without_a_stem_go_by_size() -> None:
     "shapes",
     [{}, {"b": (3,)}, {"w": (3, 2), "v": (5, 4)}, {"w": (3, 2), "b": (4,)}, {"w": (3, 2), "s": ()}],
 )
-def test_other_states_are_not_recognised(shapes: dict[str, tuple[int, ...]]) -> None:
+def test_other_states_are_not_recognized(shapes: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(CheckpointError, match="form no chain of layers") as caught:
-        recognise({name: torch.ones(shape) for name, shape in shapes.items()})
+        recognize({name: torch.ones(shape) for name, shape in shapes.items()})
     assert "layers.0.weight, layers.0.bias" in caught.value.remedy
 
 
-def test_names_in_the_order_of_the_layers_are_recognised() -> None:
+def test_names_in_the_order_of_the_layers_are_recognized() -> None:
     """What the remedy of an unknown order asks for."""
     square = {f"{name}.weight": torch.ones(4, 4) for name in ("b", "a")}
     state = {"z.weight": torch.ones(4, 3), **square, "c.weight": torch.ones(2, 4)}
     shuffled = {name: state[name] for name in ("c.weight", "b.weight", "z.weight", "a.weight")}
     with pytest.raises(CheckpointError, match="named in the order of its layers"):
-        recognise(shuffled)
+        recognize(shuffled)
     order = {"z.weight": 0, "b.weight": 1, "a.weight": 2, "c.weight": 3}
     renamed = {f"layers.{order[name]}.weight": t for name, t in shuffled.items()}
-    assert str(recognise(renamed)[0]) == "mlp:3-4-4-4-2,bias=none"
+    assert str(recognize(renamed)[0]) == "mlp:3-4-4-4-2,bias=none"
 
 
 def test_a_bias_rule_of_its_own_is_refused() -> None:
     state = dict(Architecture.parse("mlp:5-7-6-2,bias=hidden").build().state_dict())
     del state["layers.0.bias"]
     with pytest.raises(ArchitectureError, match=r"Biases must follow .* layers \[1\] of 3"):
-        recognise(state)
+        recognize(state)
 
 
 def test_convnets_and_polynomials_are_matched_by_shape() -> None:
@@ -618,7 +618,7 @@ KINDS = ("batch norm", "convolutions", "layer norm", "attention", "skip", "recur
 def test_every_obstacle_is_named_and_no_architecture_made_up(case: str, arch: str | None) -> None:
     state, parts, advice = UNREADABLE[case]
     with pytest.raises((CheckpointError, ArchitectureError)) as caught:
-        match_architecture(state, Architecture.parse(arch)) if arch else recognise(state)
+        match_architecture(state, Architecture.parse(arch)) if arch else recognize(state)
     found = caught.value.message.rpartition(" hold ")[2]
     assert all(part in found for part in parts)
     assert {kind for kind in KINDS if kind in found} == {k for k in KINDS if k in " ".join(parts)}
@@ -629,7 +629,7 @@ def test_every_obstacle_is_named_and_no_architecture_made_up(case: str, arch: st
 
 def test_advice_for_a_convnet_is_true_and_its_range_of_sides_exact() -> None:
     with pytest.raises(CheckpointError) as caught:
-        recognise(CNN)
+        recognize(CNN)
     arch = Architecture.parse(caught.value.remedy.partition("--arch ")[2].partition(", or")[0])
     assert match_architecture(CNN, arch)["convolutions.1.bias"] == "conv2.bias"
     assert "side from 25 to 28" in caught.value.remedy
@@ -650,7 +650,7 @@ def test_advice_for_a_convnet_is_true_and_its_range_of_sides_exact() -> None:
 )
 def test_no_convnet_is_advised_that_would_not_fit(change: dict[str, nn.Module]) -> None:
     with pytest.raises((CheckpointError, ArchitectureError)) as caught:
-        recognise(CNN | state_of(**change))
+        recognize(CNN | state_of(**change))
     assert "convnet:" not in str(caught.value)
 
 

@@ -22,7 +22,7 @@ import residuum as rs
 from residuum.auditing.next_steps import TABLE, NextStep, next_step
 from residuum.auditing.verdict import LEAK, NO_LEAK_FOUND
 from residuum.cli.main import main
-from tests.test_dryrun_agrees import Artefact, dense
+from tests.test_dryrun_agrees import Artifact, dense
 
 TRAIN, HOLDOUT = 12, 120
 ENDINGS = (0, 1, 3)  # exit codes of a command that did its work
@@ -51,7 +51,7 @@ def samples(
     folder: Path, shape: tuple[int, ...], classes: int = 2, holdout: int = HOLDOUT
 ) -> dict[str, Any]:
     """Write training and held-out samples, and return their paths."""
-    maker = Artefact(None, shape, classes)
+    maker = Artifact(None, shape, classes)
     for name, count, seed in (("train", TRAIN, 0), ("test", holdout, 1)):
         x, y = maker.samples(count, seed)
         np.savez(folder / f"{name}.npz", x=x.numpy(), y=y.numpy())
@@ -148,7 +148,7 @@ MEAN = {"value_range": (0, 1), "mean": np.full(6, 0.5)}
 NEAREST, SUPPORT = KNeighborsClassifier(3), SVC()
 MLP = MLPClassifier(hidden_layer_sizes=(8,), max_iter=2000, random_state=0)
 # Each file with the beginning of the next step that its audit must print.
-ARTEFACTS: dict[str, tuple[Callable[[Path], Audited], str]] = {
+ARTIFACTS: dict[str, tuple[Callable[[Path], Audited], str]] = {
     "dense .pt": (dense_file, "Run the standard plan"),
     "safetensors": (lambda f: network_file(f, "mlp:6-8-1", (6,)), "Run the standard plan"),
     "training checkpoint": (checkpoint_file, "Strip the optimizer state"),
@@ -181,12 +181,12 @@ ARTEFACTS: dict[str, tuple[Callable[[Path], Audited], str]] = {
 
 @pytest.fixture(scope="module")
 def audits(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], rs.AuditResult]:
-    """Return the audit of an artefact. It runs once."""
+    """Return the audit of an artifact. It runs once."""
 
     @cache
     def audit(name: str) -> rs.AuditResult:
-        folder = tmp_path_factory.mktemp("artefact")
-        return ARTEFACTS[name][0](folder).audit(folder / "run")
+        folder = tmp_path_factory.mktemp("artifact")
+        return ARTIFACTS[name][0](folder).audit(folder / "run")
 
     return audit
 
@@ -237,7 +237,7 @@ EFFECTS = {
 }
 
 
-@pytest.mark.parametrize("name", ARTEFACTS)
+@pytest.mark.parametrize("name", ARTIFACTS)
 def test_every_command_works_on_the_audited_file(
     name: str,
     audits: Callable[[str], rs.AuditResult],
@@ -245,7 +245,7 @@ def test_every_command_works_on_the_audited_file(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     step = audits(name).screen.next
-    assert step.text.startswith(ARTEFACTS[name][1])
+    assert step.text.startswith(ARTIFACTS[name][1])
     run_all(step, tmp_path, monkeypatch)
 
 
@@ -270,7 +270,7 @@ def leaking(grade: str, surface: str = "weights", **changes: Any) -> Any:
     return change
 
 
-# Rows that no small audit reaches by itself: the audit of an artefact is changed.
+# Rows that no small audit reaches by itself: the audit of an artifact is changed.
 CHANGES: dict[str, tuple[Callable[[Path], Audited], Any, str]] = {
     "stopped by the clock": (convnet_file, stopped, "Run the audit again on an idle machine"),
     "no leak found": (dense_file, cleared, "These tests give no reason"),
@@ -303,8 +303,8 @@ def test_commands_of_rows_that_small_audits_do_not_reach(
 def test_every_kind_of_command_is_run() -> None:
     """Every function of the table that makes a command belongs to a row that is reached above."""
     every = {command for rows in TABLE.values() for row in rows for command in row.commands}
-    texts = [text for _, text in ARTEFACTS.values()] + [text for *_, text in CHANGES.values()]
-    assert len(ARTEFACTS) >= 15
+    texts = [text for _, text in ARTIFACTS.values()] + [text for *_, text in CHANGES.values()]
+    assert len(ARTIFACTS) >= 15
     reached = {
         command
         for rows in TABLE.values()

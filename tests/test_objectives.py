@@ -182,7 +182,7 @@ def test_any_network_equals_the_naive_loop(objective, outputs):
                 case.knowledge,
                 case.labels,
                 surrogate=surrogate,
-                normalise=False,
+                normalize=False,
                 layers="first",
             )
             found = first.evaluate(case.x, case.lam, SHARPNESS)
@@ -245,7 +245,7 @@ def test_a_sample_may_be_split_into_two_that_share_its_multiplier(objective, out
 
 def squared_residual(model, objective, knowledge, labels, x, lam):
     """Relative squared residual of the whole target, from true gates; lam: one run."""
-    problem = AllLayers(model, objective, knowledge, labels, surrogate="none", normalise=False)
+    problem = AllLayers(model, objective, knowledge, labels, surrogate="none", normalize=False)
     return float(problem.evaluate(x[None], lam[None]).loss) / sum(problem.scales)
 
 
@@ -275,7 +275,7 @@ def test_zero_at_exact_multiclass_points_for_tied_rivals_alone(classes):
     assert squared_residual(point.model, MulticlassKKT("tied"), *known, lam) < 1e-24
     assert squared_residual(point.model, MulticlassKKT("tied"), *known, 1.1 * lam) > 1e-3
     best = MulticlassKKT("best")
-    problem = AllLayers(point.model, best, *known[:2], surrogate="none", normalise=False)
+    problem = AllLayers(point.model, best, *known[:2], surrogate="none", normalize=False)
     ones = torch.ones(1, len(point.x), dtype=torch.float64)
     found = best_multipliers(problem, point.x[None], ones, 0.0, 1.0, 1.0)
     assert 0.3 < squared_residual(point.model, best, *known, found[0]) ** 0.5 < 0.6

@@ -526,10 +526,10 @@ def png(pixels):
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize(("colours", "mode", "off"), [(256**3, "RGB", 5), (9, "P", 0)])
-def test_pictures_are_made_smaller_and_keep_their_colours(colours, mode, off):
+@pytest.mark.parametrize(("colors", "mode", "off"), [(256**3, "RGB", 5), (9, "P", 0)])
+def test_pictures_are_made_smaller_and_keep_their_colors(colors, mode, off):
     rng = np.random.default_rng(SEED)
-    palette = rng.integers(0, 256, (min(colours, 64 * 64), 3), dtype=np.uint8)
+    palette = rng.integers(0, 256, (min(colors, 64 * 64), 3), dtype=np.uint8)
     pixels = palette[np.arange(64 * 64) % len(palette)].reshape(64, 64, 3)
     before = png(pixels.repeat(3, 0).repeat(3, 1))
     after = drawing.picture(lambda outcome: before, Outcome())

@@ -67,17 +67,17 @@ from residuum.networks import KINDS, Kind
 
 class Blind(Kind):
     example = "blind:4-1"
-    def recognise(self, state):
+    def recognize(self, state):
         raise LookupError("no such tensor")
 
 KINDS["blind"] = Blind()
 """
 KNOWS = """
-def recognise(self, state):
+def recognize(self, state):
     known = {"first.weight", "last.weight", "around.weight"} == {*state}
     return (Architecture("skip", (64, 30, 1)), dict(zip(state, state))) if known else None
 
-Skip.recognise = recognise
+Skip.recognize = recognize
 """
 
 
@@ -199,7 +199,7 @@ def test_an_audit_runs_a_network_kind_of_another_package(victims: Path, tmp_path
     assert not rows["blind"]["ran"]
 
 
-def test_a_network_kind_that_cannot_recognise_its_own_is_named(
+def test_a_network_kind_that_cannot_recognize_its_own_is_named(
     victims: Path, tmp_path: Path
 ) -> None:
     install_example(tmp_path / "site", "skip-network")

@@ -399,7 +399,7 @@ def test_the_sentence_states_the_largest_detected_size() -> None:
 
 
 def trained_controls(**options: Any) -> tuple[Audit, ControlFactory]:
-    audit = audit_of(30, 300, recipe="optimiser=adam,rate=0.02,epochs=60", **options)
+    audit = audit_of(30, 300, recipe="optimizer=adam,rate=0.02,epochs=60", **options)
     return audit, ControlFactory(audit)
 
 

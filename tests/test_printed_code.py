@@ -87,7 +87,7 @@ def test_the_code_that_strip_prints_leaves_out_what_it_says(
     environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
     subprocess.run([sys.executable, "-c", "\n".join(lines)], check=True, env=environment)
     kinds = {one.kind for one in rs.scan(out).findings}
-    assert not kinds & {"optimiser-state", "start", "stored"}
+    assert not kinds & {"optimizer-state", "start", "stored"}
     clean = joblib.load(out)
     clean = clean["net"] if name == "bundle" else clean
     before = joblib.load(path)

@@ -51,7 +51,7 @@ def floor(x, lam):
     return sum(hinge(LAM_MIN - float(value)) ** 2 for value in lam.flatten())
 
 
-def neighbours(x):
+def neighbors(x):
     for one in x:
         for c in range(2):
             for i in range(3):
@@ -108,8 +108,8 @@ NAIVE = {
     "haim2022-text-box": pixel_box,
     "loo2024-box": mean_box,
     "multiplier-floor": floor,
-    "total-variation": lambda x, lam: sum(math.sqrt(d * d + 1e-6) for d in neighbours(x)),
-    "high-frequency": lambda x, lam: sum(d * d for d in neighbours(x)),
+    "total-variation": lambda x, lam: sum(math.sqrt(d * d + 1e-6) for d in neighbors(x)),
+    "high-frequency": lambda x, lam: sum(d * d for d in neighbors(x)),
     "sparse-gradients": sparse,
     "columns": typed,
 }
@@ -304,7 +304,7 @@ def test_the_pull_to_types_of_columns_rises():
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "0:onehot", "2-1:integer", "0-2", "0-2:colour", "0-2:onehot,2:integer"),
+        *("", "0:onehot", "2-1:integer", "0-2", "0-2:color", "0-2:onehot,2:integer"),
         *("3:integer/0", "3:integer/1e", "3:integer/1e999", "-1:integer", "0:integer,"),
     ],
 )

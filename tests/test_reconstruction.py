@@ -16,7 +16,7 @@ from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Split
 from residuum.stationarity import parameters
-from residuum.training import TrainingConfig, initialise, train
+from residuum.training import TrainingConfig, initialize, train
 
 CIRCLE_ARCH, CIRCLE_SEEDS, CIRCLE_KEPT = "mlp:2-400-1", (100, 101, 102), 40
 CIRCLE_TRAINING = {"steps": 4000, "init_scale": 0.1}
@@ -113,11 +113,11 @@ def test_digits_leak_and_sets_the_network_never_saw_do_not_match():
     assert all(p >= SIGNIFICANT for p in wrong), wrong
 
 
-def test_randomly_initialised_networks_hold_nothing():
+def test_randomly_initialized_networks_hold_nothing():
     arch = Architecture.parse(DIGITS_ARCH)
     random = []
     for seed in DIGITS_SEEDS:
-        model = initialise(arch, TrainingConfig(init="default", seed=seed))
+        model = initialize(arch, TrainingConfig(init="default", seed=seed))
         checkpoint = Network(parameters(model), DIGITS_ARCH, (1, 8, 8), (), "binary")
         split = digits_split(seed)
         random.append(p_value(found_by(checkpoint, split), split))

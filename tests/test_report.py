@@ -169,8 +169,8 @@ def test_differences_are_signed_and_fitted() -> None:
     assert fitted(-sample, sample) == pytest.approx(np.full((1, 4, 4), sample.mean()))
     assert fitted(np.ones((1, 4, 4)), sample) == pytest.approx(np.full((1, 4, 4), sample.mean()))
     blank = frames(Item(0, np.zeros((1, 4, 4)), sample), (1, 4, 4), "")[2]
-    colours = np.asarray(Image.open(io.BytesIO(base64.b64decode(blank.uri.split(",")[1]))))
-    top_left, elsewhere = colours[0, 0].astype(int), colours[0, -1].astype(int)
+    colors = np.asarray(Image.open(io.BytesIO(base64.b64decode(blank.uri.split(",")[1]))))
+    top_left, elsewhere = colors[0, 0].astype(int), colors[0, -1].astype(int)
     assert top_left[2] > top_left[0]  # blue: the reconstruction is below the sample
     assert elsewhere[0] > elsewhere[2]  # orange: above it
 

@@ -138,10 +138,10 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 2))
 
 
-def stepped(model: nn.Module, optimiser: torch.optim.Optimizer) -> dict[str, Any]:
+def stepped(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     model(torch.randn(8, 4)).square().mean().backward()
-    optimiser.step()
-    return optimiser.state_dict()
+    optimizer.step()
+    return optimizer.state_dict()
 
 
 def checkpoints() -> dict[str, Any]:
@@ -162,20 +162,20 @@ def checkpoints() -> dict[str, Any]:
             "ema": {k: t.clone() for k, t in weights.items()},
             "args": argparse.Namespace(data=pathlib.PurePosixPath("/data/patients"), seed=1),
         },
-        "optimiser": adam,
+        "optimizer": adam,
         "bare": weights,
     }
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_training_checkpoints_show_their_optimiser_and_what_lies_beside(
+def test_training_checkpoints_show_their_optimizer_and_what_lies_beside(
     tmp_path: Path, zipped: bool
 ) -> None:
     wanted = {
-        "plain": {("optimiser-state", "exp_avg)"), ("optimiser-state", "exp_avg_sq")},
-        "lightning": {("optimiser-state", "momentum"), ("paths", "names"), ("start", "seed")},
-        "arguments": {("optimiser-state", "averaged"), ("paths", "names"), ("start", "seed")},
-        "optimiser": {("optimiser-state", "exp_avg)")},
+        "plain": {("optimizer-state", "exp_avg)"), ("optimizer-state", "exp_avg_sq")},
+        "lightning": {("optimizer-state", "momentum"), ("paths", "names"), ("start", "seed")},
+        "arguments": {("optimizer-state", "averaged"), ("paths", "names"), ("start", "seed")},
+        "optimizer": {("optimizer-state", "exp_avg)")},
         "bare": set(),
     }
     for name, content in checkpoints().items():
@@ -184,8 +184,8 @@ def test_training_checkpoints_show_their_optimiser_and_what_lies_beside(
         found = found_in(path)
         for kind, word in wanted[name]:
             assert any(kind == k and word in what for k, what in found), (name, kind, word, found)
-        if name != "optimiser":
-            assert ("statistics", "moments of the data in normalisation layers") in found
+        if name != "optimizer":
+            assert ("statistics", "moments of the data in normalization layers") in found
         if name == "bare":
             assert {kind for kind, _ in found} == {"statistics"}
 
@@ -217,7 +217,7 @@ def test_a_whole_module_and_a_torchscript_archive_are_read_by_their_tensors(
     for name, kind in (("whole.pt", "torch"), ("script.pt", "torchscript")):
         release = open_release(tmp_path / name)
         assert release.kind == kind
-        assert ("statistics", "moments of the data in normalisation layers") in found_in(
+        assert ("statistics", "moments of the data in normalization layers") in found_in(
             tmp_path / name
         )
 
@@ -248,7 +248,7 @@ def test_onnx_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         open_release(tmp_path / "m.onnx")
 
 
-def test_initialisers_of_onnx_are_read(tmp_path: Path) -> None:
+def test_initializers_of_onnx_are_read(tmp_path: Path) -> None:
     import onnx
 
     helper, weight = onnx.helper, np.arange(6, dtype=np.float32).reshape(2, 3)
@@ -309,7 +309,7 @@ def test_limits_of_a_folder(
         ("knn", "stored", 1),
         ("knn", "none", 0),
         ("adam", "stored", 0),
-        ("adam", "stored,optimiser-state", 1),
+        ("adam", "stored,optimizer-state", 1),
         ("adam", "start", 1),
         ("logistic", "paths,start", 0),
         ("adam", "optimizer-state", 2),
@@ -320,7 +320,7 @@ def test_exit_codes(
 ) -> None:
     assert main(["scan", str(pickles["newest"] / f"{name}.pkl"), "--fail-on", fail_on]) == code
     if code == 2:
-        assert "Did you mean 'optimiser-state'" in one_line(capsys)
+        assert "Did you mean 'optimizer-state'" in one_line(capsys)
 
 
 def test_json_fits_its_schema_and_sarif_its_own(

@@ -61,7 +61,7 @@ def test_splitting_helps_where_the_hessian_is_positive_definite():
     with torch.no_grad():
         model.weight.copy_(torch.randn(3, 2))
         model.coefficient.copy_(torch.randn(3).abs())
-    problem = AllLayers(model, BinaryKKT(), Knowledge(), torch.ones(1), normalise=False)
+    problem = AllLayers(model, BinaryKKT(), Knowledge(), torch.ones(1), normalize=False)
     samples = torch.tensor([[[1.0, 0.35], [1.0, -0.35]]]).double()
     two = problem.with_labels(torch.ones(2))
     rest = residuals(two, samples, torch.full((1, 2), 0.5).double(), 1.0)

@@ -24,7 +24,7 @@ from residuum.records import Knowledge, Reconstruction, same
 from residuum.similarity import cosine
 
 DIM, RESTARTS = 30, 4
-# Centre of each planted cluster, label, and (restart, multiplier) of its members.
+# Center of each planted cluster, label, and (restart, multiplier) of its members.
 PLANTED = [
     (0, 1, [(0, 0.5), (1, 0.7), (2, 0.6), (3, 0.4)]),
     (1, 1, [(0, 0.3), (2, 0.2)]),
@@ -52,15 +52,15 @@ def reconstruction(x, labels, lam, run, restarts=RESTARTS):
 
 
 def planted(noise=0.01, shape=(DIM,)):
-    """Candidates around orthogonal centres of different length, and the cluster of each."""
+    """Candidates around orthogonal centers of different length, and the cluster of each."""
     generator = torch.Generator().manual_seed(0)
     rows = [
-        (centre, label, run, lam, cluster)
-        for cluster, (centre, label, members) in enumerate(PLANTED)
+        (center, label, run, lam, cluster)
+        for cluster, (center, label, members) in enumerate(PLANTED)
         for run, lam in members
     ]
-    centre, label, run, lam, cluster = (list(column) for column in zip(*rows, strict=True))
-    x = (1 + torch.tensor(centre))[:, None] * torch.eye(DIM, dtype=torch.float64)[centre]
+    center, label, run, lam, cluster = (list(column) for column in zip(*rows, strict=True))
+    x = (1 + torch.tensor(center))[:, None] * torch.eye(DIM, dtype=torch.float64)[center]
     x = x + noise * torch.randn(len(rows), DIM, generator=generator, dtype=torch.float64)
     found = reconstruction(
         x.view(-1, *shape),

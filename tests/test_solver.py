@@ -103,7 +103,7 @@ VARIED = [
     ("name", "rest"),
     [
         ("lr_x", {"lam_scale": "auto", "anneal": "geometric"}),
-        ("lam_min", {"lam_scale": "mean", "optimiser": "sgd", "lam_every": 20}),
+        ("lam_min", {"lam_scale": "mean", "optimizer": "sgd", "lam_every": 20}),
         (
             "sharpness",
             {"constraint": "penalty", "priors": (("multiplier-floor", 2.0),), "lam_scale": "auto"},
@@ -191,7 +191,7 @@ def test_settings_that_cannot_differ_between_runs_are_refused(tmp_path):
     with pytest.raises(InputError, match="as many as restarts; got 1 for 2"):
         build([SHORT])
     with pytest.raises(InputError, match="may differ in lr_x"):
-        build([SHORT, SHORT.changed(optimiser="sgd")])
+        build([SHORT, SHORT.changed(optimizer="sgd")])
     search(build([SHORT, SHORT.changed(lr_x=0.5)]), tmp_path / "state")
     with pytest.raises(InputError, match="holds an attack with other settings"):
         search(build([SHORT, SHORT.changed(lr_x=0.4)]), tmp_path / "state")
@@ -243,7 +243,7 @@ def test_a_diverging_run_is_stopped_and_the_others_finish(start, lam_every, tmp_
 
 
 def test_an_absurd_rate_diverges_and_keeps_what_it_had():
-    found = attack(released(), attack=SHORT.changed(lr_x=1e200, optimiser="sgd", steps=500))
+    found = attack(released(), attack=SHORT.changed(lr_x=1e200, optimizer="sgd", steps=500))
     assert found.status == ("diverged", "diverged")
     assert found.x.isfinite().all()
     assert int(found.steps[-1]) < 500
@@ -271,9 +271,9 @@ def test_the_clock_stops_and_a_resumed_attack_ends_like_one_never_stopped(tmp_pa
     assert same(search(solver(), path), whole)  # finished: nothing is left to do
 
 
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_an_interrupt_saves_and_the_end_is_the_same(optimiser, tmp_path):
-    config = SHORT.changed(optimiser=optimiser, lam_every=20, lr_x=1e-3, lr_lam=1e-3)
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_an_interrupt_saves_and_the_end_is_the_same(optimizer, tmp_path):
+    config = SHORT.changed(optimizer=optimizer, lam_every=20, lr_x=1e-3, lr_lam=1e-3)
     path, seen = tmp_path / "state", []
 
     def watch(progress):
@@ -333,10 +333,10 @@ def test_resuming_on_other_weights_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.1])
-@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
-def test_updates_equal_those_of_torch(optimiser, decay):
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_updates_equal_those_of_torch(optimizer, decay):
     config = SHORT.changed(
-        optimiser=optimiser,
+        optimizer=optimizer,
         lr_x=3e-4,
         lr_lam=7e-4,
         lr_decay=decay,
@@ -348,7 +348,7 @@ def test_updates_equal_those_of_torch(optimiser, decay):
     state = s.start()
     x, lam = state.x.clone().requires_grad_(), state.lam.clone().requires_grad_()
     groups = [{"params": [x], "lr": 3e-4}, {"params": [lam], "lr": 7e-4}]
-    if optimiser == "adam":
+    if optimizer == "adam":
         torchs = torch.optim.Adam(groups, eps=1e-12)
     else:
         torchs = torch.optim.SGD(groups, lr=0.0, momentum=0.9)
@@ -547,7 +547,7 @@ def test_settings_survive_json_and_wrong_ones_are_refused():
     with pytest.raises(InputError, match="Did you mean 'steps'"):
         Auto(stepz=3)
     for wrong in (
-        {"optimiser": "adamw"},
+        {"optimizer": "adamw"},
         {"surrogate": "gelu"},
         {"layers": "last"},
         {"steps": 0},

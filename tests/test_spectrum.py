@@ -84,7 +84,7 @@ def test_directions_below_the_edge_are_not_told_from_noise() -> None:
     assert found(planted + scale * np.random.default_rng(0).standard_normal(shape))[0] == 2
 
 
-def test_noise_above_one_per_cent_is_a_visible_initialisation() -> None:
+def test_noise_above_one_per_cent_is_a_visible_initialization() -> None:
     noise = np.random.default_rng(0).standard_normal((100, 64))
     planted = with_spectrum(np.array([1.0, 0.8, 0.7]), 100, 64)
     assert found(planted + 4e-4 * noise)[0] == 3  # edge 0.7%
@@ -195,7 +195,7 @@ def test_a_network_trained_on_digits_has_a_direction_per_dimension_of_its_data(a
     assert small.directions_of.startswith("above the noise edge")
     assert small.ranks["0.01"] < 19
     assert standard.directions is None
-    assert standard.directions_of.startswith("the initialisation is visible")
+    assert standard.directions_of.startswith("the initialization is visible")
 
 
 def test_more_samples_than_inputs_leave_no_directions_to_count() -> None:

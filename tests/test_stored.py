@@ -55,7 +55,7 @@ def saved(model: Any, path: Path) -> Path:
 
 
 MODELS: dict[str, tuple[Any, bool]] = {  # and whether records stand there to the last bit
-    "neighbours": (KNeighborsClassifier(3), True),
+    "neighbors": (KNeighborsClassifier(3), True),
     "tree": (KNeighborsClassifier(3, algorithm="kd_tree"), True),
     "vectors": (SVC(C=1e-3), True),
     "process": (GaussianProcessRegressor(), True),

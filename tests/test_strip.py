@@ -137,7 +137,7 @@ def test_a_pickle_is_left_alone_and_the_lines_to_run_are_printed(
     assert "del model._optimizer" in capsys.readouterr().out
     exec("\n".join(lines), {})
     left = findings(open_release(tmp_path / "c.pkl"))
-    assert not {one.kind for one in left} & {"optimiser-state", "start"}
+    assert not {one.kind for one in left} & {"optimizer-state", "start"}
     again = pickle.loads((tmp_path / "c.pkl").read_bytes())
     x = [[0.1, 0.2, 0.3, 0.4, 0.5]]
     assert (again.predict_proba(x) == model.predict_proba(x)).all()
@@ -147,10 +147,10 @@ def test_what_cannot_be_stripped_is_refused_with_advice(tmp_path: Path) -> None:
     torch.save(network(), tmp_path / "whole.pt")
     with pytest.raises(CheckpointError, match="state_dict"):
         rs.strip(tmp_path / "whole.pt", tmp_path / "c.pt")
-    torch.save(checkpoints()["optimiser"], tmp_path / "optimiser.pt")
+    torch.save(checkpoints()["optimizer"], tmp_path / "optimizer.pt")
     with pytest.raises(CheckpointError, match="holds none"):
-        rs.strip(tmp_path / "optimiser.pt", tmp_path / "c.pt")
-    assert listing(tmp_path) == ["optimiser.pt", "whole.pt"]
+        rs.strip(tmp_path / "optimizer.pt", tmp_path / "c.pt")
+    assert listing(tmp_path) == ["optimizer.pt", "whole.pt"]
 
 
 def test_json_names_what_was_left_out(tmp_path: Path, capsys: Capture) -> None:
@@ -160,4 +160,4 @@ def test_json_names_what_was_left_out(tmp_path: Path, capsys: Capture) -> None:
     found = printed(capsys)
     assert found["tensors"] == len(network().state_dict())
     assert found["bytes"] == out.stat().st_size
-    assert {one["kind"] for one in found["dropped"]} == {"optimiser-state"}
+    assert {one["kind"] for one in found["dropped"]} == {"optimizer-state"}

@@ -226,7 +226,7 @@ def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
 
     monkeypatch.setattr(Attack, "run", sometimes)
     diverging = Auto(
-        restarts=2, steps=50, candidates=12, optimiser="sgd", lr_x=1e-6, constraint="penalty"
+        restarts=2, steps=50, candidates=12, optimizer="sgd", lr_x=1e-6, constraint="penalty"
     )
     mixed = plan(6, attack=diverging, space={"lr_lam": Range(1e5, 1e6)})
     done = sweep_victim(tmp_path / "s", mixed)

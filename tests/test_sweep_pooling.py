@@ -325,7 +325,7 @@ def test_a_sweep_without_a_complete_trial_is_inconclusive(tmp_path: Path, capsys
         "lr_lam=1e5:1e6",
         "--constraint",
         "penalty",
-        "--optimiser",
+        "--optimizer",
         "sgd",
         "--lr-x",
         "1e-6",

@@ -29,7 +29,7 @@ from residuum.cli.audit import show
 from residuum.cli.main import main
 from residuum.networks import Architecture
 from residuum.stationarity import parameters
-from residuum.training import initialise
+from residuum.training import initialize
 from tests import pages
 from tests.program import Capture
 from tests.test_screen import unexplained
@@ -59,24 +59,24 @@ KINDS = {
     "convnet": ["convnet.pt", "--arch", "convnet:1x8x8-3-4-1,bias=none", *SAMPLES],
     "polynomial": ["polynomial.safetensors", *SAMPLES],
     "module": ["module.pt", "--model", "my_network:build", "--trust-code", *SAMPLES],
-    "optimiser state": ["saved.pt", *SAMPLES],
+    "optimizer state": ["saved.pt", *SAMPLES],
     "fine-tuned": ["flat.pt", "--base", "base.pt", *SAMPLES],
     "head": ["head.pt", "--base", "base.pt", *SAMPLES],
     "adapter": ["base.pt", "--adapter", "adapter_model.safetensors", *SAMPLES],
     "scikit-learn": ["model.pkl", *DIGITS],
-    "stored records": ["neighbours.pkl", *DIGITS],
+    "stored records": ["neighbors.pkl", *DIGITS],
     "table": ["table.pt", "--data", "train.csv", "--holdout", "test.csv"],
 }
 
 
 def trained(model: nn.Module, x: Any, y: Any, parts: nn.Module | None = None) -> dict[str, Any]:
-    """The state of the optimiser, after a few steps of ``parts`` on labels +-1."""
-    optimiser = torch.optim.SGD((parts or model).parameters(), 0.1, 0.9)
+    """The state of the optimizer, after a few steps of ``parts`` on labels +-1."""
+    optimizer = torch.optim.SGD((parts or model).parameters(), 0.1, 0.9)
     for _ in range(100):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         nn.functional.softplus(-y * model(x)[:, 0]).mean().backward()
-        optimiser.step()
-    return optimiser.state_dict()
+        optimizer.step()
+    return optimizer.state_dict()
 
 
 @pytest.fixture(scope="module")
@@ -126,7 +126,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     for name, model in (released | {"convnet": convnet}).items():
         torch.save(model.state_dict(), f"{name}.pt")
     arch = "polynomial:64-9-1,coefficients=0/0/0/1"
-    drawn = initialise(Architecture.parse(arch), rs.TrainingConfig())
+    drawn = initialize(Architecture.parse(arch), rs.TrainingConfig())
     rs.save_checkpoint(rs.Network(parameters(drawn), arch), "polynomial.safetensors")
     with warnings.catch_warnings(action="ignore"):
         learned = MLPClassifier((30,), max_iter=150, random_state=0).fit(images[:20], digit[:20])
@@ -138,8 +138,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name, value in zip(("weight", "bias"), both, strict=True)
     }
     torch.save(theta, "digits.pt")
-    neighbours = KNeighborsClassifier().fit(images[:20], digit[:20])
-    Path("neighbours.pkl").write_bytes(pickle.dumps(neighbours))
+    neighbors = KNeighborsClassifier().fit(images[:20], digit[:20])
+    Path("neighbors.pkl").write_bytes(pickle.dumps(neighbors))
     yield here
     os.chdir(before)
 

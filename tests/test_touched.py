@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.rows import OPTIMISERS, SEEN, tuned
+from benchmarks.rows import OPTIMIZERS, SEEN, tuned
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -18,10 +18,10 @@ from residuum.scanning.base_comparison import CURVE, NONE, touched_rows
 from tests.program import Capture, one_line, printed
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_rows_that_were_seen_are_listed(name: str) -> None:
-    rule, optimiser = OPTIMISERS[name]
-    table, base, seen = tuned(optimiser, steps=150)
+    rule, optimizer = OPTIMIZERS[name]
+    table, base, seen = tuned(optimizer, steps=150)
     found = touched_rows(table, base)
     assert found.rule == rule
     assert len(seen) == SEEN
@@ -31,18 +31,18 @@ def test_rows_that_were_seen_are_listed(name: str) -> None:
 
 
 def test_in_16_bits_no_row_is_listed_that_was_not_seen() -> None:
-    for name, (_, optimiser) in OPTIMISERS.items():
+    for name, (_, optimizer) in OPTIMIZERS.items():
         for kind in (torch.bfloat16, torch.float32):  # training in 16 bits, or in more
-            table, base, seen = tuned(optimiser, kind=kind, steps=150)
+            table, base, seen = tuned(optimizer, kind=kind, steps=150)
             found = touched_rows(table.bfloat16(), base.bfloat16())
             assert {*found.rows} <= seen, name
             assert found.coarse
             assert len(found.rows) >= 0.5 * len(seen), name
 
 
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_under_a_tied_head_it_says_that_it_cannot_tell(name: str) -> None:
-    table, base, _ = tuned(OPTIMISERS[name][1], tokens=1000, steps=150, tied=True)
+    table, base, _ = tuned(OPTIMIZERS[name][1], tokens=1000, steps=150, tied=True)
     found = touched_rows(table, base)
     assert (found.rule, found.rows) == (NONE, ())
     assert "cannot be told" in found.said
@@ -64,10 +64,10 @@ def test_the_curve_is_that_of_the_recursion_itself() -> None:
         m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
         w = w - 1e-3 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
     table = nn.Parameter(w0.float().clone())
-    optimiser = torch.optim.Adam([table], 1e-3, weight_decay=1e-2)
+    optimizer = torch.optim.Adam([table], 1e-3, weight_decay=1e-2)
     for _ in range(100):
         table.grad = torch.zeros_like(table)
-        optimiser.step()
+        optimizer.step()
     assert torch.allclose(table.detach().double(), w, atol=1e-5)
     moved = table.detach().clone()
     moved[:50] += 0.01 * torch.randn(50, 8)
@@ -79,7 +79,7 @@ def test_the_curve_is_that_of_the_recursion_itself() -> None:
 
 
 def files(folder: Path, **more: Tensor) -> tuple[Path, Path, set[int]]:
-    table, base, seen = tuned(OPTIMISERS["Adam"][1], tokens=1000, steps=150)
+    table, base, seen = tuned(OPTIMIZERS["Adam"][1], tokens=1000, steps=150)
     head = torch.randn(2, 32)
     save_file({"embeddings.weight": base, "head.weight": head}, folder / "base.safetensors")
     after = {"module.embeddings.weight": table, "module.head.weight": head + 1, **more}
@@ -102,7 +102,7 @@ def test_a_scan_with_the_base_lists_rows_and_layers(tmp_path: Path, capsys: Capt
 
 
 def test_a_head_that_is_the_table_is_seen_in_the_file(tmp_path: Path) -> None:
-    table, base, _ = tuned(OPTIMISERS["Adam"][1], tokens=1000, steps=150)
+    table, base, _ = tuned(OPTIMIZERS["Adam"][1], tokens=1000, steps=150)
     save_file({"wte.weight": base}, tmp_path / "base.safetensors")
     torch.save({"wte.weight": table, "lm_head.weight": table}, tmp_path / "tied.pt")
     (one,) = (

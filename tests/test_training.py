@@ -26,14 +26,14 @@ from residuum.training import (
     TrainingConfig,
     TrainingProgress,
     TrainingState,
-    initialise,
+    initialize,
     released,
     train,
 )
 from residuum.training.methods import (
     LOSSES,
     GradientDescent,
-    MarginMaximisation,
+    MarginMaximization,
     choose_loss,
     margins,
 )
@@ -151,18 +151,18 @@ def test_settings_as_json() -> None:
 def test_initial_weights() -> None:
     arch = Architecture.parse("mlp:50-40-1")
     state = torch.get_rng_state()
-    small = initialise(arch, TrainingConfig(init_scale=1e-3))
+    small = initialize(arch, TrainingConfig(init_scale=1e-3))
     assert torch.equal(state, torch.get_rng_state())
     first = torch.cat([p.detach().flatten() for p in list(small.parameters())[:2]])
     assert first.dtype == torch.float64
     assert float(first.std()) == pytest.approx(1e-3, rel=0.1)
-    default = initialise(arch, TrainingConfig(init="default"))
+    default = initialize(arch, TrainingConfig(init="default"))
     assert float(default.layers[0].weight.detach().abs().max()) == pytest.approx(50**-0.5, rel=0.01)
     assert torch.equal(small.layers[1].weight, default.layers[1].weight)
     assert not torch.equal(
-        small.layers[1].weight, initialise(arch, TrainingConfig(seed=1)).layers[1].weight
+        small.layers[1].weight, initialize(arch, TrainingConfig(seed=1)).layers[1].weight
     )
-    lecun = initialise(arch, TrainingConfig(init="lecun"))
+    lecun = initialize(arch, TrainingConfig(init="lecun"))
     assert float(lecun.layers[0].weight.detach().std()) == pytest.approx(50**-0.5, rel=0.05)
     assert not lecun.layers[0].bias.detach().any()
 
@@ -175,7 +175,7 @@ def test_gd_equals_a_hand_written_loop() -> None:
     data = toy(6)
     for steps in (1, 2, 7):
         config = TrainingConfig(method="gd", lr=0.3, steps=steps, init_scale=0.5)
-        model = initialise(Architecture.parse(ARCH), config)
+        model = initialize(Architecture.parse(ARCH), config)
         w, b, v = (p.detach().clone() for p in model.parameters())
         for _ in range(steps):
             dw, db, dv = torch.zeros_like(w), torch.zeros_like(b), torch.zeros_like(v)
@@ -206,7 +206,7 @@ def test_momentum_and_decay_equal_those_of_torch(momentum: float, decay: float) 
             steps=12,
             init="default",
         )
-        model = initialise(Architecture.parse(ARCH), config)
+        model = initialize(Architecture.parse(ARCH), config)
         optimizer = torch.optim.SGD(
             model.parameters(), lr=0.05, momentum=momentum, weight_decay=decay
         )
@@ -276,19 +276,19 @@ def test_weight_decay_leads_to_its_own_stationary_point(loss: str) -> None:
     assert certify(model, data.x, data.y, task="regression").residual_plain < 1e-8
 
 
-# Margin maximisation
+# Margin maximization
 
 
-def method_on(data: Dataset, arch: str, config: TrainingConfig) -> MarginMaximisation:
+def method_on(data: Dataset, arch: str, config: TrainingConfig) -> MarginMaximization:
     architecture = Architecture.parse(arch)
-    model = initialise(architecture, config)
+    model = initialize(architecture, config)
     kind = getattr(torch, config.dtype)
     y = data.y if architecture.outputs > 1 else data.y.to(kind)
     order = None if "hidden" in arch else float(len(architecture.widths) - 1)
-    return MarginMaximisation(model, data.x.to(kind), y, order)
+    return MarginMaximization(model, data.x.to(kind), y, order)
 
 
-def naive_objective(method: MarginMaximisation) -> float:
+def naive_objective(method: MarginMaximization) -> float:
     """log sum exp(-tau m), one margin at a time, scaled by the largest term."""
     outputs = method.model(method.x).detach()
     terms = [
@@ -374,7 +374,7 @@ def test_a_long_run_never_overflows(arch: str, classes: int, dtype: str) -> None
 
 
 def test_the_largest_margin_of_orthogonal_samples_is_found() -> None:
-    """Linear network on an orthonormal basis: the best normalised margin is 1 / sqrt(n)."""
+    """Linear network on an orthonormal basis: the best normalized margin is 1 / sqrt(n)."""
     state = train("mlp:4-1,bias=none", orthogonal(), TrainingConfig(steps=400, init_scale=0.1))
     best = state.history[-1]["margin"] / norm(state.theta)
     assert best == pytest.approx(0.5, rel=1e-4)
@@ -386,14 +386,14 @@ def test_margin_method_beats_gd_at_equal_cost() -> None:
     cost = int(margin.scalars["evaluations"])
     assert cost >= 1000
 
-    def normalised(state: TrainingState) -> float:
+    def normalized(state: TrainingState) -> float:
         return state.history[-1]["margin"] / norm(state.theta) ** 2
 
     best = max(
-        normalised(train(arch, data, TrainingConfig(method="gd", lr=lr, steps=cost, seed=2)))
+        normalized(train(arch, data, TrainingConfig(method="gd", lr=lr, steps=cost, seed=2)))
         for lr in (0.1, 0.3, 1.0)
     )
-    assert normalised(margin) > 1.1 * best > 0
+    assert normalized(margin) > 1.1 * best > 0
 
 
 def test_margin_method_comes_near_a_kkt_point() -> None:

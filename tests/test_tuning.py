@@ -48,13 +48,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.save(base.state_dict(), here / "base.pt")
     for name, layers in (("all", (0, 2, 4)), ("head", (2, 4))):
         model = copy.deepcopy(base)
-        optimiser = torch.optim.SGD([p for i in layers for p in model[i].parameters()], 0.1, 0.9)
+        optimizer = torch.optim.SGD([p for i in layers for p in model[i].parameters()], 0.1, 0.9)
         for _ in range(300):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             nn.functional.softplus(-y * model(x)[:, 0]).mean().backward()
-            optimiser.step()
+            optimizer.step()
         torch.save(model.state_dict(), here / f"{name}.pt")
-        both = {"model": model.state_dict(), "optimizer": optimiser.state_dict()}
+        both = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
         torch.save(both, here / f"{name}-saved.pt")
     parts = {"A": torch.randn(3, 64), "B": 0.1 * torch.randn(30, 3)}
     names = {f"base_model.model.0.lora_{k}.weight": t for k, t in parts.items()}

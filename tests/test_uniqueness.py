@@ -16,7 +16,7 @@ import torch
 from benchmarks.falsifier import (
     BEYOND,
     Falsifier,
-    cancelling_pair,
+    canceling_pair,
     exact_points,
     old_bound_breaks,
     pair_bound,
@@ -347,7 +347,7 @@ def test_few_rows_and_many_are_eliminated_alike(rows: int) -> None:
     state = _State(Polytope(matrix, wide / 50, -walls, walls, -wide, wide))
     stiff = 10 ** (12 * torch.rand(1, rows + d, generator=generator, dtype=torch.float64) - 4)
     stiff[:, 0] = stiff[:, -1] = 0.0
-    assert int(state._factorise(stiff)) == 0
+    assert int(state._factorize(stiff)) == 0
     dense = matrix[0].T @ torch.diag(stiff[0, :rows]) @ matrix[0] + torch.diag(1 + stiff[0, rows:])
     right = torch.randn(1, d, generator=generator, dtype=torch.float64)
     left = dense @ state._inverse(right)[0] - right[0]
@@ -359,7 +359,7 @@ def test_few_rows_and_many_are_eliminated_alike(rows: int) -> None:
 def dense(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From its call on, every programme is solved by the matrix of all pixels."""
 
-    def factorise(state: _State, stiff: Tensor) -> Tensor:
+    def factorize(state: _State, stiff: Tensor) -> Tensor:
         k = state.rows.shape[1]
         matrix = state.rows.mT @ (stiff[:, :k, None] * state.rows)
         matrix.diagonal(dim1=1, dim2=2).add_(1 + stiff[:, k:])
@@ -370,7 +370,7 @@ def dense(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         return torch.cholesky_solve(right[..., None], state.factor)[..., 0]
 
     def turn() -> None:
-        monkeypatch.setattr(_State, "_factorise", factorise)
+        monkeypatch.setattr(_State, "_factorize", factorize)
         monkeypatch.setattr(_State, "_inverse", inverse)
 
     return turn
@@ -634,7 +634,7 @@ def test_new_patterns_and_opposite_labels_lie_outside_the_class_and_break_the_bo
     alone = relu_point(2, 4, 1, 12).set
     box = (alone.x.min(), alone.x.max())
     judge, found = Falsifier(alone, box), uniqueness(alone, box=box, share=0.9)
-    kept, pair = cancelling_pair(judge, 0)
+    kept, pair = canceling_pair(judge, 0)
     assert judge.same_sum(pair)
     assert not judge.in_class(pair)
     assert pair.lam[1] == float(alone.lam[0])  # all of the weight, anywhere in the cell

@@ -214,7 +214,7 @@ def test_signs_are_told_though_sources_outnumber_the_directions_they_span():
     every = torch.cat([-x, blends])  # in float32: 40 directions, and rounding
     found = Sources(every, *[torch.ones(100)] * 2, torch.arange(100), (1, 0), 40, 0.0)
     layer = Mixed(rows, None, rows, SHAPE, True, 40, 1.0)
-    sign, _, _ = told(found, layer, Knowledge(), found.centres)
+    sign, _, _ = told(found, layer, Knowledge(), found.centers)
     assert (sign[:40] == -1).all()  # with every direction 19 of 40: a coin toss
 
 

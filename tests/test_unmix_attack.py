@@ -323,18 +323,18 @@ def test_an_overfull_layer_says_that_confidence_is_withheld() -> None:
         (torch.optim.AdamW, {"weight_decay": 0.1}),
     ],
 )
-def test_the_moment_of_a_live_optimiser_lies_in_the_span_of_its_samples(
+def test_the_moment_of_a_live_optimizer_lies_in_the_span_of_its_samples(
     kind: type[torch.optim.Optimizer], options: dict[str, float]
 ) -> None:
     x, y = blocks(6).flatten(1).double(), torch.tensor([1.0, -1.0] * 3).double()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(1728, 20), nn.ReLU(), nn.Linear(20, 1)).double()
-    optimiser = kind(model.parameters(), lr=1e-6, **options)  # type: ignore[call-arg]
+    optimizer = kind(model.parameters(), lr=1e-6, **options)  # type: ignore[call-arg]
     for _ in range(200):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         torch.nn.functional.softplus(-y * model(x)[:, 0]).mean().backward()
-        optimiser.step()
-    moment = rs.moment_of(optimiser, model)
+        optimizer.step()
+    moment = rs.moment_of(optimizer, model)
     assert list(moment) == [f"layers.{i}.{part}" for i in (0, 1) for part in ("weight", "bias")]
     rows = moment["layers.0.weight"]
     inside = rows @ torch.linalg.pinv(x) @ x

@@ -11,7 +11,7 @@ from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Split
 from residuum.stationarity import parameters
-from residuum.training import TrainingConfig, initialise, released, train
+from residuum.training import TrainingConfig, initialize, released, train
 
 LEAKY_ARCH, LEAKY_SAMPLES = "mlp:64-100-100-1", 40
 TIGHT_ARCH, TIGHT_SAMPLES = "mlp:64-30-1", 20
@@ -37,7 +37,7 @@ def tight() -> tuple[Network, Split]:
 def untrained() -> tuple[Network, Split]:
     """The leaky network's architecture with random weights, and the same digits."""
     checkpoint, split = leaky()
-    model = initialise(Architecture.parse(LEAKY_ARCH), TrainingConfig(init="default"))
+    model = initialize(Architecture.parse(LEAKY_ARCH), TrainingConfig(init="default"))
     return checkpoint.replace(theta=parameters(model)), split
 
 

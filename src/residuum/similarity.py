@@ -26,9 +26,9 @@ def cosine(a: Tensor, b: Tensor) -> Tensor:
 
 
 def ncc(a: Tensor, b: Tensor) -> Tensor:
-    """Normalised cross-correlation in [-1, 1], see :func:`standardise`. (m, n)."""
+    """Normalized cross-correlation in [-1, 1], see :func:`standardize`. (m, n)."""
     check_alike(a, b)
-    return _products(standardise(a), standardise(b))
+    return _products(standardize(a), standardize(b))
 
 
 def l2(a: Tensor, b: Tensor) -> Tensor:
@@ -51,20 +51,20 @@ def l2(a: Tensor, b: Tensor) -> Tensor:
     return distances
 
 
-def standardise(x: Tensor) -> Tensor:
-    """Samples whose inner product is their normalised cross-correlation. (m, d), flat.
+def standardize(x: Tensor) -> Tensor:
+    """Samples whose inner product is their normalized cross-correlation. (m, d), flat.
 
-    Each channel of a (c, h, w) sample, or a sample of another shape as a whole, is centred and
+    Each channel of a (c, h, w) sample, or a sample of another shape as a whole, is centered and
     scaled to norm 1/sqrt(c): the correlation of two samples is the mean of those of their channels.
     A constant channel becomes 0: it correlates with nothing, not even with itself.
     """
     channels = x.shape[1] if x.ndim == 4 else 1
     parts = x.reshape(len(x), channels, -1)
-    centred = parts - parts.mean(2, keepdim=True)
+    centered = parts - parts.mean(2, keepdim=True)
     # What centring leaves of a constant is rounding, which scaling would blow up to a random image.
     rounding = 8 * torch.finfo(x.dtype).eps * parts.norm(dim=2, keepdim=True)
-    norm = centred.norm(dim=2, keepdim=True)
-    scaled = torch.where(norm > rounding, centred / norm, 0.0)
+    norm = centered.norm(dim=2, keepdim=True)
+    scaled = torch.where(norm > rounding, centered / norm, 0.0)
     return scaled.flatten(1) / channels**0.5
 
 

@@ -29,7 +29,7 @@ from torch import Tensor
 from residuum.records import Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
-SIMILARITY = 0.9  # cosine of a candidate and the centre of its group
+SIMILARITY = 0.9  # cosine of a candidate and the center of its group
 FEATURES = (
     "support share",
     "log relative multiplier",
@@ -37,7 +37,7 @@ FEATURES = (
     "agreement",
     "agreement x log effective dimension",
 )
-BLOCK = 1024  # centres compared at once: bounds memory for any number of candidates
+BLOCK = 1024  # centers compared at once: bounds memory for any number of candidates
 FEW_VALUES, DUPLICATE = 8, 0.03  # 0.03: the duplicate radius of Haim et al. 2022 on the unit circle
 WEIGHT_FLOOR = 1e-3  # candidates lighter than this share of the heaviest of their run carry nothing
 
@@ -97,7 +97,7 @@ def alive(found: Reconstruction) -> Tensor:
 def groups_of(x: Tensor, weight: Tensor, similarity: float, radius: float | None) -> list[Tensor]:
     """Greedy grouping, heaviest candidate first; every candidate is in exactly one group.
 
-    Similarities are computed for BLOCK centres at a time: memory stays bounded for any number of
+    Similarities are computed for BLOCK centers at a time: memory stays bounded for any number of
     candidates.
     """
     free = torch.ones(len(x), dtype=torch.bool)

@@ -26,8 +26,8 @@ from residuum.settings.training import Initialization
 from residuum.stationarity import by_layer, parameters
 from residuum.surfaces.inspection import Inspection
 from residuum.surfaces.surface import weights
-from residuum.theory.rows import choose_task, normalise_labels
-from residuum.training import TrainingConfig, initialise, train
+from residuum.theory.rows import choose_task, normalize_labels
+from residuum.training import TrainingConfig, initialize, train
 from residuum.training.methods import LOSSES, choose_loss
 
 STEPS = 5000  # of full-batch training, if the recipe names no epochs
@@ -116,7 +116,7 @@ class ControlTraining:
             and self.network.live is None
         )
         has_small_start = is_plain and self.initialization == "small"
-        optimizer = self.recipe.optimiser or ("margin" if has_small_start else "adam")
+        optimizer = self.recipe.optimizer or ("margin" if has_small_start else "adam")
         description = f"trained by {optimizer} from a {self.initialization} start"
         description += f", {', '.join(frozen)} frozen" if frozen else ""
         if optimizer == "margin" and is_plain:
@@ -150,7 +150,7 @@ class ControlTraining:
             model.load_state_dict({**model.state_dict(), **known})
         elif self.network.live is None:
             config = TrainingConfig(init=self.initial_weights, seed=self.seed + 1)
-            model = initialise(self.network.architecture, config).to(dtype)
+            model = initialize(self.network.architecture, config).to(dtype)
         else:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.seed + 1)
@@ -162,7 +162,7 @@ class ControlTraining:
     def _descend(self, model: nn.Module, data: Dataset, optimizer: str) -> float:
         """Train the model in place and return its loss."""
         dtype = dtype_of(optimizer)
-        y = normalise_labels(data.y, self.task, self.network.architecture.outputs)
+        y = normalize_labels(data.y, self.task, self.network.architecture.outputs)
         return descend(
             model,
             data.x.to(dtype),
@@ -176,7 +176,7 @@ class ControlTraining:
 
     def _complete_recipe(self, optimizer: str) -> TrainingRecipe:
         """Return the recipe with this optimizer, and with epochs and batches if it names none."""
-        recipe = replace(self.recipe, optimiser=optimizer)
+        recipe = replace(self.recipe, optimizer=optimizer)
         if optimizer not in IN_BATCHES:
             return recipe
         return replace(recipe, epochs=recipe.epochs or EPOCHS, batch=recipe.batch or BATCH)
@@ -235,13 +235,13 @@ def descend(
         The loss on all samples.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
-    rate = recipe.rate or (ADAM_RATE if recipe.optimiser == "adam" else RATE)
-    optimizer_class = torch.optim.Adam if recipe.optimiser == "adam" else torch.optim.SGD
+    rate = recipe.rate or (ADAM_RATE if recipe.optimizer == "adam" else RATE)
+    optimizer_class = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.SGD
     optimizer = optimizer_class(trained, lr=rate)
     batch = recipe.batch or len(x)
     end, value = time.monotonic() + max(seconds, MIN_SECONDS), math.inf
     # Losses of one batch and of the next say nothing about a step.
-    adapts = not recipe.rate and recipe.optimiser in ("gd", "margin") and batch >= len(x)
+    adapts = not recipe.rate and recipe.optimizer in ("gd", "margin") and batch >= len(x)
     generator = stream("twin", seed)
     before_step = [p.detach().clone() for p in trained]
     for _ in range(recipe.epochs or STEPS):

@@ -44,7 +44,7 @@ from residuum.evaluation.scoring import DECIDING, control_of
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Record
 from residuum.theory.kkt import evaluate
-from residuum.theory.rows import choose_task, normalise_labels
+from residuum.theory.rows import choose_task, normalize_labels
 
 LEVEL = 0.001  # of a control: one false alarm in a thousand audits, each
 NEAR = 0.01  # of the median distance to the nearest held-out sample: a repeat
@@ -530,10 +530,10 @@ def sample_losses(
     if task == "regression":
         if pool.y.shape[1:] != train.y.shape[1:] or not several:
             return None
-        targets = normalise_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
+        targets = normalize_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
         return as_array((outputs - targets).square().mean(1))
     if several and _has_known_labels(train, pool):
-        y = normalise_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
+        y = normalize_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
     elif task == "binary":
         y = torch.where(outputs[:, 0] > 0, 1.0, -1.0)
     else:

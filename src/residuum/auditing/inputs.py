@@ -28,7 +28,7 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Record
 from residuum.records.inputs import with_mean
 from residuum.theory.kkt import evaluate
-from residuum.theory.rows import accuracy, choose_task, normalise_labels
+from residuum.theory.rows import accuracy, choose_task, normalize_labels
 
 NEAR = 0.01  # of the range's width: rounding, no contradiction
 FAR = 1.0  # of the range's width: no sample of this range
@@ -89,8 +89,8 @@ def suited(
 ) -> tuple[Dataset | None, Dataset | None]:
     """The samples as this network receives them, where they were given in another common form.
 
-    Recognised are labels as one column of ones among zeros for each class, channels last, pixels from
-    0 to 255, and a table on its own scale where the network knows it standardised. Whatever is changed
+    Recognized are labels as one column of ones among zeros for each class, channels last, pixels from
+    0 to 255, and a table on its own scale where the network knows it standardized. Whatever is changed
     is a note of the training samples. Samples that already suit stay as they are.
     """
     if train is None or (control is not None and control.shape != train.shape):
@@ -158,7 +158,7 @@ def _plain_labels(one: Dataset, outputs: int, notes: list[str]) -> Dataset:
 def _scaled(
     checkpoint: Network, sets: list[Dataset], knowledge: Knowledge, task: str, notes: list[str]
 ) -> list[Dataset]:
-    """Pixels of files divided by 255, a table standardised: where the network is right on them so.
+    """Pixels of files divided by 255, a table standardized: where the network is right on them so.
 
     The names of two classes say nothing of their order, so both are tried.
     """
@@ -188,7 +188,7 @@ def _scaled(
     offset, spread = train.x.mean(0), torch.std(train.x, dim=0, correction=0)
     spread = torch.where(spread > 0, spread, 1.0)
 
-    def standardised(one: Dataset) -> Dataset:
+    def standardized(one: Dataset) -> Dataset:
         return one.replace(x=(one.x - offset) / spread, scale=spread, offset=offset)
 
     def turned(one: Dataset) -> Dataset:
@@ -198,10 +198,10 @@ def _scaled(
         "the columns of your samples were standardized with the mean and deviation of your "
         "training samples"
     )
-    ways = {first: [standardised]}
+    ways = {first: [standardized]}
     if len(train.classes) == 2 and set(train.y.unique().tolist()) == {0, 1}:
         other = f"{train.classes[1]!r} is read as class 0 and {train.classes[0]!r} as class 1"
-        ways |= {other: [turned], f"{first}, and {other}": [standardised, turned]}
+        ways |= {other: [turned], f"{first}, and {other}": [standardized, turned]}
     for said, steps in ways.items():
         read = sets
         for step in steps:
@@ -246,7 +246,7 @@ def check_fit(
             "none are given.",
             "Say audit(model, data=(x, y)), or save 'y' beside 'x'.",
         )
-    normalise_labels(train.y, choose_task(task_of(checkpoint, task), outputs), outputs)
+    normalize_labels(train.y, choose_task(task_of(checkpoint, task), outputs), outputs)
     lay_out(torch.zeros_like(train.x[:1]), train, control, [])
 
 
@@ -372,13 +372,13 @@ def fit_of(
     model = checkpoint.double_module
     outputs = evaluate(model, train.x.double())
     task = choose_task(task, outputs.shape[1])
-    y = normalise_labels(train.y, task, outputs.shape[1])
+    y = normalize_labels(train.y, task, outputs.shape[1])
     holdout = None
     # Held-out samples may come without labels, which reads as one label that says nothing.
     if control is not None and (len(control.y.unique()) > 1 or task == "regression"):
         known = task == "regression" or set(control.y.tolist()) <= set(train.y.tolist())
         if known and control.y.shape[1:] == train.y.shape[1:]:
-            wanted = normalise_labels(control.y, task, outputs.shape[1])
+            wanted = normalize_labels(control.y, task, outputs.shape[1])
             holdout = accuracy(evaluate(model, control.x.double()), wanted, task)
     if task == "regression":
         return Fit("R^2", accuracy(outputs, y, task), holdout, 0.0)

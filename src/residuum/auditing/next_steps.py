@@ -321,7 +321,7 @@ INCONCLUSIVE_ROWS = (
         lambda result: True,
         "Pass more held-out samples with labels (--holdout), or describe how the network was trained, so "
         "that the positive controls are trained in the same way. For example: --recipe "
-        "optimiser=adam,rate=0.001,epochs=100.",
+        "optimizer=adam,rate=0.001,epochs=100.",
     ),
 )
 NO_LEAK_ROWS = (

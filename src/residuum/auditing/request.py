@@ -98,8 +98,8 @@ class AuditRequest(Settings):
     recipe: str = Field(
         default="",
         description="How the network was trained, so that the positive controls are trained in the same "
-        "way: any of optimiser, rate, epochs, batch, start and frozen, such as "
-        "optimiser=sgd,rate=0.01,frozen=LAYER+LAYER.",
+        "way: any of optimizer, rate, epochs, batch, start and frozen, such as "
+        "optimizer=sgd,rate=0.01,frozen=LAYER+LAYER.",
         json_schema_extra=EXPERT,
     )
     surface: Literal["all", "weights", "change", "moment"] = Field(

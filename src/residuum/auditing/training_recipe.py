@@ -11,7 +11,7 @@ from residuum.errors import InputError, require_known
 
 OPTIMIZERS = ("margin", "gd", "sgd", "adam")
 INITIALIZATIONS = ("small", "default", "lecun", "granted")
-EXAMPLE = "optimiser=sgd,rate=0.01,epochs=100,batch=50"
+EXAMPLE = "optimizer=sgd,rate=0.01,epochs=100,batch=50"
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,7 @@ class TrainingRecipe:
     """Settings of the training. An empty text or 0 means that the setting is inferred.
 
     Attributes:
-        optimiser: "margin" and "gd" use all samples in every step, with a step size that keeps the loss
+        optimizer: "margin" and "gd" use all samples in every step, with a step size that keeps the loss
             falling unless a rate is set.
         rate: The learning rate.
         epochs: The number of epochs.
@@ -28,7 +28,7 @@ class TrainingRecipe:
         frozen: Layers that were not trained.
     """
 
-    optimiser: str = ""
+    optimizer: str = ""
     rate: float = 0.0
     epochs: int = 0
     batch: int = 0
@@ -40,7 +40,7 @@ class TrainingRecipe:
         """Read a recipe.
 
         Args:
-            text: Any of ``optimiser=sgd,rate=0.01,epochs=100,batch=50,start=default,frozen=0+2``.
+            text: Any of ``optimizer=sgd,rate=0.01,epochs=100,batch=50,start=default,frozen=0+2``.
 
         Returns:
             The recipe.
@@ -48,7 +48,7 @@ class TrainingRecipe:
         Raises:
             InputError: If a name is unknown or a value does not fit.
         """
-        kinds = {"optimiser": str, "rate": float, "epochs": int, "batch": int}
+        kinds = {"optimizer": str, "rate": float, "epochs": int, "batch": int}
         kinds |= {"start": str, "frozen": str}
         values: dict[str, object] = {}
         for setting in filter(None, (item.strip() for item in text.split(","))):
@@ -61,7 +61,7 @@ class TrainingRecipe:
                     f"{name} of a recipe must be a number; got {value[:40]!r}.",
                     f"Pass --recipe {EXAMPLE}.",
                 ) from problem
-        for name, choices in (("optimiser", OPTIMIZERS), ("start", INITIALIZATIONS)):
+        for name, choices in (("optimizer", OPTIMIZERS), ("start", INITIALIZATIONS)):
             require_known(str(values.get(name, choices[0])), choices, f"A recipe knows no {name}")
         numbers = [float(str(values.get(name, 0))) for name in ("rate", "epochs", "batch")]
         if not all(0 <= value < 1e9 for value in numbers):

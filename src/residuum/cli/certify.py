@@ -141,7 +141,7 @@ def show(found: Certificate, title: str) -> None:
             (f"  {part.name}", n(part.residual), "plain, over its own norm")
             for part in found.layers
         ),
-        ("margin", n(found.margin), f"normalised {n(found.normalized_margin)}"),
+        ("margin", n(found.margin), f"normalized {n(found.normalized_margin)}"),
         ("eps, delta", f"{n(found.eps)}, {n(found.delta)}", f"||theta|| = {n(found.theta_norm)}"),
         ("multipliers", f"{lam['active']} active", f"sum {n(lam['sum'])}, max {n(lam['max'])}"),
         ("homogeneity order", n(found.homogeneity_order), f"identity gap {n(found.identity)}"),

@@ -78,7 +78,7 @@ def _networks(out: Path, split: Split, spoken: bool) -> Network:
     from residuum.io.checkpoints import save_checkpoint
     from residuum.networks import Architecture
     from residuum.stationarity import parameters
-    from residuum.training import TrainingConfig, initialise, released, train
+    from residuum.training import TrainingConfig, initialize, released, train
     from residuum.training.directory import write_run
 
     config = TrainingConfig(steps=STEPS)
@@ -87,7 +87,7 @@ def _networks(out: Path, split: Split, spoken: bool) -> Network:
     (out / "network" / "private").mkdir(parents=True, exist_ok=True)
     write_run(out / "network", ARCH, split, config, state, "binary", "cpu")
     victim = released(state, ARCH, split.train, "binary")
-    model = initialise(Architecture.parse(ARCH), TrainingConfig(init="default"))
+    model = initialize(Architecture.parse(ARCH), TrainingConfig(init="default"))
     file = out / NETWORKS["untrained"] / "model.safetensors"
     save_checkpoint(victim.replace(theta=parameters(model)), file)
     return victim
@@ -106,7 +106,7 @@ def _photos(out: Path, spoken: bool) -> dict[str, Any]:
     from residuum.records import Knowledge, write_atomic
     from residuum.report.figures import compared_figure
     from residuum.stationarity import parameters
-    from residuum.training import TrainingConfig, initialise, released, train
+    from residuum.training import TrainingConfig, initialize, released, train
 
     split = load_dataset("photos", PHOTOS, seed=0)
     config = TrainingConfig(steps=PHOTO_STEPS, dtype="float32")
@@ -118,7 +118,7 @@ def _photos(out: Path, spoken: bool) -> dict[str, Any]:
     told = Knowledge(shape, value_range=(0, 1), mean=mean, provenance={"mean": "train"})
     found = Unmix(seconds=PHOTO_SECONDS).run(victim, told)
     # A layer never trained has no clean direction and is refused: it is given as many as the other.
-    drawn = initialise(Architecture.parse(PHOTO_ARCH), TrainingConfig(init="default"))
+    drawn = initialize(Architecture.parse(PHOTO_ARCH), TrainingConfig(init="default"))
     layer = first_layer(parameters(drawn)).float()
     sources = unmix(layer, split.train.shape, LADDER[0], rank=len(found.x))
     never = sources.x.reshape(-1, *split.train.shape)

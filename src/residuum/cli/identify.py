@@ -75,7 +75,7 @@ def show(found: Identification) -> None:
     """The conditions, the samples, and what to make of them."""
     alpha = found.order - 1
     carrying = f"{found.carrying} hold 99.9% of |theta|^2"
-    normalised = f"normalised {number(found.normalized_margin)}"
+    normalized = f"normalized {number(found.normalized_margin)}"
     margin = "needs --data" if found.min_margin is None else number(found.min_margin)
     rows = [
         ("order", str(found.order), f"degree {alpha} + 1"),
@@ -88,7 +88,7 @@ def show(found: Identification) -> None:
         ("rank of K", f"{found.rank_k} of N_r = {found.n_r}", f"condition {number(found.cond_k)}"),
         ("balance gap", number(found.balance_gap), f"|W_j|^2 = {alpha} a_j^2 at a KKT point"),
         ("neurons", f"{found.neurons} live, {found.dead} dead", carrying),
-        ("|theta|, min margin", f"{number(found.theta_norm)}, {margin}", normalised),
+        ("|theta|, min margin", f"{number(found.theta_norm)}, {margin}", normalized),
         ("method", found.method, f"relative residual {number(found.residual)}"),
     ]
     print_table(found.arch, ("what", "value", "meaning"), rows)

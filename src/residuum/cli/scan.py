@@ -6,7 +6,7 @@ Examples:
 
 residuum scan checkpoint.pt
 
-residuum scan release/ --fail-on stored,optimiser-state,start,paths
+residuum scan release/ --fail-on stored,optimizer-state,start,paths
 
 residuum scan tuned.safetensors --base public.safetensors
 
@@ -56,7 +56,7 @@ def command(
     fail_on: Annotated[
         str,
         Parameter(
-            help="Kinds of findings that end in exit code 1, between commas: stored, optimiser-state, "
+            help="Kinds of findings that end in exit code 1, between commas: stored, optimizer-state, "
             "start, touched-rows, adapter, statistics, paths, classes; or none. The kind code always ends "
             "in exit code 4.",
             metavar="KINDS",

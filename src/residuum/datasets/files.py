@@ -24,7 +24,7 @@ MAX_PIXELS = 20_000_000  # 200 MB with the copies that a conversion makes
 # What Pillow raises on files that are no images.
 UNREADABLE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError)
 GRAY_MODES = ("1", "L", "LA")
-COLOUR_MODES = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
+COLOR_MODES = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
 
 def npz(request: Request, path: Path) -> Pool:
@@ -184,7 +184,7 @@ def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> 
             with Image.open(file, formats=sorted(set(FORMATS.values()))) as image:
                 if image.width * image.height > MAX_PIXELS:
                     raise Image.DecompressionBombError
-                if image.mode not in GRAY_MODES + COLOUR_MODES:
+                if image.mode not in GRAY_MODES + COLOR_MODES:
                     raise DataError(
                         f"Images must have 8 bits per channel; {str(file)!r} has mode "
                         f"{image.mode!r}.",

@@ -30,7 +30,7 @@ CIFAR10_FOLDER = Path("cifar-10-batches-py")
 SIGNS = ("-1", "+1")
 PHOTOS = ("china", "flower")
 CROP = 32  # pixels
-SMOOTH = 4.0  # of 255: mean difference of neighbouring pixels up to which a crop is left out
+SMOOTH = 4.0  # of 255: mean difference of neighboring pixels up to which a crop is left out
 
 
 def digits(request: Request) -> Pool:
@@ -184,7 +184,7 @@ def circle(request: Request) -> Pool:
 
 
 def sphere(request: Request, *, dim: int = 784) -> Pool:
-    """n points uniform on S^{dim-1}, labelled by the sign of the first coordinate (500 unless told).
+    """n points uniform on S^{dim-1}, labeled by the sign of the first coordinate (500 unless told).
 
     Half of the points have each sign: a uniform point given its sign is a uniform point reflected
     to that side. Held-out points are drawn the same way.

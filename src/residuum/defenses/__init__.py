@@ -1,6 +1,6 @@
 """Defenses, tried against an attacker who does not know of them and one who does."""
 
-from residuum.defenses.catalogue import DEFENSES, Defense, Secret, Training, find
+from residuum.defenses.catalog import DEFENSES, Defense, Secret, Training, find
 from residuum.defenses.trial import (
     Attacked,
     Conditions,

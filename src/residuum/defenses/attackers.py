@@ -32,7 +32,7 @@ from residuum.attacks.defense_aware.strategies import (
 )
 from residuum.attacks.stationarity.attack import NTK
 from residuum.attacks.unmixing.attack import Unmix
-from residuum.defenses.catalogue import Secret
+from residuum.defenses.catalog import Secret
 from residuum.errors import InputError
 from residuum.networks.network import Network
 from residuum.records import Reconstruction

@@ -21,8 +21,8 @@ from residuum.networks.network import Network
 from residuum.records import Dataset
 from residuum.records.exposure import Exposure
 from residuum.risk.run import expose
-from residuum.theory.rows import margins, normalise_labels
-from residuum.training import TrainingConfig, TrainingState, initialise, released, train
+from residuum.theory.rows import margins, normalize_labels
+from residuum.training import TrainingConfig, TrainingState, initialize, released, train
 from residuum.training.loop import snapshot
 
 CLIP = 1.0  # of per-sample gradients
@@ -214,8 +214,8 @@ def _begin(job: Job) -> tuple[nn.Module, Tensor, Tensor]:
             "Choose other defenses.",
         )
     network, dtype = Architecture.parse(job.arch), getattr(torch, job.config.dtype)
-    model = initialise(network, job.config).to(job.device)
-    y = normalise_labels(job.data.y, job.task, network.outputs)
+    model = initialize(network, job.config).to(job.device)
+    y = normalize_labels(job.data.y, job.task, network.outputs)
     y = y.to(job.device, torch.long if job.task == "multiclass" else dtype)
     return model, job.data.x.to(job.device, dtype), y
 

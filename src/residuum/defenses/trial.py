@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from residuum.attacks import Attack
 from residuum.attacks.defense_aware.strategies import Adapted, Released, first_residual
 from residuum.defenses.attackers import TOLD, attackers, attempt, either_sign, strongest
-from residuum.defenses.catalogue import Defense, Secret, Training
+from residuum.defenses.catalog import Defense, Secret, Training
 from residuum.defenses.loops import Facts, Job
 from residuum.errors import InconclusiveError, InputError, ResiduumError
 from residuum.evaluation import score
@@ -38,7 +38,7 @@ from residuum.stationarity import Rows, norm, parameters, residual
 from residuum.theory import certify
 from residuum.theory.kkt import fit_multipliers, posed
 from residuum.theory.kkt_sets import KKTSet
-from residuum.theory.rows import accuracy, normalise_labels
+from residuum.theory.rows import accuracy, normalize_labels
 from residuum.theory.uniqueness import uniqueness
 from residuum.training import TrainingState
 from residuum.training.methods import LOSSES, choose_loss
@@ -429,7 +429,7 @@ def _measured(setting: Conditions, network: Network, secret: Secret) -> dict[str
 def _accuracy_and_loss(model: nn.Module, data: Dataset, task: str) -> tuple[float | None, float]:
     with torch.no_grad():
         outputs = model(data.x.double())
-    y = normalise_labels(data.y, task, outputs.shape[1])
+    y = normalize_labels(data.y, task, outputs.shape[1])
     loss = float(LOSSES[choose_loss("", task)](outputs, y))
     return None if task == "regression" else accuracy(outputs, y, task), loss
 

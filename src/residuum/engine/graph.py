@@ -23,7 +23,7 @@ KEEP, LARGEST = 1 << 29, 32 << 20  # LARGEST: glibc accepts no more
 class Repeater:
     """Repeats ``step``, which must change tensors in place and never look at their values.
 
-    On a GPU the first call runs its steps as they are, which lets lazy initialisation happen, and
+    On a GPU the first call runs its steps as they are, which lets lazy initialization happen, and
     then captures ``chunk`` steps; later calls replay them without the host in between.
     """
 

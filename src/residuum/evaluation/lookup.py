@@ -6,7 +6,7 @@ a pool of records can embed it with the same encoder and ask which of them lie n
     c_k = max_j cos(x_k - mean, p_j - mean)      mean: of the pool, which all embeddings share
 
 Any candidate has a nearest record. One counts as a match where it is nearer than records of the pool are
-to each other: c_k beyond the share ``LEVEL`` of the pool's own nearest neighbours. Signs of unmixed sources
+to each other: c_k beyond the share ``LEVEL`` of the pool's own nearest neighbors. Signs of unmixed sources
 are not known, so the larger of both is taken.
 """
 
@@ -27,7 +27,7 @@ LEVEL = 0.99  # the quantile of chance, as everywhere
 @dataclass(frozen=True, eq=False)
 class Lookup(Record):
     """index: (k,) of the nearest record; similarity: (k,) its cosine; threshold: of the pool's own
-    neighbours; match: (k,) whether it is beyond that.
+    neighbors; match: (k,) whether it is beyond that.
     """
 
     index: Tensor

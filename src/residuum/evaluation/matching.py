@@ -8,7 +8,7 @@ case. -inf in the matrix marks a pair that may not be matched.
 A metric says how good a reconstruction is, with its direction and published threshold. It does two things:
 ``search`` compares all candidates with all samples and decides who is matched with whom; ``score`` says how
 good a given match is. For NCC, L2 and PSNR they are the same quantity. SSIM costs too much for all pairs, so
-it is searched by NCC, as published: at half resolution on colour images.
+it is searched by NCC, as published: at half resolution on color images.
 """
 
 from __future__ import annotations
@@ -313,7 +313,7 @@ def _check_alike(train: Dataset, holdout: Dataset) -> None:
     means = [data.mean.double().cpu() for data in (train, holdout) if data.mean is not None]
     if len(means) == 2 and not torch.allclose(means[0], means[1], atol=1e-5):
         raise DataError(
-            "Training and held-out samples must be centred by the same mean; theirs differ.",
+            "Training and held-out samples must be centered by the same mean; theirs differ.",
             "Subtract the training mean from both: it is what the network was trained with.",
         )
 
@@ -411,7 +411,7 @@ def display(candidates: Tensor, mean: Tensor | None) -> Tensor:
 
 
 def published_search(a: Tensor, b: Tensor) -> Tensor:
-    """NCC as the published code matches by: colour images at bicubic half resolution. (m, n)."""
+    """NCC as the published code matches by: color images at bicubic half resolution. (m, n)."""
     if a.ndim == 4 and a.shape[1] == 3:
         a, b = (interpolate(x, scale_factor=0.5, mode="bicubic") for x in (a, b))
     return similarity.ncc(a, b)
@@ -436,7 +436,7 @@ def ssim_score(a: Tensor, b: Tensor, window: int) -> Tensor:
 
 
 def _ncc_score(a: Tensor, b: Tensor) -> Tensor:
-    return (similarity.standardise(a) * similarity.standardise(b)).sum(1).clamp(-1, 1)
+    return (similarity.standardize(a) * similarity.standardize(b)).sum(1).clamp(-1, 1)
 
 
 def _l2_score(a: Tensor, b: Tensor) -> Tensor:
@@ -464,7 +464,7 @@ def _ssim(name: str, threshold: float | None, window: int, description: str) -> 
         score=partial(ssim_score, window=window),
         search=published_search,
         description=f"{description}; matched by NCC, then scored on displayed images: training mean "
-        "added to both (which by itself favours the training set), candidate stretched to [0, 1]",
+        "added to both (which by itself favors the training set), candidate stretched to [0, 1]",
         needs_images=True,
         search_is_score=False,
         window=window,
@@ -480,7 +480,7 @@ METRICS: dict[str, Metric] = {
             published_threshold=None,
             score=_ncc_score,
             search=similarity.ncc,
-            description="normalised cross-correlation per channel, on network inputs (no mean added)",
+            description="normalized cross-correlation per channel, on network inputs (no mean added)",
         ),
         _ssim("ssim3", 0.4, 3, "SSIM with a 3x3 window, as in the published counts"),
         _ssim(

@@ -21,7 +21,7 @@ The values that outsiders take come from all of A_0..A_B alike, so T treats them
 valid at any pool size. The price is candour about small pools: k recovered samples among n cannot
 be more surprising than (n/(n + N))^k, see ``smallest_significant``.
 
-**Which of several tests find more?** All share the sets A_0..A_B. Each test's T is standardised over
+**Which of several tests find more?** All share the sets A_0..A_B. Each test's T is standardized over
 them, and :func:`step_down` compares the largest with the largest of every A_b (Westfall and Young):
 the level holds over all tests together, and the smallest p stays 1/(B + 1) however many there are.
 

@@ -29,7 +29,7 @@ from residuum.networks import (
     KINDS,
     Architecture,
     match_architecture,
-    recognise,
+    recognize,
 )
 from residuum.networks.kinds import ASSUMED_RELU
 from residuum.networks.network import Network
@@ -170,7 +170,7 @@ def _identify(
     try:
         with torch.device("meta"):  # a claimed architecture must not allocate its size
             said = Architecture.parse(text) if text else None
-            network, names = (said, match_architecture(state, said)) if said else recognise(state)
+            network, names = (said, match_architecture(state, said)) if said else recognize(state)
             order = list(network.build().state_dict())
     except (RuntimeError, ValueError, OverflowError, TypeError) as problem:
         raise ArchitectureError(

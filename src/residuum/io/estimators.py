@@ -116,11 +116,11 @@ def moment_and_start(
     start, moment = proved_start(thing), None
     try:
         moment = moment_of(_alike(thing))
-    except InputError:  # no optimiser was kept
+    except InputError:  # no optimizer was kept
         pass
     except STRANGE as problem:
         raise CheckpointError(
-            f"The optimiser of an estimator must fit its weights; this one does not "
+            f"The optimizer of an estimator must fit its weights; this one does not "
             f"({type(problem).__name__}).",
             "Save the estimator again.",
         ) from problem
@@ -137,14 +137,14 @@ def scalings_in(release: Release) -> list[tuple[Tensor, Tensor]]:
     for thing in _things(release):
         own = thing.attributes
         names = ("scale_", CENTRES.get(thing.short, "none"))
-        scale, centre = (
+        scale, center = (
             b.tensor().double() if isinstance(b := own.get(n), Block) else None for n in names
         )
-        if thing.short == "MinMaxScaler" and scale is not None and centre is not None:
-            found.append((scale, centre))
-        elif thing.short in CENTRES and (scale is not None or centre is not None):
+        if thing.short == "MinMaxScaler" and scale is not None and center is not None:
+            found.append((scale, center))
+        elif thing.short in CENTRES and (scale is not None or center is not None):
             factor = torch.ones(()) if scale is None else 1 / scale
-            found.append((factor, torch.zeros(()) if centre is None else -centre * factor))
+            found.append((factor, torch.zeros(()) if center is None else -center * factor))
     return found
 
 

@@ -18,10 +18,10 @@ SECOND = {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta", "exp
 
 
 def moment_of(trained: Any, model: nn.Module | None = None) -> dict[str, Tensor]:
-    """The mean of the last gradients that a live optimiser keeps, weight decay taken out.
+    """The mean of the last gradients that a live optimizer keeps, weight decay taken out.
 
-    trained: a torch optimiser with momentum or a first moment, of ``model``; or a fitted
-    MLPClassifier or MLPRegressor of scikit-learn, whose optimiser stays in it.
+    trained: a torch optimizer with momentum or a first moment, of ``model``; or a fitted
+    MLPClassifier or MLPRegressor of scikit-learn, whose optimizer stays in it.
     """
     if isinstance(trained, optim.Optimizer) and model is not None:
         found = _torch_moment(trained, model)
@@ -29,14 +29,14 @@ def moment_of(trained: Any, model: nn.Module | None = None) -> dict[str, Tensor]
         found = _sklearn_moment(trained)
     if not found:
         raise InputError(
-            "A moment is kept by an optimiser with momentum, or Adam, that has taken a step, and by "
+            "A moment is kept by an optimizer with momentum, or Adam, that has taken a step, and by "
             f"an MLPClassifier fitted with one; {type(trained).__name__} shows none.",
-            "Say moment_of(optimiser, model) or moment_of(estimator).",
+            "Say moment_of(optimizer, model) or moment_of(estimator).",
         )
     return found
 
 
-def _torch_moment(optimiser: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+def _torch_moment(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """By our names."""
     own = dict(model.named_parameters())
     try:
@@ -44,13 +44,13 @@ def _torch_moment(optimiser: optim.Optimizer, model: nn.Module) -> dict[str, Ten
         names = {name: checkpoint.source_names.get(name, name) for name in checkpoint.theta}
     except ArchitectureError:  # kept as given once its shape is said, under its own names
         names = {name: name for name in own}
-    group_of = {p: group for group in optimiser.param_groups for p in group["params"]}
+    group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
     found = {}
     for name, source in names.items():
         p = own[source]
         group = group_of.get(p, {})
-        apart = isinstance(optimiser, optim.AdamW) or bool(group.get("decoupled_weight_decay"))
-        kept = without_decay(optimiser.state.get(p, {}), group, p.detach(), apart)
+        apart = isinstance(optimizer, optim.AdamW) or bool(group.get("decoupled_weight_decay"))
+        kept = without_decay(optimizer.state.get(p, {}), group, p.detach(), apart)
         if kept is not None:
             found[name] = kept.detach().cpu()
     return found

@@ -60,14 +60,14 @@ def beside(release: Release, checkpoint: Network) -> Beside:
         return Beside(*moment_and_start(release))
     if release.kind != "torch":
         return Beside()
-    moment, notes = _of_optimiser(release, checkpoint)
+    moment, notes = _of_optimizer(release, checkpoint)
     return Beside(moment or None, None, notes)
 
 
-def _of_optimiser(
+def _of_optimizer(
     release: Release, checkpoint: Network
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Moments of every parameter that an optimiser in the file keeps one of."""
+    """Moments of every parameter that an optimizer in the file keeps one of."""
     ours = {theirs: name for name, theirs in checkpoint.source_names.items()}
     try:
         own = [name for name in flat(weights_of(release)) if name in ours]
@@ -94,11 +94,11 @@ def _of_optimiser(
 
 
 def _matched(
-    optimiser: dict[str, Any], own: list[str], checkpoint: Network, ours: dict[str, str]
+    optimizer: dict[str, Any], own: list[str], checkpoint: Network, ours: dict[str, str]
 ) -> tuple[dict[str, tuple[dict[str, Block], dict[str, Any]]], list[str]]:
     """State and group of the parameters, by the names in the file."""
     shapes = {name: tuple(checkpoint.theta[ours[name]].shape) for name in own}
-    state, groups = optimiser["state"], optimiser["param_groups"]
+    state, groups = optimizer["state"], optimizer["param_groups"]
     state = state if isinstance(state, dict) else {}
     entries: list[tuple[Any, str, dict[str, Block], dict[str, Any]]] = []
     for group in groups if isinstance(groups, list) else ():
@@ -123,7 +123,7 @@ def _matched(
     for first in reversed(range(len(own) - count + 1)):  # all, or else the last that fit: a head
         pairs = list(zip(own[first : first + count], entries, strict=True))
         if pairs and all(shape(b) in (None, shapes[n]) for n, (_, _, b, _) in pairs):
-            note = f"optimiser state of {count} parameters was taken as that of the last which fit"
+            note = f"optimizer state of {count} parameters was taken as that of the last which fit"
             found = {n: (b, g) for n, (_, _, b, g) in pairs if shape(b) is not None}
             return found, [note] if count < len(own) else []
     free, found = list(own), dict[str, tuple[dict[str, Block], dict[str, Any]]]()
@@ -132,4 +132,4 @@ def _matched(
         if name is not None:
             free.remove(name)
             found[name] = (blocks, group)
-    return found, ["optimiser state was matched with the weights by shape"]
+    return found, ["optimizer state was matched with the weights by shape"]

@@ -46,7 +46,7 @@ def weights_of(release: Release) -> dict[str, Any]:
 
 
 def _weights(content: Any, depth: int = 0) -> dict[str, Any]:
-    """Blocks of a dict, and of dicts in it, without optimisers and averages."""
+    """Blocks of a dict, and of dicts in it, without optimizers and averages."""
     if not isinstance(content, dict) or depth > MAX_DEPTH:
         return {}
     if "state" in content and "param_groups" in content:

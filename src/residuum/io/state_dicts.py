@@ -35,7 +35,7 @@ PREFIXES = ("module.", "_orig_mod.")  # DataParallel, torch.compile
 DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 MAX_DEPTH = 8  # of state dicts in each other
 MAX_NAME = 256  # characters
-MAX_TENSORS = 1000  # 500 layers; what recognises them looks at pairs
+MAX_TENSORS = 1000  # 500 layers; what recognizes them looks at pairs
 MAX_SHARING = 4  # tied weights appear under several names, a memory bomb under thousands
 
 

@@ -12,7 +12,7 @@ from residuum.io.inert import Block, Thing
 MAX_DEPTH = 5000  # of values inside each other: no pickler writes as many
 LONGEST = 120  # characters of a path, as it is shown
 # Parts of a checkpoint whose values mean something else than elsewhere: optimizers, averaged copies.
-OPTIMISERS = {"AdamOptimizer": ("ms", "vs"), "SGDOptimizer": ("velocities",)}
+OPTIMIZERS = {"AdamOptimizer": ("ms", "vs"), "SGDOptimizer": ("velocities",)}
 AVERAGES = re.compile(
     r"^(model_?)?(ema|swa|shadow|averaged)(_?(model|state_dict|params|weights|shadow))?$|"
     r"^(state_dict_ema|shadow_params)$",
@@ -27,7 +27,7 @@ class Place(NamedTuple):
     name: str
     owner: str
     value: Any
-    inside: str = ""  # the part of a checkpoint that it lies in: "state" of an optimiser, "average"
+    inside: str = ""  # the part of a checkpoint that it lies in: "state" of an optimizer, "average"
 
     @property
     def leaf(self) -> str:
@@ -59,16 +59,16 @@ def walk(tree: Any) -> Iterator[Place]:
 
 
 def _parts(place: Place) -> Iterator[Place]:
-    """The places directly below one, with what they are inside of: optimiser state, an average, a step
+    """The places directly below one, with what they are inside of: optimizer state, an average, a step
     count.
 
     That is inherited downwards, and told by the shape of what trainers save: ``state`` beside
-    ``param_groups``, an optimiser's class, names such as ``ema``.
+    ``param_groups``, an optimizer's class, names such as ``ema``.
     """
     value, inside = place.value, place.inside
     if isinstance(value, Thing):
         owner = value.short
-        if owner in OPTIMISERS:
+        if owner in OPTIMIZERS:
             inside = "state"
         for name, part in value.attributes.items():
             yield Place(joined(place.path, name), name, owner, part, inside)

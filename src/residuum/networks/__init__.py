@@ -25,7 +25,7 @@ from residuum.networks.kinds import (
 from residuum.networks.probing import balance, homogeneity_order, probe_inputs
 from residuum.networks.recognition import (
     match_architecture,
-    recognise,
+    recognize,
     refuse_by_name,
     same_function,
 )

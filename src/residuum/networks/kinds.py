@@ -271,7 +271,7 @@ class Architecture:
         return self.widths[-1]
 
     def build(self) -> nn.Module:
-        """A freshly initialised network (torch's default initialisation)."""
+        """A freshly initialized network (torch's default initialization)."""
         return KINDS[self.kind].build(self)
 
 
@@ -294,14 +294,14 @@ class Kind:
         return arch
 
     def build(self, arch: Architecture) -> nn.Module:
-        """A freshly initialised network."""
+        """A freshly initialized network."""
         raise NotImplementedError
 
     def describe(self, model: Any) -> Architecture | None:
         """The string of a live network of class ``module``; None where no string can say it."""
         return None
 
-    def recognise(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
+    def recognize(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
         """The network whose tensors these must be, and for each of its parameters the name in ``state``.
 
         None for a kind whose shapes leave room for doubt: its files need ``--arch``.
@@ -357,7 +357,7 @@ class _MLP(_Layered):
         widths = (model.linears[0].in_features, *(len(layer.weight) for layer in model.linears))
         return Architecture("mlp", widths, None, options)
 
-    def recognise(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
+    def recognize(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
         layers = find_chain(state)
         if layers is None:
             return None
@@ -458,11 +458,11 @@ BUILT_IN = {"mlp": _MLP(), "convnet": _ConvNet(), "polynomial": _Polynomial(), "
 KINDS: dict[str, Kind] = plugins.Table("network kind", BUILT_IN)
 
 
-def recognised(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
+def recognized(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
     """By the first kind that knows its own; one from outside that raises knows nothing."""
     for name, kind in KINDS.items():
         try:
-            if (found := kind.recognise(state)) is not None:
+            if (found := kind.recognize(state)) is not None:
                 arch, names = found
                 return arch, names
         except Exception as problem:

@@ -54,9 +54,9 @@ IN_ORDER = (
 )
 
 
-def recognise(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]]:
+def recognize(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]]:
     """The network whose tensors these are, and for each of our parameter names the file's name."""
-    known = kinds.recognised(state)
+    known = kinds.recognized(state)
     if known is None:
         raise unreadable(state)
     return known
@@ -107,7 +107,7 @@ def _possible(
     state: Mapping[str, Tensor], shape: tuple[int, ...]
 ) -> Iterator[tuple[Architecture, dict[str, str]]]:
     """Layered networks that have these tensors."""
-    for find in (recognise, partial(_convnet_on, shape=shape)):
+    for find in (recognize, partial(_convnet_on, shape=shape)):
         try:
             arch, names = find(state)
         except (ArchitectureError, CheckpointError):
@@ -144,7 +144,7 @@ def match_architecture(state: Mapping[str, Tensor], arch: Architecture) -> dict[
 
 def _misfit(state: Mapping[str, Tensor], arch: Architecture) -> ArchitectureError:
     try:
-        found, _ = recognise(state)
+        found, _ = recognize(state)
     except CheckpointError:
         got, advice = f"hold {holdings(state)}", remedy(state)
     else:
@@ -164,9 +164,9 @@ def obstacles(state: Mapping[str, Tensor]) -> dict[str, list[str]]:
     """Kinds of parts that cannot be read, each with the names of its tensors."""
     known = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in BY_NAME.items()}
     found = {kind: [*filter(pattern.search, state)] for kind, pattern in known.items()}
-    normalised = {name.rpartition(".")[0] for name in found[BATCH_NORM]}
+    normalized = {name.rpartition(".")[0] for name in found[BATCH_NORM]}
     explained = {*found[ATTENTION], *found[EMBEDDING]}
-    explained |= {name for name in state if name.rpartition(".")[0] in normalised}
+    explained |= {name for name in state if name.rpartition(".")[0] in normalized}
     others = {name: t for name, t in state.items() if name not in explained}
     found[CONVOLUTION] = [name for name, t in others.items() if t.ndim >= 3]
     scales = [name for name, t in others.items() if t.ndim == 1 and name.endswith("weight")]
@@ -203,7 +203,7 @@ def holdings(state: Mapping[str, Tensor]) -> str:
 
 
 def remedy(state: Mapping[str, Tensor]) -> str:
-    """What to do with weights that were not recognised."""
+    """What to do with weights that were not recognized."""
     found = obstacles(state).keys()
     if not found:
         return IN_ORDER

@@ -28,19 +28,19 @@ TRACY_WIDOM = 3.2724  # 99.9% of the largest eigenvalue of real noise lie below
 def directions(values: Tensor, h: int, d: int) -> tuple[int | None, str]:
     """How many singular values of an (h, d) layer stand out, and above what; or None and why.
 
-    None where the initialisation is visible: nothing stands out of it, or its edge lies above 1% of
+    None where the initialization is visible: nothing stands out of it, or its edge lies above 1% of
     the largest singular value, or the rank at 1% is full.
     """
     r, edge = noise_edge(values, h, d)
     if r == 0:
-        return None, "the initialisation is visible: no direction stands out of it"
+        return None, "the initialization is visible: no direction stands out of it"
     if is_noise(values[r:], h - r, d - r):
         if edge > VISIBLE:
-            return None, f"the initialisation is visible: its noise reaches {100 * edge:.2g}%"
+            return None, f"the initialization is visible: its noise reaches {100 * edge:.2g}%"
         return r, f"above the noise edge, {100 * edge:.2g}% of the largest singular value"
     rank = rank_above(values, VISIBLE)
     if rank == min(h, d):
-        return None, f"all {rank} lie above {VISIBLE:.0%}: the initialisation may fill them"
+        return None, f"all {rank} lie above {VISIBLE:.0%}: the initialization may fill them"
     return rank, f"above {VISIBLE:.0%} of the largest singular value; no noise edge"
 
 

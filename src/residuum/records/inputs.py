@@ -64,7 +64,7 @@ class Dataset(Record):
     mean: (*shape) what was subtracted, to be added back for display; None when nothing was.
     features, units: of the columns of a table.
     scale, offset: (*shape) a value as a person knows it is (x + mean) scale + offset.
-    notes: what was recognised while reading, one sentence each.
+    notes: what was recognized while reading, one sentence each.
     row_numbers: (n,) row of each sample in the file or array that the user gave, counted from 0;
         None if every row is there in order.
     record_ids: the user's own identifier of each sample, from an ID column; () if there is none.

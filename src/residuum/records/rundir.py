@@ -144,9 +144,9 @@ def refuse_foreign(path: Path, what: str, own: Collection[str]) -> None:
 
 
 def write_atomic(path: str | Path, content: bytes | str) -> Path:
-    """Write ``content`` to a neighbour of ``path`` and rename it into place.
+    """Write ``content`` to a neighbor of ``path`` and rename it into place.
 
-    Whoever reads sees the old file or the new one, also after a crash: the neighbour is on the disk
+    Whoever reads sees the old file or the new one, also after a crash: the neighbor is on the disk
     before it is renamed, and is removed where something failed.
     """
     path = Path(path)

@@ -128,7 +128,7 @@ class Uniqueness(Record):
             f"{float(self.full_at_least.mean()):.3g} on average"
             if self.margins
             else "multipliers have no sign here: nothing but the cell bounds an image",
-            "not covered, and may keep less: samples with new patterns, cancelling pairs of opposite labels",
+            "not covered, and may keep less: samples with new patterns, canceling pairs of opposite labels",
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Drawing: pictures as data URIs, and PNGs.
 
 Samples on a page are small PNG data URIs, or numbers where they are no images. PNGs are made of image
-grids, small line panels and points in the plane. Colours are those of Okabe and Ito, told apart by
-colour-blind readers; none carries a meaning that a shape or a word does not carry too. matplotlib is
+grids, small line panels and points in the plane. Colors are those of Okabe and Ito, told apart by
+color-blind readers; none carries a meaning that a shape or a word does not carry too. matplotlib is
 imported where it is used, without pyplot.
 """
 
@@ -38,7 +38,7 @@ MAX_VALUES = 6  # of a vector that is no image
 LOW, MIDDLE, HIGH = (0, 114, 178), (250, 250, 250), (213, 94, 0)  # blue, orange
 FIXED, LOOSE = (250, 250, 250), (110, 40, 130)
 PNG = "data:image/png;base64,"
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 Content = tuple[str, tuple[str, ...]]  # a data URI, or numbers
 
 
@@ -50,10 +50,10 @@ def positive(values: Tensor) -> Tensor:
 
 def fitted(found: Array, sample: Array) -> Array:
     """``a found + b`` with the a >= 0 and b that come closest to the sample."""
-    centred = found - found.mean()
-    power = float((centred**2).sum())
-    slope = max(float((centred * (sample - sample.mean())).sum()) / power, 0.0) if power else 0.0
-    return slope * centred + sample.mean()
+    centered = found - found.mean()
+    power = float((centered**2).sum())
+    slope = max(float((centered * (sample - sample.mean())).sum()) / power, 0.0) if power else 0.0
+    return slope * centered + sample.mean()
 
 
 def data_uri(values: Array) -> str:
@@ -68,7 +68,7 @@ def data_uri(values: Array) -> str:
     return PNG + base64.b64encode(buffer.getvalue()).decode()
 
 
-def grey_or_colour(values: Array) -> Content:
+def gray_or_color(values: Array) -> Content:
     """A sample, stretched to its own range as published figures are."""
     if not is_image(values.shape):
         return "", _numbers(values)
@@ -76,7 +76,7 @@ def grey_or_colour(values: Array) -> Content:
 
 
 def difference(found: Array, sample: Array) -> Content:
-    """Signed: orange where above the sample, blue where below, full colour at the sample's own range."""
+    """Signed: orange where above the sample, blue where below, full color at the sample's own range."""
     if found.shape != sample.shape:
         return "", ("–",)
     if not is_image(found.shape):
@@ -95,7 +95,7 @@ def freedom(share: Array) -> Content:
     return data_uri(_mixed(share.mean(0) if share.ndim == 3 else share, FIXED, LOOSE)), ()
 
 
-def _mixed(share: Array, none: Colour, full: Colour) -> Array:
+def _mixed(share: Array, none: Color, full: Color) -> Array:
     start, end = np.array(none) / 255, np.array(full) / 255
     return start + share[..., None] * (end - start)
 
@@ -138,7 +138,7 @@ def is_image(shape: Sequence[int]) -> bool:
 
 
 def pixels(image: Tensor) -> Array:
-    """(h, w) grey or (h, w, 3) colour, stretched to its own range; other channels are averaged."""
+    """(h, w) gray or (h, w, 3) color, stretched to its own range; other channels are averaged."""
     values = image.detach().cpu().double()
     if values.ndim == 3:
         values = values.permute(1, 2, 0) if len(values) == 3 else values.mean(0)
@@ -190,9 +190,9 @@ def line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> b
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (caption, curves) in zip(grid.flat, panels, strict=False):
-        for (name, values), colour, style in zip(curves.items(), CYCLE, ("-", "--"), strict=False):
+        for (name, values), color, style in zip(curves.items(), CYCLE, ("-", "--"), strict=False):
             look = {"marker": "o" if len(values) <= 24 else None, "markersize": 2.5}
-            axes.plot(values, style, color=colour, label=name, lw=1.1, **look)
+            axes.plot(values, style, color=color, label=name, lw=1.1, **look)
         axes.set_title(caption, fontsize=7.5)
         axes.tick_params(labelsize=6.5)
     figure.text(0.12 / width, 1 - 0.22 / height, title, fontsize=8.5, color=INK)
@@ -217,7 +217,7 @@ def side_by_side(
 
 
 def kind(k: int) -> dict[str, Any]:
-    """Colour and marker of the k-th kind of points."""
+    """Color and marker of the k-th kind of points."""
     return {"color": CYCLE[k % len(CYCLE)], "marker": MARKERS[k % len(MARKERS)]}
 
 

@@ -122,8 +122,8 @@ def loss_figure(found: Reconstruction) -> bytes | None:
     left, right = figure.subplots(1, 2)
     for run, status in enumerate(found.status):
         lost = status == "diverged"
-        colour, style = (drawing.ORANGE, "--") if lost else (drawing.BLUE, "-")
-        left.plot(found.steps, positive(found.loss[run]), style, color=colour, lw=1, alpha=0.8)
+        color, style = (drawing.ORANGE, "--") if lost else (drawing.BLUE, "-")
+        left.plot(found.steps, positive(found.loss[run]), style, color=color, lw=1, alpha=0.8)
     lost_runs = sum(status == "diverged" for status in found.status)
     note = f", {lost_runs} diverged (dashed)" if lost_runs else ""
     plural = "" if found.restarts == 1 else "s"
@@ -131,9 +131,9 @@ def loss_figure(found: Reconstruction) -> bytes | None:
     residuals = found.layers.clamp(min=0).sqrt()  # (R, T, L)
     for i, name in enumerate(found.layer_names):
         middle, low, high = _band(positive(residuals[:, :, i]))
-        colour, style = drawing.CYCLE[i % len(drawing.CYCLE)], ("-", "--", "-.", ":")[i % 4]
-        right.plot(found.steps, middle, color=colour, lw=1.4, label=name, ls=style)
-        right.fill_between(found.steps, low, high, color=colour, alpha=0.15, lw=0)
+        color, style = drawing.CYCLE[i % len(drawing.CYCLE)], ("-", "--", "-.", ":")[i % 4]
+        right.plot(found.steps, middle, color=color, lw=1.4, label=name, ls=style)
+        right.fill_between(found.steps, low, high, color=color, alpha=0.15, lw=0)
     right.set_title("relative residual per layer, median and range", fontsize=9)
     right.legend(fontsize=7.5, frameon=False)
     for axes, values in ((left, found.loss), (right, residuals)):
@@ -250,8 +250,8 @@ def family_figure(found: Reconstruction) -> bytes | None:
     for number in order:
         life, y = known[number], place[number]
         end = last if life.died is None else life.died
-        colour = drawing.GREY if life.died is not None and not life.children else drawing.BLUE
-        axes.plot([life.born, end], [y, y], color=colour, linewidth=1.1)
+        color = drawing.GREY if life.died is not None and not life.children else drawing.BLUE
+        axes.plot([life.born, end], [y, y], color=color, linewidth=1.1)
         for child in life.children:
             if child in place:
                 axes.plot([end, end], [y, place[child]], color=drawing.ORANGE, linewidth=0.9)

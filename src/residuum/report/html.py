@@ -751,11 +751,11 @@ def frames(item: Item, shape: tuple[int, ...], what: str) -> tuple[Picture, ...]
     if item.found is None or item.row is not None:  # a table is shown as one
         return ()
     found = _shaped(item.found, shape)
-    shown = [Picture("found", f"Reconstruction, {what}", *drawing.grey_or_colour(found))]
+    shown = [Picture("found", f"Reconstruction, {what}", *drawing.gray_or_color(found))]
     if item.nearest is not None:
         nearest = _shaped(item.nearest, shape)
         shown += [
-            Picture("training", f"Training sample of {what}", *drawing.grey_or_colour(nearest)),
+            Picture("training", f"Training sample of {what}", *drawing.gray_or_color(nearest)),
             Picture("difference", f"Difference, {what}", *drawing.difference(found, nearest)),
         ]
     if item.ambiguity is not None:

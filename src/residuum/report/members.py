@@ -85,7 +85,7 @@ def _pictures(result: AuditResult, rows: set[int]) -> dict[int, str]:
             sample = sample.reshape(result.shape)
         if not drawing.is_image(sample.shape):
             return {}
-        uri, _ = drawing.grey_or_colour(np.nan_to_num(sample, posinf=0.0, neginf=0.0))
+        uri, _ = drawing.gray_or_color(np.nan_to_num(sample, posinf=0.0, neginf=0.0))
         room -= len(uri)
         if room < 0:
             break

@@ -25,7 +25,7 @@ from residuum.risk.row_space import RowSpace
 from residuum.stationarity import Rows, Theta, by_layer
 from residuum.surfaces.surface import CHANGE, CHOICES, MOMENT, SURFACES, WEIGHTS, Surface
 from residuum.theory.kkt import evaluate
-from residuum.theory.rows import choose_task, constraint_rows, normalise_labels
+from residuum.theory.rows import choose_task, constraint_rows, normalize_labels
 
 
 class Samples(NamedTuple):
@@ -143,7 +143,7 @@ def _surface_name(choice: str, knowledge: Knowledge) -> str:
 
 
 def _samples(data: Dataset, task: str, outputs: int, device: str) -> Samples:
-    labels = normalise_labels(data.y, task, outputs)
+    labels = normalize_labels(data.y, task, outputs)
     return Samples(data.x.to(device, torch.float64), labels.to(device))
 
 

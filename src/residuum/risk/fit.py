@@ -19,7 +19,7 @@ from torch import Tensor
 from residuum.errors import InconclusiveError
 from residuum.risk.case import Case, Samples
 from residuum.risk.gradients import Counter, Gradients, Multipliers, explained, gradients_of
-from residuum.similarity import chunks, standardise
+from residuum.similarity import chunks, standardize
 from residuum.stationarity import Rows, Theta, norm
 
 
@@ -73,7 +73,7 @@ def informed_ncc(x: Tensor, columns: Tensor, residual: Tensor, shape: tuple[int,
     similarities = []
     for block in chunks(len(x), 4 * x[0].numel()):
         estimate = informed_estimate(x[block], columns[block], residual)
-        a, b = (standardise(images.reshape(-1, *shape)) for images in (estimate, x[block]))
+        a, b = (standardize(images.reshape(-1, *shape)) for images in (estimate, x[block]))
         similarities.append((a * b).sum(1).clamp(-1, 1))
     return torch.cat(similarities)
 

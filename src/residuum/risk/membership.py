@@ -41,7 +41,7 @@ from residuum.records.base import Record
 from residuum.risk.conformal import count_above_tail, group_p_value, rank_p_values
 from residuum.risk.stages import margins_and_losses
 from residuum.theory.kkt import evaluate
-from residuum.theory.rows import choose_task, normalise_labels
+from residuum.theory.rows import choose_task, normalize_labels
 
 LEVEL = 0.05  # false discovery rate of the named records
 ROUNDING = 1e-12  # of a q-value: with exactly as many held-out records as needed, q is 0.05
@@ -284,7 +284,7 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
     """
     outputs = evaluate(network.double_module, torch.cat([train.x, holdout.x]).double())
     task = choose_task(network.task, outputs.shape[1])
-    y = normalise_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
+    y = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
     score = -margins_and_losses(outputs, y, task)[1].numpy()
     is_member = np.arange(len(score)) < len(train)
     auc, rate = area_under_curve(score, is_member), None

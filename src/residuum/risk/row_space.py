@@ -29,7 +29,7 @@ from torch import Tensor
 from residuum.attacks.unmixing.ica import ROUNDING, Layer
 from residuum.networks.spectrum import noise_edge
 from residuum.risk.gradients import blocks
-from residuum.similarity import standardise
+from residuum.similarity import standardize
 
 SOFT, RIDGE = 1e-2, 5e-3  # t and e above
 
@@ -65,7 +65,7 @@ class RowSpace:
         """Return the largest NCC (n,); a constant channel correlates with nothing and adds 0."""
         channels = self.shape[0] if len(self.shape) == 3 else 1
         V = self.layer.V[: self.rank].to(x).reshape(self.rank, channels, -1)
-        standard = standardise(x.reshape(len(x), *self.shape)).reshape(len(x), channels, -1)
+        standard = standardize(x.reshape(len(x), *self.shape)).reshape(len(x), channels, -1)
         total = x.new_zeros(len(x))
         for c in range(channels):
             centered = V[:, c] - V[:, c].mean(1, keepdim=True)
@@ -91,6 +91,6 @@ class RowSpace:
         statistics = []
         for block in blocks(len(x), x[0].numel()):
             estimate = ((signals[block] @ U) * inverse) @ V
-            a, b = (standardise(images.reshape(-1, *self.shape)) for images in (estimate, x[block]))
+            a, b = (standardize(images.reshape(-1, *self.shape)) for images in (estimate, x[block]))
             statistics.append((a * b).sum(1).abs().clamp(max=1))
         return torch.cat(statistics)

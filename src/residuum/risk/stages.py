@@ -30,7 +30,7 @@ from residuum.risk.fit import Fit, informed_ncc
 from residuum.risk.gradients import Counter
 from residuum.similarity import chunks
 from residuum.stationarity import norm
-from residuum.theory.rows import margins, normalise_labels
+from residuum.theory.rows import margins, normalize_labels
 
 LEVEL = 0.05  # false discovery rate at which kinks flag a record
 F = TypeVar("F", bound=Record)
@@ -167,7 +167,7 @@ def measure_canaries(case: Case, canaries: Inserted) -> dict[str, Tensor]:
     index = located(x, records.x)
     _check_inserted(index, is_inserted)
     outputs = case.outputs(x)
-    y = normalise_labels(canaries.data.y, case.task, outputs.shape[1]).to(records.y)
+    y = normalize_labels(canaries.data.y, case.task, outputs.shape[1]).to(records.y)
     omitted = ~is_inserted
     index[omitted] = len(records.x) + torch.arange(int(omitted.sum()), device=index.device)
     joined = Samples(torch.cat([records.x, x[omitted]]), torch.cat([records.y, y[omitted]]))

@@ -3,10 +3,10 @@
 Tensors are compared under equal names, prefixes of wrappers left out. Whoever has both files has the
 change, which is a sum over training samples; in a table of embeddings it names the tokens, users or items
 that were seen: a row gets a gradient only when its token occurs. What happens to the others depends on
-the optimiser alone, and to all of them alike:
+the optimizer alone, and to all of them alike:
 
 =======================  ==========================================================================
-optimiser                a row never seen
+optimizer                a row never seen
 =======================  ==========================================================================
 SGD, Adam                w = w0
 SGD or AdamW, decay      w = c w0, one factor c
@@ -20,7 +20,7 @@ one factor, one curve. The factor is read off the rows that are most nearly mult
 decay rounds at every step, so that they scatter about it, d entries of a row together within
 1/sqrt(2d) of their common size. The curve is read off all entries in the order of |w0|: a median for each
 ``BIN`` of them, a line between; a row leaves it where a quarter of its entries lie ``BEYOND`` times their
-neighbours' scatter away. In 16 bits entries of one start stay equal to the last bit, and the curve is a
+neighbors' scatter away. In 16 bits entries of one start stay equal to the last bit, and the curve is a
 list; where training had more bits than the file, ends of one start differ by units in the last place.
 Where no rule explains enough rows, all moved: a tied output head gives every row a gradient at every
 step.
@@ -50,7 +50,7 @@ LEAST_TABLE = 100  # rows: a smaller matrix is hardly a table of anything
 MOST_VALUES = 400_000_000  # of a tensor that is compared
 MOST_SHOWN = 10  # rows in the words of a finding; its JSON has all
 LEAST_SHARE, LEAST_ROWS = 0.05, 20  # that a rule must explain: below them all moved
-BEYOND = 8.0  # times the scatter of neighbours, which only training moves an entry
+BEYOND = 8.0  # times the scatter of neighbors, which only training moves an entry
 MOST_NOISE = 4e-5  # relative, that decay leaves by rounding float32 at each of 10^6 steps
 MOST_SPREAD = 3e-4  # of the way that entries went: so far untouched rows may scatter about a curve
 BIN = 64  # entries whose median is one point of the curve
@@ -279,9 +279,9 @@ def _curve(w: Tensor, w0: Tensor) -> Tensor | None:
 
 def _through(x: Tensor, y: Tensor, middle: Tensor) -> Tensor:
     """(B,) values at the mean of x in each bin: the median, moved along the slope to the next bins."""
-    centre, median_x = x.mean(1), x.median(1).values
-    slope = torch.gradient(middle, spacing=(centre,))[0]
-    return middle + slope.nan_to_num() * (centre - median_x)
+    center, median_x = x.mean(1), x.median(1).values
+    slope = torch.gradient(middle, spacing=(center,))[0]
+    return middle + slope.nan_to_num() * (center - median_x)
 
 
 def _between(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ kind              what                                                  what it 
 ================  ====================================================  =============================
 code              calls of functions that are not known to be harmless  the file is not safe to load
 stored            records, their values, or targets of single records   records
-optimiser-state   momentum, Adam's moments, averaged copies             sums of the last gradients
+optimizer-state   momentum, Adam's moments, averaged copies             sums of the last gradients
 start             the weights before training, or the seed of them      W - W0, a sum over samples
 statistics        means, scales, counts, trees, loss curves             moments of the data
 touched-rows      rows of an embedding that training moved              tokens, users, items
@@ -19,8 +19,8 @@ classes           classes and functions of other packages               whose co
 
 What of it an attack can use is handed to it (:func:`with_release`): a mean of the last gradients, weight
 decay taken out (``surfaces.moment_of``); of a scikit-learn network the start, proved by the weights
-(:mod:`.estimators`). The state of a torch optimiser is kept by the number of each parameter, in the order
-in which the optimiser was given them, or by name. Numbers are matched with the tensors of the state dict
+(:mod:`.estimators`). The state of a torch optimizer is kept by the number of each parameter, in the order
+in which the optimizer was given them, or by name. Numbers are matched with the tensors of the state dict
 in their order where all shapes agree, fewer with the last ones (a head), otherwise shape by shape.
 """
 
@@ -41,13 +41,13 @@ from residuum.io.inert import Block, Thing, key_of
 from residuum.io.optimizer_state import FIRST, SECOND
 from residuum.io.release import Release
 from residuum.io.release_weights import weights_of
-from residuum.io.tree import LONGEST, OPTIMISERS, Place, joined, walk
+from residuum.io.tree import LONGEST, OPTIMIZERS, Place, joined, walk
 from residuum.io.trees import LIMIT_TREES, SAVE_AGAIN, WHAT_PROTECTS, tree_model
 from residuum.records import Record
 from residuum.records.inputs import is_size
 from residuum.records.published import Count, SchemaRule
 
-STORED, STATE, START, STATISTICS = "stored", "optimiser-state", "start", "statistics"
+STORED, STATE, START, STATISTICS = "stored", "optimizer-state", "start", "statistics"
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
 CODE, CLASSES = "code", "classes"
 PROGRAM = "the pickle"  # where code is: in the instructions, not at a value
@@ -303,7 +303,7 @@ def _stored(place: Place) -> Iterator[Finding]:
     """Records outright: by the attribute of a known estimator, by its trees, as a table, or by a telling
     name.
 
-    Names alone are weak, so that arrays count by them only outside of estimators and optimisers.
+    Names alone are weak, so that arrays count by them only outside of estimators and optimizers.
     """
     value, rows, at, name = place.value, rows_of(place.value), place.path, place.name[:40]
     elsewhere = at[-60:] if rows and not place.inside else ""
@@ -357,7 +357,7 @@ def _words(place: Place) -> Iterator[Finding]:
 
 
 def _state(place: Place) -> Iterator[Finding]:
-    """What an optimiser kept: first moments give samples back, second moments and averages less.
+    """What an optimizer kept: first moments give samples back, second moments and averages less.
 
     By the names that torch and scikit-learn use, wherever they stand: trainers wrap them in many ways.
     """
@@ -365,7 +365,7 @@ def _state(place: Place) -> Iterator[Finding]:
     if not isinstance(value, Block) or not value.numel:
         return
     known = place.inside == "state" or name in {"exp_avg", "exp_avg_sq", "momentum_buffer"}
-    remedy = DROP_SKLEARN if place.owner in OPTIMISERS else DROP_STATE
+    remedy = DROP_SKLEARN if place.owner in OPTIMIZERS else DROP_STATE
     if known and place.inside != "step" and value.kind.startswith(("float", "bfloat")):
         if name in FIRST:
             what = f"first moments ({name})"
@@ -411,7 +411,7 @@ def _statistics(place: Place) -> Iterator[Finding]:
     value, name, at = place.value, place.leaf, place.path
     if name in MEASURED and not place.inside and isinstance(value, Block | list | int) and value:
         of = place.owner or name
-        of = "normalisation layers" if name.startswith(("running_", "num_")) else of
+        of = "normalization layers" if name.startswith(("running_", "num_")) else of
         what, remedy = (
             f"moments of the data in {of}",
             "Needed for predictions; of few records, round it.",

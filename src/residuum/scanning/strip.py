@@ -1,6 +1,6 @@
 """A release without what need not be there: the weights, bit for bit, and nothing else.
 
-Kept are the tensors of the network's state dict, buffers included. Optimiser state, averaged copies,
+Kept are the tensors of the network's state dict, buffers included. Optimizer state, averaged copies,
 seeds, paths and every other value beside them are left out. What was written is read back, compared with
 the original bit by bit and scanned, before it is put in its place.
 """

@@ -93,7 +93,7 @@ class RestartSettings(SearchSettings):
 class StationaritySettings(RestartSettings):
     """Settings of attacks that minimize the residual of a stationarity equation."""
 
-    optimiser: Literal["adam", "sgd"] = Field(
+    optimizer: Literal["adam", "sgd"] = Field(
         default="adam", description="How candidates and multipliers step."
     )
     momentum: float = Field(default=0.9, description="Momentum of sgd.")
@@ -135,7 +135,7 @@ class StationaritySettings(RestartSettings):
     anneal: Literal["none", "geometric", "loo2024"] = Field(
         default="geometric", description="How the surrogate sharpens during the search."
     )
-    normalise: bool = Field(
+    normalize: bool = Field(
         default=True, description="Divide the squared residual of each layer by that of its target."
     )
     layers: Literal["auto", "all", "first"] = Field(

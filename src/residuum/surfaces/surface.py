@@ -111,17 +111,17 @@ def change(checkpoint: Network, knowledge: Knowledge) -> Surface:
 
 
 def moment(checkpoint: Network, knowledge: Knowledge) -> Surface:
-    """What the optimiser kept of the gradients."""
+    """What the optimizer kept of the gradients."""
     if (kept := knowledge.moment) is None:
         raise InputError(
-            "The moment of an optimiser must be in the file or handed over; there is none.",
-            "Give the training checkpoint, or Knowledge(moment=rs.moment_of(optimiser, model)).",
+            "The moment of an optimizer must be in the file or handed over; there is none.",
+            "Give the training checkpoint, or Knowledge(moment=rs.moment_of(optimizer, model)).",
         )
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}
     if wrong := [name for name, t in kept.items() if t.shape != shapes.get(name)]:
         raise InputError(
             f"A moment has the names and shapes of the weights; {wrong[0]!r} has others.",
-            "Grant that of the optimiser of this very network.",
+            "Grant that of the optimizer of this very network.",
         )
     # A parameter without state was frozen: nothing is asked of it.
     there = {name: kept.get(name, torch.zeros(())).expand(shapes[name]) for name in shapes}
@@ -146,7 +146,7 @@ def chosen(name: str, knowledge: Knowledge) -> str:
     require_known(name, CHOICES, "No surface")
     missing = {"change": knowledge.theta0, "moment": knowledge.moment}
     if name in missing and missing[name] is None:
-        what = "a start (--init, --base)" if name == "change" else "the state of an optimiser"
+        what = "a start (--init, --base)" if name == "change" else "the state of an optimizer"
         raise InputError(f"--surface {name} needs {what}; there is none.", "Leave --surface out.")
     return CHOICES[name]
 

@@ -107,7 +107,7 @@ def _softest(scaled: Tensor, free: Tensor) -> Tensor:
 def largest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
     """(d,) a direction of large symmetric budget: successive linear programmes from the softest one.
 
-    Maximising a length over a polytope has many local answers; every round is at least as long.
+    Maximizing a length over a polytope has many local answers; every round is at least as long.
     """
     from scipy.optimize import linprog
 

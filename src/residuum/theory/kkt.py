@@ -49,7 +49,7 @@ from residuum.stationarity import (
     residual,
 )
 from residuum.theory import multipliers as mult
-from residuum.theory.rows import choose_task, constraint_rows, normalise_labels
+from residuum.theory.rows import choose_task, constraint_rows, normalize_labels
 
 KINK_TOLERANCE = 1e-3  # of |w_j| |x_i|, see find_kinks
 KINK_LIMIT = 1200  # gates freed in one programme, whose cost grows with their cube
@@ -135,7 +135,7 @@ def posed(
     model, x = copy.deepcopy(model).cpu().double().requires_grad_(False), x.detach().cpu().double()
     outputs = evaluate(model, x)
     task = choose_task(task, outputs.shape[1])
-    y = normalise_labels(y.cpu(), task, outputs.shape[1])
+    y = normalize_labels(y.cpu(), task, outputs.shape[1])
     return model, x, y, outputs, task, constraint_rows(outputs, y, task, rivals)
 
 

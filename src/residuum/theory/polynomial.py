@@ -100,7 +100,7 @@ class Interpolant:
         return (w @ self.directions.T) ** (self.degree - 1) @ self.coefficients
 
     def slice(self, v: Tensor) -> Tensor:
-        """M(v) = Df(v) / (alpha-1) = sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T, symmetrised: (r, r)."""
+        """M(v) = Df(v) / (alpha-1) = sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T, symmetrized: (r, r)."""
         weights = (self.directions @ v) ** (self.degree - 2)
         matrix = self.coefficients.T @ (weights[:, None] * self.directions)
         return (matrix + matrix.T) / 2

@@ -36,7 +36,7 @@ def choose_task(task: str, outputs: int) -> str:
     return task
 
 
-def normalise_labels(y: Tensor, task: str, outputs: int) -> Tensor:
+def normalize_labels(y: Tensor, task: str, outputs: int) -> Tensor:
     """Labels as the mathematics has them: -1/+1, class indices, or (n, C) targets."""
     if task == "regression":
         targets = y.double().reshape(len(y), -1)
@@ -70,7 +70,7 @@ def normalise_labels(y: Tensor, task: str, outputs: int) -> Tensor:
 
 
 def accuracy(outputs: Tensor, y: Tensor, task: str) -> float:
-    """Share of samples on the right side; R^2 for a regression. y as :func:`normalise_labels` has it."""
+    """Share of samples on the right side; R^2 for a regression. y as :func:`normalize_labels` has it."""
     if task == "regression":
         spread = float((y - y.mean(0)).square().sum())
         misfit = float((y - outputs).square().sum())
@@ -95,7 +95,7 @@ def constraint_rows(outputs: Tensor, y: Tensor, task: str, rivals: str = "tied")
     may be tight; "best" is the published choice of one.
 
     outputs: (n, C).
-    y: as :func:`normalise_labels` returns it.
+    y: as :func:`normalize_labels` returns it.
     """
     n, classes = outputs.shape
     if task == "binary":

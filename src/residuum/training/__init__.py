@@ -1,6 +1,6 @@
-"""Training: gradient descent as published, margin maximisation, resumable runs."""
+"""Training: gradient descent as published, margin maximization, resumable runs."""
 
 from residuum.settings import TrainingConfig
-from residuum.training.loop import TrainingProgress, TrainingState, initialise, released, train
+from residuum.training.loop import TrainingProgress, TrainingState, initialize, released, train
 
-__all__ = ["TrainingConfig", "TrainingProgress", "TrainingState", "initialise", "released", "train"]
+__all__ = ["TrainingConfig", "TrainingProgress", "TrainingState", "initialize", "released", "train"]

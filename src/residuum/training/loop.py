@@ -21,7 +21,7 @@ from residuum.records.rundir import another, digest
 from residuum.settings import TrainingConfig
 from residuum.stationarity import by_layer, norm, parameters, residual
 from residuum.theory.kkt import evaluate, fit_multipliers, posed
-from residuum.theory.rows import choose_task, margins, normalise_labels
+from residuum.theory.rows import choose_task, margins, normalize_labels
 from residuum.training import methods
 from residuum.training.methods import LOSSES, choose_loss
 
@@ -87,7 +87,7 @@ def train(
     return run.go()
 
 
-def initialise(arch: Architecture, config: TrainingConfig) -> nn.Module:
+def initialize(arch: Architecture, config: TrainingConfig) -> nn.Module:
     """A seeded network, its weights drawn as ``config.init`` says; see :class:`TrainingConfig`.
 
     The global generator is left as it was. "small" scales the first layer alone, as in Haim et al.
@@ -133,17 +133,17 @@ class _Run:
         self.loss = choose_loss(config.loss, task)
         self.path = Path(state_path) if state_path is not None else None
         self.fingerprint = _fingerprint(arch, data, config, task)
-        self.model = initialise(arch, config).to(device)
+        self.model = initialize(arch, config).to(device)
         self.theta0 = snapshot(self.model)
         dtype = getattr(torch, config.dtype)
         self.x = data.x.to(device, dtype)
         evaluate(self.model, self.x[:1])  # refuses samples that do not fit
-        y = normalise_labels(data.y, task, arch.outputs)
+        y = normalize_labels(data.y, task, arch.outputs)
         self.y = y.to(device, torch.long if task == "multiclass" else dtype)
         self.order = homogeneity_order(arch.build(), probe_inputs(arch.inputs))
-        self.method: methods.MarginMaximisation | methods.GradientDescent
+        self.method: methods.MarginMaximization | methods.GradientDescent
         if config.method == "margin":
-            self.method = methods.MarginMaximisation(self.model, self.x, self.y, self.order)
+            self.method = methods.MarginMaximization(self.model, self.x, self.y, self.order)
         else:
             self.method = methods.GradientDescent(self.model, self.x, self.y, self.loss, config)
         self.history: list[dict[str, float]] = []

@@ -1,4 +1,4 @@
-"""What is descended, and two ways to: gradient descent as published, margin maximisation with a safe step.
+"""What is descended, and two ways to: gradient descent as published, margin maximization with a safe step.
 
 logistic       mean_i log(1 + exp(-y_i Phi_i))          y in {-1, +1}
 exponential    mean_i exp(-y_i Phi_i)
@@ -120,7 +120,7 @@ class GradientDescent:
         return self.x[chosen], self.y[chosen]
 
 
-class MarginMaximisation:
+class MarginMaximization:
     """Descent on F(theta) = log sum_r exp(-tau m_r(theta)) in steps of equal predicted progress.
 
         v <- MOMENTUM v - (c / ||grad F||^2) grad F,    theta <- theta + v

@@ -82,12 +82,12 @@ def undo_vector_shift(released: Released) -> Adapted:
 def follow_mean(released: Released) -> Adapted:
     """Take one constant off the inputs: where the first layer says that they were."""
     mean = infer_mean(released.checkpoints[0])
-    return _recentred(released, torch.full_like(mean, float(mean.mean())), "constant")
+    return _recentered(released, torch.full_like(mean, float(mean.mean())), "constant")
 
 
 def follow_mean_image(released: Released) -> Adapted:
     """Take the inferred mean of every pixel off the inputs."""
-    return _recentred(released, infer_mean(released.checkpoints[0]), "vector")
+    return _recentered(released, infer_mean(released.checkpoints[0]), "vector")
 
 
 def average_releases(released: Released) -> Adapted:
@@ -165,7 +165,7 @@ def told_the_shift(released: Released) -> Adapted:
     shift = released.facts["shift"].double().flatten()
     if released.facts["rewritten"]:
         return _moved(released, shift)
-    return _recentred(released, shift, "told")
+    return _recentered(released, shift, "told")
 
 
 def without_shift(checkpoint: Network, theta0: dict[str, Tensor], shift: Tensor) -> Network:
@@ -207,7 +207,7 @@ def _jointly(released: Released, start: float | Tensor) -> float:
     return c
 
 
-def _recentred(released: Released, shift: Tensor, kind: str) -> Adapted:
+def _recentered(released: Released, shift: Tensor, kind: str) -> Adapted:
     """The same stationarity in x = z - u: W - b u^T = sum_i d_i x_i^T, b = sum_i d_i.
 
     Gates are those of the network with bias b + W u. Weights and target differ, which is what the
@@ -250,7 +250,7 @@ def _short(option: Adapted) -> tuple[float, Reconstruction]:
 
 
 def first_residual(found: Reconstruction) -> float | None:
-    """Best first-layer residual of all restarts, relative where the attack normalises."""
+    """Best first-layer residual of all restarts, relative where the attack normalizes."""
     if not found.layers.numel():
         return None
     best = float(found.layers[:, :, 0].nan_to_num(nan=math.inf).min())

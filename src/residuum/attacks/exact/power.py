@@ -38,7 +38,7 @@ FITTED, SAME = (
 )  # misfit that counts as an explanation; factor up to which two are as good
 PROGRESS = 1e-3  # a sample that lowers the misfit by a smaller share adds nothing
 BUDGET = 2.0**36  # multiplications of one growth: seconds
-KERNEL_SIDE = 1500  # unknowns c above which the kernel is not factorised
+KERNEL_SIDE = 1500  # unknowns c above which the kernel is not factorized
 RANK_TOLERANCE = 1e-10  # of the kernel's largest eigenvalue
 
 

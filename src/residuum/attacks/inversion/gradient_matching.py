@@ -1,4 +1,4 @@
-"""Invert: samples whose gradients add up to an optimiser's moment, or to the change of the weights.
+"""Invert: samples whose gradients add up to an optimizer's moment, or to the change of the weights.
 
 For any module, by automatic differentiation twice (``engine/generic.py`` is the squared case of it with
 multipliers of every objective; here is what is known of single gradients in federated learning):

@@ -18,8 +18,8 @@ TYPED = 0.01  # weight of the columns' types
 SPARSE, SLOW = 60.0, 0.003  # SLOW: the rate of multipliers beside a sparse prior
 # Where multipliers have to find their sign first, with a rate as without prior: photographs, pen strokes.
 SIGNED_SPARSE, SIGNED_STROKES = 6.0, 0.6
-NEIGHBOURS, STROKES = 0.5, 5.0  # half way between the rows of ``Appearance``
-SIDE = 8  # pixels: in smaller frames neighbours say nothing of an image
+NEIGHBORS, STROKES = 0.5, 5.0  # half way between the rows of ``Appearance``
+SIDE = 8  # pixels: in smaller frames neighbors say nothing of an image
 LEADING = 0.1  # share of the largest singular value down to which vectors are looked at
 
 
@@ -80,14 +80,14 @@ class Appearance:
     Rows of a trained first layer are mixtures of training samples, and so are its leading right singular
     vectors. Laid out as images they show two things that survive mixing:
 
-        neighbours  correlation of neighbouring pixels, weighted by squared singular values
+        neighbors  correlation of neighboring pixels, weighted by squared singular values
         strokes     fourth over squared second moment of their pixels: large where most of the frame stays
                     empty, as around a pen stroke, 3 for a normal density
 
     Measured on networks of two starts (small and torch's own), 20 to 200 samples:
 
     =======================  ===========  ===========
-    data                     neighbours   strokes
+    data                     neighbors   strokes
     =======================  ===========  ===========
     never trained            0.00         3.0
     digits, 8 x 8            0.26-0.37    3.6-3.8
@@ -96,13 +96,13 @@ class Appearance:
     =======================  ===========  ===========
     """
 
-    neighbours: float = 0.0
+    neighbors: float = 0.0
     strokes: float = 0.0
 
     @property
     def images(self) -> bool:
-        """Whether neighbouring pixels belong together, as in images of any kind and size worth it."""
-        return self.neighbours > NEIGHBOURS
+        """Whether neighboring pixels belong together, as in images of any kind and size worth it."""
+        return self.neighbors > NEIGHBORS
 
     @property
     def photographs(self) -> bool:

@@ -342,15 +342,15 @@ class Moment(Objective):
     surface: ClassVar[str] = MOMENT
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """The state of the optimiser must be there."""
+        """The state of the optimizer must be there."""
         if knowledge.moment is None:
-            return "needs the state of an optimiser, in the file or of a live one"
+            return "needs the state of an optimizer, in the file or of a live one"
         several = task == "regression" and outputs > 1
         return "needs one output; a regression of several is not covered" if several else ""
 
     def why(self, surface: Surface) -> str:
         """What it is."""
-        return "the optimiser keeps a mean of the last gradients"
+        return "the optimizer keeps a mean of the last gradients"
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
         """As those of a classifier."""

@@ -94,7 +94,7 @@ def attack(
         lr_x, lr_lam: its first rates; a cosine brings both down to the share lr_decay.
         sigma: standard deviation of the random candidates at the start.
         sharpness: alpha at the first and at the last step, geometric in between.
-        layers: "all", or "first" where the others hardly left their initialisation.
+        layers: "all", or "first" where the others hardly left their initialization.
         priors: names in ``PRIORS`` with their weights.
         seed, restart: which random start; restarts of one seed differ in nothing else.
     """

@@ -108,7 +108,7 @@ class MultiplierFloor(Prior):
 
 
 class TotalVariation(Prior):
-    """Sum of absolute differences of neighbouring pixels."""
+    """Sum of absolute differences of neighboring pixels."""
 
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
@@ -119,7 +119,7 @@ class TotalVariation(Prior):
 
 
 class HighFrequency(Prior):
-    """Sum of squared differences of neighbouring pixels: a quadratic smoothness prior."""
+    """Sum of squared differences of neighboring pixels: a quadratic smoothness prior."""
 
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
@@ -130,10 +130,10 @@ class HighFrequency(Prior):
 
 
 class SparseGradients(Prior):
-    """Images are flat almost everywhere: log cosh of neighbouring pixels' differences, fading.
+    """Images are flat almost everywhere: log cosh of neighboring pixels' differences, fading.
 
     A quadratic prior cannot tell a mixture of images from its parts, this one can; strong at first it
-    chooses the basin, and with FADE of its weight left at the end it blurs nothing. Colours change
+    chooses the basin, and with FADE of its weight left at the end it blurs nothing. Colors change
     together, so a difference is the length over channels. Mean over pixels, in units of the value
     range, and over candidates, each as far as it carries weight: it means the same for every image
     size, range and number of candidates, beside a loss that is 1 where nothing is explained.
@@ -275,7 +275,7 @@ def _length(d: Tensor) -> Tensor:
 def _carried(lam: Tensor) -> tuple[Tensor, Tensor]:
     """(R, m) sizes of stored multipliers up to CARRIES, and (R, m, ...) their derivatives in lam.
 
-    Sizes: some objectives leave the sign free, and a negative weight would reward what is penalised.
+    Sizes: some objectives leave the sign free, and a negative weight would reward what is penalized.
     """
     sign = torch.where(lam < 0, -1.0, 1.0).to(lam.dtype)
     total = (sign * lam).reshape(*lam.shape[:2], -1).sum(-1)

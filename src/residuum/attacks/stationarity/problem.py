@@ -50,7 +50,7 @@ class Problem:
 
     labels: (m,), or (R, m) where runs have candidates of their own.
 
-    normalise: each layer's squared residual is divided by ||target_l||^2.
+    normalize: each layer's squared residual is divided by ||target_l||^2.
     layers: "all", "first" for the first layer's terms alone, or "auto": first for MLPs, all for
         other networks; a change of the weights is explained in every layer that moved, and never in
         a frozen one, where a gradient was there and nobody followed it.
@@ -64,7 +64,7 @@ class Problem:
         labels: Tensor,
         *,
         surrogate: str = "sigmoid",
-        normalise: bool = True,
+        normalize: bool = True,
         layers: str = "auto",
         dtype: torch.dtype = torch.float64,
         device: str = "cpu",
@@ -99,7 +99,7 @@ class Problem:
         if not any(chosen):
             raise InputError("The first layer did not move.", 'Explain the others: layers="all".')
         self.layer_weights = [
-            (1 / scale if normalise and scale > 0 else 1.0) if on else 0.0
+            (1 / scale if normalize and scale > 0 else 1.0) if on else 0.0
             for on, scale in zip(chosen, self.scales, strict=True)
         ]
         scales = [scale if scale > 0 else 1.0 for scale in self.scales]
@@ -229,7 +229,7 @@ def best_multipliers(
     scale: float,
     sharpness: float | Tensor,
 ) -> Tensor:
-    """Stored multipliers (R, m, ...) that minimise the loss at x, each run on its own.
+    """Stored multipliers (R, m, ...) that minimize the loss at x, each run on its own.
 
     floor: the least value allowed; None leaves them free. A run that has left the finite numbers,
     or none of whose gradients is alive, keeps the multipliers it has.

@@ -1,4 +1,4 @@
-"""Minimise the attack's loss over candidates and multipliers, R restarts side by side.
+"""Minimize the attack's loss over candidates and multipliers, R restarts side by side.
 
 ``SolverState`` is an attack at one moment, ``Solver.step`` one update of it, ``Solver.solve`` the one
 loop over steps. What happens between looks at the loss (growth, a watcher, the clock, saving, pausing)
@@ -103,7 +103,7 @@ class SolverState(Record):
     alive: (R,) runs that have not diverged.
     step: how many are done.
     fingerprint: of network, objective, knowledge and settings; a state of others is not gone on with.
-    moments: of the optimiser, by variable.
+    moments: of the optimizer, by variable.
     steps, loss, layers: the looks so far: step, (R,) and (R, L) each.
     stopped: why no further step is taken, "" while some are.
     """
@@ -251,7 +251,7 @@ class Solver:
         Both directions are worked out before either variable moves. Projection comes last: candidates
         into the known box, multipliers above the least one, for a slot in use.
 
-        moments: of the optimiser, by variable; made where they are missing.
+        moments: of the optimizer, by variable; made where they are missing.
         step: a number, or on a GPU a tensor, so that a captured step reads its schedule anew.
         moving: see ``SolverState.moving``.
         """
@@ -417,7 +417,7 @@ class Solver:
                 moments[name] = torch.zeros_like(g)
             return moments[name]
 
-        if self.config.optimiser == "sgd":
+        if self.config.optimizer == "sgd":
             return moment(name).mul_(self.config.momentum).add_(g)
         t = step + 1
         first, second = moment(f"{name}/1"), moment(f"{name}/2")
@@ -464,7 +464,7 @@ class Solver:
             self.knowledge,
             self.labels(candidates),
             surrogate=config.surrogate,
-            normalise=config.normalise,
+            normalize=config.normalize,
             layers=config.layers,
             dtype=self.dtype,
             device=config.device,

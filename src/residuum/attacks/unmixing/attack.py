@@ -112,13 +112,13 @@ def named(settings: UnmixSettings, effort: Effort) -> Effort:
 
 
 def told(
-    found: Sources, layer: Mixed, knowledge: Knowledge, centres: Tensor
+    found: Sources, layer: Mixed, knowledge: Knowledge, centers: Tensor
 ) -> tuple[Tensor, Tensor, str]:
     """(k,) signs and sizes of the sources, and what they rest on.
 
-    centres: (groups,) the first source of each group. All members of a group have one sign.
+    centers: (groups,) the first source of each group. All members of a group have one sign.
     """
-    X = found.x[centres].double()
+    X = found.x[centers].double()
     # Sources are in float32: of their directions, those below SOUND of the largest are rounding.
     C = torch.linalg.lstsq(X.T, layer.rows.double().T, rcond=SOUND, driver="gelsd").solution.T
     on = (C.square() * (layer.weight.double() @ X.T)).sum(0)
@@ -138,7 +138,7 @@ def told(
         said.append("the range")
         of = "the range"
     sign = torch.where(votes < 0, -1.0, 1.0)
-    alike = (found.x * found.x[centres][found.group]).sum(1).sign()  # versions of one source
+    alike = (found.x * found.x[centers][found.group]).sum(1).sign()  # versions of one source
     return alike * sign[found.group], size[found.group], f"sign by {', '.join(said)}; size by {of}"
 
 
@@ -190,21 +190,21 @@ class Unmix(UnmixSettings, AtOnce):
         found = unmix(
             layer.rows.to(self.device), layer.shape, effort, domain=domain, seed=self.seed
         )
-        centres = found.centres
-        sign, size, said = told(found, layer, knowledge, centres)
+        centers = found.centers
+        sign, size, said = told(found, layer, knowledge, centers)
         x = (found.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
         labels = torch.zeros(len(x))
         held = found.support * found.runs[0] + found.parts * found.runs[1]
         runs = sum(found.runs)
         share = held / runs
         values = math.prod(layer.shape)
-        sure = confidence_by_share(share[centres], runs, values, found.rank)
-        support = held[centres].round().long()
-        chosen = Selection.plain(x, labels, centres, sure, support=support)
+        sure = confidence_by_share(share[centers], runs, values, found.rank)
+        support = held[centers].round().long()
+        chosen = Selection.plain(x, labels, centers, sure, support=support)
         notes = self._notes(layer, found, domain, said)
         if values < CONFIDENT_VALUES:
             notes += (f"{self.name}: {SMALL}",)
-        elif runs > 1 and disagree(share[centres], runs, found.rank):
+        elif runs > 1 and disagree(share[centers], runs, found.rank):
             notes += (f"{self.name}: {DISAGREEING}",)
         result = Reconstruction.at_once(self.name, x, labels, torch.ones(len(x)), knowledge)
         return result.replace(

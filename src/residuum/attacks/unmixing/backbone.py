@@ -1,6 +1,6 @@
 """Trunk: training images whose features lie in what the first dense layer of a network spans.
 
-Behind convolutions and pooling (the trunk t) the rows of a dense layer, in a moment of the optimiser or
+Behind convolutions and pooling (the trunk t) the rows of a dense layer, in a moment of the optimizer or
 less their start, are mixtures of the samples' FEATURES, as those of a layer on the input are mixtures of
 samples (``ica.py``). A few dozen directions of thousands:
 
@@ -51,7 +51,7 @@ SAME = 0.9  # cosine of two images that are one
 CONFIDENCE = (-18.2, -5.9)
 ASSUMES = (
     "trunk assumes that the first dense layer behind the convolutions was trained from a small or "
-    "known start, or that an optimiser kept its last gradients, on fewer samples than half of its "
+    "known start, or that an optimizer kept its last gradients, on fewer samples than half of its "
     "neurons."
 )
 
@@ -274,7 +274,7 @@ class BehindBackbone(AtOnce):
         values = 2 * math.prod(layer.shape)
         setting = within(UNMIXING * self.seconds, layer.rank, values, device)
         found = unmix(rows, layer.shape, setting, rank=layer.rank, seed=self.seed)
-        first = found.centres
+        first = found.centers
         rest = torch.ones(len(found.x), dtype=torch.bool)
         rest[first] = False
         some = torch.cat([first, rest.nonzero().flatten()])[:CANDIDATES]  # distinct ones first

@@ -11,7 +11,7 @@ blind source separation (for single gradients of federated learning: Kariyappa e
 Party Attack"; FastICA: Hyvarinen 1999).
 
     C X = U S V^T       r of the rows of V^T stand out of the noise of the start
-    G = D V_r           differences of neighbouring values (N, r), the domain in which samples are sparse
+    G = D V_r           differences of neighboring values (N, r), the domain in which samples are sparse
     Z = G K^T           whitened, Z^T Z / N = 1
     Q <- polar(E[tanh(a y) z^T] - diag(E[a (1 - tanh^2(a y))]) Q),   y = Q z
     X^ = Q K V_r^T                                                   up to order, and per row a factor
@@ -111,7 +111,7 @@ class Sources:
     edge: float
 
     @property
-    def centres(self) -> Tensor:
+    def centers(self) -> Tensor:
         """(groups,) the first row of each source: the mean of its versions."""
         every = range(int(self.group.max()) + 1)
         return torch.stack([(self.group == g).nonzero()[0, 0] for g in every])
@@ -294,7 +294,7 @@ def series(x: Tensor) -> Tensor:
 
 
 def coordinates(x: Tensor) -> Tensor:
-    """(k, N) the values themselves: tables and embeddings have no neighbours."""
+    """(k, N) the values themselves: tables and embeddings have no neighbors."""
     return x.flatten(1)
 
 
@@ -440,8 +440,8 @@ def sparseness(y: Tensor) -> Tensor:
 
 def roughness(x: Tensor, domain: Domain) -> Tensor:
     """(k,) energy in the sparse domain over the energy about the mean, of (k, *shape)."""
-    centred = x.flatten(1) - x.flatten(1).mean(1, keepdim=True)
-    return domain(x).square().sum(1) / centred.square().sum(1)
+    centered = x.flatten(1) - x.flatten(1).mean(1, keepdim=True)
+    return domain(x).square().sum(1) / centered.square().sum(1)
 
 
 def held_by(x: Tensor, every: Tensor, run: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ are proportional.
     full_...              the same for sets that keep the margins too (full KKT, not only stationary)
     radius_most, pixels   how far x' can be at most: proved, from the value range and the sums alone
 
-Not in the class, and able to beat the bounds: samples with new patterns, cancelling pairs of
+Not in the class, and able to beat the bounds: samples with new patterns, canceling pairs of
 opposite labels (docs/uniqueness.md).
 """
 
@@ -58,7 +58,7 @@ SAME = 1e-9  # of their length: covectors that differ by less are proportional
 ENTRIES = {"cpu": 2**21, "cuda": 2**25}  # numbers in the rows of one batch
 # What a certificate will cost: speed is that of REPEATS products of SIDE x SIDE matrices; per candidate
 # FACTORS steps of the interior-point method (sets with and without margins kept, 13 steps each), and
-OVERHEAD = 0.01  # seconds for what is neither product nor factorisation
+OVERHEAD = 0.01  # seconds for what is neither product nor factorization
 SIDE, REPEATS, FACTORS = 512, 3, 26
 Watch = Callable[[int, int], None]
 Box = tuple[float | Tensor, float | Tensor]
@@ -376,7 +376,7 @@ def estimate(
     """Cost of certifying ``samples`` of a set, from the sizes and from the speed of this machine.
 
     Per candidate, with K switches and k pixels that can move, s = K where switches are few and k else: the
-    gradients of the deeper switches, then ``FACTORS`` steps, each a product of K s^2 and a factorisation of
+    gradients of the deeper switches, then ``FACTORS`` steps, each a product of K s^2 and a factorization of
     s^3; few switches take a basis of K^2 k as well, in each step where pixels have walls and once where not.
     """
     count = len(given) if samples is None else min(samples, len(given))

@@ -10,7 +10,7 @@ nu_k high_k), so by weak duality
 and the minimum is that of one pixel at a time: z = clamp(-rows^T nu). Nothing has to be feasible for
 the bound to hold; an allowance for rounding is taken off. The nu are those of a primal-dual
 interior-point method (Mehrotra's), whose points, pulled towards x0 until they lie inside, are the
-examples. It takes a dozen factorisations of d x d, or of K x K where there are few rows, for a batch of
+examples. It takes a dozen factorizations of d x d, or of K x K where there are few rows, for a batch of
 images at once; switches that nearly touch the image, where first-order methods stall, cost it nothing.
 
 Shapes: rows (b, K, d), x0 (b, d), low, high (b, K), left, right (b, d); ends may be infinite.
@@ -31,7 +31,7 @@ WIDEN = 1e-12  # of |x0|: by what a wall may be misplaced by rounding
 ROUNDING = 1e-12  # of the terms of a bound
 PINNED = 1e-9  # of |x0|: a pixel with less room is held by the solver, not by the bound
 INSIDE = 1 - 1e-9  # an example does not touch a wall: at zero a gate is a matter of rounding
-STIFF = 1e20  # of a wall: keeps the factorisation finite where a distance has become zero
+STIFF = 1e20  # of a wall: keeps the factorization finite where a distance has become zero
 
 
 @dataclass(frozen=True)
@@ -175,14 +175,14 @@ class _State:
         self.drift = self.x0 + self.a - self._back(self.alpha - self.beta)
         self.miss_p = self.below * (z - self.low - self.p)
         self.miss_q = self.above * (self.high - z - self.q)
-        failed = self._factorise((self.alpha / self.p + self.beta / self.q).clamp(max=STIFF))
-        # Predictor: straight for complementarity zero. How far that gets says how much to centre, and
+        failed = self._factorize((self.alpha / self.p + self.beta / self.q).clamp(max=STIFF))
+        # Predictor: straight for complementarity zero. How far that gets says how much to center, and
         # its second-order term is put right in the corrector (Mehrotra).
         gap = self._complementarity(0, (self.a,) * 5)
         move = self._solve(0.0, 0.0)
         ahead = self._complementarity(self._longest(move), move)
-        centre = (ahead / gap).clamp(0, 1) ** 3 * gap
-        move = self._solve(centre - move[1] * move[3], centre - move[2] * move[4])
+        center = (ahead / gap).clamp(0, 1) ** 3 * gap
+        move = self._solve(center - move[1] * move[3], center - move[2] * move[4])
         length = SHORT * self._longest(move)
         sound = torch.stack([part.isfinite().all(1) for part in move]).all(0) & (failed == 0)
         self.moving = sound[:, None] & (gap > 0)
@@ -202,10 +202,10 @@ class _State:
         p, q = self.below * (z + self.miss_p), self.above * (self.miss_q - z)
         return a, p, q, need_p - by_p * p, need_q - by_q * q
 
-    def _factorise(self, stiff: Tensor) -> Tensor:
+    def _factorize(self, stiff: Tensor) -> Tensor:
         """Of H = D + R'SR, what is left of I + G' stiff G: rows R with S, pixels alone in D = I + theirs.
 
-        Of few rows a K x K matrix is factorised. With D^-1/2 R' = QT, Q of orthonormal columns, H leaves
+        Of few rows a K x K matrix is factorized. With D^-1/2 R' = QT, Q of orthonormal columns, H leaves
         alone what is across from Q: H^-1 = D^-1/2 (I - QQ' + Q (I + TST')^-1 Q') D^-1/2. Nothing cancels
         in it, as it does in Woodbury's I - B'(I + BB')^-1 B of stiff rows, and no product of rows is
         taken where they may be nearly parallel. Returns (b,) which failed, not being zero.
