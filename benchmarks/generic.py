@@ -253,7 +253,7 @@ def memory(device: str, small: bool) -> Row:
         found.advance(state, 2, False)
         _, seconds = clock(lambda: found.advance(state, steps, False), device)
         peak = torch.cuda.max_memory_reserved()
-    room = found.problem.generic._room(found.problem.points[0], state.x[0, :1])
+    room = found.problem.generic._chunk_size(found.problem.points[0], state.x[0, :1])
     row = {
         "parameters": sum(p.numel() for p in model.parameters()),
         "candidates": m,

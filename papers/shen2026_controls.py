@@ -116,7 +116,7 @@ class Gain(Curvature):
             return torch.stack([p[0] for p in pairs]), torch.stack([p[1] for p in pairs])
         candidates = self.problem.with_labels(labels).candidates(x, lam)
         with torch.no_grad():
-            gradient, value = equation.pull(
+            gradient, value = equation.pull_back(
                 candidates, self.errors, self.problem.objective, self.activation
             )
         return gradient.view_as(x), value

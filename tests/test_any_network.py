@@ -20,7 +20,7 @@ from residuum.attacks.stationarity.objectives import BinaryKKT, MulticlassKKT, W
 from residuum.attacks.stationarity.problem import Problem
 from residuum.auditing.certificates import kkt_certificate
 from residuum.cli.main import main
-from residuum.engine.generic import GRAPHS
+from residuum.engine.generic import GRAPH_FACTOR
 from residuum.errors import ArchitectureError, CheckpointError, InputError
 from residuum.io.checkpoints import as_network
 from residuum.io.modules import _keep
@@ -316,7 +316,7 @@ def test_chunks_and_runs_side_by_side_change_nothing(name: str, objective: Any) 
     wanted = whole.evaluate(x, lam, 5.0)
     equation = whole.generic
     assert equation.saved > 0
-    for workspace, side_by_side in ((2 * GRAPHS * equation.saved, False), (2**40, True)):
+    for workspace, side_by_side in ((2 * GRAPH_FACTOR * equation.saved, False), (2**40, True)):
         equation.workspace, equation.side_by_side = workspace, side_by_side
         found = whole.evaluate(x, lam, 5.0)
         assert equation.side_by_side == side_by_side  # vmap was not given up
@@ -666,7 +666,7 @@ def test_a_forward_that_fails_where_the_attack_runs_is_no_internal_error() -> No
     torch.manual_seed(0)
     whole = problem(Elsewhere(F.mish).eval(), MulticlassKKT())
     whole.points[0].broken = True  # type: ignore[assignment]
-    with pytest.raises(ArchitectureError, match="must run on cpu in float64; its forward says"):
+    with pytest.raises(ArchitectureError, match=r"must run on cpu in float64\. Its forward method"):
         whole.evaluate(*points(1, 3))
 
 

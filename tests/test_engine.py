@@ -11,7 +11,7 @@ from residuum.attacks.stationarity.attack import search
 from residuum.attacks.stationarity.objectives import NTK, BinaryKKT, MulticlassKKT
 from residuum.attacks.stationarity.problem import Problem
 from residuum.attacks.stationarity.solver import Solver
-from residuum.engine.explicit import ExplicitEquation, accumulate, times
+from residuum.engine.explicit import ExplicitEquation, accumulate, multiply
 from residuum.networks import MLP, Linear, Polynomial
 from residuum.records import Knowledge
 from tests.cases import SPREAD, AllLayers, attack_case
@@ -225,7 +225,7 @@ def test_products_round_their_factors_and_never_the_running_total(half):
     assert (1e-4 < error < 1e-2) if half else error < 1e-6
     kept = accumulate(total, a, b, 0.5, 3.0, half, cancels=True).double()
     assert float((kept - exact).norm() / exact.norm()) < 1e-6  # on a CPU; a GPU keeps sums anyway
-    alone = times(a, b[0], half).double()
+    alone = multiply(a, b[0], half).double()
     error = float((alone - a.double() @ b[0].double()).norm() / alone.norm())
     assert (1e-4 < error < 1e-2) if half else error < 1e-6
     zero = torch.zeros(2, 4, 5)
@@ -250,14 +250,14 @@ def test_chunks_of_candidates_give_the_same_results(objective, outputs):
                         surrogate=surrogate,
                         layers=layers,
                     )
-                    assert problem.explicit.plan(2, 11).chunks == 1
+                    assert problem.explicit.plan(2, 11).count == 1
                     whole = problem.evaluate(case.x, case.lam, SHARPNESS, measure)
                     wanted = (whole.loss, whole.layers, whole.grad_x, whole.grad_lam)
                     plans = set()
                     for chunk, workspace in ((1, 1), (9000, 1), (9000, 9000), (20_000, 9000)):
                         problem.explicit.chunk, problem.explicit.workspace = chunk, workspace
                         plan = problem.explicit.plan(2, 11)
-                        plans.add((plan.chunk, plan.kept))
+                        plans.add((plan.size, plan.cached))
                         found = problem.evaluate(case.x, case.lam, SHARPNESS, measure)
                         assert_same(found, wanted, 1e-12)
                     assert (1, 0) in plans
@@ -272,14 +272,14 @@ def test_chunks_cover_all_candidates_and_keep_to_the_workspace():
     per_candidate = 4 * (2 * 2000 + 1)
     for runs, m in ((1, 1000), (16, 200), (1, 26_000), (1, 100_000), (4, 77_777), (1, 10**7)):
         plan = equation.plan(runs, m)
-        assert plan.chunk * (plan.chunks - 1) < m <= plan.chunk * plan.chunks
-        assert 0 <= plan.kept <= plan.chunks
-        if plan.chunks > 1:
-            assert plan.kept * plan.chunk * runs * per_candidate <= equation.workspace
-    assert [equation.plan(1, m).chunks == 1 for m in (1000, 26_000, 30_000)] == [True, True, False]
+        assert plan.size * (plan.count - 1) < m <= plan.size * plan.count
+        assert 0 <= plan.cached <= plan.count
+        if plan.count > 1:
+            assert plan.cached * plan.size * runs * per_candidate <= equation.workspace
+    assert [equation.plan(1, m).count == 1 for m in (1000, 26_000, 30_000)] == [True, True, False]
     kept = equation.plan(1, 100_000)
-    assert kept.kept == kept.chunks > 1  # nothing is computed twice
-    assert equation.plan(1, 10**7).kept < equation.plan(1, 10**7).chunks
+    assert kept.cached == kept.count > 1  # nothing is computed twice
+    assert equation.plan(1, 10**7).cached < equation.plan(1, 10**7).count
 
 
 def test_an_attack_in_chunks_is_the_attack_at_once():
@@ -292,6 +292,6 @@ def test_an_attack_in_chunks_is_the_attack_at_once():
         solver = Solver(case.model, MulticlassKKT(), Knowledge(), config, (5,), 3, 9)
         solver.problem.explicit.workspace = solver.problem.explicit.chunk = workspace
         ends.append(search(solver))
-    assert solver.problem.explicit.plan(2, 9).chunks > 1
+    assert solver.problem.explicit.plan(2, 9).count > 1
     assert close(ends[1].x, ends[0].x, 1e-10)
     assert close(ends[1].lam, ends[0].lam, 1e-10)

@@ -178,7 +178,7 @@ def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple
         return evaluation_cost(problem.explicit, runs, candidates, follows_outputs=follows), ()
     work = counted(lambda: problem.evaluate(x, lam * solver.scale))
     weights = sum(t.numel() for t in problem.target.values()) * x.element_size()
-    passes = problem.generic.workspace_of(runs * candidates)
+    passes = problem.generic.estimate_workspace(runs * candidates)
     memory = {
         "weights": 4 * weights,
         "candidates": 10 * x.numel() * x.element_size(),

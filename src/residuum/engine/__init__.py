@@ -1,1 +1,1 @@
-"""The fast path for MLPs: explicit gradients of the attack's objective, same results as autograd."""
+"""Evaluation of the attack's objective: explicit gradients for MLPs, automatic differentiation otherwise."""

@@ -1,4 +1,6 @@
-"""Explicit forward, backward and double backward of the one equation, for MLPs and R runs at once.
+"""Explicit forward, backward and double backward passes of the attack's objective, for MLPs.
+
+All R runs are evaluated together. The objective is
 
     L = sum_l w_l || target_l - T_l ||^2,    T_l = sum_i d_l(x_i) (a_{l-1}(x_i), 1)^T
 
@@ -9,21 +11,24 @@ Adjoints       with E_l = dL/dT_l = -2 w_l (target_l - T_l):
   of z         zbar_l = dbar_l o (d_{l+1} W_{l+1}) o s''(z_l) + abar_l o s'(z_l)
   of a         abar_{l-1} = d_l E_l + zbar_l W_l                                          (l downwards)
 
-x: (R, m, d); u: (R, m, C); weights are shared by all runs. s' is the surrogate's backward rule
-wherever a derivative of s appears, as automatic differentiation of the surrogate has it.
+Shapes: x is (R, m, d) and u is (R, m, C). All runs share the weights. Wherever a derivative of s appears,
+s' is the backward rule of the surrogate, as in automatic differentiation of the surrogate.
 
-Where the intermediate results of all candidates would not fit into the workspace, candidates go
-through in chunks, twice: T_l is summed over chunks, then each chunk's adjoints are taken. Matrix
-products of the first time are kept for the second as far as the workspace reaches (``plan``).
+If the intermediate results of all candidates do not fit into the workspace, the candidates are processed in
+chunks, in two passes. The first pass sums T_l over the chunks. The second pass computes the adjoints of each
+chunk. It reuses the matrix products of the first pass as far as the workspace allows (``plan``).
 
-half=True rounds both factors of a product to bfloat16: on a GPU with bf16 matrix units the fastest mode,
-sums and results in float32; on a CPU with bf16 instructions twice as fast as float32, where results are
-rounded too, so that sums which cancel (``cancels``) stay in float32; on any other CPU the factors'
-rounding alone, for comparison. Otherwise products are plain, in float32 as TF32 where
-``matmul_precision`` says so.
+With half=True, both factors of a product are rounded to bfloat16:
+
+- On a GPU with bf16 matrix units this is the fastest mode. Sums and results are in float32.
+- On a CPU with bf16 instructions this is twice as fast as float32. The results are rounded too, so sums that
+  nearly cancel (``cancels``) stay in float32.
+- On any other CPU only the factors are rounded, to allow comparisons.
+
+Otherwise products are not rounded. In float32 they use TF32 if ``matmul_precision`` enables it.
 
 The cost of one evaluation is that of its matrix products. Layer l maps a = h_{l-1} inputs to b = h_l
-outputs; each of its products takes 2 R m a b operations.
+outputs, and each of its products takes 2 R m a b operations.
 
 =====================================  =======================================================
 product                                when
@@ -34,10 +39,11 @@ T_l = d_l^T a_{l-1}                    w_l > 0, or the residual is measured
 a_{l-1} E_l^T,  d_l E_l                w_l > 0
 (dbar_{l-1} o s') W_l^T                l > 1
 zbar_l W_l                             l < L, or u depends on the outputs
-z_l and d_l W_l a second time          candidates whose products did not fit into the workspace
+z_l and d_l W_l a second time          for candidates whose products did not fit into the workspace
 =====================================  =======================================================
 
-The first layer always drives the loss. Elementwise work is left out: it is bound by memory.
+The first layer is always part of the loss. Elementwise operations are not counted, because memory bandwidth
+limits them.
 """
 
 from __future__ import annotations
@@ -58,27 +64,58 @@ from residuum.stationarity import Theta
 Errors = list[tuple[Tensor, Tensor | None] | None]
 Products = list[tuple[list[Tensor], list[Tensor]]]  # pre and ungated of every gradient point
 
-WORKSPACE = 2 * 2**30  # bytes of intermediate results; what needs more goes through in chunks
+WORKSPACE = (
+    2 * 2**30
+)  # bytes of intermediate results; above this, candidates are processed in chunks
 CHUNK = WORKSPACE // 8  # bytes of one chunk's intermediate results
-LIVE = 10  # tensors per hidden unit alive at once: five of the pass, five of its adjoint
-COPIES = 10  # of the candidates: state, best, two moments, those at work, gradient, temporaries
+LIVE_TENSORS = 10  # per hidden unit, alive at the same time: five of the pass, five of its adjoint
+CANDIDATE_COPIES = (
+    10  # state, best point, two optimizer states, working copy, gradient, temporaries
+)
 
 
 class Covectors(Protocol):
-    """What the engine asks of an objective."""
+    """The methods of an objective that the engine calls."""
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """u of these candidates."""
+        """Return the covectors u of the candidates.
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (R, m, C).
+            labels: Labels (m,) or (R, m).
+            lam: Multipliers (R, m, ...).
+
+        Returns:
+            u, with the shape of the outputs.
+        """
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """From the derivative in u to those in the outputs (None: no dependence) and in lam."""
+        """Map the derivative in u to the derivatives in the outputs and in lam.
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (R, m, C).
+            labels: Labels (m,) or (R, m).
+            lam: Multipliers (R, m, ...).
+            ubar: Derivative of the loss in u.
+
+        Returns:
+            The derivative in the outputs, or None if u does not depend on them, and the derivative in lam.
+        """
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """x: (R, m, d); lam: (R, m, ...) multipliers of the plain sum; labels: (m,) or (R, m)."""
+    """Candidates with their multipliers and labels.
+
+    Attributes:
+        x: Candidates (R, m, d).
+        lam: Multipliers of the plain sum (R, m, ...).
+        labels: Labels, (m,) if all runs share them, otherwise (R, m).
+    """
 
     x: Tensor
     lam: Tensor
@@ -87,21 +124,23 @@ class Candidates:
     def __getitem__(self, rows: slice) -> Candidates:
         return Candidates(self.x[:, rows], self.lam[:, rows], self.labels[..., rows])
 
-    def of_run(self, run: int) -> Candidates:
-        """Those of one run alone: x (m, ...)."""
+    def select_run(self, run: int) -> Candidates:
+        """Return the candidates of one run, without the leading dimension."""
         labels = self.labels if self.labels.ndim == 1 else self.labels[run]
         return Candidates(self.x[run], self.lam[run], labels)
 
 
 @dataclass(frozen=True)
-class _Pass:
-    """What one gradient point leaves for the adjoint. Lists run over layers, first to last.
+class _Tape:
+    """Intermediate results at one gradient point that the adjoint needs. Lists are in layer order.
 
-    inputs: a_{l-1}, (R, m, h), the first being x.
-    outputs: z_D, (R, m, C).
-    slopes, curvatures: s'(z_l) and s''(z_l) of the hidden layers.
-    ungated: d_{l+1} W_{l+1}, before the gate.
-    signals: d_l, the last being u.
+    Attributes:
+        inputs: a_{l-1} of shape (R, m, h). The first is x.
+        outputs: z_D of shape (R, m, C).
+        slopes: s'(z_l) of the hidden layers.
+        curvatures: s''(z_l) of the hidden layers.
+        ungated: d_{l+1} W_{l+1}, before the multiplication by s'(z_l).
+        signals: d_l. The last is u.
     """
 
     inputs: list[Tensor]
@@ -113,19 +152,29 @@ class _Pass:
 
 
 @dataclass(frozen=True)
-class Chunks:
-    """How m candidates go through: so many at a time, the products of so many chunks kept."""
+class ChunkPlan:
+    """Division of the candidates into chunks.
 
-    chunk: int
-    kept: int
-    chunks: int
+    Attributes:
+        size: Candidates in a chunk.
+        cached: Number of chunks whose matrix products are stored for the second pass.
+        count: Number of chunks.
+    """
+
+    size: int
+    cached: int
+    count: int
 
 
 class ExplicitEquation:
-    """The objective at one or several gradient points (theta, theta0), each an MLP of one shape.
+    """The objective at one or several gradient points (theta, theta0), which are MLPs of the same shape.
 
-    layer_weights: w_l; a layer of weight zero is measured and drives nothing.
-    workspace: bytes that intermediate results may take, chunk: those of one chunk of candidates.
+    Args:
+        points: The networks at which gradients are taken.
+        target: Tensors, by parameter name, that the sum must equal.
+        layer_weights: w_l. A layer with weight zero can be measured but does not enter the loss.
+        workspace: Bytes that intermediate results may take.
+        chunk: Bytes that the intermediate results of one chunk may take.
     """
 
     def __init__(
@@ -137,7 +186,9 @@ class ExplicitEquation:
         chunk: int = CHUNK,
     ) -> None:
         self.workspace, self.chunk = workspace, chunk
-        self.half = False  # matrix products of bfloat16 factors; the solver sets it for its search
+        self.half = (
+            False  # round factors of matrix products to bfloat16; the solver sets it for its search
+        )
         self.points = [
             [(p.weight.detach(), _bias(p.bias)) for p in point.linears] for point in points
         ]
@@ -150,103 +201,163 @@ class ExplicitEquation:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """d, hidden widths, outputs."""
+        """Input dimension, hidden widths and number of outputs."""
         weights = [weight for weight, _ in self.points[0]]
         return (weights[0].shape[1], *(len(weight) for weight in weights))
 
-    def plan(self, runs: int, candidates: int) -> Chunks:
-        """All at once where that fits into the workspace, in chunks otherwise."""
+    def plan(self, runs: int, candidates: int) -> ChunkPlan:
+        """Divide the candidates into chunks that fit into the workspace.
+
+        Args:
+            runs: Number of runs R.
+            candidates: Number of candidates m of each run.
+
+        Returns:
+            A single chunk if everything fits into the workspace, otherwise several of about the same size.
+        """
         _, *hidden, outputs = self.widths
-        one = runs * len(self.points) * self.target[0][0].element_size()  # bytes per unit
-        if candidates * LIVE * one * (sum(hidden) + outputs) <= self.workspace:
-            return Chunks(candidates, 1, 1)
-        chunk = max(1, min(candidates, self.chunk // (LIVE * one * (sum(hidden) + outputs))))
-        chunks = -(-candidates // chunk)
-        chunk = -(-candidates // chunks)  # equal ones
-        kept = self.workspace // (chunk * one * (2 * sum(hidden) + outputs))
-        return Chunks(chunk, min(chunks, kept), chunks)
+        unit_bytes = runs * len(self.points) * self.target[0][0].element_size()
+        if candidates * LIVE_TENSORS * unit_bytes * (sum(hidden) + outputs) <= self.workspace:
+            return ChunkPlan(candidates, 1, 1)
+        candidate_bytes = LIVE_TENSORS * unit_bytes * (sum(hidden) + outputs)
+        size = max(1, min(candidates, self.chunk // candidate_bytes))
+        count = -(-candidates // size)
+        size = -(-candidates // count)  # all chunks have this size, except perhaps the last
+        cached = self.workspace // (size * unit_bytes * (2 * sum(hidden) + outputs))
+        return ChunkPlan(size, min(count, cached), count)
 
     def evaluate(
         self,
-        at: Candidates,
+        candidates: Candidates,
         objective: Covectors,
         activation: Activation,
         measure: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return (R, L) squared residuals of the layers, and the gradients in x and lam.
+        """Evaluate the squared residuals and the gradients of the loss.
 
-        If ``measure`` is False, the residuals are zeros, because a step needs only the gradients.
+        Args:
+            candidates: The candidates.
+            objective: Computes the covectors.
+            activation: The activation, with the surrogate's derivatives.
+            measure: Whether to compute the residuals. A step of the solver needs only the gradients.
+
+        Returns:
+            Squared residuals of the layers (R, L), zeros without ``measure``, and the gradients in x and lam.
         """
-        runs, candidates = at.x.shape[:2]
-        plan = self.plan(runs, candidates)
-        if plan.chunks == 1:
-            passes = self._passes(at, objective, activation, self._no_products())
-            errors, parts = self._finish(self._subtract(None, passes, measure), runs, measure)
-            grad_x, grad_lam, _ = self._adjoints(passes, errors, at, objective)
-            return parts, grad_x, grad_lam
-        sums, kept = None, {}
-        chunks = [slice(i, i + plan.chunk) for i in range(0, candidates, plan.chunk)]
+        runs, count = candidates.x.shape[:2]
+        plan = self.plan(runs, count)
+        if plan.count == 1:
+            tapes = self._record(candidates, objective, activation, self._no_products())
+            errors, squares = self._finish(self._subtract(None, tapes, measure), runs, measure)
+            grad_x, grad_lam, _ = self._adjoints(tapes, errors, candidates, objective)
+            return squares, grad_x, grad_lam
+        sums, cache = None, {}
+        chunks = [slice(i, i + plan.size) for i in range(0, count, plan.size)]
         for i, rows in enumerate(chunks):
             products = self._no_products()
-            passes = self._passes(at[rows], objective, activation, products)
-            sums = self._subtract(sums, passes, measure)
-            if i < plan.kept:
-                kept[i] = products
+            tapes = self._record(candidates[rows], objective, activation, products)
+            sums = self._subtract(sums, tapes, measure)
+            if i < plan.cached:
+                cache[i] = products
         assert sums is not None
-        errors, parts = self._finish(sums, runs, measure)
-        grad_x, grad_lam = torch.empty_like(at.x), torch.empty_like(at.lam)
+        errors, squares = self._finish(sums, runs, measure)
+        grad_x, grad_lam = torch.empty_like(candidates.x), torch.empty_like(candidates.lam)
         for i, rows in enumerate(chunks):
-            products = kept.pop(i, self._no_products())
-            passes = self._passes(at[rows], objective, activation, products)
+            products = cache.pop(i, self._no_products())
+            tapes = self._record(candidates[rows], objective, activation, products)
             grad_x[:, rows], grad_lam[:, rows], _ = self._adjoints(
-                passes, errors, at[rows], objective
+                tapes, errors, candidates[rows], objective
             )
-        return parts, grad_x, grad_lam
+        return squares, grad_x, grad_lam
 
     def pre_activations(self, x: Tensor, activation: Activation) -> list[Tensor]:
-        """z_l of the hidden layers at theta; x: (..., d)."""
-        found = []
+        """Return the pre-activations of the hidden layers at theta.
+
+        Args:
+            x: Samples (..., d).
+            activation: The activation.
+
+        Returns:
+            z_l of every hidden layer.
+        """
+        hidden = []
         for weight, bias in self.points[0][:-1]:
-            found.append(x @ weight.T if bias is None else x @ weight.T + bias)
-            x = activation(found[-1])
-        return found
+            hidden.append(x @ weight.T if bias is None else x @ weight.T + bias)
+            x = activation(hidden[-1])
+        return hidden
 
-    def errors(self, at: Candidates, objective: Covectors, activation: Activation) -> Errors:
-        """E_l at these candidates, for ``pull`` with the residual held fixed."""
+    def compute_errors(
+        self, candidates: Candidates, objective: Covectors, activation: Activation
+    ) -> Errors:
+        """Compute E_l at the candidates, for :meth:`pull_back` with a fixed residual.
+
+        Args:
+            candidates: The candidates.
+            objective: Computes the covectors.
+            activation: The activation, with the surrogate's derivatives.
+
+        Returns:
+            E_l for the weight and bias of every layer, None for layers with weight zero.
+        """
         sums: Errors | None = None
-        chunk = self.plan(*at.x.shape[:2]).chunk
-        for i in range(0, at.x.shape[1], chunk):
-            part = at[i : i + chunk]
-            passes = self._passes(part, objective, activation, self._no_products())
-            sums = self._subtract(sums, passes, False)
+        size = self.plan(*candidates.x.shape[:2]).size
+        for i in range(0, candidates.x.shape[1], size):
+            chunk = candidates[i : i + size]
+            tapes = self._record(chunk, objective, activation, self._no_products())
+            sums = self._subtract(sums, tapes, False)
         assert sums is not None
-        return self._finish(sums, len(at.x), False)[0]
+        return self._finish(sums, len(candidates.x), False)[0]
 
-    def pull(
-        self, at: Candidates, errors: Errors, objective: Covectors, activation: Activation
+    def pull_back(
+        self,
+        candidates: Candidates,
+        errors: Errors,
+        objective: Covectors,
+        activation: Activation,
     ) -> tuple[Tensor, Tensor]:
-        """Gradient in x, and per candidate (R, m) the terms, of sum_l <E_l, T_l(x)> with E fixed."""
-        passes = self._passes(at, objective, activation, self._no_products())
-        grad_x, _, ubars = self._adjoints(passes, errors, at, objective)
-        terms = [(one.signals[-1] * ubar).sum(-1) for one, ubar in zip(passes, ubars, strict=True)]
+        """Differentiate sum_l <E_l, T_l(x)> in x, with E fixed.
+
+        Args:
+            candidates: The candidates.
+            errors: E_l of every layer.
+            objective: Computes the covectors.
+            activation: The activation, with the surrogate's derivatives.
+
+        Returns:
+            The gradient in x, and the terms of the candidates (R, m).
+        """
+        tapes = self._record(candidates, objective, activation, self._no_products())
+        grad_x, _, ubars = self._adjoints(tapes, errors, candidates, objective)
+        terms = [(tape.signals[-1] * ubar).sum(-1) for tape, ubar in zip(tapes, ubars, strict=True)]
         return grad_x, torch.stack(terms).sum(0)
 
     def _no_products(self) -> Products:
         return [([], []) for _ in self.points]
 
-    def _passes(
-        self, at: Candidates, objective: Covectors, activation: Activation, products: Products
-    ) -> list[_Pass]:
-        """Forward and backward at every point.
+    def _record(
+        self,
+        candidates: Candidates,
+        objective: Covectors,
+        activation: Activation,
+        products: Products,
+    ) -> list[_Tape]:
+        """Run the forward and backward passes at every gradient point.
 
-        products: filled where they are empty, used again otherwise; the rest follows elementwise.
+        Args:
+            candidates: The candidates.
+            objective: Computes the covectors.
+            activation: The activation, with the surrogate's derivatives.
+            products: Matrix products at each point. Empty lists are filled, and filled lists are reused.
+
+        Returns:
+            The intermediate results at every point.
         """
         matmul = self._matmul()
-        found = []
+        tapes = []
         for point, (layers, (pre, ungated)) in enumerate(zip(self.points, products, strict=True)):
-            inputs, slopes, curvatures, known = [at.x], [], [], bool(pre)
+            inputs, slopes, curvatures, is_cached = [candidates.x], [], [], bool(pre)
             for i, (weight, bias) in enumerate(layers):
-                if not known:
+                if not is_cached:
                     z = matmul(inputs[-1], weight.T)
                     pre.append(z if bias is None else z.add_(bias))
                 if i < len(layers) - 1:
@@ -254,128 +365,138 @@ class ExplicitEquation:
                     inputs.append(value)
                     slopes.append(slope)
                     curvatures.append(curvature)
-            signals = [objective.covectors(point, pre[-1], at.labels, at.lam)]
+            signals = [objective.covectors(point, pre[-1], candidates.labels, candidates.lam)]
             for i in range(len(layers) - 1, 0, -1):
-                if not known:
+                if not is_cached:
                     ungated.insert(0, matmul(signals[0], layers[i][0]))
-                signals.insert(0, ungated[i - 1 if known else 0] * slopes[i - 1])
-            found.append(_Pass(inputs, pre[-1], slopes, curvatures, ungated, signals))
-        return found
+                signals.insert(0, ungated[i - 1 if is_cached else 0] * slopes[i - 1])
+            tapes.append(_Tape(inputs, pre[-1], slopes, curvatures, ungated, signals))
+        return tapes
 
     def _matmul(self) -> Callable[[Tensor, Tensor], Tensor]:
-        return partial(times, half=True) if self.half else torch.matmul
+        return partial(multiply, half=True) if self.half else torch.matmul
 
-    def _subtract(self, sums: Errors | None, passes: list[_Pass], measure: bool) -> Errors:
-        """target_l - T_l over the candidates so far, the weight's part times -2 w_l where w_l > 0.
+    def _subtract(self, sums: Errors | None, tapes: list[_Tape], measure: bool) -> Errors:
+        """Subtract the terms of these candidates from target_l - T_l over the candidates so far.
 
-        None where nobody needs it.
+        If w_l > 0, the entry of the weight matrix is multiplied by -2 w_l, the factor of E_l.
+
+        Args:
+            sums: The differences over the candidates so far, None before the first chunk.
+            tapes: Intermediate results of these candidates.
+            measure: Whether layers with weight zero are needed too.
+
+        Returns:
+            The new differences, None for layers that are not needed.
         """
-        runs = len(passes[0].inputs[0])
-        found: Errors = []
+        runs = len(tapes[0].inputs[0])
+        differences: Errors = []
         for i, (weight, bias) in enumerate(self.target):
             w = self.layer_weights[i]
             if not (w or measure):
-                found.append(None)
+                differences.append(None)
                 continue
-            scale = -2 * w if w else 1.0  # products with the factor of E_l folded in
+            scale = -2 * w if w else 1.0
             before = None if sums is None else sums[i]
             e = weight.expand(runs, *weight.shape) if before is None else before[0]
-            for k, one in enumerate(passes):
+            for k, tape in enumerate(tapes):
                 beta = scale if before is None and k == 0 else 1.0
-                signals = one.signals[i].transpose(1, 2)
-                e = accumulate(e, signals, one.inputs[i], beta, -scale, self.half, cancels=True)
-            rest = bias if before is None else before[1]
-            if rest is not None:
-                total = passes[0].signals[i].sum(1)
-                for one in passes[1:]:
-                    total = total + one.signals[i].sum(1)
-                rest = rest - total
-            found.append((e, rest))
-        return found
+                signals = tape.signals[i].transpose(1, 2)
+                e = accumulate(e, signals, tape.inputs[i], beta, -scale, self.half, cancels=True)
+            e_bias = bias if before is None else before[1]
+            if e_bias is not None:
+                total = tapes[0].signals[i].sum(1)
+                for tape in tapes[1:]:
+                    total = total + tape.signals[i].sum(1)
+                e_bias = e_bias - total
+            differences.append((e, e_bias))
+        return differences
 
     def _finish(self, sums: Errors, runs: int, measure: bool) -> tuple[Errors, Tensor]:
-        """E_l for weight and bias of each layer (None where w_l = 0), and (R, L) squared norms."""
-        parts = self.target[0][0].new_zeros(runs, len(self.target))
+        """Return E_l of every layer, None where w_l = 0, and the squared norms (R, L)."""
+        squares = self.target[0][0].new_zeros(runs, len(self.target))
         errors: Errors = []
-        for i, one in enumerate(sums):
+        for i, difference in enumerate(sums):
             w = self.layer_weights[i]
             scale = -2 * w if w else 1.0
-            if one is None:
+            if difference is None:
                 errors.append(None)
                 continue
-            e, e_bias = one[0], None if one[1] is None else scale * one[1]
+            e, e_bias = difference[0], None if difference[1] is None else scale * difference[1]
             if measure:
-                parts[:, i] = e.square().sum((1, 2)) / scale**2
+                squares[:, i] = e.square().sum((1, 2)) / scale**2
                 if e_bias is not None:
-                    parts[:, i] += e_bias.square().sum(1) / scale**2
+                    squares[:, i] += e_bias.square().sum(1) / scale**2
             errors.append((e, e_bias) if w else None)
-        return errors, parts
+        return errors, squares
 
     def _adjoints(
         self,
-        passes: list[_Pass],
+        tapes: list[_Tape],
         errors: Errors,
-        at: Candidates,
+        candidates: Candidates,
         objective: Covectors,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return the gradients in x and lam, summed over gradient points, and in u at each point."""
         grad_x: Tensor | None = None
-        grad_lam, ubars = torch.zeros_like(at.lam), []
-        for point, one in enumerate(passes):
-            # u = d_D is where the backward chain begins, so its derivative is the last dbar; through u
-            # the loss reaches lam, and the outputs where the objective looks at them.
-            ubar, zbars = self._upwards(point, one, errors)
-            outbar, lambar = objective.pullback(point, one.outputs, at.labels, at.lam, ubar)
-            part = self._downwards(point, one, errors, outbar, zbars)
-            grad_x = part if grad_x is None else grad_x.add_(part)
+        grad_lam, ubars = torch.zeros_like(candidates.lam), []
+        for point, tape in enumerate(tapes):
+            # The backward chain begins at u = d_D, so the derivative in u is the last dbar. The loss
+            # depends on lam through u, and also on the outputs if the objective uses them in u.
+            ubar, zbars = self._propagate_up(point, tape, errors)
+            outbar, lambar = objective.pullback(
+                point, tape.outputs, candidates.labels, candidates.lam, ubar
+            )
+            point_grad = self._propagate_down(point, tape, errors, outbar, zbars)
+            grad_x = point_grad if grad_x is None else grad_x.add_(point_grad)
             grad_lam.add_(lambar)
             ubars.append(ubar)
         assert grad_x is not None
         return grad_x, grad_lam, ubars
 
-    def _upwards(
-        self, point: int, one: _Pass, errors: Errors
+    def _propagate_up(
+        self, point: int, tape: _Tape, errors: Errors
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Along the backward chain: the derivative in u, and each zbar_l as far as dbar_l goes."""
+        """Return the derivative in u, and the zbar_l that depend on dbar_l, first layer first."""
         layers, matmul = self.points[point], self._matmul()
         dbar: Tensor | None = None
         zbars: list[Tensor | None] = []
         for i, error in enumerate(errors):
-            # d_l made d_{l-1} = (d_l W_l) o s'(z_{l-1}), so dbar_{l-1} comes back through the gate and W_l^T.
+            # d_{l-1} = (d_l W_l) o s'(z_{l-1}), so dbar_{l-1} is multiplied by the gate and by W_l^T.
             if dbar is not None:
-                dbar = matmul(dbar * one.slopes[i - 1], layers[i][0].T)
-            # d_l stands in T_l itself: a_{l-1} E_l^T for the weights, e_l for the bias.
+                dbar = matmul(dbar * tape.slopes[i - 1], layers[i][0].T)
+            # T_l itself depends on d_l: this adds a_{l-1} E_l^T for the weights and e_l for the bias.
             if error is not None:
-                dbar = accumulate(dbar, one.inputs[i], error[0].transpose(1, 2), half=self.half)
+                dbar = accumulate(dbar, tape.inputs[i], error[0].transpose(1, 2), half=self.half)
                 if error[1] is not None:
                     dbar = dbar.add_(error[1][:, None])
-            # The gate s'(z_l) of the backward chain moves with z_l: that is where s'' comes in.
+            # The gate s'(z_l) of the backward chain depends on z_l, which contributes s''.
             if i < len(layers) - 1:
-                zbars.append(None if dbar is None else dbar * one.ungated[i] * one.curvatures[i])
+                zbars.append(None if dbar is None else dbar * tape.ungated[i] * tape.curvatures[i])
         assert dbar is not None
         return dbar, zbars
 
-    def _downwards(
+    def _propagate_down(
         self,
         point: int,
-        one: _Pass,
+        tape: _Tape,
         errors: Errors,
         zbar: Tensor | None,
         zbars: list[Tensor | None],
     ) -> Tensor:
-        """Along the forward chain, from the derivative in the outputs to that in x."""
+        """Return the derivative in x, from the derivative ``zbar`` in the outputs, last layer first."""
         layers, matmul = self.points[point], self._matmul()
         for i in range(len(layers) - 1, -1, -1):
-            # a_{l-1} has two readers: z_l = a_{l-1} W_l^T, and T_l, where it meets d_l.
+            # a_{l-1} is used twice: in z_l = a_{l-1} W_l^T, and in T_l, where it is multiplied by d_l.
             abar = None if zbar is None else matmul(zbar, layers[i][0])
             if (error := errors[i]) is not None:
-                abar = accumulate(abar, one.signals[i], error[0], half=self.half)
+                abar = accumulate(abar, tape.signals[i], error[0], half=self.half)
             if i == 0:
                 break  # a_0 is x
-            # z_{l-1} has two as well: the gate of the backward chain (``_upwards``), and s(z_{l-1}).
+            # z_{l-1} is used twice too: in the gate of the backward chain, and in s(z_{l-1}).
             zbar = zbars[i - 1]
             if abar is not None:
-                above = abar * one.slopes[i - 1]
+                above = abar * tape.slopes[i - 1]
                 zbar = above if zbar is None else zbar.add_(above)
         assert abar is not None
         return abar
@@ -385,8 +506,17 @@ def _bias(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else bias.detach()
 
 
-def times(a: Tensor, weight: Tensor, half: bool = False) -> Tensor:
-    """a (..., k) times a shared weight (k, n)."""
+def multiply(a: Tensor, weight: Tensor, half: bool = False) -> Tensor:
+    """Multiply a batch of matrices by a matrix that they share.
+
+    Args:
+        a: Matrices (..., k).
+        weight: The shared matrix (k, n).
+        half: Whether to round both factors to bfloat16.
+
+    Returns:
+        The products (..., n).
+    """
     if not half:
         return a @ weight
     a, weight = a.bfloat16(), weight.bfloat16()
@@ -405,9 +535,19 @@ def accumulate(
     half: bool = False,
     cancels: bool = False,
 ) -> Tensor:
-    """beta total + alpha a b for batches of matrices (R, m, k) and (R, k, n), in one product.
+    """Return beta total + alpha a b for batches of matrices, with one batched product.
 
-    cancels: total and product nearly cancel, so the product may not be rounded.
+    Args:
+        total: The running total (R, m, n), None for zero.
+        a: Matrices (R, m, k).
+        b: Matrices (R, k, n).
+        beta: Factor of the total.
+        alpha: Factor of the product.
+        half: Whether to round a and b to bfloat16.
+        cancels: Whether the total and the product nearly cancel, so that the product must not be rounded.
+
+    Returns:
+        The new total (R, m, n).
     """
     if total is None:
         total, beta = a.new_zeros(()), 0.0
@@ -415,7 +555,7 @@ def accumulate(
         return torch.baddbmm(total, a, b, beta=beta, alpha=alpha)
     a, b = a.bfloat16(), b.bfloat16()
     if a.is_cuda:
-        # The product comes out in float32; total never passes through bfloat16.
+        # The product is computed in float32, and the total is never rounded to bfloat16.
         product = torch.bmm(a, b, out_dtype=torch.float32)
     elif cpu_has_bf16():
         product = torch.bmm(a, b).float()
@@ -426,7 +566,7 @@ def accumulate(
 
 @contextmanager
 def matmul_precision(tf32: bool) -> Iterator[None]:
-    """Matrix products of float32 numbers in TF32, or in full float32, inside this context."""
+    """Use TF32 or full float32 for matrix products of float32 tensors inside this context."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
@@ -437,14 +577,19 @@ def matmul_precision(tf32: bool) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def cpu_has_bf16() -> bool:
-    """Whether this CPU multiplies bfloat16 numbers itself; torch's own test, absent in old releases."""
+    """Return True if this CPU has bfloat16 instructions, False for torch releases that cannot tell."""
     test = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return test is not None and bool(test())
 
 
 @dataclass(frozen=True)
 class EvaluationCost:
-    """flops: per layer, of one evaluation; memory: peak bytes of an attack, by what they hold."""
+    """Cost of an attack.
+
+    Attributes:
+        flops: Operations of one evaluation, by layer.
+        memory: Peak memory in bytes, by purpose.
+    """
 
     flops: tuple[int, ...]
     memory: dict[str, int]
@@ -458,30 +603,42 @@ def evaluation_cost(
     follows_outputs: bool = False,
     measure: bool = False,
 ) -> EvaluationCost:
-    """Cost of one evaluation of R runs with m candidates each.
+    """Estimate the cost of one evaluation.
 
-    follows_outputs: whether the covectors u depend on the network's outputs.
+    Args:
+        equation: The equation.
+        runs: Number of runs R.
+        candidates: Number of candidates m of each run.
+        follows_outputs: Whether the covectors u depend on the network's outputs.
+        measure: Whether the residuals of all layers are computed.
+
+    Returns:
+        The operations and the memory.
     """
     plan, widths = equation.plan(runs, candidates), equation.widths
-    again = max(0, candidates - plan.kept * plan.chunk) if plan.chunks > 1 else 0
+    repeated = max(0, candidates - plan.cached * plan.size) if plan.count > 1 else 0
     rows, points = runs * candidates, len(equation.points)
     flops = []
     for i, weight in enumerate(equation.layer_weights):
-        once = _products(i, len(widths) - 1, bool(weight), follows_outputs, measure) * candidates
-        twice = (2 if i else 1) * again
+        once = _count_products(i, len(widths) - 1, bool(weight), follows_outputs, measure)
+        once *= candidates
+        twice = (2 if i else 1) * repeated
         flops.append(2 * points * runs * widths[i] * widths[i + 1] * (once + twice))
     size = equation.target[0][0].element_size()
     parameters = sum(a * b for a, b in itertools.pairwise(widths))
-    live = size * points * runs * plan.chunk * LIVE * sum(widths[1:])
-    kept = size * points * runs * plan.kept * plan.chunk * (2 * sum(widths[1:-1]) + widths[-1])
+    live = size * points * runs * plan.size * LIVE_TENSORS * sum(widths[1:])
+    cached_width = 2 * sum(widths[1:-1]) + widths[-1]
+    cached = size * points * runs * plan.cached * plan.size * cached_width
     memory = {
         "weights": size * parameters * (points + 1 + 2 * runs),  # points, target, two sums per run
-        "candidates": size * rows * widths[0] * COPIES,
-        "workspace": live + (kept if plan.chunks > 1 else 0),
+        "candidates": size * rows * widths[0] * CANDIDATE_COPIES,
+        "workspace": live + (cached if plan.count > 1 else 0),
     }
     return EvaluationCost(tuple(flops), memory)
 
 
-def _products(layer: int, depth: int, weighted: bool, follows_outputs: bool, measure: bool) -> int:
+def _count_products(
+    layer: int, depth: int, weighted: bool, follows_outputs: bool, measure: bool
+) -> int:
     below, above = layer > 0, layer < depth - 1 or follows_outputs
     return 1 + 2 * below + (weighted or measure) + 2 * weighted + above

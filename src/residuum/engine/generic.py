@@ -1,17 +1,19 @@
-"""The one equation for any network with a forward, without a gradient per candidate.
+"""Gradients of the attack's objective for any network, without a gradient per candidate.
 
     L = sum_l w_l || target_l - T_l ||^2,    T = sum_i grad_theta <u_i, Phi(theta; x_i)>
 
-The gradient is linear in u, so T is one backward pass of the whole sum; the gradients in x and lam are
-one more, through the first. No (m, P) Jacobian is formed. Where the graph of both would not fit into
-the workspace, candidates go through in chunks, twice:
+The gradient is linear in u, so T is one backward pass of the sum over candidates. The gradients in x and lam
+are a second backward pass, through the first. No (m, P) Jacobian is formed. If the graph of both passes does
+not fit into the workspace, the candidates are processed in chunks, in two passes:
 
-    first   T, summed over the chunks, each pass forgotten;  v_l = dL/dT_l = -2 w_l (target_l - T_l)
-    then    dL = d <v, T>, a sum over candidates: each chunk's own
+1. T is summed over the chunks without a graph. Then v_l = dL/dT_l = -2 w_l (target_l - T_l).
+2. dL = d <v, T> is a sum over candidates, so each chunk gives the gradients of its own candidates.
 
-x: (R, m, *shape) for R runs; u: (m, C) from lam and the outputs; theta, target, v: by parameter name.
-Runs go one after another on a CPU, where side by side they cost as much (``benchmarks/generic.py``),
-and side by side by ``vmap`` on a GPU, which small networks leave idle.
+Shapes: x is (R, m, *shape) for R runs. u is (m, C), computed from lam and the outputs. theta, target and v
+are dictionaries by parameter name.
+
+On a CPU, runs are evaluated one after another, because evaluating them together is not faster
+(``benchmarks/generic.py``). On a GPU, which small networks do not fill, ``vmap`` evaluates them together.
 """
 
 from __future__ import annotations
@@ -30,19 +32,27 @@ from residuum.errors import ArchitectureError
 from residuum.networks.probing import second_derivatives
 from residuum.stationarity import Theta, layer_squares, parameters
 
-WORKSPACE = 2 * 2**30  # bytes of one chunk, in the passes and their graphs
-GRAPHS = 8  # times what a forward pass saves: it, the pass back, the pass through both, temporaries
+WORKSPACE = 2 * 2**30  # bytes of one chunk, for its passes and their graphs
+# Memory of an evaluation over what a forward pass saves: the forward pass, the backward pass, the backward
+# pass through both, and temporaries.
+GRAPH_FACTOR = 8
 
-Found = tuple[Tensor, Tensor, Tensor]  # squared residuals, gradient in x, gradient in lam
+Derivatives = tuple[Tensor, Tensor, Tensor]  # squared residuals, gradient in x, gradient in lam
 
 
 class GenericEquation:
-    """The objective at one or several gradient points (theta, theta0), each of the same network.
+    """The objective at one or several gradient points (theta, theta0) of the same network.
 
-    groups: names of the parameters of every layer.
-    layer_weights: w_l.
-    workspace: bytes that a chunk of candidates may take.
-    side_by_side: whether runs share their passes.
+    Args:
+        points: The networks at which gradients are taken.
+        target: Tensors, by parameter name, that the sum must equal.
+        groups: Names of the parameters of every layer.
+        layer_weights: w_l.
+        workspace: Bytes that one chunk of candidates may take.
+
+    Attributes:
+        side_by_side: Whether runs are evaluated together.
+        saved: Bytes that a forward pass saves per candidate, 0 before the first evaluation.
     """
 
     def __init__(
@@ -57,135 +67,179 @@ class GenericEquation:
         self.workspace, self.saved = workspace, 0
         self.thetas = [parameters(point) for point in points]
         self.side_by_side = layer_weights.is_cuda
-        # cuDNN has no second derivatives of recurrent layers; PyTorch's own kernels have.
-        self.recurrent = any(isinstance(part, nn.RNNBase) for part in points[0].modules())
+        # cuDNN has no second derivatives of recurrent layers, but PyTorch's own kernels do.
+        self.is_recurrent = any(isinstance(module, nn.RNNBase) for module in points[0].modules())
 
-    def evaluate(self, models: Sequence[nn.Module], objective: Covectors, at: Candidates) -> Found:
-        """(R, L) squared residuals of the layers, and the gradients of each run's L in x and lam.
+    def evaluate(
+        self, models: Sequence[nn.Module], objective: Covectors, candidates: Candidates
+    ) -> Derivatives:
+        """Evaluate the squared residuals and the gradients of the loss of each run.
 
-        models: the points, each with the surrogate that this evaluation has.
-        at: with x (R, m, *shape).
+        Args:
+            models: The networks at the gradient points, with the surrogate of this evaluation.
+            objective: Computes the covectors.
+            candidates: The candidates, with x of shape (R, m, *shape).
+
+        Returns:
+            Squared residuals of the layers (R, L), and the gradients in x and lam.
         """
-        runs, m = at.x.shape[:2]
-        own = torch.backends.cudnn.flags(enabled=False) if self.recurrent else nullcontext()
-        with second_derivatives(), own:
-            room = self._room(models[0], at.x[0, :1])
-            if self.side_by_side and runs > 1 and runs * m <= room:
+        runs, m = candidates.x.shape[:2]
+        backend = torch.backends.cudnn.flags(enabled=False) if self.is_recurrent else nullcontext()
+        with second_derivatives(), backend:
+            size = self._chunk_size(models[0], candidates.x[0, :1])
+            if self.side_by_side and runs > 1 and runs * m <= size:
                 try:
-                    return self._side_by_side(models, objective, at)
-                except (RuntimeError, ValueError):  # a forward that vmap cannot transform
+                    return self._evaluate_together(models, objective, candidates)
+                except (RuntimeError, ValueError):  # a forward method that vmap cannot transform
                     self.side_by_side = False
-            found = [self._one(models, objective, at.of_run(r), room) for r in range(runs)]
-        parts, gx, gl = (torch.stack(each) for each in zip(*found, strict=True))
-        return parts, gx, gl
+            by_run = [
+                self._evaluate_run(models, objective, candidates.select_run(run), size)
+                for run in range(runs)
+            ]
+        squares, grad_x, grad_lam = (torch.stack(tensors) for tensors in zip(*by_run, strict=True))
+        return squares, grad_x, grad_lam
 
     @torch.enable_grad()
-    def _one(
-        self, models: Sequence[nn.Module], objective: Covectors, at: Candidates, room: int
-    ) -> Found:
-        """One run: x (m, *shape), in chunks of ``room`` candidates.
+    def _evaluate_run(
+        self, models: Sequence[nn.Module], objective: Covectors, candidates: Candidates, size: int
+    ) -> Derivatives:
+        """Evaluate one run in chunks.
 
-        All at once the residual is one graph, and its gradient one pass through it. In chunks T is
-        summed first without a graph; then, with v = dL/dT held fixed, <v, T(chunk)> has the same
-        derivatives in the chunk's candidates as L has, so that every chunk is passed twice and no graph
-        outlives its chunk.
+        If all candidates fit into one chunk, the residual is one graph, and its gradient is one pass
+        through it. Otherwise T is summed first, without a graph. With v = dL/dT held fixed, <v, T(chunk)>
+        has the same derivatives in the chunk's candidates as L. Every chunk is therefore evaluated twice,
+        and its graph is freed before the next chunk.
+
+        Args:
+            models: The networks at the gradient points.
+            objective: Computes the covectors.
+            candidates: The candidates of the run, with x of shape (m, *shape).
+            size: Candidates in a chunk.
+
+        Returns:
+            Squared residuals of the layers (L,), and the gradients in x and lam.
         """
-        x, lam, labels = at.x.detach().requires_grad_(), at.lam.detach().requires_grad_(), at.labels
+        x, lam = candidates.x.detach().requires_grad_(), candidates.lam.detach().requires_grad_()
+        labels = candidates.labels
 
-        def total(rows: slice, keep: bool) -> Theta:
-            """T of these candidates; keep: differentiable in x and lam."""
-            parts: Theta = {}
+        def total(rows: slice, keep_graph: bool) -> Theta:
+            """Return T of these candidates, differentiable in x and lam with ``keep_graph``."""
+            sums: Theta = {}
             for k, (model, theta) in enumerate(zip(models, self.thetas, strict=True)):
                 leaves = {name: t.detach().requires_grad_() for name, t in theta.items()}
-                here = x[rows] if keep else x[rows].detach()
-                outputs = functional_call(model, leaves, (here,))
-                # u follows the outputs in x; in theta it is not differentiated.
+                chunk = x[rows] if keep_graph else x[rows].detach()
+                outputs = functional_call(model, leaves, (chunk,))
+                # u depends on x through the outputs. It is not differentiated in theta.
                 u = objective.covectors(k, outputs, labels[rows], lam[rows])
                 terms = torch.autograd.grad(
                     outputs,
                     list(leaves.values()),
-                    u if keep else u.detach(),
-                    create_graph=keep,
+                    u if keep_graph else u.detach(),
+                    create_graph=keep_graph,
                     materialize_grads=True,
                 )
                 for name, term in zip(leaves, terms, strict=True):
-                    parts[name] = parts[name] + term if name in parts else term
-            return parts
+                    sums[name] = sums[name] + term if name in sums else term
+            return sums
 
-        def gradients(of: Tensor) -> tuple[Tensor, ...]:
-            return torch.autograd.grad(of, (x, lam), allow_unused=True, materialize_grads=True)
+        def gradients(value: Tensor) -> tuple[Tensor, ...]:
+            return torch.autograd.grad(value, (x, lam), allow_unused=True, materialize_grads=True)
 
-        chunks = [slice(start, start + room) for start in range(0, len(x), room)]
+        chunks = [slice(start, start + size) for start in range(0, len(x), size)]
         if len(chunks) == 1:
-            whole = total(chunks[0], True)
-            left = {name: t - whole[name] for name, t in self.target.items()}
-            parts = layer_squares(left, self.groups)
-            gx, gl = gradients(parts @ self.weights)
-            return parts.detach(), gx, gl
-        left = dict(self.target)
+            sums = total(chunks[0], True)
+            residual = {name: t - sums[name] for name, t in self.target.items()}
+            squares = layer_squares(residual, self.groups)
+            grad_x, grad_lam = gradients(squares @ self.weights)
+            return squares.detach(), grad_x, grad_lam
+        residual = dict(self.target)
         for rows in chunks:
             for name, term in total(rows, False).items():
-                left[name] = left[name] - term
+                residual[name] = residual[name] - term
         scales = zip(self.groups, self.weights.unbind(), strict=True)
-        v = {name: -2 * weight * left[name] for names, weight in scales for name in names}
-        gx, gl = torch.zeros_like(x), torch.zeros_like(lam)
+        v = {name: -2 * weight * residual[name] for names, weight in scales for name in names}
+        grad_x, grad_lam = torch.zeros_like(x), torch.zeros_like(lam)
         for rows in chunks:
             inner = torch.stack([(v[n] * t).sum() for n, t in total(rows, True).items()]).sum()
-            own = gradients(inner)
-            gx[rows], gl[rows] = own[0][rows], own[1][rows]
-        return layer_squares(left, self.groups), gx, gl
+            chunk_x, chunk_lam = gradients(inner)
+            grad_x[rows], grad_lam[rows] = chunk_x[rows], chunk_lam[rows]
+        return layer_squares(residual, self.groups), grad_x, grad_lam
 
-    def _side_by_side(
-        self, models: Sequence[nn.Module], objective: Covectors, at: Candidates
-    ) -> Found:
-        """All runs in one pass by ``vmap``; the same as one after another.
+    def _evaluate_together(
+        self, models: Sequence[nn.Module], objective: Covectors, candidates: Candidates
+    ) -> Derivatives:
+        """Evaluate all runs in one pass by ``vmap``, with the same results as one after another.
 
-        Many small kernels are what a step of a small network costs on a GPU: R runs then cost hardly
-        more than one. theta is shared, x, lam and, where runs have their own, labels are mapped.
+        On a GPU, a step of a small network takes as long as it takes to launch many small kernels, so R runs
+        take hardly longer than one run. The runs share theta. x, lam and, if they differ between runs, the
+        labels are mapped.
+
+        Args:
+            models: The networks at the gradient points.
+            objective: Computes the covectors.
+            candidates: The candidates of all runs.
+
+        Returns:
+            Squared residuals of the layers (R, L), and the gradients in x and lam.
         """
 
-        def one(x: Tensor, lam: Tensor, labels: Tensor) -> Found:
+        def evaluate_run(x: Tensor, lam: Tensor, labels: Tensor) -> Derivatives:
             def loss(x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
-                left = dict(self.target)
+                residual = dict(self.target)
                 for k, (model, theta) in enumerate(zip(models, self.thetas, strict=True)):
                     outputs, pull, *_ = vjp(partial(_outputs, model, x), theta)
                     (terms,) = pull(objective.covectors(k, outputs, labels, lam))
-                    left = {name: t - terms[name] for name, t in left.items()}
-                parts = layer_squares(left, self.groups)
-                return parts @ self.weights, parts
+                    residual = {name: t - terms[name] for name, t in residual.items()}
+                squares = layer_squares(residual, self.groups)
+                return squares @ self.weights, squares
 
-            (gx, gl), parts = grad(loss, argnums=(0, 1), has_aux=True)(x, lam)
-            return parts, gx, gl
+            (grad_x, grad_lam), squares = grad(loss, argnums=(0, 1), has_aux=True)(x, lam)
+            return squares, grad_x, grad_lam
 
-        every = vmap(one, in_dims=(0, 0, None if at.labels.ndim == 1 else 0))
-        return every(at.x, at.lam, at.labels)
+        label_dim = None if candidates.labels.ndim == 1 else 0
+        evaluate_runs = vmap(evaluate_run, in_dims=(0, 0, label_dim))
+        return evaluate_runs(candidates.x, candidates.lam, candidates.labels)
 
-    def workspace_of(self, candidates: int) -> int:
-        """Bytes that the passes of an evaluation take, as estimated; known after the first one."""
-        once = GRAPHS * self.saved
+    def estimate_workspace(self, candidates: int) -> int:
+        """Return the estimated bytes of the passes of an evaluation, 0 before the first evaluation."""
+        once = GRAPH_FACTOR * self.saved
         return min(candidates * once, max(once, self.workspace))
 
-    def _room(self, model: nn.Module, x: Tensor) -> int:
-        """Candidates of one chunk; what a forward pass saves is measured once, on one and two samples.
+    def _chunk_size(self, model: nn.Module, x: Tensor) -> int:
+        """Return how many candidates a chunk holds.
 
-        That is the first time that it runs on this device and in these numbers.
+        The first call measures what a forward pass saves, with one sample and with two. This is also the
+        first time that the network runs on this device and in this number format.
+
+        Args:
+            model: The network.
+            x: One sample (1, *shape).
+
+        Returns:
+            The number of candidates, at least 1.
+
+        Raises:
+            ArchitectureError: If the network does not run on this device or in this number format.
+            OutOfMemoryError: If a forward pass of two samples does not fit into memory.
         """
         if not self.saved:
             try:
-                one, two = (
-                    saved_bytes(model, self.thetas[0], x.expand(n, *x.shape[1:])) for n in (1, 2)
+                single, double = (
+                    count_saved_bytes(model, self.thetas[0], x.expand(n, *x.shape[1:]))
+                    for n in (1, 2)
                 )
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError as problem:  # a tensor that a forward makes, or keeps, elsewhere
+            except RuntimeError as problem:  # such as a tensor that stays on another device
                 raise ArchitectureError(
-                    f"The network must run on {x.device.type} in {str(x.dtype).removeprefix('torch.')}; its "
-                    f"forward says: {str(problem).splitlines()[0][:200]}",
-                    "Register the tensors it keeps as buffers and make others like its input, or use "
-                    "--device cpu.",
+                    f"The network must run on {x.device.type} in {str(x.dtype).removeprefix('torch.')}. Its "
+                    f"forward method raised: {str(problem).splitlines()[0][:200]}",
+                    "Register its tensors as buffers and create new tensors with the device and dtype of the "
+                    "input, or use --device cpu.",
                 ) from problem
-            self.saved = max(1, two - one)  # what does not grow with samples are weights
-        return max(1, self.workspace // (GRAPHS * self.saved))
+            # The difference leaves out the weights, which do not depend on the number of samples.
+            self.saved = max(1, double - single)
+        return max(1, self.workspace // (GRAPH_FACTOR * self.saved))
 
 
 def _outputs(model: nn.Module, x: Tensor, theta: Theta) -> Tensor:
@@ -193,16 +247,25 @@ def _outputs(model: nn.Module, x: Tensor, theta: Theta) -> Tensor:
 
 
 @torch.enable_grad()
-def saved_bytes(model: nn.Module, theta: Theta, x: Tensor) -> int:
-    """What a forward pass keeps for the backward pass."""
-    found = 0
+def count_saved_bytes(model: nn.Module, theta: Theta, x: Tensor) -> int:
+    """Count the bytes that a forward pass saves for the backward pass.
+
+    Args:
+        model: The network.
+        theta: Its parameters by name.
+        x: Samples (n, *shape).
+
+    Returns:
+        The number of bytes.
+    """
+    size = 0
 
     def count(t: Tensor) -> Tensor:
-        nonlocal found
-        found += t.numel() * t.element_size()
+        nonlocal size
+        size += t.numel() * t.element_size()
         return t
 
     leaves = {name: t.detach().requires_grad_() for name, t in theta.items()}
     with saved_tensors_hooks(count, lambda t: t):
         functional_call(model, leaves, (x.detach(),))
-    return found
+    return size

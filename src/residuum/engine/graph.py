@@ -1,8 +1,8 @@
-"""How steps are run: replayed from a CUDA graph on a GPU, with memory kept at hand.
+"""Running steps of a solver fast: CUDA graphs on a GPU, and reuse of freed memory on a CPU.
 
-The C library hands large freed blocks back to the system, and the next step pays for mapping and
-clearing them again: on small attacks that is most of the time. Raising its thresholds keeps up to
-KEEP bytes in the process. Linux with glibc; elsewhere nothing happens.
+The C library returns large freed blocks to the operating system, and the next step has to map and clear them
+again. For small attacks this takes most of the time. Higher thresholds keep up to TRIM_BYTES in the process.
+This works on Linux with glibc and does nothing elsewhere.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ from functools import cache
 import torch
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameters of mallopt
-KEEP, LARGEST = 1 << 29, 32 << 20  # LARGEST: glibc accepts no more
+TRIM_BYTES = 1 << 29  # freed memory that the process keeps
+MAX_MMAP_BYTES = 32 << 20  # the largest value that glibc accepts
 
 
 class Repeater:
-    """Repeats ``step``, which must change tensors in place and never look at their values.
+    """Repeats a step, from a CUDA graph on a GPU.
 
-    On a GPU the first call runs its steps as they are, which lets lazy initialization happen, and
-    then captures ``chunk`` steps; later calls replay them without the host in between.
+    On a GPU, the first call of :meth:`run` executes its steps normally, so that lazy initialization happens,
+    and then captures ``chunk`` steps. Later calls replay the captured steps without the host.
+
+    Args:
+        step: Changes tensors in place. It must not read their values on the host.
+        device: The device.
+        chunk: Number of steps to capture.
     """
 
     def __init__(self, step: Callable[[], None], device: str, chunk: int) -> None:
@@ -33,7 +39,7 @@ class Repeater:
         self.graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, count: int) -> None:
-        """Take ``count`` steps."""
+        """Run the step ``count`` times."""
         if self.cuda and self.graph is None:
             self._loop(count)
             self._capture()
@@ -48,7 +54,7 @@ class Repeater:
             self.step()
 
     def _capture(self) -> None:
-        """A step that asks the host, as somebody's own forward may, cannot be captured and is not."""
+        """Capture steps, unless the step needs the host, as the forward method of a user may."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -65,8 +71,12 @@ class Repeater:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Garbage goes before, not inside: a graph of an earlier attack that dies while another one is
-    captured makes the capture fail.
+    """Collect garbage now and not inside this context.
+
+    If the graph of an earlier attack is freed while another graph is captured, the capture fails.
+
+    Yields:
+        Nothing.
     """
     collecting = gc.isenabled()
     gc.collect()
@@ -80,10 +90,12 @@ def _uncollected() -> Iterator[None]:
 
 @cache
 def keep_freed_memory() -> bool:
-    """Raise the thresholds once per process; says whether that was possible."""
+    """Raise the thresholds once per process, and return whether this was possible."""
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:  # another C library
         return False
-    return bool(mallopt(MMAP_THRESHOLD, LARGEST)) and bool(mallopt(TRIM_THRESHOLD, KEEP))
+    return bool(mallopt(MMAP_THRESHOLD, MAX_MMAP_BYTES)) and bool(
+        mallopt(TRIM_THRESHOLD, TRIM_BYTES)
+    )

@@ -46,7 +46,7 @@ class Curvature:
         self.activation = problem.activation(sharpness)
         with torch.no_grad():
             candidates = problem.candidates(x, lam)
-            self.errors = equation.errors(candidates, problem.objective, self.activation)
+            self.errors = equation.compute_errors(candidates, problem.objective, self.activation)
 
     def split(self, v: Tensor, rows: slice = slice(None)) -> Tensor:
         """Return S(x_i) v_i for the candidates in ``rows``; v has the shape of x[:, rows]."""
@@ -60,7 +60,7 @@ class Curvature:
         )
 
         def gradient(dual: Candidates) -> Tensor:
-            return equation.pull(dual, self.errors, objective, self.activation)[0]
+            return equation.pull_back(dual, self.errors, objective, self.activation)[0]
 
         return _derivative_along(v, gradient, candidates)
 
