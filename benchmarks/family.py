@@ -46,8 +46,8 @@ class Follow:
 
     def __call__(self, progress: AttackProgress) -> None:
         """Called by the solver."""
-        assert progress.living is not None
-        x = progress.living()[self.run].detach().cpu().double()
+        assert progress.current_candidates is not None
+        x = progress.current_candidates()[self.run].detach().cpu().double()
         distance = (x.flatten(1) - self.sample.double().flatten()).norm(dim=1)
         best = int(distance.argmin())
         self.steps.append(progress.step)

@@ -138,7 +138,9 @@ class Attacked:
         device = "cpu" if arm == "corners" else self.device
         config = settings(self.row, arm).changed(seed=seed, device=device)
         if self.tiny:
-            config = config.changed(**config.shared({"steps": 20, "restarts": 1, "seconds": 2.0}))
+            config = config.changed(
+                **config.select_settings({"steps": 20, "restarts": 1, "seconds": 2.0})
+            )
         try:
             made = rs.attack(self.victim.network, self.victim.knowledge(arm_of(arm).grants), config)
         except PluginError:  # a fault, which the next run tries again, and no refusal
@@ -246,7 +248,7 @@ def run(
     for one in plugins.load():
         if one.error:
             print(f"plug-in {one.name} {one.version} is left out, {one.error}", file=sys.stderr)
-    brought = [name for name, one in every_attack().items() if one().outside]
+    brought = [name for name, one in every_attack().items() if one().is_plugin]
     asked_for(folder, device, min(workers, cores), names, attacks, brought)
     for part in ("parts", "victims"):
         (out / part).mkdir(parents=True, exist_ok=True)

@@ -145,7 +145,7 @@ def solver(
         priors=(),
     )
     checkpoint, knowledge = as_network(model, shape=shape), Knowledge(shape=shape)
-    attack = config.resolved(checkpoint, knowledge)
+    attack = config.resolve_settings(checkpoint, knowledge)
     assert isinstance(attack, Stationarity)
     return attack.solver(checkpoint, knowledge)
 

@@ -40,7 +40,7 @@ def attack_with(name: str = "auto", preset: str = "residuum", **settings: Any) -
         The attack.
     """
     kind = type(make_attack(name, preset))
-    return make_attack(name, preset, **kind.shared(settings))
+    return make_attack(name, preset, **kind.select_settings(settings))
 
 
 class WrongDevice(Exception):

@@ -125,7 +125,7 @@ def changes_in_a_step() -> int:
     arch = "mlp:64-30-30-1"
     theta = parameters(initialize(Architecture.parse(arch), TrainingConfig()))
     checkpoint, known = Network(theta, arch), Knowledge(value_range=(0.0, 1.0))
-    attack = BinaryKKT(restarts=1, steps=10).resolved(checkpoint, known)
+    attack = BinaryKKT(restarts=1, steps=10).resolve_settings(checkpoint, known)
     solver = attack.solver(checkpoint, known)
     state = solver.start()
     x, lam, moving = state.x.clone(), state.lam.clone(), state.moving

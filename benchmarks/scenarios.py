@@ -139,7 +139,7 @@ def configured(name: str = "auto", *, preset: str = "residuum", **settings: Any)
         if preset not in rs.PRESETS:  # older code had presets that only named an attack
             name, preset = preset, "residuum"
         kind = rs.attacks.attack_class(rs.PRESETS[preset].attack if name == "auto" else name)
-        return rs.attacks.make_attack(name, preset, **kind.shared(settings))
+        return rs.attacks.make_attack(name, preset, **kind.select_settings(settings))
     if preset in rs.PRESETS:
         config = rs.PRESETS[preset]
     else:

@@ -157,7 +157,7 @@ def preset_trials(
     checkpoint: Network, knowledge: Knowledge, attack: Attack, seed: int
 ) -> list[Reconstruction]:
     """Trials that differ in nothing but their random start."""
-    task = Task(checkpoint, knowledge, attack.resolved(checkpoint, knowledge))
+    task = Task(checkpoint, knowledge, attack.resolve_settings(checkpoint, knowledge))
     jobs = (Job({n: {}}, seed) for n in range(TRIALS))
     return [work(task, job).reconstructions[0] for job in jobs]
 

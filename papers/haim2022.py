@@ -27,7 +27,7 @@ from papers.runs import (
     mlp,
 )
 from residuum.attacks import make_attack
-from residuum.attacks.selection import DUPLICATE, groups_of
+from residuum.attacks.selection import DUPLICATE, group_candidates
 from residuum.similarity import l2
 
 TRAINED = (
@@ -201,7 +201,7 @@ def circle(context: Context) -> Outcome:
     inverted = context.attack(net.checkpoint, rs.Knowledge(), inversion).x.double()
     x, weight = found.x.double(), found.weight.double()
     heavy = heavy_enough(x, weight)
-    groups = groups_of(x[heavy], weight[heavy], 0.0, DUPLICATE)
+    groups = group_candidates(x[heavy], weight[heavy], 0.0, DUPLICATE)
     kept = x[heavy][[int(one[weight[heavy][one].argmax()]) for one in groups]]
     parts = {"train": data.x, "labels": data.y, "all": x, "weight": weight, "heavy": x[heavy]}
     parts |= {"kept": kept, "inverted": inverted}

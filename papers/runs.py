@@ -220,7 +220,7 @@ def attack_identity(target: Network, known: Knowledge, config: Attack) -> list[A
 
     Settings are those that the attack chooses where none are said: with other defaults it is another.
     """
-    said = config.resolved(target, known).to_json()
+    said = config.resolve_settings(target, known).to_json()
     settings = {k: v for k, v in said.items() if k != "device"}
     return [target.arch, known.digest, settings, *target.theta.values()]
 
@@ -304,7 +304,7 @@ class ImageRun:
             return [make_attack(preset=preset, **base) for preset in RELEASED[self.data]]
         base |= {"candidates": max(50, round(1000 * scale.width)), "dtype": "float32"}
         kind = attack_class({"weights": "first-layer-weights"}.get(name, name))
-        return [kind(**kind.shared(base))]
+        return [kind(**kind.select_settings(base))]
 
     def knowledge(self, split: Split, net: Victim) -> Knowledge:
         """What the attacker is granted."""

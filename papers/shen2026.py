@@ -148,7 +148,7 @@ def traced(context: Context, ready: Prepared, **changes: Any) -> Traced:
         frames = Seen(partial.with_suffix(".partial-frames"), 1 + size)
 
         def watch(progress: Any) -> None:
-            x = progress.living()[0].detach().double().cpu()
+            x = progress.current_candidates()[0].detach().double().cpu()
             value, which = l2(x, samples.reshape(-1, *x.shape[1:])).min(0)
             looks.add(progress.step, progress.loss[:1], torch.tensor([len(x)]), value)
             if progress.step >= frames.before(progress.step) * progress.steps / (FRAMES - 1) - 1e-9:

@@ -94,7 +94,7 @@ def attack(
 
     The settings of the result name the strategy under ``split``.
     """
-    method = config.resolved(target, knowledge)
+    method = config.resolve_settings(target, knowledge)
     assert isinstance(method, Stationarity)
     result = type(method).with_strategy(strategy).like(method).run(target, knowledge, **options)
     return result.replace(settings={**result.settings, "split": strategy.event})

@@ -86,7 +86,7 @@ def attacked(
     own = SIZES[context.scale.name]
     kind = attack_class(name)
     base = {"steps": own.steps, "restarts": own.restarts, "dtype": context.fast}
-    attack = kind(**kind.shared({**base, "candidates": 2 * n, **changes}))
+    attack = kind(**kind.select_settings({**base, "candidates": 2 * n, **changes}))
     known = Knowledge(shape=checkpoint.input_shape, sample_count=n)
     return context.attack(checkpoint, known, attack)
 

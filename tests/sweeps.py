@@ -48,7 +48,7 @@ def sweep_victim(out: Path, request: SweepRequest | None = None, **options: Any)
 
 
 def task(**changes: Any) -> Task:
-    attack = plan(**changes).attack.resolved(victim(), KNOWLEDGE)
+    attack = plan(**changes).attack.resolve_settings(victim(), KNOWLEDGE)
     return Task(victim(), KNOWLEDGE, attack)
 
 

@@ -37,16 +37,16 @@ def test_photographs_are_told_from_small_digits():
     assert seen.images
     assert seen.photographs
     assert not appearance(digits.theta["layers.0.weight"], (1, 8, 8)).images
-    told = rs.attacks.Auto().resolved(photos, rs.Knowledge())
+    told = rs.attacks.Auto().resolve_settings(photos, rs.Knowledge())
     assert told.priors == (("sparse-gradients", SPARSE),)
-    told = rs.attacks.Auto().resolved(digits, rs.Knowledge())
+    told = rs.attacks.Auto().resolve_settings(digits, rs.Knowledge())
     assert told.priors == ()
 
 
 def test_multipliers_of_free_sign_keep_their_rate_beside_a_weaker_prior():
     photos = trained("photos", 30)
     for objective, weight in (("binary-kkt", SPARSE), ("weight-decay", SIGNED_SPARSE)):
-        told = rs.attacks.make_attack(objective).resolved(photos, rs.Knowledge())
+        told = rs.attacks.make_attack(objective).resolve_settings(photos, rs.Knowledge())
         assert told.priors == (("sparse-gradients", weight),)
         assert (told.lr_lam == LR_LAM) == (objective == "weight-decay")
 
@@ -58,7 +58,7 @@ def test_pen_strokes_have_a_weaker_prior_still_where_the_sign_is_free():
     theta["layers.1.weight"] = torch.ones(1, 50)
     drawn = rs.Network(theta, "mlp:400-50-1", (1, 20, 20))
     for objective, weight in (("binary-kkt", SPARSE), ("weight-decay", SIGNED_STROKES)):
-        told = rs.attacks.make_attack(objective).resolved(drawn, rs.Knowledge())
+        told = rs.attacks.make_attack(objective).resolve_settings(drawn, rs.Knowledge())
         assert told.priors == (("sparse-gradients", weight),)
 
 
@@ -67,9 +67,9 @@ def test_images_show_in_the_change_from_a_start_that_hides_them():
     start = {name: torch.randn(t.shape, generator=generator) for name, t in photos.theta.items()}
     hidden = photos.replace(theta={name: t + start[name] for name, t in photos.theta.items()})
     assert not appearance(hidden.theta["layers.0.weight"], (3, 32, 32)).images
-    told = rs.attacks.NTK().resolved(hidden, rs.Knowledge(theta0=start))
+    told = rs.attacks.NTK().resolve_settings(hidden, rs.Knowledge(theta0=start))
     assert told.priors == (("sparse-gradients", SIGNED_SPARSE),)
-    told = rs.attacks.WeightDecay().resolved(hidden, rs.Knowledge(theta0=start))
+    told = rs.attacks.WeightDecay().resolve_settings(hidden, rs.Knowledge(theta0=start))
     assert told.priors == ()  # its equation is about the weights, which do not show them
 
 
@@ -99,6 +99,6 @@ def test_pixels_in_another_order_are_no_image():
 
 @pytest.mark.parametrize("said", [{"priors": ()}, {"lr_lam": 0.02}, {"priors": (), "lr_lam": 0.02}])
 def test_what_is_said_stays(said):
-    told = rs.attacks.Auto(**said).resolved(trained("photos", 20), rs.Knowledge())
+    told = rs.attacks.Auto(**said).resolve_settings(trained("photos", 20), rs.Knowledge())
     for name, value in said.items():
         assert getattr(told, name) == value

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import residuum as rs
 from residuum.attacks import KKT, OBJECTIVES, Auto, BinaryKKT, Unmix, attack_class, every_attack
-from residuum.attacks.registry import CHOOSING, attack_of
+from residuum.attacks.registry import CHOOSING, rebuild_attack
 from residuum.attacks.stationarity import objectives
 from residuum.attacks.stationarity.attack import Stationarity
 from residuum.attacks.stationarity.objectives import Objective
@@ -158,7 +158,7 @@ def test_an_audit_runs_attacks_with_their_settings_and_its_configuration_repeats
     settings = {found.attack: found.settings for found in result.reconstructions}
     assert settings.keys() == {"binary-kkt", "unmix"}
     assert (settings["binary-kkt"]["steps"], settings["binary-kkt"]["sigma"]) == (7, 0.3)
-    assert isinstance(attack_of(result.reconstructions[0]), BinaryKKT | Unmix)
+    assert isinstance(rebuild_attack(result.reconstructions[0]), BinaryKKT | Unmix)
     entry = {"attack": "kkt", "steps": 7, "sigma": 0.3}
     assert result.settings["attacks"] == [entry, "unmix"]
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
@@ -196,7 +196,7 @@ def test_an_attack_by_an_objective_can_be_pickled(monkeypatch: pytest.MonkeyPatc
     assert again.to_json() == attack.to_json()
     assert again.model_fields_set == {"steps", "restarts"}
     assert (again.name, again.surface, again.objective) == ("halved", "weights", Halved)
-    assert again.outside
+    assert again.is_plugin
     changed = BinaryKKT.with_objective(objectives.BinaryKKT)(rivals="best")
     assert pickle.loads(pickle.dumps(changed)).rivals == "best"
     monkeypatch.setitem(OBJECTIVES, "halved", Halved)
@@ -208,7 +208,7 @@ def test_an_attack_by_an_objective_can_be_pickled(monkeypatch: pytest.MonkeyPatc
     wanted = small.run(model)
     assert wanted.attack == wanted.settings["attack"] == "halved"
     assert torch.equal(pickle.loads(pickle.dumps(small)).run(model).x, wanted.x)
-    assert attack_of(wanted).to_json() == small.resolved(model, Knowledge()).to_json()
+    assert rebuild_attack(wanted).to_json() == small.resolve_settings(model, Knowledge()).to_json()
 
 
 def test_an_attack_with_another_strategy_can_be_pickled() -> None:

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from residuum.attacks import Auto, ModelInversion, estimate
 from residuum.attacks.cost import reference_seconds
 from residuum.attacks.stationarity.problem import Problem
-from residuum.attacks.work import REFERENCE, counted
+from residuum.attacks.work import REFERENCE, count_work
 from residuum.cli.main import main
 from residuum.engine.explicit import evaluation_cost
 from residuum.errors import InputError
@@ -96,7 +96,7 @@ def test_other_networks_are_estimated():
     other = estimate(released("convnet:1x4x4-2-1"), None, Auto(), measured=0.05)
     assert other.flops_per_step > 0
     assert other.memory["passes"] > 0
-    with pytest.raises(InputError, match="model-inversion is none of them"):
+    with pytest.raises(InputError, match="attacks only; got model-inversion"):
         estimate(released(), None, ModelInversion())
 
 
@@ -106,9 +106,9 @@ def test_reference_seconds_count_every_step_and_no_clock():
     inversion = ModelInversion(steps=7, candidates=5)
     seconds = reference_seconds(inversion, surface, known)
     assert seconds == reference_seconds(inversion, surface, known)  # though facts are kept by then
-    work = counted(lambda: inversion.changed(steps=1, dtype="float32").run(surface, known))
+    work = count_work(lambda: inversion.changed(steps=1, dtype="float32").run(surface, known))
     assert seconds == pytest.approx(7 * work.seconds(REFERENCE["cpu"]))
-    kkt = Auto(restarts=3, candidates=20, steps=500).resolved(checkpoint, known)
+    kkt = Auto(restarts=3, candidates=20, steps=500).resolve_settings(checkpoint, known)
     seconds = reference_seconds(kkt, surface, known)
     assert seconds == reference_seconds(kkt, surface, known)
     assert reference_seconds(kkt.changed(seconds=1e-6), surface, known) == 1e-6
@@ -118,7 +118,7 @@ def test_reference_seconds_count_every_step_and_no_clock():
 
 
 def test_a_dry_run_prints_and_writes_nothing(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("residuum.attacks.cost.MEASURED", 0.05)
+    monkeypatch.setattr("residuum.attacks.cost.MEASURING_SECONDS", 0.05)
     path = tmp_path / "m.safetensors"
     save_checkpoint(released(), path)
     command = ["attack", str(path), "--dry-run"]

@@ -194,9 +194,7 @@ def test_an_attack_of_another_package_has_what_its_surface_needs_and_harms_no_ot
         told = ("digits-20", 0, [1], arms, "", str(tmp_path), "cpu", True, float("inf"))
         assert field.job(*told) == ["brought on digits-20-0"]
         said = capsys.readouterr().out
-        assert (
-            "brought: FAILED, PluginError: brought, of another package, failed: SystemExit" in said
-        )
+        assert "brought: FAILED, PluginError: The plug-in attack brought failed: SystemExit" in said
     assert "first-layer-weights" not in said
     (part,) = (tmp_path / "parts").glob("*.json")
     assert part.stem == "digits-20-0-first-layer-weights"

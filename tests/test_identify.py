@@ -245,5 +245,5 @@ def test_inspect_names_the_command() -> None:
         for arch in ("polynomial:3-2-1,coefficients=0/0/0/1", "mlp:3-2-1")
     )
     assert attack.why_not(cubic, Knowledge()) == ""
-    assert "residuum identify" in attack.why(cubic)
+    assert "residuum identify" in attack.why_applies(cubic)
     assert "not mlp" in attack.why_not(relu, Knowledge())

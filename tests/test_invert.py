@@ -138,11 +138,11 @@ def test_when_it_applies_and_what_an_audit_leaves_to_others() -> None:
     surface = surfaces(as_network(model, shape=SHAPE), knowledge)["moment"]
     weights = surfaces(as_network(model, shape=SHAPE), knowledge)["weights"]
     ours, floor = (every_attack()[name]() for name in ("invert-moment", "geiping2020-moment"))
-    assert ours.why_not(surface, knowledge) == ours.left_out(surface, knowledge) == ""
+    assert ours.why_not(surface, knowledge) == ours.why_skipped(surface, knowledge) == ""
     assert "optimizer" in ours.why_not(weights, knowledge)
-    assert "floor" in floor.left_out(surface, knowledge)
+    assert "floor" in floor.why_skipped(surface, knowledge)
     assert "theta0" in every_attack()["invert"]().why_not(weights, knowledge)
     dense = as_network(chain)
-    assert "closer" in ours.left_out(surfaces(dense, rs.Knowledge())["weights"], rs.Knowledge())
+    assert "closer" in ours.why_skipped(surfaces(dense, rs.Knowledge())["weights"], rs.Knowledge())
     with pytest.raises(InputError, match="initial weights"):
         rs.attack(model, knowledge, rs.attacks.GradientMatching())

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from residuum.attacks import Attack, make_attack
-from residuum.attacks.base import AtOnce
+from residuum.attacks.base import OneShotAttack
 from residuum.attacks.cost import reference_seconds
 from residuum.attacks.inversion.gradient_matching import GradientMatching
-from residuum.attacks.work import REFERENCE, counted
+from residuum.attacks.work import REFERENCE, count_work
 from residuum.auditing.case import load_case
 from residuum.auditing.controls import Claim, ControlRow, run_controls
 from residuum.auditing.plan import (
@@ -168,14 +168,14 @@ def test_the_effort_is_shared_as_the_naive_sum_says(effort: str, budget: str | N
     assert {*deciding} == {"binary-kkt", "unmix"}
     total = 0.0
     for attack in deciding.values():
-        total += attack.part
+        total += attack.effort_share
     for name, plan in plans.items():
         attack = schedule.attacks[name]
         if attack.baseline:
             assert plan.left_out == ""  # a baseline decides nothing
             assert plan.runs == (plan.seconds <= BASELINE_SHARE * limit)
             continue
-        share = attack.part / total
+        share = attack.effort_share / total
         planned = EFFORTS[effort].attack_seconds * share
         allowed = ATTACK_SHARE * limit * share
         assert plan.share == pytest.approx(share)
@@ -185,7 +185,7 @@ def test_the_effort_is_shared_as_the_naive_sum_says(effort: str, budget: str | N
             text = f"it ran with {cut:.0%} of its effort" if cut < 1 else ""
             assert (plan.left_out, plan.runs) == (text, True)
             continue
-        attack = attack.resolved(schedule.network, KNOWN)
+        attack = attack.resolve_settings(schedule.network, KNOWN)
         assert isinstance(attack, RestartSettings)
         each = reference_seconds(attack, schedule.surfaces[name], KNOWN)
         factor = EFFORTS[effort].restarts
@@ -201,7 +201,7 @@ def test_an_effort_fits_into_its_own_default_budget() -> None:
         assert not any(plan.left_out for plan in plans_of(schedule_of(effort=name)).values())
 
 
-class Formula(AtOnce):
+class Formula(OneShotAttack):
     """An attack that takes no time worth planning."""
 
     name = "formula"
@@ -303,7 +303,7 @@ def test_a_plan_depends_on_effort_network_and_knowledge() -> None:
 
 def test_work_is_counted_and_not_measured() -> None:
     a, b = torch.ones(30, 40), torch.ones(40, 50)
-    work = counted(lambda: (a @ b).relu())
+    work = count_work(lambda: (a @ b).relu())
     assert (work.calls, work.flops, work.numbers) == (2, 2 * 30 * 40 * 50, 30 * 50)
     cpu, cuda = REFERENCE["cpu"], REFERENCE["cuda"]
     assert work.seconds(cpu) == pytest.approx(2 / 5e4 + 120_000 / 2e10 + 1500 / 3e8)
@@ -387,7 +387,7 @@ def test_the_advised_budget_counts_small_shares() -> None:
         "a": AttackPlan(runs=False, left_out="cut", seconds=100.0, share=2 / 3),
         "b": AttackPlan(runs=False, left_out="cut", seconds=80.0, share=1 / 3),
     }
-    assert GradientMatching.part == 0.5
+    assert GradientMatching.effort_share == 0.5
     assert budget_for_all(plans, request) == 60 * math.ceil(80 * 3 / ATTACK_SHARE / 60)
 
 

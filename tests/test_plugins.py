@@ -20,8 +20,8 @@ import torch
 
 import residuum as rs
 from residuum import plugins
-from residuum.attacks import ATTACKS, OBJECTIVES, AtOnce, Attack
-from residuum.attacks.base import checked
+from residuum.attacks import ATTACKS, OBJECTIVES, Attack, OneShotAttack
+from residuum.attacks.base import validate_output
 from residuum.cli.main import main
 from residuum.errors import InputError
 from residuum.evaluation import METRICS, Metric
@@ -33,10 +33,10 @@ EXAMPLES = ROOT / "examples" / "plugins"
 RAISES = "raise RuntimeError('no such library')"
 NONSENSE = """
 import torch
-from residuum.attacks import ATTACKS, OBJECTIVES, AtOnce, Attack
+from residuum.attacks import ATTACKS, OBJECTIVES, OneShotAttack, Attack
 from residuum.attacks.stationarity.objectives import Objective
 
-class Flat(AtOnce):
+class Flat(OneShotAttack):
     name = "flat"
     def find(self, surface, knowledge):
         found = ATTACKS["first-directions"]().find(surface, knowledge)
@@ -244,7 +244,7 @@ def brought_attack(
             raise result
         return result
 
-    method = "find" if base is AtOnce else "reconstruct"
+    method = "find" if base is OneShotAttack else "reconstruct"
     members = {"name": "brought", "why_not": lambda *_: refused, method: produce}
     return type("Brought", (base,), {"__module__": __name__, **members})
 
@@ -257,8 +257,8 @@ def candidates(value: float) -> Reconstruction:
 @pytest.mark.parametrize(
     ("brought", "said"),
     [
-        ((ValueError("on purpose"),), "brought, of another package, failed: ValueError: on"),
-        ((SystemExit("bye"),), "brought, of another package, failed: SystemExit: bye."),
+        ((ValueError("on purpose"),), "The plug-in attack brought failed: ValueError: on"),
+        ((SystemExit("bye"),), "The plug-in attack brought failed: SystemExit: bye."),
         ((), "must return a Reconstruction; got NoneType."),
         ((candidates(math.nan),), "must return finite x"),
         ((candidates(1.0), "needs rain"), "brought does not apply: needs rain."),
@@ -266,7 +266,7 @@ def candidates(value: float) -> Reconstruction:
     ],
     ids=["raises", "exits", "nothing", "not finite", "refuses", "sound"],
 )
-@pytest.mark.parametrize("base", [Attack, AtOnce])
+@pytest.mark.parametrize("base", [Attack, OneShotAttack])
 def test_whatever_an_attack_of_another_package_does_the_command_names_it(
     base: type[Attack],
     brought: tuple[Any, ...],
@@ -309,7 +309,7 @@ BUILT_IN = {
 }
 
 PARTS = {  # these tables take classes of their own alone
-    "attack": "__import__('residuum').attacks.AtOnce",
+    "attack": "__import__('residuum').attacks.OneShotAttack",
     "objective": "next(iter(OBJECTIVES.values()))",
 }
 
@@ -364,14 +364,19 @@ def test_an_attack_of_another_package_cannot_take_the_name_of_an_objective(
 
 
 @pytest.mark.parametrize(
-    "wrong", ["ATTACKS['own'] = AtOnce()", "ATTACKS['own'] = object", "OBJECTIVES['own'] = AtOnce"]
+    "wrong",
+    [
+        "ATTACKS['own'] = OneShotAttack()",
+        "ATTACKS['own'] = object",
+        "OBJECTIVES['own'] = OneShotAttack",
+    ],
 )
 def test_a_plug_in_that_registers_no_class_of_attacks_is_left_out(
     wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An object in the table would stop every audit, because audits make the attacks themselves."""
     before = {**ATTACKS, **OBJECTIVES}
-    source = f"from residuum.attacks import ATTACKS, OBJECTIVES, AtOnce; {wrong}"
+    source = f"from residuum.attacks import ATTACKS, OBJECTIVES, OneShotAttack; {wrong}"
     install(tmp_path, "old", f"old_{len(wrong)}_{wrong[0]}", source)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(plugins, "_loaded", None)
@@ -387,7 +392,7 @@ WRONG = {
     "x": (torch.ones(2, 5), "x of shape"),
     "labels": (torch.zeros(3), "labels of shape"),
     "lam": (torch.full((2,), float("nan")), "finite lam"),
-    "run": (torch.ones(2, dtype=torch.long), "below the 1 restarts"),
+    "run": (torch.ones(2, dtype=torch.long), "integers from 0 to 0 in run"),
     "loss": (torch.zeros(2, 0), "loss of shape"),
     "layers": (torch.zeros(1, 0, 1), "layers of shape"),
 }
@@ -395,13 +400,13 @@ WRONG = {
 
 def test_what_an_attack_of_another_package_returns_is_looked_at() -> None:
     surface = weights(CHECKPOINT, Knowledge())
-    assert checked(GOOD, surface, Knowledge()) is GOOD
+    assert validate_output(GOOD, surface, Knowledge()) is GOOD
     for name, (value, words) in WRONG.items():
         with pytest.raises(InputError, match=words):
-            checked(GOOD.replace(**{name: value}), surface, Knowledge())
+            validate_output(GOOD.replace(**{name: value}), surface, Knowledge())
     for found in (None, GOOD.replace(x=GOOD.x.long()), GOOD.replace(x=torch.ones(0, 4))):
         with pytest.raises(InputError, match="must return"):
-            checked(found, surface, Knowledge())  # type: ignore[arg-type]
+            validate_output(found, surface, Knowledge())  # type: ignore[arg-type]
 
 
 def test_a_metric_of_another_package_that_raises_is_left_out(
@@ -422,9 +427,9 @@ def test_parts_of_this_package_are_not_from_outside() -> None:
     from residuum.attacks import every_attack
 
     assert {*every_attack()} == {*OBJECTIVES, *ATTACKS}
-    assert not any(one().outside for one in every_attack().values())
+    assert not any(one().is_plugin for one in every_attack().values())
 
     class Mine(Attack):
         pass
 
-    assert Mine().outside
+    assert Mine().is_plugin

@@ -12,10 +12,10 @@ from residuum.attacks.selection import (
     FEATURES,
     SIMILARITY,
     WEIGHT_FLOOR,
-    alive,
-    calibration,
     effective_dimension,
-    groups_of,
+    find_usable_candidates,
+    group_candidates,
+    load_calibration,
 )
 from residuum.errors import InputError
 from residuum.networks import Architecture
@@ -116,7 +116,7 @@ def test_consensus_comes_first_and_singletons_after_whatever_their_weight():
 
 def test_confidence_is_the_calibrated_logistic_of_the_features():
     found, _ = planted()
-    chosen, constants = select(found), calibration()
+    chosen, constants = select(found), load_calibration()
     assert chosen.features.shape == (len(PLANTED), len(FEATURES))
     heaviest = float(chosen.lam.max())
     for k in range(len(chosen)):
@@ -154,7 +154,9 @@ def test_one_restart_cannot_agree_with_anybody():
     alone = found.replace(run=torch.zeros_like(found.run), status=("finished",))
     chosen = select(alone)
     assert (chosen.support == 1).all()
-    assert chosen.confidence.tolist() == pytest.approx([calibration()["base_rate"]] * len(chosen))
+    assert chosen.confidence.tolist() == pytest.approx(
+        [load_calibration()["base_rate"]] * len(chosen)
+    )
     assert chosen.lam.tolist() == sorted(chosen.lam.tolist(), reverse=True)
 
 
@@ -210,12 +212,12 @@ def test_light_candidates_of_a_restart_are_dropped():
     lam = found.lam.clone()
     lam[4] = 0.9 * WEIGHT_FLOOR * lam[found.run == 0].max()
     lam[1] = 1.1 * WEIGHT_FLOOR * lam[found.run == 1].max()
-    assert alive(found).all()
-    kept = alive(found.replace(lam=lam))
+    assert find_usable_candidates(found).all()
+    kept = find_usable_candidates(found.replace(lam=lam))
     assert (~kept).nonzero().flatten().tolist() == [4]
     # Only its own restart is a yardstick: another one may be heavier by any factor.
     scaled = torch.where(found.run == 1, 1e6 * found.lam, found.lam)
-    assert alive(found.replace(lam=scaled)).all()
+    assert find_usable_candidates(found.replace(lam=scaled)).all()
 
 
 def test_multipliers_of_any_shape_weigh_by_their_absolute_sum():
@@ -258,11 +260,22 @@ def test_nothing_comes_of_nothing():
 def test_groups_begin_with_the_heaviest_and_hold_what_is_near_it():
     x = torch.tensor([[0.0], [0.3], [0.6], [5.0], [5.2]], dtype=torch.float64)
     weight = torch.tensor([1.0, 3.0, 2.0, 0.5, 0.7])
-    near = [one.tolist() for one in groups_of(x, weight, 0.0, 0.31)]
+    near = [one.tolist() for one in group_candidates(x, weight, 0.0, 0.31)]
     assert near == [[0, 1, 2], [3, 4]]
-    assert [one.tolist() for one in groups_of(x, weight, 0.0, 0.25)] == [[1], [2], [0], [3, 4]]
-    assert [one.tolist() for one in groups_of(x, weight, 0.0, 0.0)] == [[1], [2], [0], [4], [3]]
-    assert groups_of(x[:0], weight[:0], 0.0, 1.0) == []
+    assert [one.tolist() for one in group_candidates(x, weight, 0.0, 0.25)] == [
+        [1],
+        [2],
+        [0],
+        [3, 4],
+    ]
+    assert [one.tolist() for one in group_candidates(x, weight, 0.0, 0.0)] == [
+        [1],
+        [2],
+        [0],
+        [4],
+        [3],
+    ]
+    assert group_candidates(x[:0], weight[:0], 0.0, 1.0) == []
 
 
 # Baselines

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from residuum.attacks import Attack, Auto
-from residuum.attacks.registry import attack_of
+from residuum.attacks.registry import rebuild_attack
 from residuum.errors import InputError, OutputError
 from residuum.io.checkpoints import save_checkpoint
 from residuum.records import Reconstruction, same
@@ -102,7 +102,7 @@ def test_a_trial_is_the_attack_it_names(tmp_path: Path) -> None:
 
     done = sweep_victim(tmp_path / "s")
     kept = Reconstruction.load(tmp_path / "s/trials/000002.safetensors")
-    again = attack(victim(), KNOWLEDGE, attack_of(kept))
+    again = attack(victim(), KNOWLEDGE, rebuild_attack(kept))
     assert same(again.replace(seconds=0.0), kept.replace(seconds=0.0))
     norms = again.layers[torch.arange(2), again.loss.argmin(1), 0].sqrt()
     assert done.trials[2].residual == float(norms.median())

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import residuum as rs
 from residuum.attacks import make_attack
-from residuum.attacks.run import on_surface as configured_on
+from residuum.attacks.run import adapt_to_surface as configured_on
 from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.power import ControlSize, PositiveControls
 from residuum.auditing.request import AuditRequest

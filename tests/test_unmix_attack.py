@@ -177,7 +177,7 @@ def test_patches_of_a_convolution_come_back_and_an_audit_leaves_them_out() -> No
     assert found.x.shape[1:] == (3, 8, 8)
     assert (ncc(found.x, patches).abs().amax(0) > 0.9).sum() >= 4
     surface = SURFACES["weights"](checkpoint, knowledge)
-    assert "patches" in every_attack()["unmix"]().left_out(surface, knowledge)
+    assert "patches" in every_attack()["unmix"]().why_skipped(surface, knowledge)
     # Patches are scored against patches, which whoever holds the samples cuts.
     samples = blocks(6)[:, :, 4:20, 4:20].double()
     assert torch.equal(patches_of(samples, 8), x.reshape(-1, 3, 8, 8).double())

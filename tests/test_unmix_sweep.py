@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import residuum as rs
-from residuum.attacks.registry import attack_of
+from residuum.attacks.registry import rebuild_attack
 from residuum.attacks.unmixing.attack import LADDER, confidence_by_share, named
 from residuum.attacks.unmixing.ica import Effort, unmix
 from residuum.cli.main import main
@@ -75,7 +75,7 @@ def test_a_sweep_varies_rank_and_strength_ranks_by_agreement_and_pools(tmp_path:
     # What a trial kept is the attack it names.
     kept = SweepRun(tmp_path / "s").load(2)
     assert kept is not None
-    again = rs.attack(checkpoint, None, attack_of(kept))
+    again = rs.attack(checkpoint, None, rebuild_attack(kept))
     assert torch.equal(again.x, kept.x)
     # A group's confidence is that of the share of trials that hold it.
     assert done.found is not None

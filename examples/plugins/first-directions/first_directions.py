@@ -9,11 +9,11 @@ from typing import ClassVar
 import torch
 from pydantic import Field
 
-from residuum.attacks import ATTACKS, AtOnce
+from residuum.attacks import ATTACKS, OneShotAttack
 from residuum.records import Reconstruction
 
 
-class FirstDirections(AtOnce):
+class FirstDirections(OneShotAttack):
     """Directions in which the first layer is largest."""
 
     name: ClassVar[str] = "first-directions"

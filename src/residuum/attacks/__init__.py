@@ -1,6 +1,6 @@
-"""Attacks from weights alone. Nothing here may import datasets, training or evaluation."""
+"""Attacks on weights. Modules in this package must not import datasets, training or evaluation."""
 
-from residuum.attacks.base import AtOnce, Attack, AttackProgress
+from residuum.attacks.base import Attack, AttackProgress, OneShotAttack
 from residuum.attacks.cost import estimate
 from residuum.attacks.exact.polynomial import PolynomialAttack
 from residuum.attacks.inversion.first_layer import FirstLayerWeights
@@ -31,7 +31,7 @@ from residuum.attacks.unmixing.attack import Unmix, UnmixOptimizerState
 from residuum.attacks.unmixing.backbone import BehindBackbone, BehindBackboneOptimizerState
 from residuum.settings import PRESETS
 
-__all__ = ["ATTACKS", "KKT", "NTK", "OBJECTIVES", "PRESETS", "PRIORS", "AtOnce", "Attack"]
+__all__ = ["ATTACKS", "KKT", "NTK", "OBJECTIVES", "PRESETS", "PRIORS", "Attack", "OneShotAttack"]
 __all__ += ["AttackProgress", "Auto", "BehindBackbone", "BehindBackboneOptimizerState", "BinaryKKT"]
 __all__ += ["FirstLayerWeights", "Geiping2020", "Geiping2020OptimizerState", "GradientMatching"]
 __all__ += ["Hyperplanes", "ModelInversion", "MulticlassKKT", "OptimizerState"]

@@ -1,6 +1,6 @@
 """The interface of an attack: settings, and one method from a release to a reconstruction.
 
-To write an attack, subclass :class:`Attack` or :class:`AtOnce`, implement ``why_not`` and one of
+To write an attack, subclass :class:`Attack` or :class:`OneShotAttack`, implement ``why_not`` and one of
 ``reconstruct`` and ``find``, and add the class to ``ATTACKS`` (``registry.py``), here or in an installed
 package. The settings of an attack are the fields of its class. Audits call every registered attack through
 this interface and know nothing else about it.
@@ -31,18 +31,24 @@ from residuum.surfaces.surface import MOMENT, SURFACES, WEIGHTS, Surface
 if TYPE_CHECKING:
     from torch import nn
 
-MAX_RETURNED = 20_000  # candidates of one attack: bounds the memory of the scoring
+MAX_RETURNED = 20_000  # candidates of one attack; bounds the memory of the scoring
 MIN_CANDIDATES, MAX_CANDIDATES = 20, 1000  # if the number of samples is not known
-NOT_ATTACKED = "the optimizer state in this file was not attacked; --surface moment does that"
+NOT_ATTACKED = (
+    "the optimizer state in this file was not attacked. Pass --surface moment to attack it"
+)
 
 
 @dataclass(frozen=True)
 class AttackProgress:
-    """What a watcher receives: losses (R,) and relative squared residuals (R, L) at a step.
+    """Progress of an attack, as a watcher receives it.
 
-    living: returns the candidates of every run at this moment.
-    steps: number of steps that the attack takes.
-    layer_names: names of the L layers.
+    Attributes:
+        step: Number of the current step.
+        steps: Number of steps that the attack takes.
+        loss: (R,) loss of every restart.
+        layers: (R, L) relative squared residual of every restart and layer.
+        layer_names: Names of the L layers.
+        current_candidates: Function that returns the current candidates of every restart.
     """
 
     step: int
@@ -50,7 +56,7 @@ class AttackProgress:
     loss: Tensor
     layers: Tensor
     layer_names: tuple[str, ...]
-    living: Callable[[], list[Tensor]] | None = None
+    current_candidates: Callable[[], list[Tensor]] | None = None
 
 
 Watcher = Callable[[AttackProgress], None]
@@ -61,14 +67,14 @@ class Attack(AttackSettings):
 
     Attributes:
         name: Name of the attack in tables and files.
-        surface: The attack surface that it uses.
-        has_residual: It leaves a residual on its surface, which the report shows.
-        baseline: It is a comparison and never part of a test.
-        pace: How an audit plans it: in "batches" of restarts, "once" with its own settings, "sized" if it
-            adapts its effort to ``seconds`` of a reference machine, or "formula" if it takes no time worth
-            planning.
-        part: Its share of the effort, relative to 1 of the other attacks.
-        assumes: A sentence for the report on what a finding rests on.
+        surface: The attack surface that the attack uses.
+        has_residual: Whether the attack leaves a residual on its surface, which the report shows.
+        baseline: Whether the attack is only a comparison. A baseline is never used in a test.
+        pace: How an audit plans the attack: in "batches" of restarts, "once" with its own settings, "sized"
+            if the attack adapts its effort to ``seconds`` of a reference machine, or "formula" if its time
+            is negligible.
+        effort_share: Share of the effort of the audit. The other attacks have a share of 1.
+        assumes: A sentence for the report about the assumptions behind a finding.
     """
 
     name: ClassVar[str] = ""
@@ -76,7 +82,7 @@ class Attack(AttackSettings):
     has_residual: ClassVar[bool] = False
     baseline: ClassVar[bool] = False
     pace: ClassVar[str] = "once"
-    part: ClassVar[float] = 1.0
+    effort_share: ClassVar[float] = 1.0
     assumes: ClassVar[str] = ""
 
     @classmethod
@@ -84,8 +90,8 @@ class Attack(AttackSettings):
         """Return this attack with the settings that it shares with another attack.
 
         Args:
-            other: The other attack, or settings of one.
-            **changes: Settings that differ.
+            other: The other attack, or its settings.
+            **changes: Settings to replace.
 
         Returns:
             The attack.
@@ -94,8 +100,8 @@ class Attack(AttackSettings):
         return cls(**{**{name: getattr(other, name) for name in shared}, **changes})
 
     @classmethod
-    def shared(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return those of some settings that this attack has."""
+    def select_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings that this attack has. Other entries are dropped."""
         return {name: value for name, value in settings.items() if name in cls.model_fields}
 
     def to_json(self) -> dict[str, Any]:
@@ -108,24 +114,56 @@ class Attack(AttackSettings):
         return super().from_json({k: v for k, v in values.items() if k in cls.model_fields})
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply, "" if it does."""
+        """Return why the attack does not apply.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, or "" if the attack applies.
+        """
         return ""
 
-    def why(self, surface: Surface) -> str:
-        """Return why the attack applies, in a few words."""
+    def why_applies(self, surface: Surface) -> str:
+        """Return a short reason why the attack applies."""
         return "applies to this network"
 
-    def left_out(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why an audit leaves the attack out although it applies, "" if it does not."""
+    def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
+        """Return why an audit skips the attack although the attack applies.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, or "" if the audit runs the attack.
+        """
         return ""
 
-    def refuse(self, surface: Surface, knowledge: Knowledge) -> None:
-        """Raise an error if the attack does not apply."""
-        if why_not := self.why_not(surface, knowledge):
-            raise InputError(f"{self.name} does not apply: {why_not}.", "Use another attack.")
+    def require_applicable(self, surface: Surface, knowledge: Knowledge) -> None:
+        """Raise an error if the attack does not apply.
 
-    def resolved(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the attack with all settings filled in that depend on the network."""
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Raises:
+            InputError: If the attack does not apply.
+        """
+        if reason := self.why_not(surface, knowledge):
+            raise InputError(f"{self.name} does not apply: {reason}.", "Use another attack.")
+
+    def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
+        """Fill in the settings that depend on the network.
+
+        Args:
+            network: The network to attack.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The attack with all settings.
+        """
         network.check_weights()
         if isinstance(self, SearchSettings) and not self.candidates:
             return self.changed(candidates=estimated_candidates(network, knowledge))
@@ -143,12 +181,12 @@ class Attack(AttackSettings):
         """Run the attack. Exceptions raised by a plug-in become PluginError, and its output is validated.
 
         Args:
-            target: What is attacked: a release, the path of one, a network, a live module, or one
-                attack surface.
-            knowledge: What the attacker knows besides the release.
-            state_path: File that keeps the state of the search, so that it continues after an
-                interruption. Attacks that take no steps ignore it.
-            watch: Receives the progress.
+            target: The target: a release, the path of a release, a network, a live module, or one attack
+                surface.
+            knowledge: What the attacker knows in addition to the release.
+            state_path: File with the state of the search. If the search is interrupted, the next run
+                continues from this file. Attacks without steps ignore it.
+            watch: Function that receives the progress.
             per_run: Settings of each restart, if they differ.
 
         Returns:
@@ -156,7 +194,7 @@ class Attack(AttackSettings):
 
         Raises:
             InputError: If the attack does not apply.
-            PluginError: If an attack of another package fails.
+            PluginError: If an attack from a plug-in fails.
 
         Example:
             >>> import residuum as rs
@@ -164,16 +202,19 @@ class Attack(AttackSettings):
             >>> reconstruction = kkt.run(rs.load("model.pt"))  # doctest: +SKIP
         """
         if isinstance(target, Surface):
-            attack, surface = self.resolved(target.checkpoint, knowledge or Knowledge()), target
+            attack, surface = (
+                self.resolve_settings(target.checkpoint, knowledge or Knowledge()),
+                target,
+            )
             knowledge = knowledge or Knowledge()
         else:
             network, knowledge = read_target(target, knowledge)
-            attack = self.resolved(network, knowledge)
+            attack = self.resolve_settings(network, knowledge)
             surface = SURFACES[attack.surface](network, knowledge)
         runs = (
             None
             if per_run is None
-            else [r.resolved(surface.checkpoint, knowledge) for r in per_run]
+            else [r.resolve_settings(surface.checkpoint, knowledge) for r in per_run]
         )
         options: dict[str, Any] = {"state_path": state_path, "watch": watch, "per_run": runs}
         result = attack._guarded(surface, knowledge, **options)
@@ -190,51 +231,85 @@ class Attack(AttackSettings):
         watch: Watcher | None = None,
         per_run: Sequence[Attack] | None = None,
     ) -> Reconstruction:
-        """Return candidates. An attack that takes no steps does not use the keywords."""
+        """Reconstruct training samples. An attack without steps ignores the keyword arguments.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+            state_path: File with the state of the search, from which an interrupted search continues.
+            watch: Function that receives the progress.
+            per_run: Settings of each restart, if they differ.
+
+        Returns:
+            The candidates.
+
+        Raises:
+            NotImplementedError: If a subclass does not implement this method.
+        """
         raise NotImplementedError
 
     @property
-    def outside(self) -> bool:
-        """True if the attack comes from another package, so that its faults are its own."""
+    def is_plugin(self) -> bool:
+        """True if the attack comes from another package."""
         return not type(self).__module__.startswith("residuum.")
 
     def _guarded(self, surface: Surface, knowledge: Knowledge, **options: Any) -> Reconstruction:
-        if not self.outside:
+        if not self.is_plugin:
             return self.reconstruct(surface, knowledge, **options)
         try:
-            self.refuse(surface, knowledge)
+            self.require_applicable(surface, knowledge)
             return self._validated(
                 self.reconstruct(surface, knowledge, **options), surface, knowledge
             )
         except ResiduumError:
             raise
         except (Exception, SystemExit) as problem:
-            fault = f"{self.name}, of another package, failed: {plugins.describe(problem)}."
-            raise PluginError(fault, "Correct it, or use another attack.") from problem
+            fault = f"The plug-in attack {self.name} failed: {plugins.describe(problem)}."
+            raise PluginError(fault, "Correct the plug-in, or use another attack.") from problem
 
     def _validated(
         self, result: Reconstruction, surface: Surface, knowledge: Knowledge
     ) -> Reconstruction:
-        """Return the output of a plug-in after checking it, with the name, settings and selection."""
-        result = checked(result, surface, knowledge).replace(attack=self.name)
+        """Validate the output of a plug-in and fill in its name, settings and selection."""
+        result = validate_output(result, surface, knowledge).replace(attack=self.name)
         result = result if result.settings else result.replace(settings=self.to_json())
         return result if result.selection is not None else result.replace(selection=select(result))
 
 
-class AtOnce(Attack):
-    """An attack without steps that could be watched or continued. Subclasses implement ``find``."""
+class OneShotAttack(Attack):
+    """Base of attacks without steps, which cannot be watched or resumed. Subclasses implement ``find``."""
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Return the candidates."""
+        """Find the candidates.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The candidates.
+
+        Raises:
+            NotImplementedError: If a subclass does not implement this method.
+        """
         raise NotImplementedError
 
     def reconstruct(self, surface: Surface, knowledge: Knowledge, **_: Any) -> Reconstruction:
-        """Return the candidates, with a selection by agreement if ``find`` makes none."""
+        """Return the candidates of ``find``, with a selection by agreement if ``find`` makes none.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+            **_: Options of attacks with steps, which are ignored.
+
+        Returns:
+            The candidates.
+        """
         start = time.monotonic()
-        self.refuse(surface, knowledge)
+        self.require_applicable(surface, knowledge)
         result = self.find(surface, knowledge)
-        if self.outside:
-            result = checked(result, surface, knowledge)
+        if self.is_plugin:
+            result = validate_output(result, surface, knowledge)
         result = result.replace(settings=self.to_json())
         selection = select(result) if result.selection is None else result.selection
         return result.replace(selection=selection, seconds=time.monotonic() - start)
@@ -243,14 +318,14 @@ class AtOnce(Attack):
 def read_target(
     target: Release | Network | nn.Module | str | Path, knowledge: Knowledge | None
 ) -> tuple[Network, Knowledge]:
-    """Read what is attacked.
+    """Read the target of an attack.
 
     Args:
-        target: A release, the path of one, a network or a live module.
-        knowledge: What the attacker knows besides the release.
+        target: A release, the path of a release, a network or a live module.
+        knowledge: What the attacker knows in addition to the release.
 
     Returns:
-        The network, and the knowledge together with what the release itself tells.
+        The network, and the knowledge extended by the contents of the release.
     """
     plugins.load()
     knowledge = knowledge or Knowledge()
@@ -262,10 +337,18 @@ def read_target(
 
 
 def estimated_candidates(network: Network, knowledge: Knowledge) -> int:
-    """Return twice the known sample count, or half the neurons of the first layer.
+    """Return twice the known sample count, or half the number of neurons in the first layer.
 
-    h neurons and a first layer of rank r give about h r equations for m (r + 1) unknowns: m = h is
-    the most that they could determine. Half of it found as many digits (``benchmarks/candidates.py``).
+    A first layer with h neurons and rank r gives about h r equations for m (r + 1) unknowns. The equations
+    can determine at most m = h samples. With half as many candidates the attack recovered as many digits
+    (``benchmarks/candidates.py``).
+
+    Args:
+        network: The network to attack.
+        knowledge: What the attacker knows.
+
+    Returns:
+        The number of candidates.
     """
     if knowledge.sample_count is not None:
         return max(MIN_CANDIDATES, 2 * knowledge.sample_count)
@@ -273,39 +356,50 @@ def estimated_candidates(network: Network, knowledge: Knowledge) -> int:
     return max(MIN_CANDIDATES, min(MAX_CANDIDATES, neurons // 2))
 
 
-def checked(result: Reconstruction, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-    """Return the output of an attack of another package, after checking its form.
+def validate_output(
+    result: Reconstruction, surface: Surface, knowledge: Knowledge
+) -> Reconstruction:
+    """Validate the output of an attack from a plug-in.
+
+    Args:
+        result: The output of the attack.
+        surface: The attack surface.
+        knowledge: What the attacker knows.
+
+    Returns:
+        The output, unchanged.
 
     Raises:
         PluginError: If a field has the wrong type, shape or values.
     """
     if not isinstance(result, Reconstruction):
-        raise _wrong("a Reconstruction", type(result).__name__)
-    n, restarts, looks = len(result.x), result.restarts, len(result.steps)
+        raise _invalid_output("a Reconstruction", type(result).__name__)
+    n, restarts, checks = len(result.x), result.restarts, len(result.steps)
     if not 0 < n <= MAX_RETURNED:
-        raise _wrong(f"1 to {MAX_RETURNED} candidates", n)
+        raise _invalid_output(f"1 to {MAX_RETURNED} candidates", n)
     shapes = {
         "x": (n, *surface.shape(knowledge)),
         "labels": (n,),
         "lam": (n, *result.lam.shape[1:]),
         "run": (n,),
-        "loss": (restarts, looks),
-        "layers": (restarts, looks, len(result.layer_names)),
+        "loss": (restarts, checks),
+        "layers": (restarts, checks, len(result.layer_names)),
     }
     for name, shape in shapes.items():
         if (got := tuple(getattr(result, name).shape)) != shape:
-            raise _wrong(f"{name} of shape {shape}", got)
+            raise _invalid_output(f"{name} of shape {shape}", got)
     for name in ("x", "labels", "lam"):
         if not getattr(result, name).isfinite().all():
-            raise _wrong(f"finite {name}", "others")
+            raise _invalid_output(f"finite {name}", "infinite or NaN values")
     if not result.x.is_floating_point():
-        raise _wrong("x of a floating-point type", result.x.dtype)
+        raise _invalid_output("x of a floating-point type", result.x.dtype)
     if result.run.dtype != torch.long or {*result.run.tolist()} - {*range(restarts)}:
-        raise _wrong(f"run as whole numbers below the {restarts} restarts", result.run.dtype)
+        rule = f"integers from 0 to {restarts - 1} in run, one restart for each candidate"
+        raise _invalid_output(rule, result.run.dtype)
     return result
 
 
-def _wrong(rule: str, got: object) -> PluginError:
+def _invalid_output(rule: str, got: object) -> PluginError:
     return PluginError(f"An attack must return {rule}; got {got}.", "Correct the attack.")
 
 

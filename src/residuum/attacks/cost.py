@@ -1,4 +1,4 @@
-"""What an attack will cost before it is run: unknowns, operations, memory, and a measured time."""
+"""Estimate the cost of an attack before it runs: unknowns, operations, memory, and a measured time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from residuum.attacks.base import Attack
 from residuum.attacks.stationarity.attack import Auto, Stationarity, make_grower
 from residuum.attacks.stationarity.problem import MAX_UNKNOWNS
 from residuum.attacks.stationarity.solver import CHECK_EVERY, Solver
-from residuum.attacks.work import REFERENCE, counted
+from residuum.attacks.work import REFERENCE, count_work
 from residuum.engine.explicit import EvaluationCost, evaluation_cost
 from residuum.errors import InputError
 from residuum.networks.network import Network
@@ -23,22 +23,32 @@ from residuum.records import Knowledge
 from residuum.settings import FAST, RestartSettings, SearchSettings
 from residuum.surfaces.surface import Surface
 
-MEASURED = 2.0  # seconds of steps that an estimate takes
-SLOW = 3  # times the planned time for measuring: a step that takes longer is measured once
-LEAST_STEPS = 2  # after the first, which also pays for memory and code that later ones find ready
+MEASURING_SECONDS = 2.0  # duration of the measured steps
+SLOW = 3  # if a step takes longer than this multiple of the planned time, one step is measured
+MIN_STEPS = 2  # measured steps; the first step is extra, because it includes the warm-up
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """One attack in figures.
+    """The estimated cost of one attack.
 
-    parameters: of the network.
-    dimensions: numbers per candidate that are searched.
-    unknowns: of all restarts, candidates and multipliers.
-    flops_per_step, flops_by_layer: matrix products of one step.
-    memory: peak bytes, by what they hold.
-    step_seconds: measured.
-    seconds: all steps, looks and closed forms, at most the configured wall clock.
+    Attributes:
+        arch: Architecture of the network.
+        device: Device of the attack.
+        dtype: Number format of the attack.
+        parameters: Number of parameters of the network.
+        restarts: Number of restarts.
+        candidates: Number of candidates of each restart.
+        dimensions: Number of values of each candidate.
+        unknowns: Number of unknowns in all restarts, candidates and multipliers together.
+        steps: Number of steps of each restart.
+        flops_per_step: Operations of the matrix products in one step.
+        flops_by_layer: The same number for each layer.
+        memory: Peak bytes, by the kind of content.
+        step_seconds: Measured seconds of one step.
+        seconds: Seconds of all steps, evaluation steps and closed-form solutions, at most the time limit
+            of the attack.
+        notes: Notes for the user.
     """
 
     arch: str
@@ -59,11 +69,11 @@ class Estimate:
 
     @property
     def flops_per_second(self) -> float:
-        """The rate that the measured steps reached."""
+        """Operations per second in the measured steps."""
         return self.flops_per_step / self.step_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """All fields and the two totals."""
+        """Return all fields and the two totals as plain values."""
         return {
             **dataclasses.asdict(self),
             "memory_bytes": sum(self.memory.values()),
@@ -80,35 +90,36 @@ def estimate(
 ) -> Estimate:
     """Estimate the cost of an attack: count its memory and measure the time of a step.
 
-    The solver is built as for the attack itself, so that whatever it refuses is refused here. An evaluation
-    of the loss costs a step. Closed-form multipliers cost one step for each of them and one more.
+    The function builds the same solver as the attack, so it raises the same errors. An evaluation of the
+    loss costs one step. Solving for k multipliers in closed form costs k + 1 steps.
 
     Args:
-        network: The network that is attacked.
+        network: The network to attack.
         knowledge: What the attacker knows.
-        attack: The attack, by default the stationarity attack that suits the network.
-        measured: Seconds of steps to time, by default two.
+        attack: The attack. The default is the stationarity attack that suits the network.
+        measured: Duration of the measured steps in seconds. The default is two.
 
     Returns:
         The cost.
 
     Raises:
-        InputError: If the attack takes no steps, or does not fit the network.
+        InputError: If the attack has no steps, or does not fit the network.
     """
     knowledge = knowledge or Knowledge()
-    config = (attack or Auto()).resolved(network, knowledge)
+    config = (attack or Auto()).resolve_settings(network, knowledge)
     if not isinstance(config, Stationarity):
         raise InputError(
-            f"A dry run measures stationarity attacks; {config.name} is none of them.", "Run it."
+            f"A dry run measures stationarity attacks only; got {config.name}.",
+            "Run the attack itself, or choose a stationarity attack.",
         )
     solver = config.solver(network, knowledge)
     state = solver.start()
     per_run = state.x[0].numel() + state.lam[0].numel()
-    found, notes = _cost(solver, state.x, state.lam)
-    step_seconds = _measure(solver, MEASURED if measured is None else measured)
+    cost, notes = _cost(solver, state.x, state.lam)
+    step_seconds = _measure(solver, MEASURING_SECONDS if measured is None else measured)
     names = solver.problem.layer_names
-    if make_grower(solver) is not None:  # refuses what it cannot do
-        notes += ("the time is that of the first candidates; growth adds",)
+    if make_grower(solver) is not None:  # raises an error if the solver cannot grow
+        notes += ("the time covers the first candidates only. Candidates that grow later add time",)
     return Estimate(
         network.arch,
         config.device,
@@ -119,9 +130,9 @@ def estimate(
         state.x[0, 0].numel(),
         config.restarts * per_run,
         config.steps,
-        sum(found.flops),
-        dict(zip(names, found.flops, strict=True)) if len(found.flops) == len(names) else {},
-        found.memory,
+        sum(cost.flops),
+        dict(zip(names, cost.flops, strict=True)) if len(cost.flops) == len(names) else {},
+        cost.memory,
         step_seconds,
         _seconds(solver, step_seconds),
         notes,
@@ -129,14 +140,14 @@ def estimate(
 
 
 def reference_seconds(attack: SearchSettings, surface: Surface, knowledge: Knowledge) -> float:
-    """Return what one restart of an attack costs on the reference machine.
+    """Return the time of one restart of an attack on the reference machine.
 
-    The operations of one step are counted and multiplied by a fixed speed (``REFERENCE``). The result is the
-    same on every machine and under every load, so that an audit can plan with it.
+    The function counts the operations of one step and divides them by a fixed speed (``REFERENCE``). The
+    result is the same on every machine and under every load, so an audit can plan with it.
 
     Args:
-        attack: An attack that takes steps.
-        surface: The surface that is attacked.
+        attack: An attack with steps.
+        surface: The attack surface.
         knowledge: What the attacker knows.
 
     Returns:
@@ -148,35 +159,35 @@ def reference_seconds(attack: SearchSettings, surface: Surface, knowledge: Knowl
     if isinstance(attack, RestartSettings):
         once["restarts"] = 1
     if not isinstance(attack, Stationarity):
-        single = attack.changed(**attack.shared(once), steps=1, seconds=math.inf)
-        single.run(surface, knowledge)  # measures facts about the network, which are kept
-        return attack.steps * counted(lambda: single.run(surface, knowledge)).seconds(speed)
-    resolved = attack.resolved(surface.checkpoint, knowledge)
+        single = attack.changed(**attack.select_settings(once), steps=1, seconds=math.inf)
+        single.run(surface, knowledge)  # caches properties of the network
+        return attack.steps * count_work(lambda: single.run(surface, knowledge)).seconds(speed)
+    resolved = attack.resolve_settings(surface.checkpoint, knowledge)
     assert isinstance(resolved, Stationarity)
     solver = resolved.changed(**once).solver(surface.checkpoint, knowledge)
     state = solver.start()
     x, lam = state.x.clone(), state.lam.clone()
     with solver.precision(False):
-        work = counted(lambda: solver.step(x, lam, {}, 0, state.moving))
+        work = count_work(lambda: solver.step(x, lam, {}, 0, state.moving))
     return _seconds(solver, work.seconds(speed))
 
 
 def _seconds(solver: Solver, step_seconds: float) -> float:
-    """Return the time of all steps, looks and closed-form multipliers."""
+    """Return the time of all steps, evaluation steps and closed-form multipliers."""
     config, unknowns = solver.config, solver.start().lam[0].numel()
-    looks = 1 + 1 / solver.check_every
+    evaluations = 1 + 1 / solver.check_every
     if config.lam_every and unknowns <= MAX_UNKNOWNS:
-        looks += (unknowns + 1) / config.lam_every
-    return min(config.seconds, config.steps * looks * step_seconds)
+        evaluations += (unknowns + 1) / config.lam_every
+    return min(config.seconds, config.steps * evaluations * step_seconds)
 
 
 def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple[str, ...]]:
-    """By formula for the explicit engine, counted for any other network."""
+    """Return the cost by formula for the explicit engine, and by counting for other networks."""
     problem, (runs, candidates) = solver.problem, solver.sizes
     if problem.explicit is not None:
         follows = problem.objective.follows_outputs
         return evaluation_cost(problem.explicit, runs, candidates, follows_outputs=follows), ()
-    work = counted(lambda: problem.evaluate(x, lam * solver.scale))
+    work = count_work(lambda: problem.evaluate(x, lam * solver.scale))
     weights = sum(t.numel() for t in problem.target.values()) * x.element_size()
     passes = problem.generic.estimate_workspace(runs * candidates)
     memory = {
@@ -188,7 +199,7 @@ def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple
 
 
 def _measure(solver: Solver, budget: float) -> float:
-    """Seconds per step: steps are taken for about ``budget`` seconds, the first not counted."""
+    """Measure the seconds of a step. Steps run for about ``budget`` seconds; the first is not counted."""
     config, state = solver.config, solver.start()
     with solver.precision(config.precision in FAST):
         if config.device.startswith("cuda"):
@@ -208,11 +219,11 @@ def _measure(solver: Solver, budget: float) -> float:
         start = time.perf_counter()
         advance()
         first = time.perf_counter() - start
-        if first > SLOW * budget:  # one more, because the first step may include a warm-up
+        if first > SLOW * budget:  # measure one more step, because the first may include a warm-up
             start = time.perf_counter()
             advance()
             return time.perf_counter() - start
-        taken, start = 0, time.perf_counter()
-        while taken < LEAST_STEPS or time.perf_counter() - start < budget - first:
-            taken += advance()
-        return (time.perf_counter() - start) / taken
+        steps, start = 0, time.perf_counter()
+        while steps < MIN_STEPS or time.perf_counter() - start < budget - first:
+            steps += advance()
+        return (time.perf_counter() - start) / steps

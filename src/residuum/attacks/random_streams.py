@@ -8,10 +8,17 @@ import torch
 
 
 def stream(*names: str | int) -> torch.Generator:
-    """A generator of its own for these names: equal ones give equal numbers, on any machine.
+    """Return a random number generator that depends only on these names.
 
-    Datasets, initial weights and attacks all take small seeds. With one generator per plain seed an
-    attack could start at the very numbers that synthetic data were made of, and find what it was given.
+    Equal names give equal numbers on every machine. Datasets, initial weights and attacks all use small
+    seeds. If they shared one generator per seed, an attack could start from the same random numbers as
+    synthetic training data and recover the data by accident.
+
+    Args:
+        *names: Names and seeds that identify the generator.
+
+    Returns:
+        The generator.
     """
     digest = hashlib.sha256(repr(("attack", *names)).encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))

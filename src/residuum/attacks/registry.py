@@ -1,4 +1,4 @@
-"""All attacks by name. A new attack, here or in an installed package, is one class and one entry."""
+"""All attacks by name. A new attack needs one class and one entry, here or in an installed package."""
 
 from __future__ import annotations
 
@@ -60,29 +60,32 @@ ATTACKS: plugins.Table[type[Attack]] = plugins.Table(
 )
 OBJECTIVES.beside = ATTACKS
 CHOOSING: dict[str, type[Attack]] = {attack.name: attack for attack in (Auto, KKT)}
-CHOICES = {  # what these choose from
+CHOICES = {  # the attacks from which each of them chooses
     "auto": ("binary-kkt", "multiclass-kkt", "weight-decay"),
     "kkt": ("binary-kkt", "multiclass-kkt"),
 }
-UNMIX = {
-    WEIGHTS: Unmix,
-    CHANGE: Unmix,
-    MOMENT: UnmixOptimizerState,
-}  # it subtracts initial weights itself
+# Unmix subtracts known initial weights itself, so it also covers the weight update.
+UNMIX = {WEIGHTS: Unmix, CHANGE: Unmix, MOMENT: UnmixOptimizerState}
 
 
 def every_attack() -> dict[str, type[Attack]]:
-    """Return all attacks by name, one for each objective first."""
-    own = {attack.name: attack for attack in STATIONARITY}
+    """Return all attacks by name. The stationarity attacks, one for each objective, come first."""
+    classes = {attack.name: attack for attack in STATIONARITY}
     stationarity = {
-        name: own[name] if name in own else Stationarity.with_objective(objective)
+        name: classes[name] if name in classes else Stationarity.with_objective(objective)
         for name, objective in OBJECTIVES.items()
     }
     return {**stationarity, **ATTACKS}
 
 
 def attack_class(name: str) -> type[Attack]:
-    """Return the attack of this name. "auto" and "kkt" choose an attack when they see the network.
+    """Return the attack with a name. "auto" and "kkt" choose an attack when they see the network.
+
+    Args:
+        name: Name of the attack.
+
+    Returns:
+        The class of the attack.
 
     Raises:
         InputError: If there is no such attack.
@@ -93,11 +96,11 @@ def attack_class(name: str) -> type[Attack]:
 
 
 def make_attack(name: str = "auto", preset: str = "residuum", **settings: Any) -> Attack:
-    """Return an attack with the settings of a preset and others.
+    """Return an attack with the settings of a preset.
 
     Args:
-        name: Name of the attack. "auto" stands for the attack of the preset.
-        preset: Name of the preset. Settings that the attack does not have are left out.
+        name: Name of the attack. "auto" means the attack of the preset.
+        preset: Name of the preset. Settings that the attack does not have are ignored.
         **settings: Settings that differ from the preset.
 
     Returns:
@@ -109,21 +112,21 @@ def make_attack(name: str = "auto", preset: str = "residuum", **settings: Any) -
     require_known(preset, PRESETS, "No preset")
     values = PRESETS[preset]
     kind = attack_class(values.attack if name == "auto" else name)
-    return kind(**{**kind.shared(values.settings), **settings})
+    return kind(**{**kind.select_settings(values.settings), **settings})
 
 
-def attack_of(reconstruction: Reconstruction) -> Attack:
-    """Return the attack that made a reconstruction, with its settings."""
+def rebuild_attack(reconstruction: Reconstruction) -> Attack:
+    """Return the attack that produced a reconstruction, with its settings."""
     name = reconstruction.settings.get("attack", reconstruction.attack)
     kind = {**CHOOSING, **every_attack()}.get(name, Attack)
     return kind.from_json(reconstruction.settings)
 
 
-def on_surface(name: str, knowledge: Knowledge, attack: Attack) -> Attack:
-    """Return the variant of an attack that works on the surface that a user names.
+def adapt_to_surface(name: str, knowledge: Knowledge, attack: Attack) -> Attack:
+    """Return the variant of an attack for the attack surface that a user names.
 
     Args:
-        name: weights, change, moment, or "" for the surface of the attack.
+        name: weights, change or moment. If it is "", the attack stays as it is.
         knowledge: What the attacker knows.
         attack: The attack.
 
@@ -145,6 +148,6 @@ def on_surface(name: str, knowledge: Knowledge, attack: Attack) -> Attack:
         names = {value: word for word, value in SURFACE_NAMES.items()}
         raise InputError(
             f"{attack.name} attacks {names[attack.surface]}, not {names[surface]}.",
-            "Leave out the surface, or choose another attack.",
+            "Omit the surface, or choose another attack.",
         )
     return attack

@@ -1,4 +1,4 @@
-"""Run an attack on a network, given what the attacker knows. The training data is never seen."""
+"""Run an attack on a network with what the attacker knows. An attack never sees the training data."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import nn
 
 from residuum.attacks.base import Attack, Watcher, read_target
-from residuum.attacks.registry import on_surface
+from residuum.attacks.registry import adapt_to_surface
 from residuum.attacks.stationarity.attack import Auto
 from residuum.io.release import Release
 from residuum.networks.network import Network
@@ -28,14 +28,15 @@ def attack(
     """Reconstruct training samples from a release.
 
     Args:
-        target: A release, the path of one, a network, or a live module.
-        knowledge: What the attacker knows besides the release.
-        attack: The attack with its settings, such as ``rs.attacks.KKT(steps=3000)``. By default the
+        target: A release, the path of a release, a network, or a live module.
+        knowledge: What the attacker knows in addition to the release.
+        attack: The attack with its settings, such as ``rs.attacks.KKT(steps=3000)``. The default is the
             stationarity attack that suits the network.
         surface: weights, change (the weight update from known initial weights) or moment (optimizer
-            state). By default the surface of the attack.
-        state_path: File that keeps the state of the search, so that it continues after an interruption.
-        watch: Receives the progress.
+            state). The default is the surface of the attack.
+        state_path: File with the state of the search. If the search is interrupted, the next run continues
+            from this file.
+        watch: Function that receives the progress.
         per_run: Settings of each restart, if they differ.
 
     Returns:
@@ -49,5 +50,5 @@ def attack(
         >>> reconstruction = rs.attack("model.pt", rs.Knowledge(shape=(1, 28, 28)))  # doctest: +SKIP
     """
     network, knowledge = read_target(target, knowledge)
-    chosen = on_surface(surface, knowledge, attack or Auto())
-    return chosen.run(network, knowledge, state_path=state_path, watch=watch, per_run=per_run)
+    variant = adapt_to_surface(surface, knowledge, attack or Auto())
+    return variant.run(network, knowledge, state_path=state_path, watch=watch, per_run=per_run)

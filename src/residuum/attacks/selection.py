@@ -1,7 +1,7 @@
-"""Choose among the candidates of several restarts by their agreement, without the training data.
+"""Select candidates on which several restarts agree, without the training data.
 
-If two restarts share only the weights and arrive at the same image, the image is probably in the
-weights. Candidates of one label are grouped greedily, heaviest first. A group is a center and every
+Two restarts share only the weights. If both arrive at the same image, the image is probably stored in the
+weights. Candidates with the same label are grouped greedily, heaviest first. A group is a center and every
 ungrouped candidate whose cosine similarity to the center is at least ``similarity``.
 
     support     = number of different restarts in the group
@@ -9,10 +9,10 @@ ungrouped candidate whose cosine similarity to the center is at least ``similari
     confidence  = sigmoid(a + b support share + c log(relative weight) + d tightness
                           + e agreement + f agreement * log(effective dimension))
 
-``agreement`` is 1 if at least two restarts are in the group. In few dimensions restarts can agree by
-accident, so agreement counts more if the candidates span many dimensions. The constants of the confidence
-were fitted on networks that no claim uses (``calibration.json`` lists them). Groups of several restarts
-come first, single candidates after them.
+``agreement`` is 1 if at least two restarts are in the group, and 0 otherwise. In few dimensions, restarts
+can agree by chance, so agreement counts more if the candidates span many dimensions. The constants of the
+confidence were fitted on networks that appear in no published result (``calibration.json`` lists them).
+Groups of several restarts come first, single candidates after them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from torch import Tensor
 from residuum.records import Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
-SIMILARITY = 0.9  # cosine of a candidate and the center of its group
+SIMILARITY = 0.9  # minimum cosine of a candidate and the center of its group
 FEATURES = (
     "support share",
     "log relative multiplier",
@@ -37,32 +37,41 @@ FEATURES = (
     "agreement",
     "agreement x log effective dimension",
 )
-BLOCK = 1024  # centers compared at once: bounds memory for any number of candidates
+BLOCK = 1024  # centers compared at once; bounds the memory for any number of candidates
 FEW_VALUES, DUPLICATE = 8, 0.03  # 0.03: the duplicate radius of Haim et al. 2022 on the unit circle
-WEIGHT_FLOOR = 1e-3  # candidates lighter than this share of the heaviest of their run carry nothing
+WEIGHT_FLOOR = (
+    1e-3  # minimum weight of a usable candidate, as a share of the heaviest of its restart
+)
 
 
 def select(
-    found: Reconstruction, similarity: float = SIMILARITY, radius: float | None = None
+    reconstruction: Reconstruction, similarity: float = SIMILARITY, radius: float | None = None
 ) -> Selection:
-    """Groups of all restarts' candidates, best first.
+    """Group the candidates of all restarts and sort the groups, best first.
 
-    radius: group by Euclidean distance instead of cosine; the default for samples of fewer than
-    FEW_VALUES values, where most directions are similar and length matters (points in a plane), is
-    DUPLICATE of the median length.
+    Args:
+        reconstruction: The candidates.
+        similarity: Minimum cosine of a candidate and the center of its group.
+        radius: Maximum Euclidean distance to the center. If it is set, it replaces the cosine. Samples
+            with fewer than FEW_VALUES values, such as points in a plane, need it, because most directions
+            are similar and the length matters. For them the default is DUPLICATE times the median length.
+
+    Returns:
+        The selection, with one entry for each group.
     """
-    if radius is None and 0 < found.x[0].numel() < FEW_VALUES:
-        radius = DUPLICATE * float(found.x.flatten(1).norm(dim=1).nanmedian())
-    rows = _rows(found, similarity, radius)
+    if radius is None and 0 < reconstruction.x[0].numel() < FEW_VALUES:
+        radius = DUPLICATE * float(reconstruction.x.flatten(1).norm(dim=1).nanmedian())
+    rows = _describe_groups(reconstruction, similarity, radius)
     heaviest = max((row["lam"] for row in rows), default=0.0)
-    spread = math.log(effective_dimension(found.x[alive(found)]))
+    usable = find_usable_candidates(reconstruction)
+    spread = math.log(effective_dimension(reconstruction.x[usable]))
     for row in rows:
-        row["features"] = features_of(row, found.restarts, heaviest, spread)
-        row["confidence"] = confidence_of(row["features"], found.restarts)
+        row["features"] = compute_features(row, reconstruction.restarts, heaviest, spread)
+        row["confidence"] = estimate_confidence(row["features"], reconstruction.restarts)
     rows.sort(key=lambda row: (row["support"] < 2, -row["confidence"], -row["lam"]))
     return Selection(
-        x=torch.stack([row["x"] for row in rows]) if rows else found.x[:0],
-        labels=torch.stack([row["label"] for row in rows]) if rows else found.labels[:0],
+        x=torch.stack([row["x"] for row in rows]) if rows else reconstruction.x[:0],
+        labels=torch.stack([row["label"] for row in rows]) if rows else reconstruction.labels[:0],
         lam=torch.tensor([row["lam"] for row in rows]),
         support=torch.tensor([row["support"] for row in rows], dtype=torch.long),
         members=torch.tensor([row["members"] for row in rows], dtype=torch.long),
@@ -72,61 +81,76 @@ def select(
     )
 
 
-def _rows(found: Reconstruction, similarity: float, radius: float | None) -> list[dict[str, Any]]:
-    """One description per group."""
-    keep, weight, rows = alive(found), found.weight, []
-    for label in found.labels[keep].unique():
-        mine = (keep & (found.labels == label)).nonzero().flatten()
-        for group in groups_of(found.x[mine], weight[mine], similarity, radius):
-            rows.append(_describe(found, mine[group], weight[mine[group]]))
+def _describe_groups(
+    reconstruction: Reconstruction, similarity: float, radius: float | None
+) -> list[dict[str, Any]]:
+    """Return one description for each group."""
+    usable, weight, rows = find_usable_candidates(reconstruction), reconstruction.weight, []
+    for label in reconstruction.labels[usable].unique():
+        index = (usable & (reconstruction.labels == label)).nonzero().flatten()
+        groups = group_candidates(reconstruction.x[index], weight[index], similarity, radius)
+        for group in groups:
+            rows.append(_describe(reconstruction, index[group], weight[index[group]]))
     return rows
 
 
-def alive(found: Reconstruction) -> Tensor:
-    """(N,) candidates that are finite, not zero, and carry weight within their own restart."""
-    finite = torch.isfinite(found.x).flatten(1).all(1) & torch.isfinite(found.weight)
-    norms = found.x.flatten(1).norm(dim=1)
-    keep = finite & (norms > 0) & (found.weight > 0)
-    for run in range(found.restarts):
-        mine = found.run == run
-        if (mine & keep).any():
-            keep &= ~mine | (found.weight >= WEIGHT_FLOOR * found.weight[mine & keep].max())
-    return keep
+def find_usable_candidates(reconstruction: Reconstruction) -> Tensor:
+    """Return the mask (N,) of finite nonzero candidates with enough weight within their restart."""
+    x, weight = reconstruction.x, reconstruction.weight
+    finite = torch.isfinite(x).flatten(1).all(1) & torch.isfinite(weight)
+    norms = x.flatten(1).norm(dim=1)
+    usable = finite & (norms > 0) & (weight > 0)
+    for run in range(reconstruction.restarts):
+        in_run = reconstruction.run == run
+        if (in_run & usable).any():
+            usable &= ~in_run | (weight >= WEIGHT_FLOOR * weight[in_run & usable].max())
+    return usable
 
 
-def groups_of(x: Tensor, weight: Tensor, similarity: float, radius: float | None) -> list[Tensor]:
-    """Greedy grouping, heaviest candidate first; every candidate is in exactly one group.
+def group_candidates(
+    x: Tensor, weight: Tensor, similarity: float, radius: float | None
+) -> list[Tensor]:
+    """Group candidates greedily, heaviest first. Every candidate is in exactly one group.
 
-    Similarities are computed for BLOCK centers at a time: memory stays bounded for any number of
-    candidates.
+    The function computes similarities for BLOCK centers at a time, so that the memory stays bounded for any
+    number of candidates.
+
+    Args:
+        x: (n, *shape) candidates.
+        weight: (n,) weight of each candidate.
+        similarity: Minimum cosine of a candidate and the center of its group.
+        radius: Maximum Euclidean distance to the center. If it is set, it replaces the cosine.
+
+    Returns:
+        Indices of the candidates in each group.
     """
-    free = torch.ones(len(x), dtype=torch.bool)
-    left = free.numpy()  # the same memory: small steps cost a tenth in NumPy
+    is_free = torch.ones(len(x), dtype=torch.bool)
+    free = is_free.numpy()  # shares the memory of is_free; NumPy needs a tenth of the time here
     groups = []
     order = weight.argsort(descending=True)
     for block in order.split(BLOCK):
-        block = block[free[block]]  # what an earlier block took needs no row of its own
+        block = block[is_free[block]]  # candidates in an earlier group cannot be centers
         if not len(block):
             continue
-        near = cosine(x[block], x) >= similarity if radius is None else l2(x[block], x) <= radius
-        for i, row in zip(block.tolist(), near.numpy(), strict=True):
-            if left[i]:
-                members = row & left
+        close = cosine(x[block], x) >= similarity if radius is None else l2(x[block], x) <= radius
+        for i, row in zip(block.tolist(), close.numpy(), strict=True):
+            if free[i]:
+                members = row & free
                 members[i] = True
-                left ^= members
+                free ^= members
                 groups.append(torch.from_numpy(members.nonzero()[0]))
     return groups
 
 
-def _describe(found: Reconstruction, group: Tensor, weight: Tensor) -> dict[str, Any]:
-    """group, weight: (k,) its candidates and what each of them weighs."""
-    x, support = found.x[group], len(found.run[group].unique())
+def _describe(reconstruction: Reconstruction, group: Tensor, weight: Tensor) -> dict[str, Any]:
+    """Describe a group by the indices (k,) and weights (k,) of its candidates."""
+    x, support = reconstruction.x[group], len(reconstruction.run[group].unique())
     share, heaviest = weight / weight.sum(), group[weight.argmax()]
     mean = (share.view(-1, *[1] * (x.ndim - 1)) * x).sum(0)
     inner = cosine(mean[None], x)[0]
     return {
         "x": mean,
-        "label": found.labels[heaviest],
+        "label": reconstruction.labels[heaviest],
         "lam": float(weight.sum()) / support,
         "support": support,
         "members": len(group),
@@ -136,30 +160,54 @@ def _describe(found: Reconstruction, group: Tensor, weight: Tensor) -> dict[str,
 
 
 def effective_dimension(x: Tensor) -> float:
-    """(sum s^2)^2 / sum s^4 over the singular values s of the candidates' directions; at least 1.
+    """Return the number of directions over which candidates spread, at least 1.
 
-    The number of directions a cloud of candidates spreads over; at most BLOCK of them are looked at.
+    The number is (sum s^2)^2 / sum s^4 over the singular values s of the candidates' directions. At most
+    BLOCK candidates are used.
+
+    Args:
+        x: (n, *shape) candidates.
+
+    Returns:
+        The effective number of dimensions.
     """
     if not len(x):
         return 1.0
-    some = x[:: -(-len(x) // BLOCK)].flatten(1).double()
-    inner = cosine(some, some)
+    subset = x[:: -(-len(x) // BLOCK)].flatten(1).double()
+    inner = cosine(subset, subset)
     return max(1.0, float(inner.diagonal().sum() ** 2 / inner.square().sum()))
 
 
-def features_of(
+def compute_features(
     row: dict[str, Any], restarts: int, heaviest: float, spread: float
 ) -> tuple[float, ...]:
-    """What the confidence looks at, in the order of FEATURES."""
+    """Compute the features on which the confidence depends.
+
+    Args:
+        row: Description of a group.
+        restarts: Number of restarts.
+        heaviest: Largest multiplier of all groups.
+        spread: Logarithm of the effective dimension of all candidates.
+
+    Returns:
+        The features in the order of FEATURES.
+    """
     weight = math.log(max(row["lam"], 1e-12 * heaviest) / heaviest) if heaviest > 0 else 0.0
     share, agreement = row["support"] / max(restarts, 1), float(row["support"] > 1)
     return share, weight, row["tightness"], agreement, agreement * spread
 
 
-def confidence_of(features: tuple[float, ...], restarts: int) -> float:
-    """The calibrated logistic of the features."""
-    constants = calibration()
-    # One restart cannot agree with anybody: without agreement confidence stays at the base rate.
+def estimate_confidence(features: tuple[float, ...], restarts: int) -> float:
+    """Estimate the probability that a group is a true reconstruction, by calibrated logistic regression.
+
+    Args:
+        features: Features of the group, in the order of FEATURES.
+        restarts: Number of restarts.
+
+    Returns:
+        The confidence. With a single restart nothing can agree, so the confidence is the base rate.
+    """
+    constants = load_calibration()
     if restarts < 2:
         return constants["base_rate"]
     pairs = zip(constants["weights"], features, strict=True)
@@ -167,6 +215,6 @@ def confidence_of(features: tuple[float, ...], restarts: int) -> float:
 
 
 @lru_cache(maxsize=1)
-def calibration() -> dict[str, Any]:
-    """The shipped constants and their provenance."""
+def load_calibration() -> dict[str, Any]:
+    """Return the constants of the confidence and their provenance."""
     return json.loads(files("residuum.attacks").joinpath("calibration.json").read_text())

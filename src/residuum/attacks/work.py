@@ -16,40 +16,40 @@ from torch.utils.flop_counter import flop_registry
 
 
 class Speed(NamedTuple):
-    """Speed of a machine in units per second: operators called, matrix operations, numbers written."""
+    """Speed of a machine: operator calls, matrix operations and numbers written per second."""
 
     calls: float
     flops: float
     numbers: float
 
 
-# About two cores of a server, and one data-center GPU. The values are rounded and fixed. A change of them
-# changes what audits plan.
+# About two cores of a server, and one data-center GPU. The values are rounded and fixed. If they change, the
+# plans of all audits change.
 REFERENCE = {"cpu": Speed(5e4, 2e10, 3e8), "cuda": Speed(4e5, 1e13, 5e10)}
 
 
 @dataclass
 class Work:
-    """Counted work: operators called, operations of matrix products, and numbers that others wrote."""
+    """Counted work: operator calls, operations of matrix products, and numbers that other operators wrote."""
 
     calls: int = 0
     flops: int = 0
     numbers: int = 0
 
     def seconds(self, speed: Speed) -> float:
-        """Return the time that a machine of this speed takes."""
+        """Return the time on a machine with this speed."""
         return self.calls / speed.calls + self.flops / speed.flops + self.numbers / speed.numbers
 
 
-def counted(run: Callable[[], Any]) -> Work:
-    """Run a function and return the work that torch did for it."""
+def count_work(run: Callable[[], Any]) -> Work:
+    """Run a function and return the work that torch did."""
     with _Counter() as counter:
         run()
     return counter.work
 
 
 class _Counter(TorchDispatchMode):
-    """Count the work of everything that torch runs inside this context."""
+    """A context that counts the work of all torch operators inside it."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from residuum.attacks.random_streams import stream
-from residuum.attacks.work import REFERENCE, counted
+from residuum.attacks.work import REFERENCE, count_work
 from residuum.auditing.training_recipe import TrainingRecipe
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
@@ -189,7 +189,7 @@ class ControlTraining:
         """
         x = samples.x[:BATCH].float()
         model = self._initial_model(torch.float32)
-        work = counted(lambda: model(x).sum().backward())
+        work = count_work(lambda: model(x).sum().backward())
         return EPOCHS * work.seconds(REFERENCE["cpu"]) / len(x)
 
 

@@ -182,9 +182,9 @@ def plan_attacks(
 ) -> dict[str, AttackPlan]:
     """Plan the attacks of an audit.
 
-    Every attack gets an equal share of the effort, some a smaller one (``Attack.part``). An attack with
-    restarts runs as many as fit into its share, at least one. If the budget does not allow this, restarts
-    are left out, or the whole attack.
+    Every attack gets an equal share of the effort, some a smaller one (``Attack.effort_share``). An attack
+    with restarts runs as many as fit into its share, at least one. If the budget does not allow this,
+    restarts are left out, or the whole attack.
 
     Args:
         attacks: Attacks that apply, by name.
@@ -202,10 +202,10 @@ def plan_attacks(
     """
     effort, limit = effort_of(request), limit_of(request)
     shared = {n: a for n, a in attacks.items() if not a.baseline and a.pace != "formula"}
-    all_parts = sum(attack.part for attack in shared.values())
+    all_parts = sum(attack.effort_share for attack in shared.values())
     plans: dict[str, AttackPlan] = {}
     for name, attack in attacks.items():
-        share = attack.part / all_parts if name in shared else 0.0
+        share = attack.effort_share / all_parts if name in shared else 0.0
         try:
             if attack.baseline:
                 cost = _cost_of_baseline(attack, surfaces[name], network, knowledge)
@@ -258,7 +258,7 @@ def plan_attack(
         seconds = min(planned, allowed)
         short = "" if seconds >= planned else f"it ran with {seconds / planned:.0%} of its effort"
         return AttackPlan(seconds=seconds, left_out=short)
-    attack = attack.resolved(network, knowledge)
+    attack = attack.resolve_settings(network, knowledge)
     assert isinstance(attack, RestartSettings)
     restart_cost = max(reference_seconds(attack, surface, knowledge), 1e-9)
     most = max(1, min(MAX_RESTARTS, MAX_CANDIDATES // max(1, attack.candidates)))
@@ -284,7 +284,7 @@ def plan_attack(
 def _cost_of_baseline(
     attack: Attack, surface: Surface, network: Network, knowledge: Knowledge
 ) -> float:
-    attack = attack.resolved(network, knowledge)
+    attack = attack.resolve_settings(network, knowledge)
     if not isinstance(attack, SearchSettings):
         return 0.0
     attack = attack.changed(candidates=max(MIN_CANDIDATES, attack.candidates))

@@ -300,7 +300,7 @@ class AttacksOnControl(ControlTest):
             try:
                 result = schedule.repeat(name, plan)
             except Exception as problem:
-                if not (schedule.attacks[name].outside or isinstance(problem, ResiduumError)):
+                if not (schedule.attacks[name].is_plugin or isinstance(problem, ResiduumError)):
                     raise
                 continue
             if result is not None:

@@ -137,7 +137,7 @@ def configured_attack(
     values |= {"seed": request.seed, "device": request.device}
     if request.steps is not None and not kind.baseline:
         values["steps"] = request.steps
-    return kind(**{**kind.shared(values), **settings})
+    return kind(**{**kind.select_settings(values), **settings})
 
 
 def skipped_attacks(
@@ -154,7 +154,7 @@ def skipped_attacks(
     for name, attack in attacks.items():
         with _own_fault(name, attack, rows):
             why_not = attack.why_not(surfaces_of[name], knowledge)
-            left_out = "" if name in requested else attack.left_out(surfaces_of[name], knowledge)
+            left_out = "" if name in requested else attack.why_skipped(surfaces_of[name], knowledge)
             if reason := why_not or left_out:
                 rows[name] = AttackOutcome(name, not attack.baseline, not why_not, False, reason)
     return rows
@@ -337,11 +337,11 @@ def _own_fault(name: str, attack: Attack, rows: dict[str, AttackOutcome]) -> Ite
     except PluginError as problem:
         record(True, f"failed: {problem.message}")
     except InputError as problem:  # the user can correct what an attack of this package refuses
-        if attack.pace == "batches" and not attack.outside:
+        if attack.pace == "batches" and not attack.is_plugin:
             raise
-        record(attack.outside, problem.message)
+        record(attack.is_plugin, problem.message)
     except Exception as problem:  # a plug-in's fault says nothing about the network
-        if not attack.outside:
+        if not attack.is_plugin:
             raise
         record(True, f"failed: {type(problem).__name__}: {problem}")
 
@@ -369,7 +369,7 @@ def merged(batches: list[Reconstruction]) -> Reconstruction:
 
 def outcome_of(attack: Attack, surface: Surface, result: Reconstruction) -> AttackOutcome:
     """Return the row of an attack that ran, with the residuals of its best restart."""
-    measured = attack.has_residual and (attack.pace == "batches" or not attack.outside)
+    measured = attack.has_residual and (attack.pace == "batches" or not attack.is_plugin)
     explanation = explained(surface, result) if measured else Explained()
     return AttackOutcome(
         result.attack,
@@ -392,4 +392,4 @@ def reason_to_run(attack: Attack, surface: Surface) -> str:
     """Return why an attack applies, in a few words."""
     if attack.baseline:
         return "a baseline: reported, never deciding"
-    return attack.why(surface)
+    return attack.why_applies(surface)

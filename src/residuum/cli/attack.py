@@ -115,7 +115,7 @@ def command_of(name: str, settings_model: type[AttackSettings]) -> Callable[...,
         no_plugins: options.NoPlugins = False,  # ``main`` reads it before anything is imported
     ) -> None:
         from residuum.attacks import estimate, make_attack
-        from residuum.attacks.registry import on_surface
+        from residuum.attacks.registry import adapt_to_surface
         from residuum.errors import InconclusiveError
         from residuum.io.attacker_knowledge import attacker_knowledge, parse_shape
         from residuum.io.loading import load_network, trained_and_base
@@ -135,7 +135,7 @@ def command_of(name: str, settings_model: type[AttackSettings]) -> Callable[...,
             release, arch=arch, model=model, trust_code=trust_code, shape=shape, base=base
         )
         knowledge = attacker_knowledge(release, network, base=base, **vars(facts))
-        attack = on_surface(surface or "", knowledge, attack)
+        attack = adapt_to_surface(surface or "", knowledge, attack)
         if dry_run:
             cost = estimate(network, knowledge, attack)
             output.result(cost.to_json(), lambda: _show_cost(cost))

@@ -214,7 +214,7 @@ def _run_attack(task: Task, job: Job) -> Outcome:
         path = Path(folder) / "state.safetensors" if job.until or job.state else None
         if path is not None and job.state is not None:
             path.write_bytes(job.state)
-        first = stacked[0].resolved(task.network, task.knowledge)
+        first = stacked[0].resolve_settings(task.network, task.knowledge)
         if path is not None and job.until and isinstance(first, Stationarity):
             has_steps = first.advance(task.network, task.knowledge, path, job.until, per_run)
             if has_steps:

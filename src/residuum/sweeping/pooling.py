@@ -24,7 +24,13 @@ from torch import Tensor
 from residuum.attacks import selection as grouping
 from residuum.attacks.base import Attack
 from residuum.attacks.registry import ATTACKS
-from residuum.attacks.selection import SIMILARITY, alive, confidence_of, features_of, groups_of
+from residuum.attacks.selection import (
+    SIMILARITY,
+    compute_features,
+    estimate_confidence,
+    find_usable_candidates,
+    group_candidates,
+)
 from residuum.attacks.unmixing.attack import Unmix, confidence_by_share
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.similarity import cosine, l2
@@ -46,7 +52,7 @@ class Pool:
 
     def add(self, trial: Reconstruction) -> None:
         """Add all runs of one trial that did not diverge."""
-        finite = alive(trial)
+        finite = find_usable_candidates(trial)
         for run, status in enumerate(trial.status):
             mask = finite & (trial.run == run)
             if status != "diverged" and bool(mask.any()):
@@ -64,7 +70,7 @@ class Pool:
         count = len(self)
         for label in labels[alone].unique():
             rows = alone[labels[alone] == label]
-            new = groups_of(x[rows], weight[rows], SIMILARITY, self.radius)
+            new = group_candidates(x[rows], weight[rows], SIMILARITY, self.radius)
             sizes = torch.tensor([len(members) for members in new])
             group[rows[torch.cat(new)]] = count + torch.arange(len(new)).repeat_interleave(sizes)
             count += len(new)
@@ -138,7 +144,7 @@ class Pool:
         ]
         heaviest = max((row["lam"] for row in rows), default=0.0)
         spread = math.log(grouping.effective_dimension(mean))
-        features = [features_of(row, self.runs, heaviest, spread) for row in rows]
+        features = [compute_features(row, self.runs, heaviest, spread) for row in rows]
         chosen = Selection(
             x=mean.reshape(-1, *self.shape),
             labels=part["label"],
@@ -146,7 +152,7 @@ class Pool:
             support=part["support"].long(),
             members=part["members"].long(),
             index=torch.arange(len(rows)),
-            confidence=torch.tensor([confidence_of(row, self.runs) for row in features]),
+            confidence=torch.tensor([estimate_confidence(row, self.runs) for row in features]),
             features=torch.tensor(features).reshape(-1, len(grouping.FEATURES)),
         )
         return chosen, part

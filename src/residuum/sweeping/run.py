@@ -118,7 +118,7 @@ def sweep(
     source = {"arch": network.arch}
     if release is not None:
         source = {"checkpoint_sha256": release.sha256, **source}
-    attack = request.attack.resolved(network, knowledge)
+    attack = request.attack.resolve_settings(network, knowledge)
     _check(network, knowledge, attack)
     task = Task(network, knowledge, attack, request.cpus)
     with ExitStack() as stack:

@@ -241,7 +241,7 @@ def _better(released: Released, **changes: Any) -> Adapted:
 
 def _short(option: Adapted) -> tuple[float, Reconstruction]:
     """First-layer residual that a short attack reaches, relative as the attack's own loss is."""
-    attack = option.attack.resolved(option.checkpoint, option.knowledge)
+    attack = option.attack.resolve_settings(option.checkpoint, option.knowledge)
     assert isinstance(attack, RestartSettings)
     short = attack.changed(restarts=1, steps=max(1, attack.steps // PROBE))
     found = short.run(option.checkpoint, option.knowledge)

@@ -24,7 +24,7 @@ from typing import ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.base import AtOnce
+from residuum.attacks.base import OneShotAttack
 from residuum.attacks.exact.power import BUDGET, Grown, grow, levenberg_marquardt, refinement_cost
 from residuum.attacks.random_streams import stream
 from residuum.errors import InputError
@@ -240,7 +240,7 @@ def _notes(
     return notes
 
 
-class PolynomialAttack(AtOnce):
+class PolynomialAttack(OneShotAttack):
     """:func:`recover` as an attack; where its conditions fail it refuses."""
 
     name: ClassVar[str] = "polynomial"
@@ -252,7 +252,7 @@ class PolynomialAttack(AtOnce):
         kind = surface.checkpoint.architecture.kind
         return "" if kind == "polynomial" else f"needs a polynomial network, not {kind}"
 
-    def why(self, surface: Surface) -> str:
+    def why_applies(self, surface: Surface) -> str:
         """Return why the attack applies."""
         return "`residuum identify`: exact where its rank condition holds, which it reports"
 

@@ -124,7 +124,7 @@ class GradientMatching(RestartSettings, Attack):
 
     name: ClassVar[str] = "invert"
     surface: ClassVar[str] = CHANGE
-    part: ClassVar[float] = 0.5
+    effort_share: ClassVar[float] = 0.5
     assumes: ClassVar[str] = ASSUMES
     matching: ClassVar[Matching] = OURS
     floor: ClassVar[bool] = False
@@ -145,11 +145,11 @@ class GradientMatching(RestartSettings, Attack):
             return "needs one output or classes; a regression of several outputs is not covered"
         return ""
 
-    def why(self, surface: Surface) -> str:
+    def why_applies(self, surface: Surface) -> str:
         """Return why the attack applies."""
         return "gradients of samples add up to it, whatever the network"
 
-    def left_out(self, surface: Surface, knowledge: Knowledge) -> str:
+    def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
         """Return why an audit leaves the attack out."""
         if self.floor:
             return "a published floor that invert is measured against; name it to run it"
@@ -162,7 +162,7 @@ class GradientMatching(RestartSettings, Attack):
     ) -> Reconstruction:
         """Run the restarts one after another, each with its share of ``seconds``."""
         begun = time.monotonic()
-        self.refuse(surface, knowledge)
+        self.require_applicable(surface, knowledge)
         problem = Problem(surface, knowledge, self, self.matched(surface))
         found: list[Solved] = []
         for run in range(self.restarts):

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from residuum.attacks.base import AtOnce
+from residuum.attacks.base import OneShotAttack
 from residuum.attacks.random_streams import stream
 from residuum.attacks.stationarity.priors import box
 from residuum.records import Knowledge, Reconstruction
@@ -16,12 +16,12 @@ from residuum.settings import ModelInversionSettings
 from residuum.surfaces.surface import Surface
 
 
-class Baseline(AtOnce):
+class Baseline(OneShotAttack):
     """Candidates without an equation: nothing is explained, so nothing is decided."""
 
     baseline: ClassVar[bool] = True
 
-    def why(self, surface: Surface) -> str:
+    def why_applies(self, surface: Surface) -> str:
         """Return why the attack applies."""
         return "baseline"
 

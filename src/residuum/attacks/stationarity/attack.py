@@ -176,19 +176,19 @@ class Stationarity(StationarityAttack):
         why_not = self.objective().why_not(surface.outputs, surface.task, knowledge)
         return why_not or ("" if surface.name == self.surface else f"needs {self.surface}")
 
-    def why(self, surface: Surface) -> str:
+    def why_applies(self, surface: Surface) -> str:
         """Return why the attack applies."""
-        return self.objective().why(surface)
+        return self.objective().why_applies(surface)
 
-    def left_out(self, surface: Surface, knowledge: Knowledge) -> str:
+    def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
         """Return why an audit leaves the attack out."""
-        return self.objective().left_out(surface.task, knowledge)
+        return self.objective().why_skipped(surface.task, knowledge)
 
-    def resolved(self, network: Network, knowledge: Knowledge) -> Attack:
+    def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
         """Return the attack with its candidates counted, and with priors that suit the data."""
         for prior, _ in self.priors or ():
             require_known(prior, PRIORS, "No prior")
-        attack = super().resolved(network, knowledge)
+        attack = super().resolve_settings(network, knowledge)
         is_signed = not self.objective.nonnegative
         defaults = default_settings(network, knowledge, self, self.surface, is_signed)
         return attack.changed(**defaults) if defaults else attack
@@ -278,9 +278,11 @@ class Stationarity(StationarityAttack):
         Returns:
             True if steps are left.
         """
-        attack = self.resolved(network, knowledge)
+        attack = self.resolve_settings(network, knowledge)
         assert isinstance(attack, Stationarity)
-        runs = None if per_run is None else [r.resolved(network, knowledge) for r in per_run]
+        runs = (
+            None if per_run is None else [r.resolve_settings(network, knowledge) for r in per_run]
+        )
         solver = attack.solver(network, knowledge, runs)
         return not search(solver, state_path, until=until).stopped
 
@@ -338,12 +340,12 @@ class Auto(StationarityAttack):
 
     name: ClassVar[str] = "auto"
 
-    def resolved(self, network: Network, knowledge: Knowledge) -> Attack:
+    def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
         """Return the attack for the task of the network."""
         network.check_weights()
         by_task: tuple[type[Stationarity], ...] = (BinaryKKT, MulticlassKKT, WeightDecay)
         chosen = next(a for a in by_task if a.objective.task == network.inferred_task)
-        return chosen.like(self).resolved(network, knowledge)
+        return chosen.like(self).resolve_settings(network, knowledge)
 
 
 class KKT(KKTSettings, StationarityAttack):
@@ -351,8 +353,8 @@ class KKT(KKTSettings, StationarityAttack):
 
     name: ClassVar[str] = "kkt"
 
-    def resolved(self, network: Network, knowledge: Knowledge) -> Attack:
+    def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
         """Return the attack for the number of outputs."""
         outputs = network.architecture.outputs
         chosen = BinaryKKT if outputs == 1 else MulticlassKKT
-        return chosen.like(self).resolved(network, knowledge)
+        return chosen.like(self).resolve_settings(network, knowledge)

@@ -72,11 +72,11 @@ class Objective(ABC):
         """Why it does not apply, "" when it does; task: of the network, "" where nobody said."""
         return ""
 
-    def why(self, surface: Surface) -> str:
+    def why_applies(self, surface: Surface) -> str:
         """Why it applies, in a few words."""
         return "applies to this network"
 
-    def left_out(self, task: str, knowledge: Knowledge) -> str:
+    def why_skipped(self, task: str, knowledge: Knowledge) -> str:
         """Why an audit leaves it out although it applies; "" when it does not."""
         return ""
 
@@ -130,7 +130,7 @@ class MarginKKT(Objective):
             return f"needs {wanted}; this network has {outputs}"
         return "needs a classifier; this network is a regression" if task == "regression" else ""
 
-    def why(self, surface: Surface) -> str:
+    def why_applies(self, surface: Surface) -> str:
         """What homogeneity says."""
         if (order := surface.checkpoint.homogeneity_order) is None:
             return (
@@ -245,11 +245,11 @@ class WeightDecay(Objective):
         scale = 1 / (knowledge.sample_count * knowledge.weight_decay)
         return cls(tied=scale, loss=knowledge.loss)
 
-    def why(self, surface: Surface) -> str:
+    def why_applies(self, surface: Surface) -> str:
         """At a minimum of the decayed loss."""
         return "sound when the network was trained with weight decay"
 
-    def left_out(self, task: str, knowledge: Knowledge) -> str:
+    def why_skipped(self, task: str, knowledge: Knowledge) -> str:
         """A classifier that nobody said was decayed."""
         if task == self.task or knowledge.weight_decay is not None:
             return ""
@@ -306,7 +306,7 @@ class NTK(Objective):
         known = knowledge.theta0 is not None
         return "" if known else "needs the initial weights theta0; grant them with --init"
 
-    def why(self, surface: Surface) -> str:
+    def why_applies(self, surface: Surface) -> str:
         """They are."""
         return "initial weights are at hand"
 
@@ -348,7 +348,7 @@ class Moment(Objective):
         several = task == "regression" and outputs > 1
         return "needs one output; a regression of several is not covered" if several else ""
 
-    def why(self, surface: Surface) -> str:
+    def why_applies(self, surface: Surface) -> str:
         """What it is."""
         return "the optimizer keeps a mean of the last gradients"
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.registry import attack_of
+from residuum.attacks.registry import rebuild_attack
 from residuum.attacks.stationarity.attack import Stationarity
 from residuum.attacks.stationarity.objectives import BinaryKKT, MulticlassKKT, Objective
 from residuum.attacks.stationarity.problem import Problem
@@ -91,7 +91,7 @@ def best_residual(model: nn.Module, found: Sequence[Reconstruction]) -> dict[str
 
 def objective_of(model: nn.Module, found: Reconstruction) -> Objective:
     """The objective as the attack was configured; by the number of outputs where nobody said."""
-    attack = attack_of(found)
+    attack = rebuild_attack(found)
     if isinstance(attack, Stationarity):
         return attack.objective.configured(attack, found.knowledge)
     outputs = evaluate(model, found.x[:1].to(next(model.parameters()))).shape[1]
@@ -156,7 +156,7 @@ def explained(surface: Surface, found: Reconstruction) -> Explained:
     best = _best_restart(found, judged)
     if best is None:
         return Explained({}, judged)
-    attack = attack_of(found)
+    attack = rebuild_attack(found)
     if not isinstance(attack, Stationarity):
         # Recovered in closed form: its one residual is of all equations, exact.
         return Explained({found.layer_names[0]: best[2]}, found.layer_names[:1])

@@ -30,7 +30,7 @@ from scipy.special import gammainc
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from residuum.attacks.base import AtOnce, predicted_labels
+from residuum.attacks.base import OneShotAttack, predicted_labels
 from residuum.attacks.random_streams import stream
 from residuum.errors import InputError
 from residuum.networks.kinds import MLP
@@ -287,12 +287,12 @@ def _apart(x: Tensor, score: Tensor) -> Tensor:
     return torch.tensor(kept, dtype=torch.long)
 
 
-class Hyperplanes(AtOnce):
+class Hyperplanes(OneShotAttack):
     """Corners of the first layer's hyperplanes that too many others pass through."""
 
     name: ClassVar[str] = "corners"
     pace: ClassVar[str] = "sized"
-    part: ClassVar[float] = 0.25
+    effort_share: ClassVar[float] = 0.25
     assumes: ClassVar[str] = ASSUMES
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
@@ -313,7 +313,7 @@ class Hyperplanes(AtOnce):
             return "needs the range of the columns; grant it with --value-range"
         return ""
 
-    def why(self, surface: Surface) -> str:
+    def why_applies(self, surface: Surface) -> str:
         """Return why the attack applies."""
         return "in few dimensions hyperplanes of the first layer meet on training samples"
 

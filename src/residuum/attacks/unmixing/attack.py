@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from residuum.attacks.base import AtOnce
+from residuum.attacks.base import OneShotAttack
 from residuum.attacks.unmixing.ica import DOMAINS, SOUND, Effort, Sources, domain_of, unmix
 from residuum.attacks.unmixing.layers import Mixed, mixed
 from residuum.records import Knowledge, Reconstruction, Selection
@@ -154,12 +154,12 @@ def reach(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     return most.clamp(min=0).quantile(INSIDE, dim=1)
 
 
-class Unmix(UnmixSettings, AtOnce):
+class Unmix(UnmixSettings, OneShotAttack):
     """Separate the rows of the input layer into samples (independent component analysis)."""
 
     name: ClassVar[str] = "unmix"
     pace: ClassVar[str] = "sized"
-    part: ClassVar[float] = 0.25
+    effort_share: ClassVar[float] = 0.25
     assumes: ClassVar[str] = ASSUMES
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
@@ -169,11 +169,11 @@ class Unmix(UnmixSettings, AtOnce):
         found = mixed(surface, knowledge)
         return found if isinstance(found, str) else ""
 
-    def why(self, surface: Surface) -> str:
+    def why_applies(self, surface: Surface) -> str:
         """Return why the attack applies."""
         return "the layer on the input holds mixtures of samples, which come apart where sparse"
 
-    def left_out(self, surface: Surface, knowledge: Knowledge) -> str:
+    def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
         """Return why an audit leaves the attack out: it compares samples, not patches."""
         found = mixed(surface, knowledge)
         if isinstance(found, str) or found.whole:

@@ -29,13 +29,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from residuum.attacks.base import AtOnce, predicted_labels
+from residuum.attacks.base import OneShotAttack, predicted_labels
 from residuum.attacks.random_streams import stream
 from residuum.attacks.stationarity.priors import Prior, SparseGradients
 from residuum.attacks.unmixing.attack import within
 from residuum.attacks.unmixing.ica import ROUNDING, Layer, distinct, unmix
 from residuum.attacks.unmixing.layers import MOST_BYTES, VISIBLE, layer_bytes, left_of
-from residuum.attacks.work import REFERENCE, counted
+from residuum.attacks.work import REFERENCE, count_work
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.surfaces.surface import MOMENT, WEIGHTS, Surface
@@ -247,7 +247,7 @@ def nonnegative(sources: Tensor) -> Tensor:
     return sources * sources.pow(3).sum(1, keepdim=True).sign()
 
 
-class BehindBackbone(AtOnce):
+class BehindBackbone(OneShotAttack):
     """Separate the features in the first dense layer behind a backbone, and invert them."""
 
     name: ClassVar[str] = "trunk"
@@ -261,7 +261,7 @@ class BehindBackbone(AtOnce):
         found = behind(surface, knowledge)
         return found if isinstance(found, str) else ""
 
-    def why(self, surface: Surface) -> str:
+    def why_applies(self, surface: Surface) -> str:
         """Return why the attack applies."""
         return "the first dense layer spans the features of training images, which few images share"
 
@@ -309,7 +309,7 @@ class BehindBackbone(AtOnce):
             trunk(images).sum().backward(inputs=[images])
 
         speed = REFERENCE["cuda" if self.device.startswith("cuda") else "cpu"]
-        cost = (INVERT.steps + SETTLE.steps) * counted(step).seconds(speed)
+        cost = (INVERT.steps + SETTLE.steps) * count_work(step).seconds(speed)
         return min(1.0, (1 - UNMIXING) * self.seconds / cost)
 
     def _notes(self, layer: Behind, runs: tuple[int, int], far: Tensor) -> tuple[str, ...]:
