@@ -40,7 +40,7 @@ from residuum.defenses.attackers import Way, attackers, attempt, either_sign
 from residuum.errors import InconclusiveError
 from residuum.evaluation import score
 from residuum.evaluation.matching import greedy
-from residuum.evaluation.scoring import whole_pool
+from residuum.evaluation.scoring import all_candidates
 from residuum.networks.network import Network
 from residuum.records import Knowledge, write_json
 from residuum.records.base import plain
@@ -200,7 +200,7 @@ def scored(setting: Conditions, ways: Iterator[Way]) -> tuple[dict[str, Row], Ro
         if isinstance(result, str):
             found[name] = {"refused": result}
             continue
-        pool = whole_pool(result).x.double().cpu()
+        pool = all_candidates(result).x.double().cpu()
         x = either_sign(name, pool.reshape(-1, *train.shape))
         ours = score(x, train, held, metrics=["ncc"], seed=setting.seed, subsets=SUBSETS)
         found[name] = {

@@ -41,7 +41,7 @@ from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.evaluation import score
 from residuum.evaluation.roc import area_under_curve
-from residuum.evaluation.scoring import whole_pool
+from residuum.evaluation.scoring import all_candidates
 from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Split, write_json
@@ -264,7 +264,7 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
             continue
         start = time.time()
         try:
-            pool_ = whole_pool(attack(released, knowledge, config))
+            pool_ = all_candidates(attack(released, knowledge, config))
         except InputError as problem:
             entry["attacks"][name] = {"refused": str(problem)}
             continue

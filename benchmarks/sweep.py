@@ -24,7 +24,7 @@ from benchmarks.harness import Report, clock, only_on, threads
 from residuum.attacks import Attack, Auto
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
-from residuum.evaluation.scoring import selected_pool
+from residuum.evaluation.scoring import selected_candidates
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, Split
 from residuum.sweeping import sweep
@@ -163,5 +163,5 @@ def preset_trials(
 
 
 def _score(found: Reconstruction, split: Split) -> Any:
-    pool = selected_pool(found)
+    pool = selected_candidates(found)
     return score(pool.x, split.train, split.holdout, metrics=["ncc"]).metrics["ncc"]

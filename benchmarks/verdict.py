@@ -44,7 +44,7 @@ from residuum.auditing.scores import findings, grades, run_tests
 from residuum.auditing.verdict import LEAK
 from residuum.errors import ResiduumError
 from residuum.evaluation.matching import as_array
-from residuum.evaluation.scoring import CandidatePool, whole_pool
+from residuum.evaluation.scoring import CandidatePool, all_candidates
 from residuum.io.checkpoints import as_network
 from residuum.networks import Architecture
 from residuum.networks.network import Network
@@ -505,7 +505,7 @@ def graded(name: str, arch: str, n: int, seed: int) -> Row:
     config = make_attack(restarts=2, steps=2000, seed=seed)
     found: Reconstruction = attack(checkpoint, granted(split.train, True), config)
     claim = Claim(split.train, split.holdout)
-    tests, _ = run_tests({"kkt": whole_pool(found)}, claim, seed, 1000, float("inf"))
+    tests, _ = run_tests({"kkt": all_candidates(found)}, claim, seed, 1000, float("inf"))
     one = tests["kkt"]
     grade = grades(one, one.field.strata)
     values = {

@@ -18,7 +18,7 @@ from residuum.auditing.controls import brought_by_grant, run_controls, without_r
 from residuum.auditing.scores import findings, run_tests
 from residuum.auditing.verdict import LEAK, Checks, decide
 from residuum.evaluation.null import SIGNIFICANCE
-from residuum.evaluation.scoring import whole_pool
+from residuum.evaluation.scoring import all_candidates
 from residuum.records import Dataset
 from residuum.risk.membership import measure_membership
 
@@ -49,7 +49,7 @@ def run_case(seed: int, n: int, pool: int) -> Case:
         baselines=False,
         seed=seed,
     )
-    pools = {part.attack: whole_pool(part) for part in attacked.reconstructions}
+    pools = {part.attack: all_candidates(part) for part in attacked.reconstructions}
     rng = np.random.default_rng((seed, n))
     counts = {"sets": SETS, "significant": 0, "leaks": 0, "caught": 0}
     for number in range(SETS):

@@ -436,7 +436,7 @@ def test_a_control_of_training_samples_is_called_that(
     assert result["verdict"]["reasons"] == [
         "20 of 20 training samples also occur in the held-out set. At most a tenth may. Pass held-out "
         "samples that were not trained on",
-        "nothing tells what chance gives: all samples of the held-out set are training samples",
+        "the chance level is unknown: all samples of the held-out set are training samples",
     ]
     assert result["next_step"]["text"].startswith("Pass other held-out samples (--holdout)")
 

@@ -270,9 +270,11 @@ def test_too_small_a_pool_is_not_calibrated():
     assert "no held-out set" in why_not_calibrated(20, None)
     assert "at least 100 samples" in why_not_calibrated(20, 99)
     assert "at least 100 samples" in why_not_calibrated(100, 99)
-    assert "as were trained on (150)" in why_not_calibrated(150, 120)
+    assert "at least 150 samples, as many as the training set; it has 120" in why_not_calibrated(
+        150, 120
+    )
     assert why_not_calibrated(20, 100) == ""
-    with pytest.raises(InputError, match="nothing tells what chance gives"):
+    with pytest.raises(InputError, match="the chance level is unknown"):
         calibrate(np.zeros((3, 30)), 20, rng=np.random.default_rng(0))
     with pytest.raises(InputError, match="at least 200 subsets"):
         calibrate(np.zeros((3, 300)), 20, subsets=50, rng=np.random.default_rng(0))

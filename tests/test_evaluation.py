@@ -21,10 +21,10 @@ from residuum.evaluation.matching import display, greedy, greedy_in_sets, neares
 from residuum.evaluation.scoring import (
     CandidatePool,
     _Cost,
-    joined,
+    all_candidates,
+    join_pools,
     margins,
-    selected_pool,
-    whole_pool,
+    selected_candidates,
 )
 from residuum.records import Dataset, Knowledge, Reconstruction, same
 from residuum.records.reconstruction import Selection
@@ -177,7 +177,7 @@ def test_greedy_equals_the_loop_and_never_beats_the_best_assignment(seed, m, n):
 @pytest.mark.parametrize("m", [30, 12, 7])  # with fewer than 12 it is candidates that propose
 def test_hubs_and_many_sets_at_once(m, state, monkeypatch):
     """One candidate that everybody wants is the worst case of deferred acceptance."""
-    monkeypatch.setattr("residuum.evaluation.matching.STATE", state)
+    monkeypatch.setattr("residuum.evaluation.matching.MATCHING_CHUNK", state)
     rng = np.random.default_rng(0)
     values = rng.standard_normal((m, 1)) + 0.01 * rng.standard_normal((m, 40))
     sets = np.stack([rng.permutation(40)[:12] for _ in range(25)])
@@ -213,7 +213,7 @@ def test_without_a_fit_control_nothing_is_claimed(pool):
     holdout = None if pool is None else holdout.replace(x=holdout.x[:pool], y=holdout.y[:pool])
     found = score(candidates, train, holdout)
     assert not found.calibrated
-    assert found.reason.startswith("nothing tells what chance gives: ")
+    assert found.reason.startswith("the chance level is unknown: ")
     assert found.reason in found.table()
     for figures in found.to_json()["metrics"].values():
         assert figures["recovered"] is figures["expected_by_chance"] is figures["p_value"] is None
@@ -242,9 +242,9 @@ def test_without_time_only_the_deciding_metric_is_drawn_with_the_fewest_subsets(
     assert list(short.metrics) == ["ncc"]
     assert short.subsets == 200
     assert same(short.replace(notes=whole.notes), whole)  # nothing else differs
-    left_out = [note for note in short.notes if "left out, for want of time" in note]
+    left_out = [note for note in short.notes if "skipped: time budget exhausted" in note]
     assert len(left_out) == len(METRICS) - 1
-    assert "200 of 900 subsets drawn, for want of time" in short.notes
+    assert "200 of 900 subsets drawn: time budget exhausted" in short.notes
 
 
 def test_other_metrics_can_follow_the_deciding_one():
@@ -252,7 +252,7 @@ def test_other_metrics_can_follow_the_deciding_one():
     gain = similarity.ncc(candidates, torch.cat([train.x, holdout.x])).numpy()
     strata = torch.cat([train.y, holdout.y]).numpy()
     first = calibrate(gain, 20, subsets=200, strata=strata, rng=np.random.default_rng(0))
-    assert same(score(*planted(), before=first), score(*planted(), subsets=200))
+    assert same(score(*planted(), calibration=first), score(*planted(), subsets=200))
 
 
 def test_scores_hold_what_they_promise(tmp_path):
@@ -453,20 +453,20 @@ def test_a_large_held_out_set_is_sampled(limit, drawn, monkeypatch):
     candidates, train, holdout = planted()
     found, again = (score(candidates, train, holdout, metrics=(), subsets=200) for _ in range(2))
     assert found.pool == drawn
-    note = f"{drawn} of 200 held-out samples were drawn for the control"
+    note = f"{drawn} of 200 held-out samples are used, drawn at random"
     assert found.notes == ((note,) if drawn < 200 else ())
     assert same(found, again)
 
 
 def test_a_control_is_cut_to_the_time_there_is_and_no_further_than_it_may():
-    cost = _Cost(once=1.0, each=0.01)
-    assert cost.of(500) == pytest.approx(11)
-    assert cost.affordable(500, 11.1) == 500
-    assert cost.affordable(500, 9.05) == 402  # 1 + 2 x 402 x 0.01 = 9.04
-    assert cost.affordable(500, 0.5) == 200
-    assert cost.affordable(150, 0.5) == 150
-    assert _Cost(5.0, 0.0).affordable(300, 1.0) == 200  # a pilot that says nothing buys nothing
-    assert _Cost(0.5, 0.0).affordable(300, 1.0) == 300
+    cost = _Cost(setup=1.0, per_set=0.01)
+    assert cost.seconds_for(500) == pytest.approx(11)
+    assert cost.count_subsets(500, 11.1) == 500
+    assert cost.count_subsets(500, 9.05) == 402  # 1 + 2 x 402 x 0.01 = 9.04
+    assert cost.count_subsets(500, 0.5) == 200
+    assert cost.count_subsets(150, 0.5) == 150
+    assert _Cost(5.0, 0.0).count_subsets(300, 1.0) == 200  # a pilot that says nothing buys nothing
+    assert _Cost(0.5, 0.0).count_subsets(300, 1.0) == 300
 
 
 def test_what_a_set_costs_is_timed_beforehand(monkeypatch):
@@ -482,7 +482,7 @@ def test_what_a_set_costs_is_timed_beforehand(monkeypatch):
     found = score(*planted(), metrics=(), seconds=150.0)
     # The pilot takes 0.75 s for one set, 4.75 s for 17; left are 144.5 s: 0.75 + 2 x 287 x 0.25.
     assert found.subsets == 287
-    assert "287 of 500 subsets drawn, for want of time" in found.notes
+    assert "287 of 500 subsets drawn: time budget exhausted" in found.notes
 
 
 def test_metrics_are_chosen_by_name_and_by_shape():
@@ -490,7 +490,7 @@ def test_metrics_are_chosen_by_name_and_by_shape():
     flat = [data.replace(x=data.x.flatten(1), mean=None) for data in (train, holdout)]
     found = score(candidates.flatten(1), *flat, subsets=200)
     assert list(found.metrics) == ["ncc", "l2", "psnr"]
-    assert found.notes[0].startswith("ssim3 left out")
+    assert found.notes[0].startswith("ssim3 skipped: it needs images")
     with pytest.raises(InputError, match="Did you mean 'psnr'"):
         score(candidates, train, holdout, metrics=("psrn",))
     with pytest.raises(InputError, match="needs images"):
@@ -549,10 +549,10 @@ def as_lists(pool: CandidatePool) -> list[list[object]]:
 
 def test_all_candidates_and_the_means_of_groups_are_one_pool():
     every = [[0, 1], [2, 3], [4, 5], [6, 7]], [3, 7, 5, 6]
-    assert as_lists(whole_pool(reconstruction(None))) == list(every)
+    assert as_lists(all_candidates(reconstruction(None))) == list(every)
     mean = [3, 4], 12  # groups of one are among the candidates already
     wanted = [[*part, one] for part, one in zip(every, mean, strict=True)]
-    assert as_lists(whole_pool(reconstruction([1, 2, 1]))) == wanted
+    assert as_lists(all_candidates(reconstruction([1, 2, 1]))) == wanted
 
 
 @pytest.mark.parametrize(
@@ -562,17 +562,17 @@ def test_what_several_restarts_hold_is_chosen_and_all_where_none_agree(support, 
     found = reconstruction(support)
     groups = found.selection
     wanted = [part[kept].tolist() for part in (groups.x, groups.lam)]
-    assert as_lists(selected_pool(found)) == wanted
+    assert as_lists(selected_candidates(found)) == wanted
 
 
 def test_an_attack_that_chose_nothing_has_an_empty_choice():
-    pool = selected_pool(reconstruction(None))
+    pool = selected_candidates(reconstruction(None))
     assert [tuple(part.shape) for part in pool] == [(0, 2), (0,)]
 
 
 def test_pools_are_joined_in_order_and_in_double_precision():
-    one, two = whole_pool(reconstruction(None)), selected_pool(reconstruction([1, 2, 1]))
-    found = joined([one, two])
+    one, two = all_candidates(reconstruction(None)), selected_candidates(reconstruction([1, 2, 1]))
+    found = join_pools([one, two])
     assert as_lists(found) == [[*a, *b] for a, b in zip(*map(as_lists, (one, two)), strict=True)]
     assert {part.dtype for part in found} == {torch.float64}
 

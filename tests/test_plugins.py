@@ -420,7 +420,7 @@ def test_a_metric_of_another_package_that_raises_is_left_out(
     found = rs.score(split.train.x, split.train, split.holdout, metrics=("ncc", "mine", "l2"))
     assert {*found.metrics} == {"ncc", "l2"}
     assert any("mine failed: ValueError: wrong library" in note for note in found.notes)
-    assert not any(metric.outside for name, metric in METRICS.items() if name != "mine")
+    assert not any(metric.is_plugin for name, metric in METRICS.items() if name != "mine")
 
 
 def test_parts_of_this_package_are_not_from_outside() -> None:

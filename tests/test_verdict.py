@@ -49,7 +49,7 @@ from residuum.auditing.verdict import (
 )
 from residuum.errors import InputError
 from residuum.evaluation.null import format_p
-from residuum.evaluation.scoring import whole_pool
+from residuum.evaluation.scoring import all_candidates
 from residuum.records import Dataset, Reconstruction
 from tests.verdict_inputs import (
     FIT,
@@ -875,7 +875,7 @@ def reconstruction() -> Reconstruction:
 
 
 def judged(reconstruction: Reconstruction, train: Dataset, holdout: Dataset) -> Verdict:
-    pools = {reconstruction.attack: whole_pool(reconstruction)}
+    pools = {reconstruction.attack: all_candidates(reconstruction)}
     tests, _ = run_tests(pools, Claim(train, holdout), 0, 500, math.inf)
     return decide(findings_of(tests, len(train)), ())
 

@@ -27,9 +27,9 @@ from residuum.evaluation.matching import (
     METRICS,
     MIN_POOL,
     Array,
+    are_class_labels,
     as_array,
-    discrete,
-    lay_out,
+    prepare_scoring_data,
     why_not_calibrated,
 )
 from residuum.evaluation.null import (
@@ -40,7 +40,7 @@ from residuum.evaluation.null import (
     format_p,
     step_down,
 )
-from residuum.evaluation.scoring import DECIDING, control_of
+from residuum.evaluation.scoring import DECIDING, calibrate_metric
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Record
 from residuum.theory.kkt import evaluate
@@ -376,11 +376,11 @@ def run_control(
     """
     begun, metric = deadline.left, METRICS[DECIDING]
     holdout = control.holdout.replace(mean=train.mean)
-    field = lay_out(control.candidates, train, holdout, [], seed=seed)
+    field = prepare_scoring_data(control.candidates, train, holdout, [], seed=seed)
     gain = field.gain(metric)
 
     def draw(count: int) -> ControlRow:
-        test = control_of(metric, field, gain, seed, count)
+        test = calibrate_metric(metric, field, gain, seed, count)
         samples = tuple(train.rows[i] for i in np.flatnonzero(test.recovered))
         return ControlRow(
             name=control.name,
@@ -545,7 +545,7 @@ def sample_losses(
 
 def _strata(train: Dataset, pool: Dataset) -> Array | None:
     """Return the labels of all samples, None if the held-out set has too few of one to match by label."""
-    if not (discrete(train.y) and discrete(pool.y)):
+    if not (are_class_labels(train.y) and are_class_labels(pool.y)):
         return None
     labels = np.concatenate([as_array(train.y), as_array(pool.y)])
     n = len(train)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from residuum.auditing.controls import Claim
 from residuum.errors import ResiduumError
-from residuum.evaluation.scoring import whole_pool
+from residuum.evaluation.scoring import all_candidates
 from residuum.networks.network import Network
 from residuum.records import Dataset, Exposure, Knowledge, Reconstruction
 from residuum.risk.run import FEWEST_HELD_OUT, expose
@@ -51,7 +51,7 @@ def exposure_of_samples(
     ):
         holdout = None
     strongest = [result for result in reconstructions if result.attack == shown]
-    candidates = whole_pool(strongest[0]).x if strongest else None
+    candidates = all_candidates(strongest[0]).x if strongest else None
     if candidates is not None and candidates.shape[1:] != train.x.shape[1:]:
         candidates = None
     try:

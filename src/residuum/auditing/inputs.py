@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from residuum.datasets.given import one_hot
 from residuum.errors import CheckpointError, DataError, ResiduumError, require_known
-from residuum.evaluation.matching import lay_out
+from residuum.evaluation.matching import prepare_scoring_data
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Record
 from residuum.records.inputs import with_mean
@@ -247,7 +247,7 @@ def check_fit(
             "Say audit(model, data=(x, y)), or save 'y' beside 'x'.",
         )
     normalize_labels(train.y, choose_task(task_of(checkpoint, task), outputs), outputs)
-    lay_out(torch.zeros_like(train.x[:1]), train, control, [])
+    prepare_scoring_data(torch.zeros_like(train.x[:1]), train, control, [])
 
 
 def scale_notes(

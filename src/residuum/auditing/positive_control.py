@@ -36,9 +36,9 @@ from residuum.auditing.power import (
 from residuum.auditing.schedule import AttackSchedule
 from residuum.auditing.scores import findings, run_tests
 from residuum.errors import InputError, ResiduumError
-from residuum.evaluation.matching import MIN_POOL, as_array, discrete
+from residuum.evaluation.matching import MIN_POOL, are_class_labels, as_array
 from residuum.evaluation.null import SIGNIFICANCE, SUBSETS, draw_sets
-from residuum.evaluation.scoring import CandidatePool, whole_pool
+from residuum.evaluation.scoring import CandidatePool, all_candidates
 from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
@@ -304,7 +304,7 @@ class AttacksOnControl(ControlTest):
                     raise
                 continue
             if result is not None:
-                pools[name] = whole_pool(result)
+                pools[name] = all_candidates(result)
         claim, seed = Claim(control.data, control.holdout), audit.request.seed
         level = audit.negative_controls.level
         subsets = SUBSETS if level < SIGNIFICANCE else CONTROL_SUBSETS
@@ -350,7 +350,7 @@ def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, 
         )
     rng = np.random.default_rng((seed, 7))
     labels, wanted = as_array(holdout.y), as_array(like.y)
-    are_classes = discrete(holdout.y) and discrete(like.y)
+    are_classes = are_class_labels(holdout.y) and are_class_labels(like.y)
     counts = zip(*np.unique(wanted, return_counts=True), strict=True)
     if not (are_classes and all((labels == label).sum() >= count for label, count in counts)):
         labels, wanted = np.zeros(len(holdout), dtype=int), np.zeros(len(like), dtype=int)

@@ -30,16 +30,16 @@ from residuum.auditing.result import Evidence
 from residuum.auditing.schedule import AttackResults
 from residuum.errors import InconclusiveError
 from residuum.evaluation import Calibration, score
-from residuum.evaluation.matching import METRICS, Array, Field, lay_out
+from residuum.evaluation.matching import METRICS, Array, ScoringData, prepare_scoring_data
 from residuum.evaluation.null import SIGNIFICANCE, fewest_beyond_chance, step_down
 from residuum.evaluation.scoring import (
     DECIDING,
     CandidatePool,
-    affordable,
-    control_of,
-    joined,
-    selected_pool,
-    whole_pool,
+    all_candidates,
+    calibrate_metric,
+    count_affordable_subsets,
+    join_pools,
+    selected_candidates,
 )
 from residuum.networks.network import Network
 from residuum.records import Dataset, Record, Scores
@@ -62,7 +62,7 @@ class AttackTest:
         level: The largest adjusted p-value that shows a leak.
     """
 
-    field: Field
+    field: ScoringData
     gain: Array
     control: Calibration
     adjusted: float = 1.0
@@ -126,25 +126,26 @@ def run_tests(
         InconclusiveError: If there is one attack and its candidates cannot be compared.
     """
     metric, notes = METRICS[DECIDING], list[str]()
-    problems: dict[str, tuple[Field, Array]] = {}
+    problems: dict[str, tuple[ScoringData, Array]] = {}
     for name, pool in pools.items():
         messages: list[str] = []
         try:
-            field = lay_out(pool.x, claim.train, claim.pool, messages, seed=seed)
+            field = prepare_scoring_data(pool.x, claim.train, claim.pool, messages, seed=seed)
         except InconclusiveError as problem:
             if len(pools) == 1:
                 raise
             notes.append(f"{name}: {problem.message}")
             continue
         notes += [message for message in messages if message not in notes]
-        if field.pool:
+        if field.holdout_size:
             problems[name] = field, field.gain(metric)
     work = [(metric, *problem) for problem in problems.values()]
-    subset_count = affordable(work, seed, subsets, seconds)
+    subset_count = count_affordable_subsets(work, seed, subsets, seconds)
     if problems and subset_count < subsets:
-        notes.append(f"{subset_count} of {subsets} subsets drawn, for want of time")
+        notes.append(f"{subset_count} of {subsets} subsets drawn: time budget exhausted")
     controls = {
-        name: control_of(metric, *problem, seed, subset_count) for name, problem in problems.items()
+        name: calibrate_metric(metric, *problem, seed, subset_count)
+        for name, problem in problems.items()
     }
     if not controls:
         return {}, notes
@@ -268,7 +269,7 @@ def score_attacks(
     if not attacked:
         return AttackScores(results.outcomes)
     start, train = time.monotonic(), claim.train
-    pools = {result.attack: whole_pool(result) for result in attacked}
+    pools = {result.attack: all_candidates(result) for result in attacked}
     tests, notes = run_tests(pools, claim, seed, subsets, seconds / 2, level=level)
     test_seconds = time.monotonic() - start
     model = network.module
@@ -290,8 +291,8 @@ def score_attacks(
             notes.append(f"not scored by itself, for want of time: {name}")
         return None
 
-    baselines = {b.attack: score_if_time(b.attack, whole_pool(b)) for b in results.baselines}
-    chosen = joined([selected_pool(result) for result in attacked])
+    baselines = {b.attack: score_if_time(b.attack, all_candidates(b)) for b in results.baselines}
+    chosen = join_pools([selected_candidates(result) for result in attacked])
     selected = score_if_time("the attacks' own choice", chosen)
     rows = tuple(
         _with_counts(row, tests.get(row.name), baselines.get(row.name)) for row in results.outcomes
@@ -303,7 +304,7 @@ def score_attacks(
         evidence = collect_evidence(claim, scores, outputs, None, seed)
         return AttackScores(rows, empty, attacked[0].attack, scores, selected, evidence)
     strongest = strongest_of(tests)
-    scores = scored(pools[strongest], before=tests[strongest].control, seconds=remaining())
+    scores = scored(pools[strongest], calibration=tests[strongest].control, seconds=remaining())
     scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
     evidence = collect_evidence(claim, scores, outputs, tests[strongest], seed)
     summary = findings(tests, len(train), _worst_grades(tests), train.rows)

@@ -168,7 +168,7 @@ def _write(
 ) -> dict[str, Any]:
     """The picture of both side by side, and the figures in ``demo.json``."""
     from residuum.auditing.artifacts import read_result
-    from residuum.evaluation.scoring import whole_pool
+    from residuum.evaluation.scoring import all_candidates
     from residuum.records import write_atomic, write_json
     from residuum.report.figures import compared_figure
     from residuum.theory import certify
@@ -178,7 +178,7 @@ def _write(
     bands = {}
     for title, result in zip(("this network", "one never trained"), results.values(), strict=True):
         assert result.scores is not None
-        bands[title] = (whole_pool(result.reconstructions[0]).x, result.scores)
+        bands[title] = (all_candidates(result.reconstructions[0]).x, result.scores)
     if figure := compared_figure(bands, split.train):
         write_atomic(out / PICTURE, figure)
     summary = {

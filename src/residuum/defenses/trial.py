@@ -24,7 +24,7 @@ from residuum.defenses.catalog import Defense, Secret, Training
 from residuum.defenses.loops import Facts, Job
 from residuum.errors import InconclusiveError, InputError, ResiduumError
 from residuum.evaluation import score
-from residuum.evaluation.scoring import whole_pool
+from residuum.evaluation.scoring import all_candidates
 from residuum.networks.network import Network
 from residuum.records import (
     Certificate,
@@ -382,7 +382,7 @@ def _attacks(
 
 def _score_attack(setting: Conditions, attacker: str, result: Reconstruction) -> Attacked:
     """Count what an attack recovered, and keep its best pairs of candidate and training sample."""
-    x, train = either_sign(attacker, whole_pool(result).x), setting.split.train
+    x, train = either_sign(attacker, all_candidates(result).x), setting.split.train
     settings: dict[str, Any] = {"metrics": ["ncc"], "seed": setting.seed}
     scores = score(x, train, setting.split.holdout, subsets=setting.subsets, **settings)
     matches = [(row.index, row.matches[scores.deciding]) for row in scores.per_sample]

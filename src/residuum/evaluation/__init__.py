@@ -1,4 +1,4 @@
-"""Scoring against a held-out control: metrics, matching, the chance level, and the record of it."""
+"""Metrics, matching, chance level and scores of candidates, compared with a held-out set."""
 
 from residuum.evaluation.lookup import Lookup, lookup
 from residuum.evaluation.matching import MATCHINGS, METRICS, Matching, Metric

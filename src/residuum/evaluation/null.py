@@ -1,33 +1,34 @@
-"""The held-out control: what would these candidates score against samples nobody trained on?
+"""The chance level: what the same candidates score on samples that nobody trained on.
 
-The statistic of a set A of n samples is the value of every sample's match, candidates given out
-one-to-one within A (greedily, the best pair first). Three questions are asked of it.
+The statistic of a set A of n samples is the value of every sample's match. Candidates are matched
+one-to-one within A, greedily, the best pair first. The statistic answers three questions.
 
-**Which samples are recovered?** Those whose value beats the 99th percentile of the statistic over
-random held-out sets of size n. The percentile is the conformal one: the rank ceil(0.99 (N + 1)) of
-N, so that a sample outside the pool of N beats it with probability at most 1%, not merely 1% of
-the pool itself. No N below 99 has such a rank; hence the smallest pool.
+**Which samples are recovered?** A sample is recovered if its value exceeds the 99th percentile of the
+statistic over random held-out sets of size n. The percentile is the conformal one, of rank
+ceil(0.99 (N + 1)) among N. So a sample outside the held-out set of size N exceeds it with probability at
+most 1%. A held-out set with N below 99 has no such rank, which explains the minimum size.
 
-**Are there more than chance gives?** Comparing with the counts of held-out sets alone makes the
-null too narrow: those sets overlap and share the pool's best samples, which bound their counts but
-not the training set's. On digits with noise as candidates, n = 50 and N = 100, such a test called a
-leak at 1% in 32% of the cases. Instead: when nothing leaks, training and held-out samples are
-exchangeable, so the training set A_0 is one more random n-subset of their union, beside A_1..A_B.
+**Are there more than expected by chance?** A comparison with the counts of held-out sets alone makes the
+null distribution too narrow. Those sets overlap and share the best held-out samples, which bound their
+counts but not the count of the training set. On digits with noise as candidates, n = 50 and N = 100,
+such a test reported a leak at the 1% level in 32% of the cases. Instead we use that training and held-out
+samples are exchangeable if nothing leaks. Then the training set A_0 is a random n-subset of the union of
+both, like A_1..A_B.
 
-    T(A) = sum over A of how far values lie beyond the percentile of the samples OUTSIDE A,
+    T(A) = sum over A of how far values exceed the percentile of the samples OUTSIDE A,
     p = (1 + #{b: T(A_b) >= T(A_0)}) / (B + 1).
 
-The values that outsiders take come from all of A_0..A_B alike, so T treats them alike and p is
-valid at any pool size. The price is candour about small pools: k recovered samples among n cannot
-be more surprising than (n/(n + N))^k, see ``smallest_significant``.
+The values of samples outside A are taken from all of A_0..A_B. So T treats all sets alike, and p is valid
+at any size of the held-out set. In exchange the test says openly what a small held-out set cannot show: k
+recovered samples among n cannot be more surprising than (n/(n + N))^k, see ``smallest_significant``.
 
-**Which of several tests find more?** All share the sets A_0..A_B. Each test's T is standardized over
-them, and :func:`step_down` compares the largest with the largest of every A_b (Westfall and Young):
-the level holds over all tests together, and the smallest p stays 1/(B + 1) however many there are.
+**Which of several tests find more?** All tests share the sets A_0..A_B. Each test's T is standardized over
+these sets, and :func:`step_down` compares the largest with the largest of every A_b (Westfall and Young).
+The level holds over all tests together, and the smallest p stays 1/(B + 1) for any number of tests.
 
-Only values near or beyond the percentile matter, and greedy matching settles the best pairs first: what
-pairs below some floor do cannot change what lies above it. So pairs below a floor that a few sets show
-to be safe are never looked at, and all are where it turns out not to be.
+Only values close to the percentile or above it matter, and greedy matching settles the best pairs first.
+Pairs below a floor cannot change what lies above it. So the floor is chosen from a few sets, and pairs
+below it are skipped. If the floor turns out to be too high, everything is computed again without a floor.
 """
 
 from __future__ import annotations
@@ -38,27 +39,30 @@ from dataclasses import dataclass
 import numpy as np
 
 from residuum.errors import InputError
-from residuum.evaluation.matching import STATE, Array, greedy_in_sets, why_not_calibrated
+from residuum.evaluation.matching import MATCHING_CHUNK, Array, greedy_in_sets, why_not_calibrated
 
-ONE_IN = 100  # one false positive in this many
-SIGNIFICANCE = 0.01  # of a verdict
-MIN_SUBSETS, SUBSETS = (200, 2000)  # the least p is 1 / (subsets + 1), to be well below
-PILOT = 16  # held-out sets by which a floor is chosen
-SAFE = 5  # the best 1 in 20 are looked at, where 1 in 100 decides
+ONE_IN = 100  # one false positive in this many samples
+SIGNIFICANCE = 0.01  # level of a verdict
+# The smallest p is 1 / (subsets + 1), which must be well below the significance level.
+MIN_SUBSETS, SUBSETS = (200, 2000)
+PILOT = 16  # held-out sets that choose a floor
+SAFE = 5  # the best 1 in 20 values are computed, although 1 in 100 decides
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the control says of n training samples; values are oriented, higher is better.
+    """The result of the comparison with the held-out set. Values are oriented: higher is better.
 
-    candidate, value: (n,) each sample's one-to-one match, -1 and -inf for none.
-    threshold: the 99th percentile of chance.
-    recovered: (n,) beyond it.
-    excess: (B + 1,) the statistic T of the training set, then of the permuted sets.
-    own_excess: (n,) what each training sample adds to its T.
-    chance: (B, n) which samples of held-out sets beat the others' percentile.
-    reference: (n,) columns of one held-out set.
-    smallest_significant: the least count that the pool's size lets reach 1%.
+    Attributes:
+        candidate: (n,) candidate of each training sample, matched one-to-one, -1 for none.
+        value: (n,) value of that match, -inf for none.
+        threshold: The 99th percentile of chance.
+        recovered: (n,) whether the value exceeds the threshold.
+        excess: (B + 1,) the statistic T of the training set, then of the permuted sets.
+        own_excess: (n,) contribution of each training sample to T.
+        chance: (B, n) which samples of held-out sets exceed the percentile of the other held-out samples.
+        reference: (n,) columns of one held-out set.
+        smallest_significant: The smallest count that can reach 1% with a held-out set of this size.
     """
 
     candidate: Array
@@ -73,12 +77,12 @@ class Calibration:
 
     @property
     def expected_by_chance(self) -> float:
-        """Mean count of a held-out set, each sample judged by the percentile of the others."""
+        """The mean count of a held-out set, if each sample is judged by the percentile of the others."""
         return float(self.chance.sum() / len(self.chance))
 
     @property
     def p_value(self) -> float:
-        """Of the permutation test; a leak of no sample is no leak, whatever outsiders say."""
+        """The p-value of the permutation test. It is 1 if no sample is recovered."""
         return float((self.excess >= self.excess[0]).mean()) if self.recovered.any() else 1.0
 
 
@@ -91,38 +95,48 @@ def calibrate(
     subsets: int = SUBSETS,
     rng: np.random.Generator,
 ) -> Calibration:
-    """Judge the matches of the first ``n`` columns of ``gain`` by the columns after them.
+    """Compare the matches of the first ``n`` columns of ``gain`` with those of the remaining columns.
 
-    gain: (m, n + N) oriented similarities, training samples first, held-out pool after.
-    value: maps k candidates and k columns to k oriented scores where matches are scored by
-        something other than ``gain``.
-    strata: (n + N,) labels; subsets then hold as many samples of each as the training set.
+    Args:
+        gain: (m, n + N) oriented similarities, training samples first, held-out samples after them.
+        n: Number of training samples.
+        value: Function from k candidates and k columns to k oriented scores. Pass it if matches are not
+            scored by ``gain``.
+        strata: (n + N,) labels. If given, subsets have the label counts of the training set.
+        subsets: Number B of random subsets.
+        rng: Random generator that draws the subsets.
+
+    Returns:
+        The chance level and the test.
+
+    Raises:
+        InputError: If the held-out set is too small, or if there are too few subsets.
     """
     pool = gain.shape[1] - n
     if reason := why_not_calibrated(n, pool):
-        raise InputError(f"{reason}.", "Give a larger held-out set.")
+        raise InputError(f"{reason}.", "Pass a larger held-out set.")
     if subsets < MIN_SUBSETS:
-        said = f"A control needs at least {MIN_SUBSETS} subsets; got {subsets}."
-        raise InputError(said, "Say subsets=2000.")
+        message = f"A calibration needs at least {MIN_SUBSETS} subsets; got {subsets}."
+        raise InputError(message, "Pass subsets=2000.")
     labels = np.zeros(gain.shape[1], dtype=int) if strata is None else strata
     mixed = np.concatenate([np.arange(n)[None], draw_sets(labels, labels[:n], subsets, rng)])
     held_out = n + draw_sets(labels[n:], labels[:n], subsets, rng)
-    own = greedy_in_sets(gain, mixed[:1])
+    training_match = greedy_in_sets(gain, mixed[:1])
     floor = safe_floor(gain, value, held_out[:PILOT])
     while True:
-        union = _Outcomes(gain, value, mixed, floor)
-        control = _Outcomes(gain, value, held_out, floor)
-        bars = union.percentiles_without(mixed)
-        nobody = np.zeros((1, 0), dtype=int)
-        threshold = float(control.percentiles_without(nobody)[0])
-        chance = control.beyond_the_others()
+        union_outcomes = _Outcomes(gain, value, mixed, floor)
+        holdout_outcomes = _Outcomes(gain, value, held_out, floor)
+        bars = union_outcomes.percentiles_without(mixed)
+        excluded_none = np.zeros((1, 0), dtype=int)
+        threshold = float(holdout_outcomes.percentiles_without(excluded_none)[0])
+        chance = holdout_outcomes.beyond_the_others()
         if not (np.isnan(bars).any() or np.isnan(threshold) or chance is None):
             break
-        floor = -np.inf  # not safe after all
-    values = matched_values(gain, value, own, mixed[:1])[0]
-    beyond = np.maximum(union.values - bars[:, None], 0.0)
+        floor = -np.inf  # the floor was too high
+    values = matched_values(gain, value, training_match, mixed[:1])[0]
+    beyond = np.maximum(union_outcomes.values - bars[:, None], 0.0)
     return Calibration(
-        candidate=own[0],
+        candidate=training_match[0],
         value=values,
         threshold=threshold,
         recovered=values > threshold,
@@ -135,16 +149,22 @@ def calibrate(
 
 
 def step_down(excess: Array) -> Array:
-    """Adjusted p of every test, valid over all of them together. excess: (tests, B + 1) -> (tests,).
+    """Return the (tests,) adjusted p-values, valid over all tests, of statistics (tests, B + 1).
 
-    The training set's statistic is in the first column. Step-down max-T: the strongest test is held
-    against the strongest of every permuted set, the next against the strongest of those left.
+    The first column of ``excess`` is the training set. Step-down max-T: the strongest test is compared with
+    the strongest test of every permuted set, the next with the strongest of the remaining tests.
+
+    Args:
+        excess: (tests, B + 1) statistics T, the training set first.
+
+    Returns:
+        (tests,) adjusted p-values.
     """
     spread = excess.std(1, keepdims=True)
     t = (excess - excess.mean(1, keepdims=True)) / np.where(spread > 0, spread, 1.0)
     order = np.argsort(-t[:, 0], kind="stable")
-    largest_left = np.maximum.accumulate(t[order[::-1]])[::-1]  # of each test and those after it
-    p = (largest_left >= t[order, :1]).mean(1)
+    largest = np.maximum.accumulate(t[order[::-1]])[::-1]  # of each test and all weaker tests
+    p = (largest >= t[order, :1]).mean(1)
     adjusted: Array = np.empty(len(t))
     adjusted[order] = np.maximum.accumulate(p)
     return adjusted
@@ -193,24 +213,44 @@ def format_p(p: float) -> str:
 
 
 def draw_sets(labels: Array, like: Array, count: int, rng: np.random.Generator) -> Array:
-    """``count`` random sets of positions in ``labels`` with the label counts of ``like``. (count, n)."""
-    parts = []
+    """Draw random sets of positions in ``labels`` that have the label counts of ``like``.
+
+    Args:
+        labels: (N,) labels to choose from.
+        like: (n,) labels whose counts every set has.
+        count: Number of sets.
+        rng: Random generator.
+
+    Returns:
+        (count, n) positions.
+
+    Raises:
+        InputError: If ``labels`` has too few samples of a label.
+    """
+    positions = []
     for label, size in zip(*np.unique(like, return_counts=True), strict=True):
-        where = np.flatnonzero(labels == label)
-        if len(where) < size:
+        matching_label = np.flatnonzero(labels == label)
+        if len(matching_label) < size:
             raise InputError(
-                f"Subsets need {size} held-out samples of label {label}; there are {len(where)}.",
-                "Give more of them, or do not match labels.",
+                f"Subsets need {size} held-out samples of label {label}; there are {len(matching_label)}.",
+                "Pass more of them, or pass match_labels=False.",
             )
-        keys = rng.random((count, len(where)))
-        parts.append(where[np.argpartition(keys, size - 1, axis=1)[:, :size]])
-    return np.concatenate(parts, axis=1)
+        keys = rng.random((count, len(matching_label)))
+        positions.append(matching_label[np.argpartition(keys, size - 1, axis=1)[:, :size]])
+    return np.concatenate(positions, axis=1)
 
 
 def count_interval(count: int, n: int) -> tuple[float, float]:
-    """Naive 95% interval of a count: Clopper-Pearson as if the samples were independent trials.
+    """Return a naive 95% confidence interval of a count: Clopper-Pearson for independent trials.
 
-    Matches are one-to-one, so they are not; and chance is not subtracted.
+    Matches are one-to-one, so the trials are not independent. Chance is not subtracted.
+
+    Args:
+        count: Number of recovered samples.
+        n: Number of training samples.
+
+    Returns:
+        The lower and upper limit of the count.
     """
     from scipy.stats import binomtest
 
@@ -219,7 +259,18 @@ def count_interval(count: int, n: int) -> tuple[float, float]:
 
 
 def smallest_significant(n: int, pool: int) -> int | None:
-    """Least k such that k given samples all fall into a random n-subset with probability <= 1%."""
+    """Return the smallest number of recovered samples that can be significant at 1%.
+
+    This is the smallest k such that k given samples are all in a random n-subset with probability at most
+    1%.
+
+    Args:
+        n: Number of training samples.
+        pool: Number of held-out samples.
+
+    Returns:
+        The number k, or None if no k up to n suffices.
+    """
     probability = 1.0
     for k in range(n):
         probability *= (n - k) / (n + pool - k)
@@ -229,9 +280,9 @@ def smallest_significant(n: int, pool: int) -> int | None:
 
 
 class _Outcomes:
-    """Values of many sets of samples, sorted once so that percentiles of parts of them are cheap.
+    """Values of many sets of samples, sorted once so that percentiles of their subsets are cheap.
 
-    Values below ``floor`` are -inf here: how many there are is known, which suffices.
+    Values below ``floor`` are stored as -inf. Their number is known, which suffices.
     """
 
     def __init__(
@@ -240,62 +291,87 @@ class _Outcomes:
         self.sets, self.samples, self.floor = sets, gain.shape[1], floor
         self.values = matched_values(gain, value, greedy_in_sets(gain, sets, floor), sets)
         seen = self.values > -np.inf
-        matched = np.ones_like(seen) if floor > -np.inf else seen  # above a floor all get a match
-        self.times = np.bincount(sets[matched], minlength=self.samples)
-        self.drawn = np.bincount(sets.ravel(), minlength=self.samples) > 0
+        matched = np.ones_like(seen) if floor > -np.inf else seen  # a floor implies that all match
+        self.occurrences = np.bincount(sets[matched], minlength=self.samples)
+        self.is_drawn = np.bincount(sets.ravel(), minlength=self.samples) > 0
         order = np.argsort(-self.values[seen], kind="stable")
         self.descending, self.sample = self.values[seen][order], sets[seen][order]
 
-    def percentiles_without(self, some: Array) -> Array:
-        """The percentile of chance by all samples but those in each row of ``some``. (k, any) -> (k,).
+    def percentiles_without(self, excluded: Array) -> Array:
+        """Return (k,) percentiles of chance over all samples except those in each row of ``excluded``.
 
-        NaN where it lies below the floor.
+        A percentile below the floor is NaN.
+
+        Args:
+            excluded: (k, any) samples.
+
+        Returns:
+            (k,) percentiles.
         """
-        step = max(1, STATE // max(1, len(self.sample)))
-        parts = [self._percentiles(some[i : i + step]) for i in range(0, len(some), step)]
-        return np.concatenate(parts) if parts else np.zeros(0)
+        step = max(1, MATCHING_CHUNK // max(1, len(self.sample)))
+        blocks = [self._percentiles(excluded[i : i + step]) for i in range(0, len(excluded), step)]
+        return np.concatenate(blocks) if blocks else np.zeros(0)
 
     def beyond_the_others(self) -> Array | None:
-        """Whether each sample of each set beats the percentile of the other samples; None below the floor."""
+        """Return which samples exceed the percentile of the other samples, or None below the floor."""
         bar = np.full(self.samples, np.inf)
-        # Without one sample the percentile sinks by the places that its own values may have held: who
-        # is never among so many of the best beats nobody.
-        places = _from_the_top(self.times.sum(), self.drawn.sum() - 1) + 1 + self.times.max()
+        # If a sample is excluded, the percentile sinks by at most as many places as the sample has
+        # values. So a sample that is never among that many of the best exceeds no percentile.
+        places = (
+            _from_the_top(self.occurrences.sum(), self.is_drawn.sum() - 1)
+            + 1
+            + self.occurrences.max()
+        )
         if self.floor > -np.inf and len(self.sample) < places:
             return None
-        suspects = np.unique(self.sample[: max(0, places)])
-        bar[suspects] = self.percentiles_without(suspects[:, None])
+        relevant = np.unique(self.sample[: max(0, places)])
+        bar[relevant] = self.percentiles_without(relevant[:, None])
         return None if np.isnan(bar).any() else self.values > bar[self.sets]
 
-    def _percentiles(self, some: Array) -> Array:
-        """(k,) the percentile of what is left when the samples in each row of ``some`` are taken out.
+    def _percentiles(self, excluded: Array) -> Array:
+        """Return (k,) percentiles of the remaining samples if the samples in each row are excluded.
 
-        Values are sorted once for all rows. A row's percentile lies so many places from the top among
-        the values of samples that are not in it: its place is counted down the common order, over a
-        stretch that grows until all rows have found theirs. NaN: below everything that was kept, i.e.
-        below the floor.
+        Values are sorted once for all rows. The percentile of a row has a known place from the top among the
+        values of samples that are not in the row. We count down the common order to this place, over a
+        stretch that grows until all rows are done. NaN means below all stored values, i.e. below the floor.
+
+        Args:
+            excluded: (k, any) samples.
+
+        Returns:
+            (k,) percentiles.
         """
-        inside = np.zeros((len(some), self.samples), dtype=bool)
-        inside[np.arange(len(some))[:, None], some] = True
-        length = self.times.sum() - inside @ self.times
-        place = _from_the_top(length, (self.drawn & ~inside).sum(1))
-        found = np.where(place < 0, np.inf, np.nan)
-        left = np.flatnonzero(place >= 0)
-        look = int(2 * place.max(initial=0)) + 64
-        while len(left) and len(self.sample):
-            outside = np.cumsum(~inside[np.ix_(left, self.sample[:look])], axis=1)
-            reached = outside[:, -1] > place[left]
-            at = np.argmax(outside[reached] > place[left[reached], None], axis=1)
-            found[left[reached]] = self.descending[at]
-            left = left[~reached]
-            if look >= len(self.sample):
+        inside = np.zeros((len(excluded), self.samples), dtype=bool)
+        inside[np.arange(len(excluded))[:, None], excluded] = True
+        length = self.occurrences.sum() - inside @ self.occurrences
+        place = _from_the_top(length, (self.is_drawn & ~inside).sum(1))
+        percentiles = np.where(place < 0, np.inf, np.nan)
+        open_rows = np.flatnonzero(place >= 0)
+        depth = int(2 * place.max(initial=0)) + 64
+        while len(open_rows) and len(self.sample):
+            outside = np.cumsum(~inside[np.ix_(open_rows, self.sample[:depth])], axis=1)
+            reached = outside[:, -1] > place[open_rows]
+            first = np.argmax(outside[reached] > place[open_rows[reached], None], axis=1)
+            percentiles[open_rows[reached]] = self.descending[first]
+            open_rows = open_rows[~reached]
+            if depth >= len(self.sample):
                 break
-            look *= 4
-        return found
+            depth *= 4
+        return percentiles
 
 
 def _from_the_top(length: Array | int, pool: Array | int) -> Array:
-    """Place of the percentile among ``length`` values of ``pool`` samples, 0 the best; -1: beyond all."""
+    """Return the place of the percentile among ``length`` values of ``pool`` samples.
+
+    0 is the best. -1 means that the percentile exceeds all values.
+
+    Args:
+        length: Number of values.
+        pool: Number of samples that have these values.
+
+    Returns:
+        The place.
+    """
     length, pool = np.asarray(length), np.maximum(np.asarray(pool), 1)
     rank = pool + 1 - (pool + 1) // ONE_IN  # ceil(0.99 (pool + 1))
     position = -(-length * rank // pool)
@@ -303,9 +379,15 @@ def _from_the_top(length: Array | int, pool: Array | int) -> Array:
 
 
 def safe_floor(gain: Array, value: Callable[[Array, Array], Array] | None, sets: Array) -> float:
-    """A gain that matches may lie below without changing any percentile, by a few held-out sets.
+    """Estimate from a few held-out sets below which gain matches cannot change any percentile.
 
-    None is safe where matches are scored by something else or some samples get no candidate.
+    Args:
+        gain: (m, n + N) oriented similarities.
+        value: Function that scores matches, or None if the gain is the score.
+        sets: (s, n) held-out sets.
+
+    Returns:
+        The floor. It is -inf if matches are not scored by the gain or if some samples get no candidate.
     """
     if value is not None or len(gain) < sets.shape[1] or not np.isfinite(gain).all():
         return -np.inf
@@ -316,13 +398,23 @@ def safe_floor(gain: Array, value: Callable[[Array, Array], Array] | None, sets:
 def matched_values(
     gain: Array, value: Callable[[Array, Array], Array] | None, candidate: Array, sets: Array
 ) -> Array:
-    """Scores of all matches; each distinct pair is scored once."""
+    """Score all matches, each distinct pair once.
+
+    Args:
+        gain: (m, n + N) oriented similarities.
+        value: Function that scores matches, or None if the gain is the score.
+        candidate: (s, n) candidate of every sample, -1 for none.
+        sets: (s, n) columns of the samples.
+
+    Returns:
+        (s, n) oriented scores, -inf for samples without a candidate.
+    """
     values = np.full(sets.shape, -np.inf)
     matched = candidate >= 0
     c, s = candidate[matched], sets[matched]
     if value is None:
         values[matched] = gain[c, s]
     else:
-        pair, back = np.unique(c * gain.shape[1] + s, return_inverse=True)
-        values[matched] = value(*np.divmod(pair, gain.shape[1]))[back]
+        pair, inverse = np.unique(c * gain.shape[1] + s, return_inverse=True)
+        values[matched] = value(*np.divmod(pair, gain.shape[1]))[inverse]
     return values

@@ -1,9 +1,10 @@
-"""Candidates against the training set and its held-out control, under every metric.
+"""Scores of candidates against the training set and the held-out set, under every metric.
 
-Candidates, training and held-out samples are compared as the network receives them. Adding the
-training mean to a candidate would bring it closer to every training sample, each of which is part
-of that mean, and so count noise as a leak. Only the published SSIM figures are computed on
-displayed images, mean added, to stand beside the published numbers; they never decide.
+Candidates, training samples and held-out samples are compared as the network receives them. If the
+training mean were added to a candidate, the candidate would move closer to every training sample, because
+each of these is part of the mean. Noise would then count as a leak. Only the published SSIM figures are
+computed on displayed images, with the mean added, so that they compare with the published numbers. They
+never decide a verdict.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from residuum.evaluation.matching import (
     MATCHINGS,
     METRICS,
     Array,
-    Field,
     Matching,
     Metric,
+    ScoringData,
+    are_class_labels,
     as_array,
-    discrete,
     greedy,
     greedy_in_sets,
-    lay_out,
+    prepare_scoring_data,
 )
 from residuum.evaluation.null import (
     MIN_SUBSETS,
@@ -45,14 +46,14 @@ from residuum.records.inputs import Dataset
 from residuum.records.reconstruction import Reconstruction
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores, ScoreSlice
 
-DECIDING = "ncc"  # of the verdict: ignores brightness and contrast
+DECIDING = "ncc"  # the metric of the verdict: it ignores brightness and contrast
 BINS = 5  # equally large slices of the samples, by margin
-PILOT = 16  # sets that a control is timed on before it is drawn
+PILOT = 16  # sets that are matched to estimate how long a calibration takes
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """One metric's row, and its match for every training sample."""
+    """The figures of a metric, and its match for every training sample."""
 
     figures: MetricScore
     matches: tuple[SampleMatch, ...]
@@ -70,22 +71,31 @@ def score(
     seed: int = 0,
     subsets: int = 500,
     seconds: float = math.inf,
-    before: Calibration | None = None,
+    calibration: Calibration | None = None,
 ) -> Scores:
-    """Score ``candidates`` (m, *shape), given as the network receives them: no mean added.
+    """Score ``candidates`` as the network receives them, i.e. without an added mean.
 
-    metrics: keys of ``METRICS``, all that apply by default, always with the deciding one.
-    outputs: (n,) or (n, k) what the network says of the training samples, for their margins.
-    multipliers: (m,) or (m, k) of the candidates.
-    match_labels: held-out subsets have the training set's label counts, where the pool allows.
-    seconds: the deciding metric draws fewer subsets where all would take longer, and other metrics
-        are left out.
-    before: what the control said of the same candidates by the deciding metric.
+    Args:
+        candidates: (m, *shape).
+        train: Training set.
+        holdout: Held-out set, or None.
+        metrics: Keys of ``METRICS``. The default is all that apply. The deciding metric is always included.
+        outputs: (n,) or (n, k) outputs of the network for the training samples, to compute their margins.
+        multipliers: (m,) or (m, k) multipliers of the candidates.
+        match_labels: Draw held-out subsets with the label counts of the training set, if possible.
+        seed: Seed of the random subsets.
+        subsets: Number of random subsets.
+        seconds: Time budget. If it is too short, the deciding metric draws fewer subsets and other metrics
+            are skipped.
+        calibration: The known chance level of the same candidates under the deciding metric.
+
+    Returns:
+        The scores under every metric, for every sample, class and slice by margin.
     """
     start = time.monotonic()
     notes: list[str] = []
     chosen = _choose(metrics, train.shape, notes)
-    field = lay_out(
+    data = prepare_scoring_data(
         candidates,
         train,
         holdout,
@@ -93,46 +103,53 @@ def score(
         seed=seed,
         match_labels=match_labels,
     )
-    judged: dict[str, _Verdict] = {}
+    verdicts: dict[str, _Verdict] = {}
     for metric in chosen:
         if metric.name != DECIDING and time.monotonic() - start >= seconds:
-            notes.append(f"{metric.name} left out, for want of time")
+            notes.append(f"{metric.name} skipped: time budget exhausted")
             continue
         try:
-            gain = field.gain(metric)
-            if before is not None and metric.name == DECIDING:
-                judged[DECIDING], subsets = _judge(metric, field, gain, before), len(before.chance)
+            gain = data.gain(metric)
+            if calibration is not None and metric.name == DECIDING:
+                verdicts[DECIDING], subsets = (
+                    _judge(metric, data, gain, calibration),
+                    len(calibration.chance),
+                )
                 continue
-            cost = _cost(metric, field, gain, seed) if seconds < math.inf else _Cost(0.0, 0.0)
-            left = seconds - (time.monotonic() - start)
+            cost = _cost(metric, data, gain, seed) if seconds < math.inf else _Cost(0.0, 0.0)
+            remaining = seconds - (time.monotonic() - start)
             if metric.name == DECIDING:
-                wanted, subsets = subsets, cost.affordable(subsets, left)
-                if subsets < wanted:
-                    notes.append(f"{subsets} of {wanted} subsets drawn, for want of time")
-            elif cost.of(subsets) > left:
-                about = f"about {cost.of(subsets):.0f} s"
-                notes.append(f"{metric.name} left out, for want of time: {about}")
+                requested, subsets = subsets, cost.count_subsets(subsets, remaining)
+                if subsets < requested:
+                    notes.append(f"{subsets} of {requested} subsets drawn: time budget exhausted")
+            elif cost.seconds_for(subsets) > remaining:
+                estimate = f"{cost.seconds_for(subsets):.0f} s"
+                notes.append(f"{metric.name} skipped: it needs about {estimate}")
                 continue
-            control = control_of(metric, field, gain, seed, subsets) if field.pool else None
-            judged[metric.name] = _judge(metric, field, gain, control)
+            chance_level = (
+                calibrate_metric(metric, data, gain, seed, subsets) if data.holdout_size else None
+            )
+            verdicts[metric.name] = _judge(metric, data, gain, chance_level)
         except Exception as problem:
-            if not metric.outside:
+            if not metric.is_plugin:
                 raise
             notes.append(f"{metric.name} failed: {type(problem).__name__}: {problem}"[:300])
-    per_sample = _per_sample(train, judged, outputs, multipliers)
+    per_sample = _per_sample(train, verdicts, outputs, multipliers)
     return Scores(
         n=len(train),
         m=len(candidates),
-        calibrated=field.pool > 0,
-        reason=field.reason,
+        calibrated=data.holdout_size > 0,
+        reason=data.reason,
         deciding=DECIDING,
-        metrics={name: verdict.figures for name, verdict in judged.items()},
+        metrics={name: verdict.figures for name, verdict in verdicts.items()},
         per_sample=per_sample,
         classes=by_class(train, per_sample, DECIDING),
         margins=by_margin(per_sample, DECIDING),
-        pool=field.pool,
-        subsets=subsets if field.pool else 0,
-        smallest_significant=smallest_significant(field.n, field.pool) if field.pool else None,
+        pool=data.holdout_size,
+        subsets=subsets if data.holdout_size else 0,
+        smallest_significant=smallest_significant(data.n, data.holdout_size)
+        if data.holdout_size
+        else None,
         seed=seed,
         notes=tuple(notes),
     )
@@ -140,133 +157,164 @@ def score(
 
 @dataclass(frozen=True)
 class _Cost:
-    """Seconds of a control: once, and for every set that is matched (two sets to a subset)."""
+    """Seconds of a calibration: setup, and matching of each set (two sets per subset)."""
 
-    once: float
-    each: float
+    setup: float
+    per_set: float
 
-    def of(self, subsets: int) -> float:
-        return self.once + 2 * subsets * self.each
+    def seconds_for(self, subsets: int) -> float:
+        return self.setup + 2 * subsets * self.per_set
 
-    def affordable(self, subsets: int, seconds: float) -> int:
-        """As many subsets as fit, never fewer than a control needs."""
-        if self.of(subsets) <= seconds:
+    def count_subsets(self, subsets: int, seconds: float) -> int:
+        """Return how many subsets fit into ``seconds``, but never fewer than a calibration needs."""
+        if self.seconds_for(subsets) <= seconds:
             return subsets
-        # On a busy machine a few sets can take no longer than the first: then nothing is known.
-        fit = int((seconds - self.once) / (2 * self.each)) if self.each > 0 else MIN_SUBSETS
+        # On a busy machine a few sets may take no longer than the first. Then the cost is unknown.
+        fit = int((seconds - self.setup) / (2 * self.per_set)) if self.per_set > 0 else MIN_SUBSETS
         return min(subsets, max(MIN_SUBSETS, fit))
 
 
-def affordable(
-    parts: Sequence[tuple[Metric, Field, Array]],
+def count_affordable_subsets(
+    problems: Sequence[tuple[Metric, ScoringData, Array]],
     seed: int,
     subsets: int,
     seconds: float,
 ) -> int:
-    """As many common subsets as all parts can be judged by within ``seconds``.
+    """Return how many subsets fit into the time budget if all problems use the same subsets.
 
-    Never fewer than a control needs.
+    Args:
+        problems: Metric, data and gain matrix of every calibration.
+        seed: Seed of the timed pilot.
+        subsets: Maximum number of subsets.
+        seconds: Time budget of all calibrations together.
+
+    Returns:
+        The number of subsets, never fewer than a calibration needs.
     """
     if seconds == math.inf:
         return subsets
-    costs = [_cost(*part, seed) for part in parts]
-    total = _Cost(sum(one.once for one in costs), sum(one.each for one in costs))
-    return total.affordable(subsets, seconds)
+    costs = [_cost(metric, data, gain, seed) for metric, data, gain in problems]
+    total = _Cost(sum(cost.setup for cost in costs), sum(cost.per_set for cost in costs))
+    return total.count_subsets(subsets, seconds)
 
 
-def _cost(metric: Metric, field: Field, gain: Array, seed: int) -> _Cost:
-    """Timed on one held-out set and on a few."""
-    if not field.pool:
+def _cost(metric: Metric, data: ScoringData, gain: Array, seed: int) -> _Cost:
+    """Estimate the cost of a calibration: time one held-out set, then a few."""
+    if not data.holdout_size:
         return _Cost(0.0, 0.0)
-    rng, took = np.random.default_rng((seed, 3)), []
-    value, floor = field.value_of(metric), -np.inf
+    rng, durations = np.random.default_rng((seed, 3)), []
+    value, floor = data.value_of(metric), -np.inf
     for count in (1, 1 + PILOT):
         start = time.monotonic()
-        keys = rng.random((count, field.pool))
-        sets = field.n + np.argsort(keys, axis=1)[:, : field.n]
+        keys = rng.random((count, data.holdout_size))
+        sets = data.n + np.argsort(keys, axis=1)[:, : data.n]
         floor = safe_floor(gain, value, sets) if count == 1 else floor
         matched_values(gain, value, greedy_in_sets(gain, sets, floor), sets)
-        took.append(time.monotonic() - start)
-    return _Cost(took[0], max(0.0, took[1] - took[0]) / PILOT)
+        durations.append(time.monotonic() - start)
+    return _Cost(durations[0], max(0.0, durations[1] - durations[0]) / PILOT)
 
 
-def control_of(metric: Metric, field: Field, gain: Array, seed: int, subsets: int) -> Calibration:
-    """What the held-out pool says of the candidates; one seed draws the same subsets for all."""
-    value, rng = field.value_of(metric), np.random.default_rng(seed)
-    return calibrate(gain, field.n, value=value, strata=field.strata, subsets=subsets, rng=rng)
+def calibrate_metric(
+    metric: Metric, data: ScoringData, gain: Array, seed: int, subsets: int
+) -> Calibration:
+    """Compute the chance level of the candidates from the held-out set.
+
+    Args:
+        metric: The metric to score by.
+        data: Candidates, training samples and held-out samples.
+        gain: (m, n + N) matrix of :meth:`ScoringData.gain`.
+        seed: Seed of the random subsets. The same seed draws the same subsets for all candidates.
+        subsets: Number of random subsets.
+
+    Returns:
+        The chance level and the test.
+    """
+    value, rng = data.value_of(metric), np.random.default_rng(seed)
+    return calibrate(gain, data.n, value=value, strata=data.strata, subsets=subsets, rng=rng)
 
 
-def _judge(metric: Metric, field: Field, gain: Array, control: Calibration | None) -> _Verdict:
-    """Match by one metric, the published way and the calibrated way."""
-    everyone = np.arange(field.n)
-    published = MATCHINGS[metric.published_matching]
-    nearest = field.scored(metric, gain, everyone, published)
-    figures = _published(metric, nearest)
-    if control is None:
-        own = field.scored(metric, gain, everyone, greedy)
-        return _Verdict(figures, _matches(metric, field, own, nearest, None))
-    chance = _published(metric, field.scored(metric, gain, control.reference, published))
-    count = int(control.recovered.sum())
+def _judge(
+    metric: Metric, data: ScoringData, gain: Array, calibration: Calibration | None
+) -> _Verdict:
+    """Match by one metric, both as published and one-to-one."""
+    all_samples = np.arange(data.n)
+    match_as_published = MATCHINGS[metric.published_matching]
+    published = data.match_and_score(metric, gain, all_samples, match_as_published)
+    figures = _published(metric, published)
+    if calibration is None:
+        one_to_one = data.match_and_score(metric, gain, all_samples, greedy)
+        return _Verdict(figures, _matches(metric, data, one_to_one, published, None))
+    chance = _published(
+        metric, data.match_and_score(metric, gain, calibration.reference, match_as_published)
+    )
+    count = int(calibration.recovered.sum())
     figures = figures.replace(
         recovered=count,
-        expected_by_chance=control.expected_by_chance,
-        interval=count_interval(count, field.n),
-        p_value=control.p_value,
-        threshold_null99=_number(metric, control.threshold),
+        expected_by_chance=calibration.expected_by_chance,
+        interval=count_interval(count, data.n),
+        p_value=calibration.p_value,
+        threshold_null99=_number(metric, calibration.threshold),
         above_published_threshold_holdout=chance.above_published_threshold,
     )
-    own = Matching(control.candidate, control.value)
-    return _Verdict(figures, _matches(metric, field, own, nearest, control.recovered))
+    one_to_one = Matching(calibration.candidate, calibration.value)
+    return _Verdict(figures, _matches(metric, data, one_to_one, published, calibration.recovered))
 
 
-def _published(metric: Metric, nearest: Matching) -> MetricScore:
-    """The figures that need no control."""
-    values = np.sort(nearest.value[nearest.value > -np.inf])[::-1]
-    bar, above = metric.published_threshold, None
-    if bar is not None:
-        above = int((values > (bar if metric.higher_is_better else -bar)).sum())
-    of = [values[:10].mean(), values[0], np.median(values)] if len(values) else [np.nan] * 3
-    top, best, median = (_number(metric, value) for value in of)
-    about = metric.name, metric.description, metric.higher_is_better
-    return MetricScore(*about, bar, above, top, best, median)
+def _published(metric: Metric, matching: Matching) -> MetricScore:
+    """Return the figures that need no held-out set."""
+    values = np.sort(matching.value[matching.value > -np.inf])[::-1]
+    threshold, above = metric.published_threshold, None
+    if threshold is not None:
+        above = int((values > (threshold if metric.higher_is_better else -threshold)).sum())
+    summary = [values[:10].mean(), values[0], np.median(values)] if len(values) else [np.nan] * 3
+    top, best, median = (_number(metric, value) for value in summary)
+    description = metric.name, metric.description, metric.higher_is_better
+    return MetricScore(*description, threshold, above, top, best, median)
 
 
 def _matches(
-    metric: Metric, field: Field, own: Matching, nearest: Matching, recovered: Array | None
+    metric: Metric,
+    data: ScoringData,
+    one_to_one: Matching,
+    published: Matching,
+    recovered: Array | None,
 ) -> tuple[SampleMatch, ...]:
     return tuple(
         SampleMatch(
-            score=_number(metric, own.value[i]),
-            candidate=field.original(own.candidate[i]),
+            score=_number(metric, one_to_one.value[i]),
+            candidate=data.find_original(one_to_one.candidate[i]),
             recovered=None if recovered is None else bool(recovered[i]),
-            nearest=_number(metric, nearest.value[i]),
-            nearest_candidate=field.original(nearest.candidate[i]),
+            nearest=_number(metric, published.value[i]),
+            nearest_candidate=data.find_original(published.candidate[i]),
         )
-        for i in range(field.n)
+        for i in range(data.n)
     )
 
 
 def _per_sample(
-    train: Dataset, judged: dict[str, _Verdict], outputs: Tensor | None, multipliers: Tensor | None
+    train: Dataset,
+    verdicts: dict[str, _Verdict],
+    outputs: Tensor | None,
+    multipliers: Tensor | None,
 ) -> tuple[SampleScore, ...]:
     margin = None if outputs is None else margins(outputs, train.y)
     lam = (
         None if multipliers is None else as_array(multipliers.reshape(len(multipliers), -1).sum(1))
     )
-    label = train.y.long().tolist() if discrete(train.y) else None
-    numbers, rows = train.rows, []
+    label = train.y.long().tolist() if are_class_labels(train.y) else None
+    row_numbers, rows = train.rows, []
     for i in range(len(train)):
-        decided = judged[DECIDING].matches[i]
-        taken = decided.candidate
+        match = verdicts[DECIDING].matches[i]
+        candidate = match.candidate
         rows.append(
             SampleScore(
-                index=numbers[i],
+                index=row_numbers[i],
                 id=train.record_ids[i] if train.record_ids else "",
                 label=None if label is None else label[i],
                 margin=None if margin is None else float(margin[i]),
-                multiplier=None if lam is None or taken is None else float(lam[taken]),
-                recovered=decided.recovered,
-                matches={name: verdict.matches[i] for name, verdict in judged.items()},
+                multiplier=None if lam is None or candidate is None else float(lam[candidate]),
+                recovered=match.recovered,
+                matches={name: verdict.matches[i] for name, verdict in verdicts.items()},
             )
         )
     return tuple(rows)
@@ -275,38 +323,48 @@ def _per_sample(
 def _choose(
     names: Sequence[str] | None, shape: tuple[int, ...], notes: list[str]
 ) -> tuple[Metric, ...]:
-    """The metrics asked for, the deciding one among them; by default all that apply."""
+    """Return the chosen metrics including the deciding one. The default is all metrics that apply."""
     for name in names or ():
         require_known(name, METRICS, "There is no metric")
-        if why := METRICS[name].why_not(shape):
-            raise InputError(f"Metric {name!r} {why}.", "Leave it out of metrics=(...).")
+        if reason := METRICS[name].why_not(shape):
+            raise InputError(f"Metric {name!r} {reason}.", "Remove it from metrics=(...).")
     if names is None:
         reasons = {name: metric.why_not(shape) for name, metric in METRICS.items()}
-        notes += [f"{name} left out: it {why}" for name, why in reasons.items() if why]
-        names = [name for name, why in reasons.items() if not why]
+        notes += [f"{name} skipped: it {reason}" for name, reason in reasons.items() if reason]
+        names = [name for name, reason in reasons.items() if not reason]
     return tuple(METRICS[name] for name in dict.fromkeys([DECIDING, *names]))
 
 
 def _number(metric: Metric, oriented: float) -> float | None:
-    """A value in the metric's own direction again; None where there was none."""
+    """Return a value in the metric's own direction, or None if it is not finite."""
     if not np.isfinite(oriented):
         return None
     return float(oriented if metric.higher_is_better else -oriented)
 
 
 def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
-    """How clearly the network decides each sample; None for regression targets. (n,).
+    """Return how clearly the network decides each sample.
 
-    One output: m_i = y_i Phi(x_i), y in -1/+1 (0/1 is read as such). Several: the output of the
-    sample's class less the largest other one.
+    With one output, m_i = y_i Phi(x_i), where labels 0/1 are read as -1/+1. With several outputs, m_i is the
+    output of the sample's class minus the largest other output.
+
+    Args:
+        outputs: (n,) or (n, k) outputs of the network.
+        y: (n,) labels.
+
+    Returns:
+        (n,) margins, or None for regression targets.
+
+    Raises:
+        DataError: If outputs and labels do not fit together.
     """
     outputs, y = outputs.detach().cpu().double(), y.cpu()
     if len(outputs) != len(y):
         raise DataError(
-            f"outputs need one row per training sample; got {len(outputs)} for {len(y)}.",
-            "Give what the network says of train.x.",
+            f"outputs need one row per training sample; got {len(outputs)} rows for {len(y)} samples.",
+            "Pass the network's outputs for train.x.",
         )
-    if not discrete(y):
+    if not are_class_labels(y):
         return None
     outputs = outputs.reshape(len(outputs), -1)
     if outputs.shape[1] == 1:
@@ -314,40 +372,68 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
         return signs * outputs[:, 0] if len(y.unique()) <= 2 else None
     if y.min() < 0 or y.max() >= outputs.shape[1]:
         raise DataError(
-            f"Labels must index the {outputs.shape[1]} outputs; they run from {int(y.min())} "
+            f"Labels must index the {outputs.shape[1]} outputs; got labels from {int(y.min())} "
             f"to {int(y.max())}.",
             "Number the classes from 0.",
         )
-    own = torch.zeros_like(outputs, dtype=torch.bool)
-    own[torch.arange(len(y)), y.long()] = True
-    return outputs[own] - outputs.masked_fill(own, -torch.inf).amax(1)
+    is_class = torch.zeros_like(outputs, dtype=torch.bool)
+    is_class[torch.arange(len(y)), y.long()] = True
+    return outputs[is_class] - outputs.masked_fill(is_class, -torch.inf).amax(1)
 
 
 def by_class(train: Dataset, rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, ...]:
-    """One slice per label, in order; none for regression targets."""
+    """Summarize the samples of each label.
+
+    Args:
+        train: Training set.
+        rows: Scores of its samples.
+        metric: Name of the metric.
+
+    Returns:
+        A slice per label, in order. It is empty for regression targets.
+    """
     labels = sorted({row.label for row in rows if row.label is not None})
-    parts = [[row for row in rows if row.label == label] for label in labels]
-    named = [label_name(label, train) for label in labels]
-    return tuple(_slice(*part, metric) for part in zip(named, parts, strict=True))
+    rows_by_label = [[row for row in rows if row.label == label] for label in labels]
+    names = [label_name(label, train) for label in labels]
+    pairs = zip(names, rows_by_label, strict=True)
+    return tuple(_slice(name, members, metric) for name, members in pairs)
 
 
 def label_name(label: float | int, train: Dataset) -> str:
-    """The class's own name where the data has one."""
-    at = int(label > 0) if len(train.classes) == 2 and label in (-1, 1) else int(label)
-    return train.classes[at] if 0 <= at < len(train.classes) else f"{label:g}"
+    """Return the name of a class, or its number if the data have no names.
+
+    Args:
+        label: Class index, or -1/+1.
+        train: Training set.
+
+    Returns:
+        The name.
+    """
+    index = int(label > 0) if len(train.classes) == 2 and label in (-1, 1) else int(label)
+    return train.classes[index] if 0 <= index < len(train.classes) else f"{label:g}"
 
 
 def by_margin(rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, ...]:
-    """Equally large slices by margin, smallest margins first; none where margins are unknown."""
-    known = sorted((row for row in rows if row.margin is not None), key=lambda row: row.margin or 0)
-    if not known:
+    """Summarize equally large slices of the samples, smallest margins first.
+
+    Args:
+        rows: Scores of the training samples.
+        metric: Name of the metric.
+
+    Returns:
+        The slices. They are empty if no margins are known.
+    """
+    ordered = sorted(
+        (row for row in rows if row.margin is not None), key=lambda row: row.margin or 0
+    )
+    if not ordered:
         return ()
-    parts = np.array_split(np.arange(len(known)), min(BINS, len(known)))
+    bins = np.array_split(np.arange(len(ordered)), min(BINS, len(ordered)))
     slices = []
-    for part in parts:
-        some = [known[i] for i in part]
-        name = f"{some[0].margin:.4g} .. {some[-1].margin:.4g}"
-        slices.append(_slice(name, some, metric))
+    for positions in bins:
+        members = [ordered[i] for i in positions]
+        name = f"{members[0].margin:.4g} .. {members[-1].margin:.4g}"
+        slices.append(_slice(name, members, metric))
     return tuple(slices)
 
 
@@ -365,8 +451,8 @@ class CandidatePool(NamedTuple):
     lam: Tensor
 
 
-def whole_pool(reconstruction: Reconstruction) -> CandidatePool:
-    """Return every candidate, as the published counts pool them, and the means of groups of them."""
+def all_candidates(reconstruction: Reconstruction) -> CandidatePool:
+    """Return every candidate, as in the published counts, and the means of groups of candidates."""
     x, lam = reconstruction.x, reconstruction.weight
     if (selection := reconstruction.selection) is not None:
         is_mean = selection.members > 1
@@ -375,8 +461,8 @@ def whole_pool(reconstruction: Reconstruction) -> CandidatePool:
     return CandidatePool(x, lam)
 
 
-def selected_pool(reconstruction: Reconstruction) -> CandidatePool:
-    """Return the attack's own choice: what several restarts hold, or all it ranked if none agree."""
+def selected_candidates(reconstruction: Reconstruction) -> CandidatePool:
+    """Return the candidates that several restarts agree on, or all ranked candidates if none agree."""
     selection = reconstruction.selection
     if selection is None:
         return CandidatePool(reconstruction.x[:0], reconstruction.weight[:0])
@@ -385,8 +471,8 @@ def selected_pool(reconstruction: Reconstruction) -> CandidatePool:
     return CandidatePool(selection.x[chosen], selection.lam[chosen])
 
 
-def joined(pools: list[CandidatePool]) -> CandidatePool:
-    """Return the candidates of several attacks as one pool, so that one test judges them together."""
+def join_pools(pools: list[CandidatePool]) -> CandidatePool:
+    """Return the candidates of several attacks as one pool, so that one test judges all of them."""
     return CandidatePool(
         torch.cat([pool.x.double() for pool in pools]),
         torch.cat([pool.lam.double() for pool in pools]),

@@ -29,7 +29,7 @@ from markupsafe import Markup, escape
 from torch import Tensor
 
 from residuum.evaluation.null import format_p
-from residuum.evaluation.scoring import joined, whole_pool
+from residuum.evaluation.scoring import all_candidates, join_pools
 from residuum.records.inputs import with_mean
 from residuum.report import charts, drawing
 from residuum.report.drawing import Array
@@ -578,7 +578,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
     assert evidence is not None
     assert scores is not None
     parts = [part for part in result.reconstructions if part.attack == result.shown]
-    pool = joined([whole_pool(part) for part in parts or result.reconstructions])
+    pool = join_pools([all_candidates(part) for part in parts or result.reconstructions])
     outputs = evidence.outputs if evidence.output_name == "network output" else None
     has_finding = is_reconstructed(result)  # otherwise no single match counts
     table = len(result.shape) == 1  # flat samples may be granted the shape of an image

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from residuum.evaluation import score
-from residuum.evaluation.scoring import CandidatePool, selected_pool, whole_pool
+from residuum.evaluation.scoring import CandidatePool, all_candidates, selected_candidates
 from residuum.records import Dataset, Reconstruction, Scores
 from residuum.records.inputs import with_mean
 from residuum.records.rundir import RunDir
@@ -161,7 +161,7 @@ def rankings(done: Sweep, out: Path, train: Dataset, holdout: Dataset | None) ->
     for trial in done.order:
         if (reconstruction := folder.load(trial.number)) is None:
             continue
-        ncc = scores(whole_pool(reconstruction), TRIAL_SUBSETS).metrics["ncc"]
+        ncc = scores(all_candidates(reconstruction), TRIAL_SUBSETS).metrics["ncc"]
         rows.append(
             {
                 "number": trial.number,
@@ -176,8 +176,8 @@ def rankings(done: Sweep, out: Path, train: Dataset, holdout: Dataset | None) ->
         )
     groups = done.found.selection
     agreed = groups is not None and bool((groups.support > 1).any())
-    consensus = scores(selected_pool(done.found), SUBSETS) if agreed else None
-    return Rankings(tuple(rows), scores(whole_pool(done.found), SUBSETS), consensus, len(train))
+    consensus = scores(selected_candidates(done.found), SUBSETS) if agreed else None
+    return Rankings(tuple(rows), scores(all_candidates(done.found), SUBSETS), consensus, len(train))
 
 
 def page(done: Sweep, subject: str) -> str:

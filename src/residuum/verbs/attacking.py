@@ -13,7 +13,7 @@ from residuum.attacks import Attack
 from residuum.attacks.base import Watcher
 from residuum.errors import InputError, require_known
 from residuum.evaluation import score
-from residuum.evaluation.scoring import CandidatePool, selected_pool, whole_pool
+from residuum.evaluation.scoring import CandidatePool, all_candidates, selected_candidates
 from residuum.io.checkpoints import load_checkpoint
 from residuum.io.release import Release, locate
 from residuum.networks.network import Network
@@ -117,8 +117,8 @@ def score_run(
     def judge(pool: CandidatePool) -> Scores:
         return score(pool.x, train, control, multipliers=pool.lam, outputs=outputs, **how)
 
-    chosen = selected_pool(found)
-    pool = whole_pool(found) if which == "all" else chosen
+    chosen = selected_candidates(found)
+    pool = all_candidates(found) if which == "all" else chosen
     scores = judge(pool)
     if other:
         scores = scores.replace(notes=(*scores.notes, OTHER))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from residuum.datasets.given import both
 from residuum.errors import DataError, InputError
-from residuum.evaluation.scoring import whole_pool
+from residuum.evaluation.scoring import all_candidates
 from residuum.io.checkpoints import as_network
 from residuum.io.release import Release, open_release
 from residuum.io.release_knowledge import with_release
@@ -124,7 +124,7 @@ def exposure(
     if release is not None:
         knowledge = with_release(release, network, knowledge)
     attack = load_run(Path(found)) if isinstance(found, str | Path) else found
-    candidates = None if attack is None else whole_pool(attack).x
+    candidates = None if attack is None else all_candidates(attack).x
     inserted = None
     if canaries is not None:
         samples = read_canaries(canaries) if isinstance(canaries, str | Path) else canaries
