@@ -160,7 +160,7 @@ def made(row: Row, seed: int, root: str, device: str) -> Victim:
             loss.backward()
             optimizer.step()
             mean += float(loss.detach()) * len(rows) / row.n
-    moment = {name: m.cpu() for name, m in rs.moment_of(optimizer, model).items()}
+    moment = {name: m.cpu() for name, m in rs.read_moment(optimizer, model).items()}
     model.cpu().eval()
     facts = {"loss": mean, "epochs": epochs, "seconds": time.time() - begun, "seed": seed}
     if row.model == "resnet-folded":

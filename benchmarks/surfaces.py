@@ -43,7 +43,7 @@ from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.evaluation.matching import greedy
 from residuum.io.release import open_release
-from residuum.io.release_knowledge import beside, with_release
+from residuum.io.release_knowledge import add_stored_knowledge, read_stored_knowledge
 from residuum.records import Split, write_json
 from residuum.records.rundir import environment, require_device
 from residuum.similarity import ncc
@@ -168,7 +168,7 @@ def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: in
     sized = common.changed(seconds=1.0 if tiny else sizes["unmix"])
     kkt = "binary-kkt" if outputs == 1 else "multiclass-kkt"
     found = [Unmix.like(sized), attack_class(kkt).like(common)]
-    if beside(open_release(path), released).moment is not None:
+    if read_stored_knowledge(open_release(path), released).moment is not None:
         found += [UnmixOptimizerState.like(sized), OptimizerState.like(common)]
     return found
 
@@ -367,7 +367,7 @@ def gates(folder: Path) -> None:
             released = rs.load_checkpoint(path)
             with np.load(path.with_suffix(".npz")) as images:
                 x = torch.from_numpy(images["x"]).flatten(1).double()
-            moment = with_release(open_release(path), released, rs.Knowledge()).moment
+            moment = add_stored_knowledge(open_release(path), released, rs.Knowledge()).moment
             assert moment is not None
             theta, rows = released.theta, moment["layers.0.weight"].double()
             on = (x @ theta["layers.0.weight"].double().T + theta["layers.0.bias"]) > 0  # (n, h)

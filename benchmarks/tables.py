@@ -178,7 +178,7 @@ def fitted(row: Row, seed: int, generator: torch.Generator) -> Victim:
     task = "regression" if row.data == "diabetes" else ""
     network = rs.checkpoint_from_module(model, task=task)
     low, high = float(every.min()), float(every.max())
-    known = Knowledge(value_range=(low, high), moment=rs.moment_of(adam, model))
+    known = Knowledge(value_range=(low, high), moment=rs.read_moment(adam, model))
     return Victim(network, known, start, x.double(), every[row.n :], {"loss": mean})
 
 

@@ -23,8 +23,8 @@ from residuum.cli.main import main
 from residuum.engine.generic import GRAPH_FACTOR
 from residuum.errors import ArchitectureError, CheckpointError, InputError
 from residuum.io.checkpoints import as_network
-from residuum.io.modules import _keep
-from residuum.io.trusted_code import load_with_code, made
+from residuum.io.modules import _wrap_module
+from residuum.io.trusted_code import build_network, load_with_code
 from residuum.networks import ConvNet, Kinks, SigmoidReLU, Softplus, dense_chain, with_surrogate
 from residuum.networks.probing import probe
 
@@ -105,7 +105,7 @@ SHAPE = rs.Knowledge(shape=(1, 4, 4))
 def test_a_class_that_computes_an_mlp_is_that_mlp(activation: Any, name: str) -> None:
     torch.manual_seed(0)
     model = Net(activation)
-    checkpoint = rs.checkpoint_from_module(model, shape_if_kept=(1, 4, 4))
+    checkpoint = rs.checkpoint_from_module(model, fallback_shape=(1, 4, 4))
     assert checkpoint.arch == "mlp:16-12-8-3,bias=all" + name
     assert checkpoint.live is None
     assert checkpoint.source_names["layers.1.weight"] == "fc2.weight"
@@ -144,7 +144,7 @@ def test_strides_are_told_from_pooling_by_what_they_compute() -> None:
             x = F.max_pool2d(F.relu(self.c1(x)), 2)
             return self.fc(F.max_pool2d(F.relu(self.c2(x)), 2).flatten(1))
 
-    shape = {"shape_if_kept": (1, 8, 8)}
+    shape = {"fallback_shape": (1, 8, 8)}
     assert rs.checkpoint_from_module(Strided(), **shape).arch == "convnet:1x8x8-3-4-2,bias=all"
     assert rs.checkpoint_from_module(Pooled(), **shape).module is not None
 
@@ -345,7 +345,7 @@ def test_an_all_relu_convnet_is_attacked_as_its_string() -> None:
     torch.manual_seed(0)
     model = ConvNet((1, 4, 4), (3, 4), 1)
     config = rs.attacks.Auto(steps=100, restarts=1, candidates=5, dtype="float64")
-    one = rs.attack(_keep(model, (1, 4, 4)), SHAPE, config)
+    one = rs.attack(_wrap_module(model, (1, 4, 4)), SHAPE, config)
     other = rs.attack(model, SHAPE, config)
     assert rs.checkpoint_from_module(model).arch == "convnet:1x4x4-3-4-1"
     torch.testing.assert_close(one.loss, other.loss, rtol=1e-8, atol=0)
@@ -358,7 +358,7 @@ def test_the_engine_equals_the_generic_path_for_every_activation(name: str) -> N
     model = rs.Architecture.parse(f"mlp:16-7-5-1,bias=all,activation={name}").build()
     assert dense_chain(model) is not None
     parts = [part for layer in model.linears for part in (layer, model.activation)][:-1]
-    kept = _keep(nn.Sequential(*parts), (16,))
+    kept = _wrap_module(nn.Sequential(*parts), (16,))
     assert dense_chain(kept.copy_module()) is None
     config = rs.attacks.Auto(steps=100, restarts=1, candidates=5, layers="all", dtype="float64")
     one = rs.attack(kept, None, config)
@@ -458,7 +458,7 @@ def test_a_network_of_functions_gives_its_sample_back_at_an_exact_point() -> Non
         steps=600, restarts=1, candidates=1, lr_x=0.03, layers="all", priors=()
     )
     known = SHAPE.replace(label_balance=(0.0, 1.0))
-    found = rs.attack(_keep(One(), (1, 4, 4)), known, config)
+    found = rs.attack(_wrap_module(One(), (1, 4, 4)), known, config)
     assert float(F.cosine_similarity(found.x.flatten(1), x.double().flatten(1))) > 0.999
     assert BinaryKKT.name == found.attack
 
@@ -493,7 +493,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     name = f"code_{tmp_path.name}".replace("-", "_")
     (tmp_path / f"{name}.py").write_text(CODE)
     (tmp_path / "name").write_text(name)
-    model = made(f"{name}:build", trusted=True)
+    model = build_network(f"{name}:build", trusted=True)
     torch.save(moved(model).state_dict(), tmp_path / "w.pt")
     torch.save({"state_dict": {f"module.{k}": v for k, v in model.state_dict().items()}}, "ddp.pt")
     x = torch.rand(120, 1, 4, 4)
@@ -647,7 +647,7 @@ def test_images_may_be_given_to_a_network_that_takes_them_flat() -> None:
     model(torch.randn(9, 16))
     found = rs.attack(model, SHAPE, SHORT)
     assert found.x.shape[1:] == (1, 4, 4)
-    checkpoint = rs.checkpoint_from_module(model, shape_if_kept=(1, 4, 4))
+    checkpoint = rs.checkpoint_from_module(model, fallback_shape=(1, 4, 4))
     x = torch.randn(3, 1, 4, 4)
     assert torch.equal(checkpoint.copy_module()(x), model.eval()(x.flatten(1)))
     with pytest.raises(ArchitectureError, match=r"samples of shape \(1, 4, 5\)"):
@@ -721,7 +721,7 @@ class Strict(nn.Module):
 
 def test_a_network_is_measured_with_samples_of_its_own_shape() -> None:
     torch.manual_seed(0)
-    checkpoint = rs.checkpoint_from_module(Strict(), shape_if_kept=(8, 8))
+    checkpoint = rs.checkpoint_from_module(Strict(), fallback_shape=(8, 8))
     assert checkpoint.homogeneity_order is None
 
 

@@ -20,7 +20,7 @@ from residuum.attacks.stationarity.objectives import Moment
 from residuum.cli.main import main
 from residuum.errors import InputError
 from residuum.io.release import open_release
-from residuum.io.release_knowledge import beside, with_release
+from residuum.io.release_knowledge import add_stored_knowledge, read_stored_knowledge
 from residuum.surfaces.surface import MOMENT, SURFACES
 from tests.program import Capture, one_line, printed
 
@@ -81,10 +81,10 @@ def test_the_moment_in_a_file_is_that_of_the_live_optimizer(tmp_path: Path, name
                 if "param_names" in group:
                     group["param_names"] = [f"{prefix}{n}" for n in group["param_names"]]
         torch.save({"model": weights, "optimizer": state}, tmp_path / "m.pt")
-        found = beside(
+        found = read_stored_knowledge(
             open_release(tmp_path / "m.pt"), rs.load_checkpoint(tmp_path / "m.pt")
         ).moment
-        live = rs.moment_of(optimizer, model)
+        live = rs.read_moment(optimizer, model)
         assert found is not None
         assert {*found} == {*live}
         assert all(torch.allclose(found[n], live[n], atol=1e-7) for n in live)
@@ -96,10 +96,11 @@ def test_layers_that_were_frozen_have_no_equation(tmp_path: Path) -> None:
     optimizer = trained(model, torch.optim.SGD(head, 0.01, 0.9))
     torch.save({"model": model.state_dict(), "optim": optimizer.state_dict()}, tmp_path / "m.pt")
     released = rs.load_checkpoint(tmp_path / "m.pt")
-    knowledge = with_release(open_release(tmp_path / "m.pt"), released, rs.Knowledge())
+    knowledge = add_stored_knowledge(open_release(tmp_path / "m.pt"), released, rs.Knowledge())
     surface = SURFACES[MOMENT](released, knowledge)
     assert any(
-        "last which fit" in note for note in beside(open_release(tmp_path / "m.pt"), released).notes
+        "last which fit" in note
+        for note in read_stored_knowledge(open_release(tmp_path / "m.pt"), released).notes
     )
     assert surface.equations == ("layers.2", "layers.3")
     live = {n: optimizer.state[p]["momentum_buffer"] for n, p in zip("wbwb", head, strict=True)}
@@ -110,13 +111,16 @@ def test_a_bare_or_foreign_file_grants_nothing(tmp_path: Path) -> None:
     model = network()
     torch.save(model.state_dict(), tmp_path / "bare.pt")
     released = rs.load_checkpoint(tmp_path / "bare.pt")
-    assert with_release(open_release(tmp_path / "bare.pt"), released, rs.Knowledge()).granted == ()
+    assert (
+        add_stored_knowledge(open_release(tmp_path / "bare.pt"), released, rs.Knowledge()).granted
+        == ()
+    )
     other = nn.Linear(3, 2)
     state = torch.optim.SGD(other.parameters(), 0.1, 0.9)
     other(torch.randn(4, 3)).sum().backward()
     state.step()
     torch.save({"model": model.state_dict(), "optimizer": state.state_dict()}, tmp_path / "m.pt")
-    assert beside(open_release(tmp_path / "m.pt"), released).moment is None
+    assert read_stored_knowledge(open_release(tmp_path / "m.pt"), released).moment is None
 
 
 def estimator(**how: Any) -> tuple[Any, np.ndarray]:
@@ -136,9 +140,9 @@ def test_an_estimator_is_read_with_its_moment_and_start(
     model, x = estimator(solver=solver, random_state=3)
     joblib.dump(model, tmp_path / "m.joblib", compress=packed)
     released = rs.load_checkpoint(tmp_path / "m.joblib")
-    knowledge = with_release(open_release(tmp_path / "m.joblib"), released, rs.Knowledge())
+    knowledge = add_stored_knowledge(open_release(tmp_path / "m.joblib"), released, rs.Knowledge())
     assert knowledge.provenance == {"theta0": "release", "moment": "release"}
-    live = rs.moment_of(model)
+    live = rs.read_moment(model)
     assert knowledge.moment is not None
     assert all(torch.allclose(knowledge.moment[n], t) for n, t in live.items())
     outputs = released.copy_module()(torch.from_numpy(x).to(next(iter(released.theta.values()))))
@@ -236,7 +240,7 @@ def test_values_of_the_wrong_kind_are_refused_or_passed_over(tmp_path: Path) -> 
             file.write_bytes(pickle.dumps(broken))
             assert main(["scan", str(file), "--quiet"]) in (0, 2, 4), (name, odd)
             with suppress(rs.ResiduumError):
-                with_release(open_release(file), rs.load_checkpoint(file), rs.Knowledge())
+                add_stored_knowledge(open_release(file), rs.load_checkpoint(file), rs.Knowledge())
     for place in ("state", "param_groups"):
         for odd in ODD:
             inner = {**whole["optimizer"], place: odd}
@@ -244,7 +248,7 @@ def test_values_of_the_wrong_kind_are_refused_or_passed_over(tmp_path: Path) -> 
             torch.save({**whole, "optimizer": inner}, file)
             assert main(["scan", str(file), "--quiet"]) in (0, 2, 4), (place, odd)
             with suppress(rs.ResiduumError):
-                with_release(open_release(file), rs.load_checkpoint(file), rs.Knowledge())
+                add_stored_knowledge(open_release(file), rs.load_checkpoint(file), rs.Knowledge())
 
 
 def test_names_out_of_a_file_reach_no_terminal_as_commands(tmp_path: Path, capsys: Capture) -> None:

@@ -32,7 +32,7 @@ from residuum.errors import (
 )
 from residuum.io.checkpoints import as_network, load_checkpoint, save_checkpoint
 from residuum.io.modules import checkpoint_from_module
-from residuum.io.pickle_reader import MAX_KEPT, PickleReader
+from residuum.io.pickle_reader import MAX_OBJECT_BYTES, PickleReader
 from residuum.networks import MLP, Architecture, ConvNet, Polynomial, PolynomialNetwork, ReLU
 from residuum.networks.activations import Softplus
 from residuum.networks.kinds import ASSUMED_RELU, ASSUMED_STRIDES
@@ -429,7 +429,7 @@ def test_copies_are_paid_before_they_are_made() -> None:
     reader = PickleReader()
     with pytest.raises(UnsafeFileError, match="MB of small objects"):
         reader.run(io.BytesIO(content(10_000)))
-    assert reader.held <= MAX_KEPT + 10_000
+    assert reader.held <= MAX_OBJECT_BYTES + 10_000
 
 
 @pytest.mark.parametrize("legacy", [False, True])
@@ -929,7 +929,7 @@ def test_any_other_module_is_kept_as_given(name: str, tmp_path: Path) -> None:
     checkpoint = checkpoint_from_module(model, input_shape=shape)
     assert model.training
     assert checkpoint.arch == name or not name.startswith("module:")
-    assert "is kept as given" in checkpoint.assumptions[0]
+    assert "is run as it is" in checkpoint.assumptions[0]
     own = copy.deepcopy(model).float().eval()
     x = torch.randn(3, *checkpoint.input_shape)
     built = checkpoint.copy_module()

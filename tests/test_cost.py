@@ -20,7 +20,7 @@ from residuum.io.checkpoints import save_checkpoint
 from residuum.networks import MLP, Architecture
 from residuum.networks.network import Network
 from residuum.records import Knowledge
-from residuum.surfaces.surface import WEIGHTS, surfaces
+from residuum.surfaces.surface import WEIGHTS, build_surfaces
 from tests.cases import SPREAD, attack_case
 
 HIDDEN = [(5,), (5, 7), (5, 7, 6), (5, 3, 7, 4)]
@@ -102,7 +102,7 @@ def test_other_networks_are_estimated():
 
 def test_reference_seconds_count_every_step_and_no_clock():
     checkpoint, known = released(), Knowledge()
-    surface = surfaces(checkpoint, known)[WEIGHTS]
+    surface = build_surfaces(checkpoint, known)[WEIGHTS]
     inversion = ModelInversion(steps=7, candidates=5)
     seconds = reference_seconds(inversion, surface, known)
     assert seconds == reference_seconds(inversion, surface, known)  # though facts are kept by then

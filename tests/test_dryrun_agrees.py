@@ -121,7 +121,7 @@ def convolutional_with(*facts: str) -> Artifact:
         optimizer.zero_grad()
         model(images).square().sum().backward()
         optimizer.step()
-    known = {"theta0": initial, "moment": rs.moment_of(optimizer, model)}
+    known = {"theta0": initial, "moment": rs.read_moment(optimizer, model)}
     return Artifact(model, (1, 8, 8), knowledge={name: known[name] for name in facts})
 
 

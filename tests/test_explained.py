@@ -23,7 +23,7 @@ from residuum.io.checkpoints import as_network
 from residuum.networks.network import Network
 from residuum.records import Knowledge
 from residuum.stationarity import by_layer, moved_layers, parameters
-from residuum.surfaces.surface import CHANGE, SURFACES, WEIGHTS, surfaces
+from residuum.surfaces.surface import CHANGE, SURFACES, WEIGHTS, build_surfaces
 from tests.reference import mlp_forward, naive_objective
 from tests.verdict_inputs import SOUND, findings, membership, ran
 
@@ -118,7 +118,7 @@ def test_residuals_are_those_of_the_naive_loop_in_float64(objective: str, dtype:
     known = Knowledge(theta0=start) if objective == "ntk" else Knowledge()
     config = make_attack(objective, candidates=6, restarts=3, steps=40, dtype=dtype)
     found = attack(checkpoint, known, config)
-    surface = surfaces(checkpoint, known)[CHANGE if objective == "ntk" else WEIGHTS]
+    surface = build_surfaces(checkpoint, known)[CHANGE if objective == "ntk" else WEIGHTS]
     far = explained(surface, found)
 
     theta = {n: t.double() for n, t in checkpoint.theta.items()}
@@ -184,12 +184,12 @@ def test_weights_that_equal_their_start_leave_nothing_to_explain() -> None:
 
 def test_surfaces_are_what_is_released_and_what_is_granted() -> None:
     checkpoint = small()
-    alone = surfaces(checkpoint, Knowledge())
+    alone = build_surfaces(checkpoint, Knowledge())
     assert list(alone) == [WEIGHTS]
     assert alone[WEIGHTS].layers == ("layers.0",)
     start = {n: t.clone() for n, t in checkpoint.theta.items()}
     start["layers.1.weight"] += 1.0
-    both = surfaces(checkpoint, Knowledge(theta0=start))
+    both = build_surfaces(checkpoint, Knowledge(theta0=start))
     for surface in both.values():
         assert surface.layers == ("layers.1",)
     for name, t in checkpoint.theta.items():
@@ -199,4 +199,4 @@ def test_surfaces_are_what_is_released_and_what_is_granted() -> None:
     assert same.layers == ()
     del start["layers.1.weight"]
     with pytest.raises(InputError, match="other names or shapes"):
-        surfaces(checkpoint, Knowledge(theta0=start))
+        build_surfaces(checkpoint, Knowledge(theta0=start))

@@ -714,7 +714,7 @@ def test_the_state_of_an_optimizer_in_the_file_is_what_is_looked_at(tmp_path: Pa
     found = rs.exposure(file, data)
     assert found.surface == "moment"
     assert "calibrated only for final weights" in found.uncalibrated
-    kept = Knowledge(moment=rs.moment_of(optimizer, model))
+    kept = Knowledge(moment=rs.read_moment(optimizer, model))
     torch.testing.assert_close(found.score, rs.exposure(model, data, knowledge=kept).score)
     assert found.misfit < 0.3  # gates as they are, and gradients of the last steps
     assert rs.exposure(file, data, surface="weights").surface == "weights"

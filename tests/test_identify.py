@@ -22,7 +22,7 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.records.identification import Identification
 from residuum.report.figures import identified_figure
-from residuum.surfaces.surface import weights
+from residuum.surfaces.surface import build_weights_surface
 from tests.cases import ExactPoint, polynomial_point
 
 KEYS = {"order", "r", "N_r", "rank_K", "cond_K", "samples", "aggregates", "notes"}
@@ -241,7 +241,7 @@ def test_named_activations(name: str) -> None:
 def test_inspect_names_the_command() -> None:
     attack = every_attack()["polynomial"]()
     cubic, relu = (
-        weights(Network({"layers.0.weight": torch.ones(2, 3)}, arch), Knowledge())
+        build_weights_surface(Network({"layers.0.weight": torch.ones(2, 3)}, arch), Knowledge())
         for arch in ("polynomial:3-2-1,coefficients=0/0/0/1", "mlp:3-2-1")
     )
     assert attack.why_not(cubic, Knowledge()) == ""

@@ -22,7 +22,7 @@ from residuum.errors import InputError
 from residuum.io.checkpoints import as_network
 from residuum.networks import Architecture
 from residuum.similarity import ncc
-from residuum.surfaces.surface import SURFACES, surfaces
+from residuum.surfaces.surface import SURFACES, build_surfaces
 
 SHAPE = (1, 8, 8)
 
@@ -135,14 +135,16 @@ def test_a_clock_shortens_it_and_says_so() -> None:
 def test_when_it_applies_and_what_an_audit_leaves_to_others() -> None:
     model, chain = network(), nn.Sequential(nn.Linear(64, 8), nn.ReLU(), nn.Linear(8, 3))
     knowledge = granted(model, smooth(1), torch.tensor([0]))
-    surface = surfaces(as_network(model, shape=SHAPE), knowledge)["moment"]
-    weights = surfaces(as_network(model, shape=SHAPE), knowledge)["weights"]
+    surface = build_surfaces(as_network(model, shape=SHAPE), knowledge)["moment"]
+    weights = build_surfaces(as_network(model, shape=SHAPE), knowledge)["weights"]
     ours, floor = (every_attack()[name]() for name in ("invert-moment", "geiping2020-moment"))
     assert ours.why_not(surface, knowledge) == ours.why_skipped(surface, knowledge) == ""
     assert "optimizer" in ours.why_not(weights, knowledge)
     assert "floor" in floor.why_skipped(surface, knowledge)
     assert "theta0" in every_attack()["invert"]().why_not(weights, knowledge)
     dense = as_network(chain)
-    assert "closer" in ours.why_skipped(surfaces(dense, rs.Knowledge())["weights"], rs.Knowledge())
+    assert "closer" in ours.why_skipped(
+        build_surfaces(dense, rs.Knowledge())["weights"], rs.Knowledge()
+    )
     with pytest.raises(InputError, match="initial weights"):
         rs.attack(model, knowledge, rs.attacks.GradientMatching())

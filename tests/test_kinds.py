@@ -14,7 +14,7 @@ import residuum as rs
 from residuum.attacks.stationarity.objectives import OBJECTIVES
 from residuum.attacks.stationarity.problem import Problem
 from residuum.errors import ArchitectureError
-from residuum.io.modules import _keep
+from residuum.io.modules import _wrap_module
 from residuum.networks import KINDS, MLP, Architecture, Kind, dense_chain
 from residuum.records import Dataset
 
@@ -154,7 +154,7 @@ def test_a_live_module_with_a_forward_of_its_own_is_audited_to_a_verdict(tmp_pat
         "norm",
     }  # the first is not the input's
     assert result.verdict.outcome == "inconclusive"  # so few steps explain nothing
-    assert any("is kept as given" in reason for reason in result.verdict.reasons)
+    assert any("is run as it is" in reason for reason in result.verdict.reasons)
     assert result.certificate is not None
     assert 0 < result.certificate.residual_plain < 1
     assert result.uniqueness is None
@@ -170,7 +170,7 @@ def test_a_live_module_is_the_network_it_computes() -> None:
     """The generic path on a kept module against the explicit engine on the same function."""
     torch.manual_seed(0)
     chain = MLP((12, 9, 1)).double()
-    kept = _keep(Wide(chain), (12,))
+    kept = _wrap_module(Wide(chain), (12,))
     assert dense_chain(kept.copy_module()) is None
     config = rs.attacks.Auto(steps=100, restarts=2, candidates=6, layers="all", dtype="float64")
     one, other = (

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from residuum.errors import ArchitectureError, DataError
-from residuum.io.estimators import network_of
+from residuum.io.estimators import convert_estimator
 from residuum.io.modules import checkpoint_from_module
 from residuum.networks import MLP
 from residuum.networks.kinks import ActivationBoundaries, make_decoys
@@ -382,7 +382,7 @@ def test_leaky_relu_and_scikit_learn_networks_name_members() -> None:
     leaky = fit(dense(64, 256, 10, activation=nn.LeakyReLU), train)
     estimator = MLPClassifier(max_iter=2000, tol=0, random_state=0)
     estimator.fit(train.x.double().numpy(), train.y.numpy())
-    for network in (leaky, network_of(estimator)):
+    for network in (leaky, convert_estimator(estimator)):
         assert measure_membership(network, train, holdout).is_finding
         assert not measure_membership(network, fresh, holdout).is_finding
 

@@ -25,8 +25,8 @@ from sklearn.utils import all_estimators
 import residuum as rs
 from residuum.cli.main import main
 from residuum.errors import UnsafeFileError
-from residuum.io.pickle_names import FOREIGN, HARMLESS, KNOWN, UNLISTED, judge
-from residuum.io.release import look_into, open_release
+from residuum.io.pickle_names import FOREIGN, HARMLESS, KNOWN, UNLISTED, classify_name
+from residuum.io.release import open_release, read_release
 from tests import estimators, foreign
 from tests.program import Capture
 
@@ -231,7 +231,7 @@ UNUSUAL = {
 @pytest.mark.parametrize("deed", UNUSUAL)
 def test_unusual_uses_of_known_names_are_found(tmp_path: Path, deed: str) -> None:
     (tmp_path / "m.pkl").write_bytes(whole(UNUSUAL[deed]))
-    assert any(found.startswith(deed) for found in look_into(tmp_path / "m.pkl").unsafe)
+    assert any(found.startswith(deed) for found in read_release(tmp_path / "m.pkl").unsafe)
 
 
 def test_strip_never_advises_to_load_a_file_that_runs_code(tmp_path: Path, capsys: Capture) -> None:
@@ -327,18 +327,18 @@ def test_networks_optimizers_and_tensors_scan_without_code(tmp_path: Path) -> No
     for title, value in values.items():
         for zipped in (True, False):
             torch.save(value, tmp_path / "m.pt", _use_new_zipfile_serialization=zipped)
-            release = look_into(tmp_path / "m.pt")
+            release = read_release(tmp_path / "m.pt")
             assert (release.unsafe, release.foreign) == ((), ()), title
         for protocol in (2, 4, 5):
             (tmp_path / "m.pkl").write_bytes(pickle.dumps(value, protocol))
-            release = look_into(tmp_path / "m.pkl")
+            release = read_release(tmp_path / "m.pkl")
             assert (release.unsafe, release.foreign) == ((), ()), title
 
 
 def test_tensors_in_a_plain_pickle_are_read(tmp_path: Path) -> None:
     tensor = torch.arange(6.0).reshape(2, 3)
     (tmp_path / "m.pkl").write_bytes(pickle.dumps({"w": tensor, "v": tensor.T.double()}))
-    content = look_into(tmp_path / "m.pkl").content
+    content = read_release(tmp_path / "m.pkl").content
     assert torch.equal(content["w"].tensor(), tensor)
     assert torch.equal(content["v"].tensor(), tensor.T.double())
 
@@ -357,4 +357,4 @@ def test_tensors_in_a_plain_pickle_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_names_are_judged(module: str, attribute: str, kind: str) -> None:
-    assert judge(module, attribute) == kind
+    assert classify_name(module, attribute) == kind

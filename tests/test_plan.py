@@ -44,7 +44,7 @@ from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction
 from residuum.settings import RestartSettings
-from residuum.surfaces.surface import WEIGHTS, Surface, surfaces
+from residuum.surfaces.surface import WEIGHTS, Surface, build_surfaces
 from tests.verdict_inputs import SOUND, findings, membership, ran
 
 SAMPLES = 20
@@ -126,7 +126,7 @@ def naive_restarts(
 @pytest.mark.parametrize(("preset", "candidates"), [(4, 40), (1, 40), (100, 40), (30, 1500)])
 def test_restarts_are_those_of_the_naive_loop(preset: int, candidates: int, is_exact: bool) -> None:
     checkpoint = network()
-    surface = surfaces(checkpoint, KNOWN)[WEIGHTS]
+    surface = build_surfaces(checkpoint, KNOWN)[WEIGHTS]
     attack = make_attack("binary-kkt", restarts=preset, candidates=candidates, steps=10)
     each = reference_seconds(attack, surface, KNOWN)
     counts = set()
@@ -311,7 +311,7 @@ def test_work_is_counted_and_not_measured() -> None:
 
 
 def test_reference_seconds_are_proportional_to_the_steps() -> None:
-    surface = surfaces(network(), KNOWN)[WEIGHTS]
+    surface = build_surfaces(network(), KNOWN)[WEIGHTS]
     seconds = [
         reference_seconds(make_attack("binary-kkt", steps=steps, restarts=r), surface, KNOWN)
         for steps, r in ((100, 1), (300, 1), (100, 8))

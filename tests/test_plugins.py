@@ -26,7 +26,7 @@ from residuum.cli.main import main
 from residuum.errors import InputError
 from residuum.evaluation import METRICS, Metric
 from residuum.records import Knowledge, Reconstruction
-from residuum.surfaces.surface import weights
+from residuum.surfaces.surface import build_weights_surface
 from tests.documents import ROOT
 
 EXAMPLES = ROOT / "examples" / "plugins"
@@ -399,7 +399,7 @@ WRONG = {
 
 
 def test_what_an_attack_of_another_package_returns_is_looked_at() -> None:
-    surface = weights(CHECKPOINT, Knowledge())
+    surface = build_weights_surface(CHECKPOINT, Knowledge())
     assert validate_output(GOOD, surface, Knowledge()) is GOOD
     for name, (value, words) in WRONG.items():
         with pytest.raises(InputError, match=words):

@@ -44,7 +44,7 @@ NAMES = [
     "load",
     "load_checkpoint",
     "load_dataset",
-    "moment_of",
+    "read_moment",
     "same",
     "save_checkpoint",
     "scan",

@@ -29,8 +29,8 @@ from torch import nn
 import residuum as rs
 from residuum.cli.main import main
 from residuum.errors import CheckpointError, InputError, MissingExtraError, UnsafeFileError
-from residuum.io.adapters import adapter_pairs
-from residuum.io.inert import Block, Thing
+from residuum.io.adapters import find_adapter_pairs
+from residuum.io.inert import Block, InertObject
 from residuum.io.release import open_release
 from residuum.scanning import scan as scanning
 from residuum.scanning.findings import KINDS, findings
@@ -116,7 +116,7 @@ def test_a_start_is_believed_only_when_the_weights_bear_it_out(tmp_path: Path) -
 def test_the_start_drawn_again_is_the_one_that_was_trained_from() -> None:
     from sklearn.neural_network import MLPClassifier
 
-    from residuum.io.estimators import drawn
+    from residuum.io.estimators import draw_initial_weights
 
     x, y = np.random.default_rng(1).normal(size=(20, 6)), np.arange(20) % 3
     for activation in ("relu", "logistic"):
@@ -124,7 +124,7 @@ def test_the_start_drawn_again_is_the_one_that_was_trained_from() -> None:
         model.learning_rate_init = 1e-300  # the first epoch leaves it where it was
         with pytest.warns(UserWarning, match="iterations"):
             model.fit(x, y)
-        ours = drawn([(7, 6), (5, 7), (3, 5)], 3, activation)
+        ours = draw_initial_weights([(7, 6), (5, 7), (3, 5)], 3, activation)
         for l in range(3):
             assert np.allclose(ours[f"layers.{l}.weight"].numpy().T, model.coefs_[l], atol=1e-12)
             assert np.allclose(ours[f"layers.{l}.bias"].numpy(), model.intercepts_[l], atol=1e-12)
@@ -229,7 +229,7 @@ def test_an_adapter_is_told_by_its_names(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text('{"r": 2, "train_file": "/data/notes.jsonl"}')
     release = open_release(tmp_path / "adapter.safetensors")
     assert {one.kind for one in findings(release)} == {"adapter", "paths"}
-    ((name, (found_a, found_b)),) = adapter_pairs(release.content).items()
+    ((name, (found_a, found_b)),) = find_adapter_pairs(release.content).items()
     assert name == "base_model.model.fc1"
     assert torch.equal(found_a.tensor(), a)
     assert torch.equal(found_b.tensor(), b)
@@ -563,7 +563,7 @@ def test_an_archive_that_claims_more_than_it_holds_is_refused(tmp_path: Path) ->
 def test_stand_ins_hold_what_the_file_says_and_nothing_more(tmp_path: Path) -> None:
     (tmp_path / "m.pkl").write_bytes(pickle.dumps(argparse.Namespace(a=1, b=[np.float64(2.5)])))
     thing = open_release(tmp_path / "m.pkl").content
-    assert isinstance(thing, Thing)
+    assert isinstance(thing, InertObject)
     assert thing.name == "argparse.Namespace"
     assert thing.attributes == {"a": 1, "b": [2.5]}
     assert not isinstance(thing, Block)

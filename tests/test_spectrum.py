@@ -207,6 +207,6 @@ def test_more_samples_than_inputs_leave_no_directions_to_count() -> None:
     inspection = inspect_network(
         Network({name: t.double() for name, t in theta.items()}, "mlp:40-60-1")
     )
-    assert inspection.directions_given(None) == (2, inspection.directions_of)
-    assert inspection.directions_given(40) == (2, inspection.directions_of)
-    assert inspection.directions_given(41) == (None, "more samples (41) than inputs (40)")
+    assert inspection.directions_for(None) == (2, inspection.directions_of)
+    assert inspection.directions_for(40) == (2, inspection.directions_of)
+    assert inspection.directions_for(41) == (None, "more samples (41) than inputs (40)")

@@ -207,6 +207,6 @@ def test_the_moment_of_a_module_that_does_not_show_its_shape_has_its_own_names()
     adam = torch.optim.Adam(model.parameters())
     model(blocks(2)).sum().backward()
     adam.step()
-    moment = rs.moment_of(adam, model)
+    moment = rs.read_moment(adam, model)
     assert {*moment} == {*dict(model.named_parameters())}
     assert torch.allclose(moment["dense.weight"], 0.1 * model.dense.weight.grad)

@@ -23,9 +23,9 @@ from residuum.cli.main import main
 from residuum.errors import CheckpointError, InputError
 from residuum.io.adapters import load_tuned
 from residuum.io.release import open_release
-from residuum.io.release_knowledge import with_release
+from residuum.io.release_knowledge import add_stored_knowledge
 from residuum.records import Dataset
-from residuum.surfaces.head import head_of
+from residuum.surfaces.head import extract_head
 from tests.program import Capture, one_line, printed
 
 
@@ -90,7 +90,7 @@ def test_an_adapter_of_another_base_is_refused(folder: Path, tmp_path: Path) -> 
 def test_a_head_on_frozen_layers_is_a_network_on_their_features(folder: Path) -> None:
     released = rs.load_checkpoint(folder / "head.pt")
     start = rs.load_checkpoint(folder / "base.pt").theta
-    head = head_of(released, rs.Knowledge(theta0=start, shape=(1, 8, 8), value_range=(0, 1)))
+    head = extract_head(released, rs.Knowledge(theta0=start, shape=(1, 8, 8), value_range=(0, 1)))
     assert head is not None
     assert head.frozen == ("layers.0",)
     assert head.checkpoint.arch == "mlp:30-20-1,bias=all"
@@ -107,10 +107,10 @@ def test_a_head_on_frozen_layers_is_a_network_on_their_features(folder: Path) ->
 
 def test_where_the_first_layer_moved_there_is_no_head(folder: Path) -> None:
     start = rs.load_checkpoint(folder / "base.pt").theta
-    assert head_of(rs.load_checkpoint(folder / "all.pt"), rs.Knowledge(theta0=start)) is None
-    assert head_of(rs.load_checkpoint(folder / "head.pt"), rs.Knowledge()) is None
+    assert extract_head(rs.load_checkpoint(folder / "all.pt"), rs.Knowledge(theta0=start)) is None
+    assert extract_head(rs.load_checkpoint(folder / "head.pt"), rs.Knowledge()) is None
     unmoved = rs.load_checkpoint(folder / "base.pt")
-    assert head_of(unmoved, rs.Knowledge(theta0=start)) is None
+    assert extract_head(unmoved, rs.Knowledge(theta0=start)) is None
 
 
 QUICK = ["--effort", "quick", "--steps", "20", "--subsets", "200", "--no-baselines"]
@@ -154,7 +154,9 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
     with pytest.raises(InputError, match="--surface change needs a start"):
         selected_attacks(AuditRequest(surface="change"), rs.Knowledge())
     file = str(folder / "all-saved.pt")
-    there = with_release(open_release(file), rs.load_checkpoint(file), rs.Knowledge(theta0={}))
+    there = add_stored_knowledge(
+        open_release(file), rs.load_checkpoint(file), rs.Knowledge(theta0={})
+    )
     asked = {
         ("", "auto"): "auto",
         ("weights", "auto"): "auto",

@@ -20,7 +20,7 @@ from residuum.errors import InputError
 from residuum.networks import Architecture
 from residuum.report.figures import selected_figure
 from residuum.similarity import ncc
-from residuum.surfaces.surface import SURFACES, surfaces
+from residuum.surfaces.surface import SURFACES, build_surfaces
 from tests import schemas
 from tests.test_unmix import QUICK as EVERY_RANK
 from tests.test_unmix import SHAPE, blocks
@@ -55,7 +55,7 @@ def start_of(checkpoint: rs.Network) -> dict[str, Tensor]:
 
 
 def why_not(checkpoint: rs.Network, knowledge: rs.Knowledge, name: str = "unmix") -> str:
-    one, there = every_attack()[name](), surfaces(checkpoint, knowledge)
+    one, there = every_attack()[name](), build_surfaces(checkpoint, knowledge)
     return one.why_not(there.get(one.surface, there["weights"]), knowledge)
 
 
@@ -334,7 +334,7 @@ def test_the_moment_of_a_live_optimizer_lies_in_the_span_of_its_samples(
         optimizer.zero_grad()
         torch.nn.functional.softplus(-y * model(x)[:, 0]).mean().backward()
         optimizer.step()
-    moment = rs.moment_of(optimizer, model)
+    moment = rs.read_moment(optimizer, model)
     assert list(moment) == [f"layers.{i}.{part}" for i in (0, 1) for part in ("weight", "bias")]
     rows = moment["layers.0.weight"]
     inside = rows @ torch.linalg.pinv(x) @ x
@@ -363,7 +363,7 @@ def test_the_moment_of_an_estimator_has_no_decay_in_it() -> None:
         )
         with pytest.warns(UserWarning, match="Maximum iterations"):
             model.fit(x, [0, 1] * 6)
-        rows, X = rs.moment_of(model)["layers.0.weight"], torch.tensor(x)
+        rows, X = rs.read_moment(model)["layers.0.weight"], torch.tensor(x)
         apart = (rows - rows @ torch.linalg.pinv(X) @ X).norm() / rows.norm()
         decay = 5.0 / 12 * torch.tensor(model.coefs_[0].T)
         assert apart < 0.2 * float(decay.norm() / rows.norm())
@@ -372,7 +372,7 @@ def test_the_moment_of_an_estimator_has_no_decay_in_it() -> None:
 def test_what_keeps_no_moment_is_refused() -> None:
     model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
     with pytest.raises(InputError, match="SGD shows none"):
-        rs.moment_of(torch.optim.SGD(model.parameters(), lr=0.1), model)
+        rs.read_moment(torch.optim.SGD(model.parameters(), lr=0.1), model)
     with pytest.raises(InputError, match="names and shapes of the weights"):
         rs.attack(
             model,

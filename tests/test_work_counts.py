@@ -38,7 +38,7 @@ def test_a_small_audit_parses_and_builds_little(tmp_path: Path) -> None:
     state = rs.train(ARCH, split.train, rs.TrainingConfig(steps=300, seed=3))
     torch.save(state.theta, tmp_path / "model.pt")
     names = {
-        release.look_into.__code__: "file parsed",
+        release.read_release.__code__: "file parsed",
         Architecture.parse.__func__.__code__: "architecture parsed",  # type: ignore[attr-defined]
         Architecture.build.__code__: "module built",
     }

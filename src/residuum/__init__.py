@@ -17,7 +17,7 @@ _NAMES = {  # by the module that they are in
     "io.checkpoints": "load_checkpoint save_checkpoint",
     "io.release": "Release load",
     "io.modules": "checkpoint_from_module",
-    "io.optimizer_state": "moment_of",
+    "io.optimizer_state": "read_moment",
     "datasets": "load_dataset",
     "errors": "ResiduumError",
     "evaluation": "score",
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from residuum.io.checkpoints import load_checkpoint as load_checkpoint
     from residuum.io.checkpoints import save_checkpoint as save_checkpoint
     from residuum.io.modules import checkpoint_from_module as checkpoint_from_module
-    from residuum.io.optimizer_state import moment_of as moment_of
+    from residuum.io.optimizer_state import read_moment as read_moment
     from residuum.io.release import Release as Release
     from residuum.io.release import load as load
     from residuum.networks import Architecture as Architecture

@@ -22,7 +22,7 @@ from residuum.attacks.selection import select
 from residuum.errors import InputError, PluginError, ResiduumError
 from residuum.io.checkpoints import as_network
 from residuum.io.release import Release, open_release
-from residuum.io.release_knowledge import RELEASE, with_release
+from residuum.io.release_knowledge import RELEASE, add_stored_knowledge
 from residuum.networks.network import Network, first_layer
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings import AttackSettings, SearchSettings
@@ -332,7 +332,7 @@ def read_target(
     release = open_release(target) if isinstance(target, str | Path) else target
     network = as_network(release, shape=knowledge.shape)
     if isinstance(release, Release):
-        knowledge = with_release(release, network, knowledge)
+        knowledge = add_stored_knowledge(release, network, knowledge)
     return network, knowledge
 
 

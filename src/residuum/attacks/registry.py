@@ -32,8 +32,8 @@ from residuum.attacks.unmixing.backbone import BehindBackbone, BehindBackboneOpt
 from residuum.errors import InputError, require_known
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings import PRESETS
-from residuum.surfaces.surface import CHANGE, MOMENT, WEIGHTS, chosen
-from residuum.surfaces.surface import CHOICES as SURFACE_NAMES
+from residuum.surfaces.surface import CHANGE, MOMENT, WEIGHTS, resolve_surface
+from residuum.surfaces.surface import SURFACE_CHOICES as SURFACE_NAMES
 
 STATIONARITY = (BinaryKKT, MulticlassKKT, WeightDecay, NTK, OptimizerState)
 ATTACKS: plugins.Table[type[Attack]] = plugins.Table(
@@ -138,7 +138,7 @@ def adapt_to_surface(name: str, knowledge: Knowledge, attack: Attack) -> Attack:
     """
     if not name:
         return attack
-    surface = chosen(name, knowledge)
+    surface = resolve_surface(name, knowledge)
     if isinstance(attack, Unmix):
         return UNMIX[surface].like(attack)
     if isinstance(attack, Auto) and surface != WEIGHTS:

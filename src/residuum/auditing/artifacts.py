@@ -15,7 +15,7 @@ from residuum.auditing.published import SCHEMA_VERSION, PublishedAudit, publish
 from residuum.auditing.result import AuditResult
 from residuum.errors import InputError
 from residuum.io.checkpoints import save_checkpoint
-from residuum.io.release_knowledge import without_release
+from residuum.io.release_knowledge import remove_stored_knowledge
 from residuum.records import Certificate, Reconstruction, Scores, Uniqueness
 from residuum.records.published import published_form
 from residuum.records.rundir import sha256, write_atomic, write_json
@@ -62,7 +62,7 @@ def write_artifacts(
         written.append(f"reconstruction-{i}-{reconstruction.attack}.safetensors" if i else MAIN)
         reconstruction.save(out / written[-1])
     result.save_record(out / AUDIT)
-    without_release(result.knowledge).save(out / KNOWLEDGE)
+    remove_stored_knowledge(result.knowledge).save(out / KNOWLEDGE)
     sources = dict(sources or {})
     if "checkpoint" not in sources:
         save_checkpoint(result.checkpoint, out / MODEL)

@@ -34,16 +34,16 @@ from residuum.datasets.given import both, hash_of, place_of
 from residuum.errors import InputError, ResiduumError
 from residuum.io.attacker_knowledge import attacker_knowledge, parse_shape, read_knowledge
 from residuum.io.checkpoints import as_network
-from residuum.io.loading import load_network, trained_and_base
+from residuum.io.loading import load_network, resolve_trained_and_base
 from residuum.io.release import Release, open_release
-from residuum.io.release_knowledge import with_release
+from residuum.io.release_knowledge import add_stored_knowledge
 from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.records.rundir import digest
-from residuum.surfaces.head import Head, head_of
+from residuum.surfaces.head import Head, extract_head
 from residuum.surfaces.inspection import Inspection, inspect_network
-from residuum.surfaces.surface import chosen
+from residuum.surfaces.surface import resolve_surface
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -234,7 +234,9 @@ def load_case(
     _, separate = attempt(both, None, holdout) or (None, None)
     control = contained if separate is None else separate
     if isinstance(model, str | Path):
-        model, base = trained_and_base(model, None if base is None else str(base), _text(adapter))
+        model, base = resolve_trained_and_base(
+            model, None if base is None else str(base), _text(adapter)
+        )
     release = attempt(open_release, model) if isinstance(model, str | Path | Release) else None
     if release is None and isinstance(model, str | Path):
         return None
@@ -260,7 +262,7 @@ def load_case(
     attempt(check_fit, network, train, control, request.task)
     whole = Inputs(network, granted, train, control)
     case = Case(network, granted, train, control, release, stored, whole, sources=sources)
-    if (head := head_of(network, granted)) is not None:
+    if (head := extract_head(network, granted)) is not None:
         case = _behind_frozen_layers(case, head)
     attempt(_check_surface, request, granted)
     warnings = attempt(scale_notes, case.train, case.holdout, case.knowledge)
@@ -304,7 +306,7 @@ def load_knowledge(
     if base is not None and known.theta0 is None:
         from_base = attacker_knowledge(release, network, base=base).theta0
         known = known.replace(theta0=from_base)
-    return with_release(release, network, known)
+    return add_stored_knowledge(release, network, known)
 
 
 def shape_of(shape: Any) -> tuple[int, ...] | None:
@@ -353,7 +355,7 @@ def check_hashes(case: Case, expected: Mapping[str, str]) -> None:
 def _check_surface(request: AuditRequest, knowledge: Knowledge) -> None:
     """Refuse a surface that the release and the knowledge do not have."""
     if request.surface != "all":
-        chosen(request.surface, knowledge)
+        resolve_surface(request.surface, knowledge)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from residuum.auditing.durations import duration, seconds_of
 from residuum.auditing.request import AuditRequest
-from residuum.io.release_knowledge import without_release
+from residuum.io.release_knowledge import remove_stored_knowledge
 from residuum.records import Knowledge
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def audit_command(
     words = ["residuum", "audit", checkpoint or files["checkpoint"]]
     for name in ("data", "holdout", "base"):
         words += [f"--{name}", files[name]] if files.get(name) else []
-    words += knowledge_options(without_release(result.knowledge), files)
+    words += knowledge_options(remove_stored_knowledge(result.knowledge), files)
     words += setting_options({**result.settings.get("requested", {}), **changes})
     return shlex.join([*words, "--out", f"{files['out']}{out}"])
 

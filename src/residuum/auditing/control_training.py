@@ -25,7 +25,7 @@ from residuum.records import Dataset, Knowledge
 from residuum.settings.training import Initialization
 from residuum.stationarity import by_layer, parameters
 from residuum.surfaces.inspection import Inspection
-from residuum.surfaces.surface import weights
+from residuum.surfaces.surface import build_weights_surface
 from residuum.theory.rows import choose_task, normalize_labels
 from residuum.training import TrainingConfig, initialize, train
 from residuum.training.methods import LOSSES, choose_loss
@@ -103,7 +103,7 @@ class ControlTraining:
         """Layers that are not trained: as the recipe says, else those that kept their initial weights."""
         if self.recipe.frozen or self.knowledge.theta0 is None:
             return self.recipe.frozen
-        moved = weights(self.network, self.knowledge).layers
+        moved = build_weights_surface(self.network, self.knowledge).layers
         return tuple(name for name in by_layer(self.network.theta) if name not in moved)
 
     def train(self, data: Dataset) -> TrainedControl:

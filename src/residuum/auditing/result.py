@@ -194,7 +194,7 @@ class AuditResult(Record):
     @property
     def directions(self) -> tuple[int | None, str]:
         """Of the first layer, and above what, or None and why, given the samples the audit knows of."""
-        return self.inspection.directions_given(self.verdict.n or self.knowledge.sample_count)
+        return self.inspection.directions_for(self.verdict.n or self.knowledge.sample_count)
 
     def html(self, *, blur: bool = False, redact: bool = False) -> str:
         """The report as one self-contained page."""

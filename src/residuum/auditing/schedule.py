@@ -34,7 +34,7 @@ from residuum.errors import InputError, PluginError
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, Record
 from residuum.settings import RestartSettings
-from residuum.surfaces.surface import WEIGHTS, Surface, chosen, surfaces
+from residuum.surfaces.surface import WEIGHTS, Surface, build_surfaces, resolve_surface
 
 if TYPE_CHECKING:
     from residuum.auditing.run import Audit
@@ -100,7 +100,7 @@ def selected_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, A
         InputError: If the request names an attack or a surface that is not known.
     """
     requested = requested_settings(request)
-    surface = "" if request.surface == "all" else chosen(request.surface, knowledge)
+    surface = "" if request.surface == "all" else resolve_surface(request.surface, knowledge)
     selected = {
         name: configured_attack(kind, request, requested.get(name, {}))
         for name, kind in every_attack().items()
@@ -164,7 +164,7 @@ def surfaces_of_attacks(
     attacks: dict[str, Attack], network: Network, knowledge: Knowledge
 ) -> dict[str, Surface]:
     """Return the surface that each attack works on; the weights if its own surface is missing."""
-    present = surfaces(network, knowledge)
+    present = build_surfaces(network, knowledge)
     return {name: present.get(attack.surface, present[WEIGHTS]) for name, attack in attacks.items()}
 
 

@@ -18,8 +18,8 @@ from torch import Tensor
 from residuum.auditing.outcomes import STORED, AttackOutcome
 from residuum.errors import ResiduumError
 from residuum.evaluation.null import SIGNIFICANCE
-from residuum.io.estimators import scalings_in
-from residuum.io.inert import Thing
+from residuum.io.estimators import read_scalings
+from residuum.io.inert import InertObject
 from residuum.io.release import Release
 from residuum.networks.network import Network
 from residuum.records import Dataset
@@ -142,12 +142,12 @@ def find_records(release: Release) -> StoredRecords | None:
     """Return the records that a release stores, or None if it stores none."""
     try:
         arrays = tuple(records_in(release))
-        scalings = tuple(scalings_in(release)) if arrays else ()
+        scalings = tuple(read_scalings(release)) if arrays else ()
     except ResiduumError:
         return None
     if not arrays:
         return None
-    model = release.content.short if isinstance(release.content, Thing) else ""
+    model = release.content.class_name if isinstance(release.content, InertObject) else ""
     return StoredRecords(model, arrays, scalings)
 
 

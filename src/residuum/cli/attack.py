@@ -118,7 +118,7 @@ def command_of(name: str, settings_model: type[AttackSettings]) -> Callable[...,
         from residuum.attacks.registry import adapt_to_surface
         from residuum.errors import InconclusiveError
         from residuum.io.attacker_knowledge import attacker_knowledge, parse_shape
-        from residuum.io.loading import load_network, trained_and_base
+        from residuum.io.loading import load_network, resolve_trained_and_base
         from residuum.io.release import open_release
         from residuum.records.rundir import read_json
         from residuum.verbs.attacking import SUMMARY, AttackRun, request_of
@@ -129,7 +129,9 @@ def command_of(name: str, settings_model: type[AttackSettings]) -> Callable[...,
         )
         options.check_device(attack.device)
         shape = None if facts.shape is None else parse_shape(facts.shape)
-        checkpoint, base = trained_and_base(checkpoint, fine_tuning.base, fine_tuning.adapter)
+        checkpoint, base = resolve_trained_and_base(
+            checkpoint, fine_tuning.base, fine_tuning.adapter
+        )
         release = open_release(checkpoint)
         network = load_network(
             release, arch=arch, model=model, trust_code=trust_code, shape=shape, base=base

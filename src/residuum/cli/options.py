@@ -303,7 +303,7 @@ class Facts:
 @Parameter(name="*", group=ATTACKER)
 @dataclass(frozen=True)
 class FineTuning:
-    """The weights before fine-tuning, as ``trained_and_base`` reads them."""
+    """The weights before fine-tuning, as ``resolve_trained_and_base`` reads them."""
 
     base: Annotated[
         str | None,

@@ -16,11 +16,11 @@ from residuum.io.release import Release
 from residuum.io.tree import walk
 from residuum.networks.network import Network
 
-WRAPPED = re.compile(r"^(module\.|_orig_mod\.|base_model\.model\.|model\.)+")
+WRAPPER_PREFIX = re.compile(r"^(module\.|_orig_mod\.|base_model\.model\.|model\.)+")
 LORA = re.compile(r"^(.*)\.lora_(A|B|embedding_A|embedding_B)(\.\w+)?(\.weight)?$")
 
 
-def adapter_pairs(content: Any) -> dict[str, tuple[Block, Block]]:
+def find_adapter_pairs(content: Any) -> dict[str, tuple[Block, Block]]:
     """A and B by the layer that they change."""
     found: dict[str, dict[str, Block]] = {}
     for place in walk(content):
@@ -30,7 +30,7 @@ def adapter_pairs(content: Any) -> dict[str, tuple[Block, Block]]:
     return {name: (ab["A"], ab["B"]) for name, ab in found.items() if {*ab} == {"A", "B"}}
 
 
-def change_of(a: Block, b: Block, config: Mapping[str, Any]) -> Tensor:
+def compute_update(a: Block, b: Block, config: Mapping[str, Any]) -> Tensor:
     """B A times alpha / r (or its root, as the configuration says)."""
     A, B = a.tensor().double(), b.tensor().double()
     alpha, rank = config.get("lora_alpha"), A.shape[0]
@@ -47,24 +47,24 @@ def change_of(a: Block, b: Block, config: Mapping[str, Any]) -> Tensor:
 
 def load_tuned(release: Release, base: str | Path, arch: str | None = None) -> Network:
     """Return the network that an adapter makes of its base, or the tuned network itself."""
-    if adapter_pairs(release.content):
-        return merged(release, base, arch)
+    if find_adapter_pairs(release.content):
+        return merge_adapter(release, base, arch)
     return load_checkpoint(release, arch)
 
 
-def merged(adapter: Release, base: str | Path, arch: str | None = None) -> Network:
+def merge_adapter(adapter: Release, base: str | Path, arch: str | None = None) -> Network:
     """W + (alpha / r) B A for every layer that the adapter names."""
     start = load_checkpoint(base, arch)
-    ours = {WRAPPED.sub("", theirs): name for name, theirs in start.source_names.items()}
+    ours = {WRAPPER_PREFIX.sub("", theirs): name for name, theirs in start.source_names.items()}
     theta = dict(start.theta)
-    for name, (a, b) in adapter_pairs(adapter.content).items():
-        target = ours.get(f"{WRAPPED.sub('', name)}.weight")
+    for name, (a, b) in find_adapter_pairs(adapter.content).items():
+        target = ours.get(f"{WRAPPER_PREFIX.sub('', name)}.weight")
         if target is None:
             raise CheckpointError(
                 f"An adapter changes layers of its base; this base has no {name[:80]!r}.",
                 "Give the base that adapter_config.json names.",
             )
-        change = change_of(a, b, adapter.config)
+        change = compute_update(a, b, adapter.config)
         if change.shape != theta[target].shape:
             raise CheckpointError(
                 f"An adapter fits the layers of its base; {name[:80]!r} is "

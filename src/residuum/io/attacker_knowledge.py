@@ -19,7 +19,7 @@ from torch import Tensor
 from residuum.errors import DataError, InputError
 from residuum.io.loading import load_initial_weights
 from residuum.io.release import Release
-from residuum.io.release_knowledge import with_release
+from residuum.io.release_knowledge import add_stored_knowledge
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, read_npz
 
@@ -88,7 +88,7 @@ def attacker_knowledge(
     elif mean is not None:
         knowledge = _with_mean(knowledge, _read_mean(mean), mean_provenance or "user")
         check_mean(knowledge)
-    return with_release(release, network, knowledge)
+    return add_stored_knowledge(release, network, knowledge)
 
 
 def read_knowledge(path: str | Path) -> Knowledge:

@@ -19,9 +19,9 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from residuum.errors import ArchitectureError, CheckpointError, UnsafeFileError
-from residuum.io.estimators import network_in, network_of
-from residuum.io.metadata import NOTHING_SAID, decode_metadata, encode_metadata
-from residuum.io.modules import checkpoint_from_module, fitting_shape
+from residuum.io.estimators import convert_estimator, read_estimator
+from residuum.io.metadata import NO_METADATA, decode_metadata, encode_metadata
+from residuum.io.modules import check_input_shape, checkpoint_from_module
 from residuum.io.release import Release, open_release
 from residuum.io.safetensors_files import sort_header
 from residuum.io.state_dicts import clean_state, find_state
@@ -83,8 +83,8 @@ def load_checkpoint(
             f"A network may have {max_bytes} bytes; {release.path.name!r} has {release.size}.",
             "Raise max_bytes for a large model.",
         )
-    if release.kind == "pickle" and (network := network_in(release)) is not None:
-        return network if arch is None else _network(dict(network.theta), NOTHING_SAID, arch=arch)
+    if release.kind == "pickle" and (network := read_estimator(release)) is not None:
+        return network if arch is None else _network(dict(network.theta), NO_METADATA, arch=arch)
     if release.kind not in ("torch", "safetensors"):
         what, remedy = NOT_READ.get(release.kind, NOT_READ["pickle"])
         raise CheckpointError(
@@ -114,13 +114,13 @@ def as_network(
     if isinstance(model, Network):
         return model
     if isinstance(model, nn.Module):
-        return checkpoint_from_module(model, shape_if_kept=shape)
+        return checkpoint_from_module(model, fallback_shape=shape)
     if isinstance(model, str | Path | Release):
         return load_checkpoint(model, arch)
     if isinstance(model, Mapping):
-        return _network(dict(model), NOTHING_SAID, arch=arch)
+        return _network(dict(model), NO_METADATA, arch=arch)
     if hasattr(model, "coefs_") and hasattr(model, "intercepts_"):
-        return network_of(model)
+        return convert_estimator(model)
     raise CheckpointError(
         "A network is a Network, a module, its state_dict(), a fitted MLPClassifier or MLPRegressor "
         f"of scikit-learn or the path of a file; got {type(model).__name__}.",
@@ -156,7 +156,7 @@ def _network(
     return known.replace(
         theta={ours: state[theirs] for ours, theirs in names.items()},
         arch=architecture,
-        input_shape=fitting_shape(architecture, shape),
+        input_shape=check_input_shape(architecture, shape),
         assumptions=(*guesses, *notes),
         source_names={ours: source[theirs] for ours, theirs in names.items()},
     )

@@ -28,9 +28,9 @@ import torch
 from torch import Tensor
 
 from residuum.errors import CheckpointError, InputError
-from residuum.io.inert import Block, Thing
+from residuum.io.inert import Block, InertObject
 from residuum.io.metadata import MAX_TEXT
-from residuum.io.optimizer_state import moment_of
+from residuum.io.optimizer_state import read_moment
 from residuum.io.release import Release
 from residuum.io.state_dicts import MAX_DEPTH, clean_state
 from residuum.io.tree import walk
@@ -40,17 +40,17 @@ from residuum.networks.spectrum import noise_edge
 
 NETWORKS = ("MLPClassifier", "MLPRegressor")
 # The attribute that holds the shift of each scaler.
-CENTRES = {"StandardScaler": "mean_", "RobustScaler": "center_", "MinMaxScaler": "min_"}
-CENTRES |= {"MaxAbsScaler": "none"}
+CENTERS = {"StandardScaler": "mean_", "RobustScaler": "center_", "MinMaxScaler": "min_"}
+CENTERS |= {"MaxAbsScaler": "none"}
 # What arithmetic on values of any kind can raise.
-STRANGE = (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError)
-PROOF = 6.0  # standard deviations
+VALUE_ERRORS = (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError)
+MIN_DEVIATIONS = 6.0  # standard deviations
 MAX_VALUES = 50_000_000  # of a network whose start is drawn again
-ROWS = 64  # of a matrix that are taken as float64 at a time
+CHUNK_ROWS = 64  # of a matrix that are taken as float64 at a time
 MAX_SPECTRUM = 1_000_000  # of a layer whose singular values are counted: half a second
 
 
-def network_of(model: Any) -> Network:
+def convert_estimator(model: Any) -> Network:
     """A fitted MLPClassifier or MLPRegressor; its outputs before softmax or sigmoid.
 
     Its activation is known, so nothing is assumed; labels are numbers of classes, in its order.
@@ -69,24 +69,24 @@ def network_of(model: Any) -> Network:
     return Network(theta, arch, (), classes, task, tuple(notes))
 
 
-def network_in(release: Release) -> Network | None:
+def read_estimator(release: Release) -> Network | None:
     """Return the network in a pickle, or None if the pickle holds none.
 
     Raises:
         CheckpointError: If the pickle is another estimator of scikit-learn, or a damaged network.
     """
-    thing = _network(release)
+    thing = _find_network(release)
     if thing is None or "coefs_" not in thing.attributes:
         _refuse(release)
         return None
     kinds = ("Scaler", "Transformer", "PCA")
-    before = [thing.short for thing in _things(release) if thing.short.endswith(kinds)]
+    before = [thing.class_name for thing in _things(release) if thing.class_name.endswith(kinds)]
     steps = ", ".join(dict.fromkeys(before))
     note = f"the model file applies {steps} to samples before the network"
     try:
-        network = network_of(_alike(thing))
+        network = convert_estimator(_to_namespace(thing))
         network.check_weights()
-    except STRANGE as problem:
+    except VALUE_ERRORS as problem:
         raise CheckpointError(
             f"A fitted MLPClassifier or MLPRegressor must be whole; {release.path.name!r} holds one that "
             f"is not ({type(problem).__name__}).",
@@ -98,27 +98,27 @@ def network_in(release: Release) -> Network | None:
 def _refuse(release: Release) -> None:
     """Say which estimator it is, and what can be done with it."""
     content = release.content
-    if isinstance(content, Thing) and content.name.startswith("sklearn."):
+    if isinstance(content, InertObject) and content.name.startswith("sklearn."):
         raise CheckpointError(
             f"residuum attacks neural networks; {release.path.name[:80]!r} is a pickle of a "
-            f"{content.short[:60]}, for which it has no attack.",
+            f"{content.class_name[:60]}, for which it has no attack.",
             "Go by the findings of the scan alone, or train an MLPClassifier or MLPRegressor and audit that.",
         )
 
 
-def moment_and_start(
+def read_training_state(
     release: Release,
 ) -> tuple[dict[str, Tensor] | None, dict[str, Tensor] | None, tuple[str, ...]]:
     """What a pickle holds beside the weights of its network, and how the start was found."""
-    thing = _network(release)
+    thing = _find_network(release)
     if thing is None:
         return None, None, ()
-    start, moment = proved_start(thing), None
+    start, moment = find_initial_weights(thing), None
     try:
-        moment = moment_of(_alike(thing))
+        moment = read_moment(_to_namespace(thing))
     except InputError:  # no optimizer was kept
         pass
-    except STRANGE as problem:
+    except VALUE_ERRORS as problem:
         raise CheckpointError(
             f"The optimizer of an estimator must fit its weights; this one does not "
             f"({type(problem).__name__}).",
@@ -128,62 +128,62 @@ def moment_and_start(
         moment = None
     if start is None:
         return moment, None, ()
-    return moment, start.theta0, (f"the start of the network was {start.said}",)
+    return moment, start.theta0, (f"the start of the network was {start.evidence}",)
 
 
-def scalings_in(release: Release) -> list[tuple[Tensor, Tensor]]:
+def read_scalings(release: Release) -> list[tuple[Tensor, Tensor]]:
     """(factor, shift) of the scalers of a pipeline, in their order: each hands on factor x + shift."""
     found = []
     for thing in _things(release):
         own = thing.attributes
-        names = ("scale_", CENTRES.get(thing.short, "none"))
+        names = ("scale_", CENTERS.get(thing.class_name, "none"))
         scale, center = (
             b.tensor().double() if isinstance(b := own.get(n), Block) else None for n in names
         )
-        if thing.short == "MinMaxScaler" and scale is not None and center is not None:
+        if thing.class_name == "MinMaxScaler" and scale is not None and center is not None:
             found.append((scale, center))
-        elif thing.short in CENTRES and (scale is not None or center is not None):
+        elif thing.class_name in CENTERS and (scale is not None or center is not None):
             factor = torch.ones(()) if scale is None else 1 / scale
             found.append((factor, torch.zeros(()) if center is None else -center * factor))
     return found
 
 
-def _things(release: Release) -> Iterator[Thing]:
-    return (place.value for place in walk(release.content) if isinstance(place.value, Thing))
+def _things(release: Release) -> Iterator[InertObject]:
+    return (place.value for place in walk(release.content) if isinstance(place.value, InertObject))
 
 
-def _network(release: Release) -> Thing | None:
-    return next((thing for thing in _things(release) if thing.short in NETWORKS), None)
+def _find_network(release: Release) -> InertObject | None:
+    return next((thing for thing in _things(release) if thing.class_name in NETWORKS), None)
 
 
-def _alike(value: Any, depth: int = 0) -> Any:
+def _to_namespace(value: Any, depth: int = 0) -> Any:
     """Numbers of arrays, lists of them, and what belongs to an object as attributes."""
     if isinstance(value, Block):
         return value.tensor().numpy() if value.read is not None else list(value.objects or ())
     if isinstance(value, list | tuple) and depth < MAX_DEPTH:
-        return [_alike(part, depth + 1) for part in value]
-    if isinstance(value, Thing) and depth < MAX_DEPTH:
+        return [_to_namespace(part, depth + 1) for part in value]
+    if isinstance(value, InertObject) and depth < MAX_DEPTH:
         wanted = value.attributes.items()
-        return SimpleNamespace(**{name: _alike(part, depth + 1) for name, part in wanted})
+        return SimpleNamespace(**{name: _to_namespace(part, depth + 1) for name, part in wanted})
     return value
 
 
 @dataclass(frozen=True, eq=False)
-class Start:
+class StoredInitialization:
     """theta0 by our names; where it was found, why it is believed, and what to do about it."""
 
     theta0: dict[str, Tensor]
-    where: str
-    said: str
+    attribute: str
+    evidence: str
     remedy: str
 
     @property
-    def values(self) -> int:
+    def value_count(self) -> int:
         """How many numbers it has."""
         return sum(t.numel() for t in self.theta0.values())
 
 
-def layers_of(weights: Any, biases: Any) -> dict[str, Tensor] | None:
+def read_layers(weights: Any, biases: Any) -> dict[str, Tensor] | None:
     """``coefs_`` and ``intercepts_`` by our names, (out, in); None where they are not there."""
     if not isinstance(weights, list) or not isinstance(biases, list):
         return None
@@ -200,7 +200,9 @@ def layers_of(weights: Any, biases: Any) -> dict[str, Tensor] | None:
     return found
 
 
-def drawn(shapes: list[tuple[int, int]], seed: int, activation: str) -> dict[str, Tensor]:
+def draw_initial_weights(
+    shapes: list[tuple[int, int]], seed: int, activation: str
+) -> dict[str, Tensor]:
     """The start that scikit-learn draws for layers (out, in) from an integer ``random_state``."""
     random, found = np.random.RandomState(seed), {}
     for l, (fan_out, fan_in) in enumerate(shapes):
@@ -211,7 +213,7 @@ def drawn(shapes: list[tuple[int, int]], seed: int, activation: str) -> dict[str
     return found
 
 
-def proved_start(estimator: Thing) -> Start | None:
+def find_initial_weights(estimator: InertObject) -> StoredInitialization | None:
     """The start of a fitted MLP in a pickle, where one is at hand and the weights bear it out.
 
     A seed alone proves nothing: the file may have been fitted on, or by another release. The start it
@@ -219,8 +221,8 @@ def proved_start(estimator: Thing) -> Start | None:
     """
     said = estimator.attributes
     try:
-        theta = layers_of(said.get("coefs_"), said.get("intercepts_"))
-        kept = layers_of(said.get("_best_coefs"), said.get("_best_intercepts"))
+        theta = read_layers(said.get("coefs_"), said.get("intercepts_"))
+        kept = read_layers(said.get("_best_coefs"), said.get("_best_intercepts"))
     except CheckpointError:
         return None
     if theta is None:
@@ -229,19 +231,19 @@ def proved_start(estimator: Thing) -> Start | None:
     seed, activation = said.get("random_state"), said.get("activation")
     tries = list[tuple[str, str, dict[str, Tensor], str]]()
     if type(seed) is int and 0 <= seed < 2**32 and isinstance(activation, str):
-        again = drawn(shapes, seed, activation)  # type: ignore[arg-type]
+        again = draw_initial_weights(shapes, seed, activation)  # type: ignore[arg-type]
         remedy = "Fit with random_state=None; before saving: model.random_state = None."
         tries.append(("random_state", "drawn again from random_state", again, remedy))
     if kept is not None and not said.get("early_stopping"):
         remedy = "Before saving: del model._best_coefs, model._best_intercepts."
         tries.append(("_best_coefs", "kept in _best_coefs", kept, remedy))
     for where, how, start, remedy in tries:
-        if (proof := bears_out(theta, start)) is not None:
-            return Start(start, where, f"{how}, {proof}", remedy)
+        if (proof := describe_evidence(theta, start)) is not None:
+            return StoredInitialization(start, where, f"{how}, {proof}", remedy)
     return None
 
 
-def bears_out(theta: dict[str, Tensor], start: dict[str, Tensor]) -> str | None:
+def describe_evidence(theta: dict[str, Tensor], start: dict[str, Tensor]) -> str | None:
     """Why ``start`` is that of ``theta``, None where it is not or where they are equal."""
     now, then = theta["layers.0.weight"], start["layers.0.weight"].to(theta["layers.0.weight"])
     if now.shape != then.shape or not bool(now.isfinite().all()) or torch.equal(now, then):
@@ -249,7 +251,7 @@ def bears_out(theta: dict[str, Tensor], start: dict[str, Tensor]) -> str | None:
     inner, squares = _inner(now, then), _inner(then, then)
     cosine = inner / max((_inner(now, now) * squares) ** 0.5, 1e-30)
     deviations = cosine * math.sqrt(now.numel())
-    if not deviations > PROOF:
+    if not deviations > MIN_DEVIATIONS:
         return None
     text = f"cosine {cosine:.2f} with the weights ({deviations:.0f} standard deviations)"
     kept = inner / max(squares, 1e-30)
@@ -262,7 +264,7 @@ def bears_out(theta: dict[str, Tensor], start: dict[str, Tensor]) -> str | None:
 
 def _inner(a: Tensor, b: Tensor) -> float:
     """<a, b> in float64, a few rows at a time: a scan has little memory."""
-    parts = zip(a.split(ROWS), b.split(ROWS), strict=True)
+    parts = zip(a.split(CHUNK_ROWS), b.split(CHUNK_ROWS), strict=True)
     return sum(float((x.double() * y.double()).sum()) for x, y in parts)
 
 
@@ -270,6 +272,6 @@ def _spectrum(weight: Tensor) -> Tensor:
     """Singular values, largest first, from the smaller Gram matrix, likewise."""
     tall = weight if weight.shape[0] >= weight.shape[1] else weight.T
     gram = torch.zeros(tall.shape[1], tall.shape[1], dtype=torch.float64)
-    for part in tall.split(ROWS):
+    for part in tall.split(CHUNK_ROWS):
         gram += part.double().T @ part.double()
     return torch.linalg.eigvalsh(gram).flip(0).clamp(min=0).sqrt()

@@ -5,7 +5,7 @@ in the file                            in the tree
 =====================================  ==========================================================
 an array of numpy, torch or joblib     :class:`Block`: shape, kind of number, and a way to read it
 a dict, list, tuple, number or text    itself
-an object of any class, any other call :class:`Thing`: the name, what it was given, its attributes
+an object of any class, any other call :class:`InertObject`: the name, what it was given, its attributes
 =====================================  ==========================================================
 """
 
@@ -81,7 +81,7 @@ class View:
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
+class GlobalName:
     """A global that a pickle names; nothing is imported.
 
     kind: HARMLESS, KNOWN, FOREIGN or UNLISTED (:mod:`.pickle_names`), if the reader judges names.
@@ -133,7 +133,7 @@ class Block:
 
 
 @dataclass(eq=False, slots=True)
-class Thing:
+class InertObject:
     """What stands for an object, or for what a call would have returned.
 
     state: its attributes, as ``BUILD`` gives them.
@@ -147,7 +147,7 @@ class Thing:
     entries: dict[Any, Any] = field(default_factory=dict)
 
     @property
-    def short(self) -> str:
+    def class_name(self) -> str:
         """The name of the class alone."""
         return self.name.rpartition(".")[2]
 
@@ -166,7 +166,7 @@ class Opaque:
     """A key of a dict that is neither text nor a small number: it is told apart by nothing."""
 
 
-def key_of(value: Any) -> Any:
+def make_key(value: Any) -> Any:
     """Return a key that hashes in no time. Anything long or nested becomes an :class:`Opaque`."""
     plain = value is None or type(value) in (bool, float)
     if plain or (type(value) in (str, bytes) and len(value) <= 1000):
@@ -174,7 +174,7 @@ def key_of(value: Any) -> Any:
     return value if type(value) is int and abs(value) < 2**60 else Opaque()
 
 
-def expect(value: Any, *kinds: type) -> Any:
+def expect_type(value: Any, *kinds: type) -> Any:
     """Return the value.
 
     Raises:

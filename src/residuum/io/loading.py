@@ -10,14 +10,14 @@ from residuum.errors import InputError
 from residuum.io.adapters import load_tuned
 from residuum.io.checkpoints import load_checkpoint
 from residuum.io.release import Release, open_release
-from residuum.io.trusted_code import load_with_code, start_of
+from residuum.io.trusted_code import load_into_copy, load_with_code
 from residuum.networks.network import Network
 
-OWN = "own"  # the initial weights that a training directory holds
+INIT_OWN = "own"  # the initial weights that a training directory holds
 INIT_FILE = "init.safetensors"
 
 
-def trained_and_base(
+def resolve_trained_and_base(
     checkpoint: str | Path, base: str | None, adapter: str | None
 ) -> tuple[Path, str | None]:
     """Return the file that was trained and the file of the weights that training began from.
@@ -85,7 +85,7 @@ def load_initial_weights(file: str | Path, release: Release, network: Network) -
         InputError: The file is missing, or its weights do not fit the network.
     """
     folder = release.path.parent
-    if file == OWN:
+    if file == INIT_OWN:
         file = folder / INIT_FILE
         if not file.is_file():
             raise InputError(
@@ -93,5 +93,5 @@ def load_initial_weights(file: str | Path, release: Release, network: Network) -
                 "Name the file of the initial weights.",
             )
     if network.live is not None:
-        return start_of(file, network)
+        return load_into_copy(file, network)
     return load_checkpoint(file, network.arch).theta

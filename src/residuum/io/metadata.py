@@ -37,7 +37,7 @@ def encode_metadata(checkpoint: Network) -> dict[str, str]:
 def decode_metadata(metadata: dict[str, str]) -> Network:
     """What a file says of itself, without weights, or which value is not what it must be."""
     if FORMAT_KEY not in metadata:
-        return NOTHING_SAID
+        return NO_METADATA
     if metadata[FORMAT_KEY] != FORMAT:
         raise CheckpointError(
             f"This version reads checkpoint format {FORMAT}; got {metadata[FORMAT_KEY][:20]!r}.",
@@ -46,18 +46,18 @@ def decode_metadata(metadata: dict[str, str]) -> Network:
     found: dict[str, Any] = {key: metadata.get(key, "") for key in RULES}
     for key, (most, allowed, rule) in RULES.items():
         if key not in ("architecture", "task"):
-            found[key] = _list(found[key])
+            found[key] = _parse_list(found[key])
         value = found[key]
         if value is None or len(value) > most or not allowed(value):
             raise CheckpointError(
                 f"The checkpoint's {key!r} must be {rule}; got {metadata.get(key, '')[:40]!r}.",
                 "Save it again with save_checkpoint, or its tensors without metadata.",
             )
-    found["assumptions"] = _attributed(found["assumptions"])
+    found["assumptions"] = _attribute_statements(found["assumptions"])
     return Network({}, found.pop("architecture"), **found)
 
 
-def _attributed(statements: tuple[str, ...]) -> tuple[str, ...]:
+def _attribute_statements(statements: tuple[str, ...]) -> tuple[str, ...]:
     """Mark sentences of a file as its own, except those that residuum itself words, and keep ten."""
     texts = [
         text if text in (ASSUMED_RELU, ASSUMED_STRIDES) else f"{METADATA_SAYS}{text}"
@@ -71,7 +71,7 @@ def _attributed(statements: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _list(text: str) -> tuple[Any, ...] | None:
+def _parse_list(text: str) -> tuple[Any, ...] | None:
     """What a JSON list holds, nothing for no text; None for anything else."""
     try:
         found = json.loads(text or "[]")
@@ -88,7 +88,7 @@ def _are_texts(values: tuple[Any, ...]) -> bool:
     return all(isinstance(v, str) and len(v) <= MAX_TEXT and v.isprintable() for v in values)
 
 
-NOTHING_SAID = Network({}, "")
+NO_METADATA = Network({}, "")
 TEXTS = (MAX_TEXTS, _are_texts, f"up to {MAX_TEXTS} printable texts of up to {MAX_TEXT} characters")
 RULES: dict[str, tuple[int, Callable[[Any], bool], str]] = {  # longest, what it holds, in words
     "architecture": (MAX_ARCHITECTURE, bool, f"a text of 1 to {MAX_ARCHITECTURE} characters"),

@@ -20,7 +20,9 @@ from residuum.networks import (
 from residuum.networks.network import Network
 from residuum.networks.probing import as_rows, probe, unwrapped
 
-KEPT = "a {} is kept as given: its forward is run, not read, so that only what needs no structure applies"
+RUN_AS_IS = (
+    "a {} is run as it is: its forward pass is not analyzed, so only structure-free attacks apply"
+)
 
 
 def checkpoint_from_module(
@@ -29,7 +31,7 @@ def checkpoint_from_module(
     input_shape: tuple[int, ...] = (),
     labels: tuple[str, ...] = (),
     task: str = "",
-    shape_if_kept: tuple[int, ...] | None = None,
+    fallback_shape: tuple[int, ...] | None = None,
 ) -> Network:
     """A checkpoint of a live network, its weights copied to the CPU.
 
@@ -37,23 +39,23 @@ def checkpoint_from_module(
     string describes. Any other module is kept as given and runs in evaluation mode; the shape of one
     sample must be said unless its first layer is Linear and takes the input as it is.
     """
-    model, shown = unwrapped(model), tuple(input_shape or shape_if_kept or ())
+    model, shown = unwrapped(model), tuple(input_shape or fallback_shape or ())
     try:
         found = _describe(model, shown)
     except (ArchitectureError, CheckpointError):  # no string describes these biases or shapes
         found = None
     if found is None:
-        kept = _keep(model, shown)
+        kept = _wrap_module(model, shown)
         return kept.replace(labels=tuple(labels), task=task)
     arch, state = found
     theta, _, notes = clean_state(state)
     own_names = {id(t): name for name, t in model.state_dict(keep_vars=True).items()}
     source = {name: own_names[id(t)] for name, t in state.items()}
-    shape = fitting_shape(arch, input_shape)
+    shape = check_input_shape(arch, input_shape)
     return Network(theta, str(arch), shape, tuple(labels), task, tuple(notes), source)
 
 
-def fitting_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, ...]:
+def check_input_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, ...]:
     """``shape`` of one sample, known to fit; () becomes the image shape of a convnet."""
     shape = tuple(shape) or arch.image_shape or ()
     if shape and (min(shape) < 1 or math.prod(shape) != arch.inputs):
@@ -75,7 +77,7 @@ def _describe(
     return same_function(model, shape)
 
 
-def _keep(model: nn.Module, shape: tuple[int, ...]) -> Network:
+def _wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
     """A network of any class, which takes samples of ``shape``, or of its first Linear layer."""
     name = type(model).__name__
     theta = {n: p.detach() for n, p in model.named_parameters()}
@@ -111,7 +113,7 @@ def _keep(model: nn.Module, shape: tuple[int, ...]) -> Network:
         model.register_forward_hook(as_rows)
     arch = Architecture("module", (found.outputs,), shape, {"class": name[:80]})
     theta = {n: p.detach().clone() for n, p in model.named_parameters()}
-    notes, names = (KEPT.format(name[:40]), *found.notes), {n: n for n in theta}
+    notes, names = (RUN_AS_IS.format(name[:40]), *found.notes), {n: n for n in theta}
     return Network(theta, str(arch), shape, assumptions=notes, source_names=names, live=model)
 
 

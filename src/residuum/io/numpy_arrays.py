@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from residuum.io.inert import Block, Thing, Word, expect
+from residuum.io.inert import Block, GlobalName, InertObject, expect_type
 from residuum.records.inputs import is_size
 
-MAX_ITEM = 1 << 16  # bytes of one number or text of an array
-PLAIN_KIND = re.compile(r"[fiubcSUVOmM]\d{0,5}")
+MAX_ITEM_BYTES = 1 << 16  # bytes of one number or text of an array
+PLAIN_DTYPE = re.compile(r"[fiubcSUVOmM]\d{0,5}")
 
 
 @dataclass(eq=False, slots=True)
-class Kind:
+class NumpyDtype:
     """The dtype of a numpy array: a letter and a size, such as f8, and ``>`` where bytes are swapped."""
 
     code: str
@@ -29,21 +29,21 @@ class Kind:
     def itemsize(self) -> int:
         """Bytes of one number."""
         size = np.dtype(self.code).itemsize
-        if size > MAX_ITEM:
+        if size > MAX_ITEM_BYTES:
             raise ValueError("an entry of an array has at most 65536 bytes")
         return size
 
 
-def kind_of(code: Any = "", *_: Any) -> Kind | Thing:
+def read_dtype(code: Any = "", *_: Any) -> NumpyDtype | InertObject:
     """``numpy.dtype('f8', False, True)``; what is no plain kind is kept as it is."""
-    if isinstance(code, Word):  # numpy.dtype(numpy.float64)
+    if isinstance(code, GlobalName):  # numpy.dtype(numpy.float64)
         code = np.dtype(getattr(np, code.name.rpartition(".")[2], "V1")).str[1:]
-    if type(code) is not str or not PLAIN_KIND.fullmatch(code):
-        return Thing("numpy.dtype", (code,))
-    return Kind(code)
+    if type(code) is not str or not PLAIN_DTYPE.fullmatch(code):
+        return InertObject("numpy.dtype", (code,))
+    return NumpyDtype(code)
 
 
-def array_of(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | None = None) -> Block:
+def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | None = None) -> Block:
     """Return an array from its bytes or its list of objects.
 
     Args:
@@ -54,17 +54,19 @@ def array_of(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | None
         block: The stand-in to fill, a new one if None.
     """
     block = block or Block()
-    block.shape = (expect(shape, int),) if type(shape) is int else tuple(expect(shape, tuple, list))
+    block.shape = (
+        (expect_type(shape, int),) if type(shape) is int else tuple(expect_type(shape, tuple, list))
+    )
     if len(block.shape) > 32 or not all(map(is_size, block.shape)):
         raise ValueError("an array has at most 32 dimensions, none negative")
     if type(raw) is list:
         block.kind, block.objects = "object", raw
         return block
-    if not isinstance(kind, Kind):
+    if not isinstance(kind, NumpyDtype):
         block.kind = "structured"
         return block
     size = kind.itemsize
-    if block.numel * size != len(expect(raw, bytes, bytearray, str)):
+    if block.numel * size != len(expect_type(raw, bytes, bytearray, str)):
         raise ValueError("an array must fill the bytes that it is given")
     block.kind = np.dtype(kind.code).name if kind.code[0] in "fiubc" else f"bytes of {size}"
     if kind.code[0] == "V" and size and not isinstance(raw, str):
@@ -91,7 +93,7 @@ class _Texts:
     """The texts of an array, made when they are asked for."""
 
     raw: Any
-    kind: Kind
+    kind: NumpyDtype
     count: int
 
     def __len__(self) -> int:
@@ -104,10 +106,10 @@ class _Texts:
         return (str(text)[:200] for text in array)
 
 
-def scalar_of(kind: Any, raw: Any = b"") -> Any:
+def read_scalar(kind: Any, raw: Any = b"") -> Any:
     """``numpy.core.multiarray.scalar``: one number."""
-    if isinstance(kind, Kind) and kind.code[0] in "fiub" and isinstance(raw, bytes):
+    if isinstance(kind, NumpyDtype) and kind.code[0] in "fiub" and isinstance(raw, bytes):
         if len(raw) != kind.itemsize:
             raise ValueError("a number must fill its bytes")
         return np.frombuffer(raw, np.dtype(kind.order + kind.code))[0].item()
-    return Thing("numpy.scalar", (kind, raw))
+    return InertObject("numpy.scalar", (kind, raw))

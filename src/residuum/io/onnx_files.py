@@ -10,8 +10,8 @@ from torch import Tensor
 
 from residuum.errors import CheckpointError, MissingExtraError, UnsafeFileError
 from residuum.io.inert import Block
-from residuum.io.safetensors_files import AGAIN
-from residuum.io.streams import MAX_PICKLED
+from residuum.io.safetensors_files import COPY_AGAIN
+from residuum.io.streams import MAX_PICKLE_BYTES
 
 
 def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
@@ -32,14 +32,16 @@ def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
             "An ONNX graph needs the extra 'onnx'; it is not installed.",
             'In a clone of residuum: pip install ".[onnx]"',
         ) from None
-    if path.stat().st_size > MAX_PICKLED:
-        raise UnsafeFileError(f"{path.name!r} is larger than {MAX_PICKLED} bytes.", "Split it.")
+    if path.stat().st_size > MAX_PICKLE_BYTES:
+        raise UnsafeFileError(
+            f"{path.name!r} is larger than {MAX_PICKLE_BYTES} bytes.", "Split it."
+        )
     try:
         model = onnx.load(str(path), load_external_data=False)
     except Exception as problem:  # protobuf's own errors have no common base
         raise CheckpointError(
             f"{path.name!r} must be an ONNX graph; it cannot be read ({type(problem).__name__}).",
-            AGAIN,
+            COPY_AGAIN,
         ) from problem
 
     def block(tensor: Any) -> Block:

@@ -12,31 +12,40 @@ from residuum.errors import ArchitectureError, InputError
 from residuum.io.modules import checkpoint_from_module
 
 # Names under which optimizers store means of gradients, and of their squares.
-MOMENTS = ("exp_avg", "momentum_buffer")  # names under which torch keeps a mean of gradients
-FIRST = {"exp_avg", "momentum_buffer", "grad_avg", "velocities", "ms", "mu", "trace"}
-SECOND = {"exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum", "acc_delta", "exp_inf", "vs", "nu"}
+TORCH_MOMENTS = ("exp_avg", "momentum_buffer")  # names under which torch keeps a mean of gradients
+FIRST_MOMENTS = {"exp_avg", "momentum_buffer", "grad_avg", "velocities", "ms", "mu", "trace"}
+SECOND_MOMENTS = {
+    "exp_avg_sq",
+    "max_exp_avg_sq",
+    "square_avg",
+    "sum",
+    "acc_delta",
+    "exp_inf",
+    "vs",
+    "nu",
+}
 
 
-def moment_of(trained: Any, model: nn.Module | None = None) -> dict[str, Tensor]:
+def read_moment(trained: Any, model: nn.Module | None = None) -> dict[str, Tensor]:
     """The mean of the last gradients that a live optimizer keeps, weight decay taken out.
 
     trained: a torch optimizer with momentum or a first moment, of ``model``; or a fitted
     MLPClassifier or MLPRegressor of scikit-learn, whose optimizer stays in it.
     """
     if isinstance(trained, optim.Optimizer) and model is not None:
-        found = _torch_moment(trained, model)
+        found = _read_torch_moment(trained, model)
     else:
-        found = _sklearn_moment(trained)
+        found = _read_sklearn_moment(trained)
     if not found:
         raise InputError(
             "A moment is kept by an optimizer with momentum, or Adam, that has taken a step, and by "
             f"an MLPClassifier fitted with one; {type(trained).__name__} shows none.",
-            "Say moment_of(optimizer, model) or moment_of(estimator).",
+            "Say read_moment(optimizer, model) or read_moment(estimator).",
         )
     return found
 
 
-def _torch_moment(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
+def _read_torch_moment(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
     """By our names."""
     own = dict(model.named_parameters())
     try:
@@ -50,13 +59,13 @@ def _torch_moment(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Ten
         p = own[source]
         group = group_of.get(p, {})
         apart = isinstance(optimizer, optim.AdamW) or bool(group.get("decoupled_weight_decay"))
-        kept = without_decay(optimizer.state.get(p, {}), group, p.detach(), apart)
+        kept = remove_weight_decay(optimizer.state.get(p, {}), group, p.detach(), apart)
         if kept is not None:
             found[name] = kept.detach().cpu()
     return found
 
 
-def without_decay(
+def remove_weight_decay(
     state: Mapping[str, Any], group: Mapping[str, Any], weight: Tensor, apart: bool
 ) -> Tensor | None:
     """The moment of one parameter; None where none is kept. apart: decay is no part of the gradients.
@@ -72,7 +81,7 @@ def without_decay(
     return None
 
 
-def _sklearn_moment(estimator: Any) -> dict[str, Tensor]:
+def _read_sklearn_moment(estimator: Any) -> dict[str, Tensor]:
     """By our parameter names: the mean of the last gradients in a fitted MLP of scikit-learn.
 
     Its gradients hold alpha W / batch of weight decay, which is taken out; its SGD keeps a velocity,

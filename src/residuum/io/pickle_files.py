@@ -21,15 +21,15 @@ from typing import Any, BinaryIO
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.inert import Storage
 from residuum.io.pickle_reader import LEGACY_MAGIC, PickleReader
-from residuum.io.safetensors_files import AGAIN
-from residuum.io.streams import MAX_PICKLED, Source, open_source
+from residuum.io.safetensors_files import COPY_AGAIN
+from residuum.io.streams import MAX_PICKLE_BYTES, Source, open_source
 from residuum.records.inputs import MAX_GROWTH, open_zip
 
 ZIP_MAGIC = b"PK\x03\x04"
 LEGACY_PROTOCOL = 1001
 LEGACY_HEAD = pickle.dumps(LEGACY_MAGIC, protocol=2)
 MAX_DATA_PKL = 64 << 20  # bytes of the pickle in an archive, without the numbers
-EXPORT = (
+EXPORT_ADVICE = (
     "Export the weights alone: torch.save(model.state_dict(), path), or "
     "safetensors.torch.save_file(model.state_dict(), path)."
 )
@@ -42,7 +42,7 @@ KEEP_CHECKSUMS = "Copy or save the file again, not under torch's set_crc32_optio
 
 
 @dataclass(frozen=True)
-class Pickled:
+class PickleContent:
     """What the pickle of a file holds, and what loading it would run.
 
     Attributes:
@@ -58,7 +58,7 @@ class Pickled:
     foreign: tuple[str, ...]
 
 
-def read_archive(path: Path, stream: BinaryIO, size: int) -> Pickled:
+def read_archive(path: Path, stream: BinaryIO, size: int) -> PickleContent:
     """Read the zip archive of ``torch.save`` or TorchScript.
 
     Args:
@@ -74,14 +74,14 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> Pickled:
         with open_zip(stream) as archive:
             members = {member.filename: member for member in archive.infolist()}
             _check_members(archive.infolist(), size)
-            folder = _folder(members, path.name)
+            folder = _find_folder(members, path.name)
             content = _read_member(path, members.get(f"{folder}data.pkl"), MAX_DATA_PKL)
             order = members.get(f"{folder}byteorder")
             if order is not None and _read_member(path, order, 100) != b"little":
-                raise CheckpointError("Numbers must be little endian; these are not.", AGAIN)
+                raise CheckpointError("Numbers must be little endian; these are not.", COPY_AGAIN)
     except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, NotImplementedError) as problem:
         raise CheckpointError(
-            f"{path.name!r} must be a complete zip archive; it is damaged ({problem}).", AGAIN
+            f"{path.name!r} must be a complete zip archive; it is damaged ({problem}).", COPY_AGAIN
         ) from problem
 
     def member_of(storage: Storage) -> zipfile.ZipInfo | None:
@@ -91,7 +91,7 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> Pickled:
     def read_storage(storage: Storage) -> bytearray:
         return _read_member(path, member_of(storage), storage.nbytes)
 
-    reader = PickleReader(read_last(read_storage))
+    reader = PickleReader(cache_last_storage(read_storage))
     tree = reader.run(Source(io.BytesIO(content), len(content)))  # type: ignore[arg-type]
     for storage in reader.storages.values():
         member = member_of(storage)
@@ -100,15 +100,15 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> Pickled:
             raise UnsafeFileError(
                 f"A storage must be in the file in full; {storage.key[:80]!r} claims "
                 f"{storage.nbytes} bytes and {held} are there.",
-                AGAIN,
+                COPY_AGAIN,
             )
     kind = "torchscript" if f"{folder}constants.pkl" in members else "torch"
-    return Pickled(kind, tree, tuple(reader.unsafe), tuple(reader.foreign))
+    return PickleContent(kind, tree, tuple(reader.unsafe), tuple(reader.foreign))
 
 
 def read_pickle(
     path: Path, stream: io.BufferedReader, size: int, unpacker: Callable[[], Any] | None = None
-) -> Pickled:
+) -> PickleContent:
     """Read one pickle, or the five pickles of torch's legacy format before its storages.
 
     Args:
@@ -128,27 +128,29 @@ def read_pickle(
         return raw
 
     is_legacy = unpacker is None and stream.peek(len(LEGACY_HEAD)).startswith(LEGACY_HEAD)
-    if size > MAX_PICKLED and not is_legacy:  # whose numbers stay in the file
+    if size > MAX_PICKLE_BYTES and not is_legacy:  # whose numbers stay in the file
         raise UnsafeFileError(
-            f"A pickle may have {MAX_PICKLED} bytes; {path.name!r} has {size}.", "Split it."
+            f"A pickle may have {MAX_PICKLE_BYTES} bytes; {path.name!r} has {size}.", "Split it."
         )
-    reader = PickleReader(read_last(read_storage))
+    reader = PickleReader(cache_last_storage(read_storage))
     source: Any = open_source(stream, size, unpacker)
     content, kind = reader.run(source), "pickle"
     if is_legacy:
         kind = "torch"
         if reader.run(source) != LEGACY_PROTOCOL:
-            raise CheckpointError("A pickle must come from torch.save; this one does not.", EXPORT)
+            raise CheckpointError(
+                "A pickle must come from torch.save; this one does not.", EXPORT_ADVICE
+            )
         reader.run(source)  # what the writing machine was like
         content = reader.run(source)
         starts |= _storage_positions(reader.run(source), reader.storages, stream, size)
     unsafe = [*reader.unsafe]
     if reader.has_joblib_arrays:
         unsafe += _run_without_joblib(open_source(stream, size, unpacker))
-    return Pickled(kind, content, tuple(dict.fromkeys(unsafe)), tuple(reader.foreign))
+    return PickleContent(kind, content, tuple(dict.fromkeys(unsafe)), tuple(reader.foreign))
 
 
-def read_last(read: Callable[[Storage], bytearray]) -> Callable[[Storage], bytearray]:
+def cache_last_storage(read: Callable[[Storage], bytearray]) -> Callable[[Storage], bytearray]:
     """Return ``read`` with a memory of its last result, because tensors often share one storage."""
     last: list[tuple[Storage, bytearray]] = []
 
@@ -167,7 +169,9 @@ def _storage_positions(
     """Return where each storage of a legacy file begins. Each has its length in front of it."""
     listed = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     if not listed or sorted(keys) != sorted(storages):
-        raise CheckpointError("The file must list the storages it refers to; it does not.", AGAIN)
+        raise CheckpointError(
+            "The file must list the storages it refers to; it does not.", COPY_AGAIN
+        )
     starts = {}
     for key in keys:
         storage = storages[key]
@@ -175,14 +179,14 @@ def _storage_positions(
             raise UnsafeFileError(
                 f"A storage must be in the file in full; {key[:80]!r} claims {storage.nbytes} bytes of "
                 f"{size}.",
-                AGAIN,
+                COPY_AGAIN,
             )
         numel = int.from_bytes(stream.read(8), "little")
         starts[key] = stream.tell()
         if numel != storage.numel or starts[key] + storage.nbytes > size:
             raise CheckpointError(
                 f"Storage {key[:80]!r} must hold {storage.nbytes} bytes; the file ends before.",
-                AGAIN,
+                COPY_AGAIN,
             )
         stream.seek(storage.nbytes, io.SEEK_CUR)
     return starts
@@ -221,11 +225,11 @@ def _check_members(members: list[zipfile.ZipInfo], size: int) -> None:
     if None in names or len(folders) != 1 or len(distinct) != len(members):
         raise UnsafeFileError(
             "A torch archive has one folder of distinct plain names; this one has duplicate or odd names.",
-            EXPORT,
+            EXPORT_ADVICE,
         )
 
 
-def _folder(members: dict[str, zipfile.ZipInfo], file: str) -> str:
+def _find_folder(members: dict[str, zipfile.ZipInfo], file: str) -> str:
     """Return the one folder of an archive, with its slash."""
     pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
@@ -276,7 +280,7 @@ def refuse_other_archives(names: list[str]) -> None:
     if any(name.endswith("/data.pkl") for name in names):
         return
     first = ", ".join(name[:40] for name in sorted(names)[:4])
-    what, remedy = f"a zip archive with {first or 'nothing in it'}", EXPORT
+    what, remedy = f"a zip archive with {first or 'nothing in it'}", EXPORT_ADVICE
     if names and all(name.endswith(".npy") for name in names):
         what = f"an archive of arrays (.npz, with {first})"
         remedy = (

@@ -1,7 +1,7 @@
 """The names in a pickle that are known to be harmless.
 
 A pickle can call every function of every installed package. A list of dangerous functions is never
-complete, so this file lists the harmless ones. :func:`judge` sorts each name into one of four kinds:
+complete, so this file lists the harmless ones. :func:`classify_name` sorts each name into one of four kinds:
 
 ========== ================================================= ===========================================
 kind       the pickle may                                    examples
@@ -222,12 +222,12 @@ PANDAS_CLASS = re.compile(r"pandas\.[A-Z]\w*")
 PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
-def modern(module: str) -> str:
+def modernize_module(module: str) -> str:
     """Return the name under which Python 3 finds a module that a pickle of Python 2 names."""
     return PYTHON_2.get(module, module)
 
 
-def judge(module: str, attribute: str) -> str:
+def classify_name(module: str, attribute: str) -> str:
     """Return the kind of a name: HARMLESS, KNOWN, FOREIGN or UNLISTED.
 
     A dotted attribute leads from a module to everything that the module has imported, such as
@@ -248,4 +248,4 @@ def judge(module: str, attribute: str) -> str:
 def is_trusted(name: str) -> bool:
     """Return whether a dotted name is HARMLESS or KNOWN."""
     module, _, attribute = name.rpartition(".")
-    return judge(module, attribute) in (HARMLESS, KNOWN)
+    return classify_name(module, attribute) in (HARMLESS, KNOWN)

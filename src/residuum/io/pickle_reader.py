@@ -4,9 +4,9 @@
 functions), calls of them, and values between. :class:`PickleReader` runs it with a stand-in for each word.
 So a release can be looked through without trusting it.
 
-Work and memory are counted before they are taken. A file may ask for ``MAX_WORK`` steps: 1 for an
-instruction, more for a call, and 1 for each entry that is copied. It may hold small objects of ``MAX_KEPT``
-bytes and the file's own size. A scan thus stays within 50 MB and twice what the file unpacks to.
+The reader counts work and memory before it uses them. A file may ask for ``MAX_WORK`` steps: 1 for an
+instruction, more for a call, and 1 for each entry that is copied. Its small objects may take
+``MAX_OBJECT_BYTES`` and the size of the file. A scan thus needs at most 50 MB plus twice the unpacked size.
 
 The reader also collects what loading the file with ``pickle`` would do beyond making values.
 ``PickleReader.unsafe`` lists calls of functions that are not known to be harmless (:mod:`.pickle_names`).
@@ -39,15 +39,15 @@ from residuum.io.inert import (
     KINDS,
     STORAGES,
     Block,
+    GlobalName,
+    InertObject,
     Opaque,
     Storage,
-    Thing,
     View,
-    Word,
-    expect,
-    key_of,
+    expect_type,
+    make_key,
 )
-from residuum.io.numpy_arrays import Kind, array_of, kind_of, scalar_of
+from residuum.io.numpy_arrays import NumpyDtype, read_array, read_dtype, read_scalar
 from residuum.io.pickle_names import (
     BASES,
     CONTAINERS,
@@ -57,14 +57,14 @@ from residuum.io.pickle_names import (
     MAKE_INSTANCE,
     STORAGE,
     UNLISTED,
+    classify_name,
     is_trusted,
-    judge,
-    modern,
+    modernize_module,
 )
 from residuum.records.inputs import is_size
 
 LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # begins the files that torch.save wrote before it used zip
-MAX_WORK, MAX_KEPT = 1_000_000, 48 << 20  # instructions, and bytes of small objects
+MAX_WORK, MAX_OBJECT_BYTES = 1_000_000, 48 << 20  # instructions, and bytes of small objects
 # Bytes of Python's objects: a list or tuple with its place among those seen; a dict; an entry of it; a
 # bytes besides themselves; a number; a word; what a call leaves, such as a tensor with its view.
 HOLDER, DICT, ENTRY, BYTES, NUMBER, NAMED, CALLED = 160, 260, 64, 64, 32, 300, 500
@@ -80,14 +80,14 @@ TEMPLATE = re.compile(
     rf"def _parse_args_rvs\(self, {SLOT}\):\n    return self\._argcheck_rvs\({SLOT}\)\n\n"
     rf"def _parse_args_stats\(self, {SLOT}moments='mv'\):\n    return \({SLOT}\), {SLOT}\n?"
 )
-FAR = 100  # bytes of an entry of a dict
+SPARSE_MEMO_BYTES = 100  # bytes of an entry of a dict
 TEXTS = {"SHORT_BINUNICODE": 1, "BINUNICODE": 4, "BINUNICODE8": 8}  # bytes of their length
 OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
-MAX_WIDE, WIDE = 1 << 20, re.compile(rb"[\xc4-\xff]")
+MAX_WIDE_TEXT, NON_LATIN = 1 << 20, re.compile(rb"[\xc4-\xff]")
 MALFORMED = (ValueError, IndexError, KeyError, TypeError, AttributeError, struct.error)
 
 
-def refusal(unsafe: Iterable[str]) -> UnsafeFileError:
+def make_unsafe_error(unsafe: Iterable[str]) -> UnsafeFileError:
     """Return the error for a file that would run code, by ``PickleReader.unsafe``."""
     deeds = list(unsafe)
     more = f" and {len(deeds) - 3} more" if len(deeds) > 3 else ""
@@ -133,7 +133,7 @@ class PickleReader:
         self._embedded: dict[str, memoryview] = {}
         self._stream: BinaryIO | None = None
         self._inside = 0
-        self._named: dict[str, Word] = {}
+        self._named: dict[str, GlobalName] = {}
         self._encoded = 0
         self._forget()
 
@@ -158,13 +158,13 @@ class PickleReader:
         except CheckpointError as problem:
             if not self.unsafe:
                 raise
-            raise refusal(self.unsafe) from problem
+            raise make_unsafe_error(self.unsafe) from problem
         finally:
             self._stream = outer
 
     def _run(self, stream: BinaryIO) -> Any:
         try:
-            for name, argument in _instructions(stream):
+            for name, argument in _read_instructions(stream):
                 self.charge(1, self.kept.get(name, 0))
                 if name == "STOP":
                     return self.stack.pop()
@@ -185,10 +185,10 @@ class PickleReader:
         """Count work and memory before they are taken."""
         self.work += work
         self.held += kept
-        if self.work > MAX_WORK or self.held > MAX_KEPT + getattr(self._stream, "taken", 0):
+        if self.work > MAX_WORK or self.held > MAX_OBJECT_BYTES + getattr(self._stream, "taken", 0):
             raise UnsafeFileError(
                 f"A pickle may ask for {MAX_WORK} steps of work, copies counted, and "
-                f"{MAX_KEPT >> 20} MB of small objects; this one asks for more.",
+                f"{MAX_OBJECT_BYTES >> 20} MB of small objects; this one asks for more.",
                 "Scan a smaller model, or the parts of this one.",
             )
 
@@ -213,7 +213,7 @@ class PickleReader:
         elif 0 <= index < len(self._memo):
             self._memo[index] = self.stack[-1]
         else:
-            self.charge(0, FAR)
+            self.charge(0, SPARSE_MEMO_BYTES)
             self._far[index] = self.stack[-1]
 
     def _get(self, index: int) -> None:
@@ -235,15 +235,15 @@ class PickleReader:
     def _word(self, argument: str) -> None:
         self.push(self._judged(*argument.partition(" ")[::2]))
 
-    def _judged(self, module: str, attribute: str) -> Word:
+    def _judged(self, module: str, attribute: str) -> GlobalName:
         """Return the stand-in of a name, and note what the name tells."""
-        module = modern(module)
+        module = modernize_module(module)
         name = f"{module}.{attribute}"
         if not module or not attribute or len(name) > 300:
             raise ValueError("a word has at most 300 characters")
         if (word := self._named.get(name)) is None:
             self.charge(0, 2 * NAMED)
-            word = self._named[name] = Word(name, judge(module, attribute))
+            word = self._named[name] = GlobalName(name, classify_name(module, attribute))
             if word.kind == UNLISTED:
                 self.unsafe[f"use {name}"] = None
             elif word.kind == FOREIGN:
@@ -259,22 +259,22 @@ class PickleReader:
 
     def _flag_call(self, called: Any) -> None:
         self._flag(
-            f"call {called.name if isinstance(called, Word) else 'what another call returned'}"
+            f"call {called.name if isinstance(called, GlobalName) else 'what another call returned'}"
         )
 
     def _call(self, _: None) -> None:
         word, arguments = self._last(2)
-        self.push(self._made(word, expect(arguments, tuple)))
+        self.push(self._made(word, expect_type(arguments, tuple)))
 
     def _new(self, _: None) -> None:
         word, arguments = self._last(2)
-        self.push(self._instance(word, expect(arguments, tuple)))
+        self.push(self._instance(word, expect_type(arguments, tuple)))
 
     def _new_with_names(self, _: None) -> None:
         word, arguments, named = self._last(3)
-        instance = self._instance(word, expect(arguments, tuple))
-        if isinstance(instance, Thing):
-            instance.entries = expect(named, dict)
+        instance = self._instance(word, expect_type(arguments, tuple))
+        if isinstance(instance, InertObject):
+            instance.entries = expect_type(named, dict)
         self.push(instance)
 
     def _inst(self, argument: str) -> None:
@@ -287,29 +287,29 @@ class PickleReader:
 
     def _instance(self, word: Any, arguments: tuple[Any, ...] = ()) -> Any:
         """Return the stand-in of an object that is made without a call of its class."""
-        if not isinstance(word, Word) or word.kind == HARMLESS:
+        if not isinstance(word, GlobalName) or word.kind == HARMLESS:
             return self._made(word, arguments)
         self.charge(8, CALLED)
         # numpy.memmap and others of numpy open a file when their __new__ is given arguments.
         if word.kind == UNLISTED or (arguments and word.name.startswith("numpy.")):
             self._flag_call(word)
-        return Thing(word.name, arguments)
+        return InertObject(word.name, arguments)
 
     def _made(self, word: Any, arguments: tuple[Any, ...]) -> Any:
         """Return what a call would return. A call of an unknown function is noted."""
         self.charge(8, CALLED)
-        if not isinstance(word, Word) or word.kind != HARMLESS:
+        if not isinstance(word, GlobalName) or word.kind != HARMLESS:
             self._flag_call(word)
-            return Thing(word.name if isinstance(word, Word) else "?", arguments)
+            return InertObject(word.name if isinstance(word, GlobalName) else "?", arguments)
         name = word.name
         if name in MAKE_INSTANCE:
             return self._made_of_class(name, *arguments)
         if name == "builtins.getattr":
             return self._attribute(*arguments)
         if name == REBUILD_FROM_TYPE:
-            if isinstance(arguments[0], Word) and arguments[0].name == REBUILD_FROM_TYPE:
+            if isinstance(arguments[0], GlobalName) and arguments[0].name == REBUILD_FROM_TYPE:
                 raise ValueError("a tensor is rebuilt from its type once")
-            return self._made(arguments[0], expect(arguments[2], tuple))
+            return self._made(arguments[0], expect_type(arguments[2], tuple))
         self._check_arguments(word, arguments)
         if name == "torch._utils._rebuild_parameter_with_state":
             return arguments[0]
@@ -321,25 +321,25 @@ class PickleReader:
         if name == "_codecs.encode" or (name == "builtins.bytearray" and is_text):
             return self._bytes(*arguments)
         if (stand_in := self.calls.get(name)) is None:
-            return Thing(name, arguments)
+            return InertObject(name, arguments)
         copied = sum(len(a) for a in arguments if type(a) in (list, tuple, dict))
         self.charge(copied, ENTRY * copied)
         result = stand_in(*arguments)
         self.charge(len(result) // 64 if type(result) is str else 0)
         return result
 
-    def _check_arguments(self, word: Word, arguments: tuple[Any, ...]) -> None:
+    def _check_arguments(self, word: GlobalName, arguments: tuple[Any, ...]) -> None:
         """Note arguments that a harmless function would run: it may call or iterate over them."""
         for argument in arguments:
-            if isinstance(argument, Word) and word.name not in MAKE_ARRAY:
+            if isinstance(argument, GlobalName) and word.name not in MAKE_ARRAY:
                 if argument.kind in (FOREIGN, UNLISTED):
                     self._flag_call(argument)
-            elif isinstance(argument, Thing):
+            elif isinstance(argument, InertObject):
                 if word.name in CONTAINERS or not is_trusted(argument.name):
                     self._flag(f"call {word.name} with a {argument.name}")
             elif word.name in CONTAINERS and type(argument) in (list, tuple):
                 self.charge(len(argument))
-                if word.name in PAIRS and any(isinstance(part, Thing) for part in argument):
+                if word.name in PAIRS and any(isinstance(part, InertObject) for part in argument):
                     self._flag(f"call {word.name} with an object")
         is_bytes = word.name in ("builtins.bytes", "builtins.bytearray") and bool(arguments)
         if is_bytes and type(arguments[0]) not in (bytes, bytearray, str):
@@ -347,29 +347,29 @@ class PickleReader:
 
     def _made_of_class(self, name: str, cls: Any, *others: Any) -> Any:
         """Return an instance that a function such as ``copyreg._reconstructor`` makes of a class."""
-        if isinstance(cls, Word) and cls.name in MAKE_INSTANCE:
+        if isinstance(cls, GlobalName) and cls.name in MAKE_INSTANCE:
             raise ValueError("an instance is made of a class")
         if name == "copyreg.__newobj__":
             return self._instance(cls, others)
         if name != "copyreg._reconstructor":
             instance = self._instance(cls)
-            if isinstance(instance, Thing):
+            if isinstance(instance, InertObject):
                 instance.arguments = others
             return instance
         base, *state = others
-        if not isinstance(base, Word) or base.name not in BASES:
+        if not isinstance(base, GlobalName) or base.name not in BASES:
             self._flag_call(base)  # its __init__ is called
         return self._instance(cls, tuple(part for part in state if part is not None))
 
     def _attribute(self, owner: Any, name: Any, *_: Any) -> Any:
         """Return the name of an attribute of a class or a module, or a stand-in of an object's method."""
-        if not isinstance(owner, Word):
-            is_known = isinstance(owner, Thing) and is_trusted(owner.name)
-            if not is_known or expect(name, str).startswith("__"):
+        if not isinstance(owner, GlobalName):
+            is_known = isinstance(owner, InertObject) and is_trusted(owner.name)
+            if not is_known or expect_type(name, str).startswith("__"):
                 self._flag("call builtins.getattr")
-            return Thing("?", (owner, name))
+            return InertObject("?", (owner, name))
         module, attribute = owner.name.rpartition(".")[::2]
-        return self._judged(module, f"{attribute}.{expect(name, str)}")
+        return self._judged(module, f"{attribute}.{expect_type(name, str)}")
 
     def _inner(self) -> PickleReader:
         """Return a reader for a pickle inside of this one, which shares what was counted and noted."""
@@ -382,15 +382,15 @@ class PickleReader:
 
     def _embedded_storage(self, raw: Any) -> Any:
         """A storage as ``pickle.dump`` writes it: a file of torch's legacy format in bytes."""
-        inner, stream = self._inner(), io.BytesIO(expect(raw, bytes))
+        inner, stream = self._inner(), io.BytesIO(expect_type(raw, bytes))
         if not raw.startswith(b"\x80") or inner.run(stream) != LEGACY_MAGIC:
             self._flag("call torch.load")
-            return Thing("torch.storage.UntypedStorage")
+            return InertObject("torch.storage.UntypedStorage")
         for _ in range(2):  # the protocol, and what the writing machine was like
             inner.run(stream)
         storage, keys = inner.run(stream), inner.run(stream)
         self.work, self.held = inner.work, inner.held
-        if expect(storage, Storage).key not in expect(keys, list) or len(keys) != 1:
+        if expect_type(storage, Storage).key not in expect_type(keys, list) or len(keys) != 1:
             raise ValueError("a storage lists its own key")
         start = stream.tell() + 8  # behind the number of elements
         numbers = memoryview(raw)[start : start + storage.nbytes]  # no copy: calls can be many
@@ -411,7 +411,7 @@ class PickleReader:
         """How protocol 2 writes bytes; the copy is as long as the text was in the file."""
         if encoding not in ("latin1", "latin-1"):
             self._flag("call _codecs.encode with another encoding than latin1")
-        self._encoded += len(expect(text, str))
+        self._encoded += len(expect_type(text, str))
         if self._encoded > getattr(self._stream, "taken", 0):
             raise UnsafeFileError("A pickle may write each of its bytes once.", "Save it again.")
         return text.encode("latin1")
@@ -421,7 +421,7 @@ class PickleReader:
 
         The view is checked to lie inside its storage before anything of its size is made.
         """
-        view = View(expect(storage, Storage), offset, tuple(size), tuple(stride))
+        view = View(expect_type(storage, Storage), offset, tuple(size), tuple(stride))
         kind, bytes_of = KINDS.get(storage.kind), self._bytes_of
         read: Callable[[], Tensor] | None = None
         if kind is not None:
@@ -445,16 +445,16 @@ class PickleReader:
         Its numbers lie elsewhere in the file: here only the claim is kept, and the file is later held
         to it.
         """
-        claim = expect(self.stack.pop(), tuple)
+        claim = expect_type(self.stack.pop(), tuple)
         self.charge(8)
         if claim[0] == "module" and len(claim) == 4:  # a class, with its source for a comparison
-            self.push(expect(claim[1], Word))
+            self.push(expect_type(claim[1], GlobalName))
             return
         _kind, word, key, _location, numel = claim[:5]
-        name = expect(word, Word).name.rpartition(".")[2].removesuffix("Storage")
+        name = expect_type(word, GlobalName).name.rpartition(".")[2].removesuffix("Storage")
         itemsize = STORAGES.get(f"torch.{name}Storage", 1)
         is_storage = STORAGE.fullmatch(word.name)
-        if not is_storage or not is_size(numel) or len(expect(key, str)) > 1000:
+        if not is_storage or not is_size(numel) or len(expect_type(key, str)) > 1000:
             raise ValueError("a storage reads ('storage', type, key, location, size)")
         storage = Storage(key, numel, itemsize, name)
         if self.storages.setdefault(key, storage) != storage:
@@ -472,28 +472,28 @@ class PickleReader:
         state, target = self.stack.pop(), self.stack[-1]
         self._check_hooks(target)
         self._find_hooks(target, state if isinstance(state, tuple) else (state,))
-        if isinstance(target, Kind):
-            parts = expect(state, tuple)
+        if isinstance(target, NumpyDtype):
+            parts = expect_type(state, tuple)
             if len(parts) > 3 and parts[3] is not None:
                 self.stack[-1] = target  # a structured kind: only its size is known
                 target.code = f"V{parts[5]}" if is_size(parts[5]) else target.code
             target.order = parts[1] if parts[1] in ("<", ">") else "<"
         elif isinstance(target, Block):
-            _version, shape, kind, fortran, raw = expect(state, tuple)
-            array_of(raw, kind, shape, bool(fortran), target)
-        elif isinstance(target, Thing):
+            _version, shape, kind, fortran, raw = expect_type(state, tuple)
+            read_array(raw, kind, shape, bool(fortran), target)
+        elif isinstance(target, InertObject):
             target.state = state
             if target.name.startswith("scipy.stats."):
                 text = target.attributes.get("_parse_arg_template", "")
                 if text and not (isinstance(text, str) and TEMPLATE.fullmatch(text)):
                     self._flag(f"run a text as code, through {target.name}")
             if (
-                target.short == "NumpyArrayWrapper"
+                target.class_name == "NumpyArrayWrapper"
                 and self.joblib
                 and ".joblib" in f".{target.name}"
             ):
                 self.stack[-1] = self._joblib_array(target.attributes)
-            elif target.short in ("NDArrayWrapper", "ZNDArrayWrapper"):
+            elif target.class_name in ("NDArrayWrapper", "ZNDArrayWrapper"):
                 raise CheckpointError(
                     "A file of joblib must hold its arrays; this one is from a version before 0.10, "
                     "which wrote them into other files.",
@@ -505,34 +505,36 @@ class PickleReader:
         stream, shape, kind = self._stream, said.get("shape"), said.get("dtype")
         assert stream is not None
         self.has_joblib_arrays = True
-        if isinstance(kind, Kind) and kind.code[0] == "O":
+        if isinstance(kind, NumpyDtype) and kind.code[0] == "O":
             inner = self._inner()
             array = inner.run(stream)
             self.work, self.held = inner.work, inner.held
-            return expect(array, Block)
+            return expect_type(array, Block)
         if said.get("numpy_array_alignment_bytes") is not None:
             stream.read(stream.read(1)[0])
-        if not isinstance(kind, Kind):
+        if not isinstance(kind, NumpyDtype):
             raise ValueError("an array of joblib needs a plain kind")
-        if not all(map(is_size, expect(shape, tuple))):
+        if not all(map(is_size, expect_type(shape, tuple))):
             raise ValueError("no size of an array is negative")
         raw = stream.read(math.prod(shape) * kind.itemsize)  # type: ignore[arg-type]
-        return array_of(raw, kind, shape, said.get("order") == "F")
+        return read_array(raw, kind, shape, said.get("order") == "F")
 
     def _append(self, items: list[Any]) -> None:
         self.charge(0, 9 * len(items))  # lists grow by an eighth more than they need
         target = self.stack[-1]
         self._check_hooks(target)
-        (target.items if isinstance(target, Thing) else expect(target, list)).extend(items)
+        (target.items if isinstance(target, InertObject) else expect_type(target, list)).extend(
+            items
+        )
 
     def _set(self, items: list[Any]) -> None:
         self.charge(0, ENTRY * (len(items) // 2))
         target = self.stack[-1]
         self._check_hooks(target)
-        entries = target.entries if isinstance(target, Thing) else expect(target, dict)
+        entries = target.entries if isinstance(target, InertObject) else expect_type(target, dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
-            entries[key_of(key)] = value
-        if isinstance(target, Thing):  # some dicts have their entries as attributes
+            entries[make_key(key)] = value
+        if isinstance(target, InertObject):  # some dicts have their entries as attributes
             self._find_hooks(target, (target.entries,))
 
     def _find_hooks(self, target: Any, states: tuple[Any, ...]) -> None:
@@ -543,7 +545,7 @@ class PickleReader:
 
     def _check_hooks(self, target: Any) -> None:
         """Note a change of a class or module, and calls of attributes that the file has set."""
-        if isinstance(target, Word):
+        if isinstance(target, GlobalName):
             self._flag(f"change {target.name}")
         elif id(target) in self._hooked:
             self._flag("call an attribute that the file sets")
@@ -561,35 +563,35 @@ class PickleReader:
         )
 
 
-def _instructions(stream: BinaryIO) -> Iterator[tuple[str, Any]]:
+def _read_instructions(stream: BinaryIO) -> Iterator[tuple[str, Any]]:
     """Names and arguments, as ``pickletools.genops``, which would decode any text without a bound."""
     while code := stream.read(1):
         opcode = OPCODES[code.decode("latin-1")]
         if opcode.name in TEXTS:
-            yield opcode.name, _text(stream, TEXTS[opcode.name])
+            yield opcode.name, _read_text(stream, TEXTS[opcode.name])
         else:
             yield opcode.name, None if opcode.arg is None else opcode.arg.reader(stream)
 
 
-def _text(stream: BinaryIO, width: int) -> str:
+def _read_text(stream: BinaryIO, width: int) -> str:
     """One letter beyond Latin-1 makes Python take two or four bytes for each: none in a long text."""
     count = int.from_bytes(stream.read(width), "little")
     raw = stream.read(count)
     if len(raw) < count:
         raise ValueError("it ends within a text")
-    if len(raw) > MAX_WIDE and WIDE.search(raw):
-        raise ValueError(f"a text of more than {MAX_WIDE} bytes is of Latin letters")
+    if len(raw) > MAX_WIDE_TEXT and NON_LATIN.search(raw):
+        raise ValueError(f"a text of more than {MAX_WIDE_TEXT} bytes is of Latin letters")
     return str(raw, "utf-8", "surrogatepass")
 
 
-def _pairs(pairs: Any = (), *_: Any) -> dict[Any, Any]:
+def _read_pairs(pairs: Any = (), *_: Any) -> dict[Any, Any]:
     """``OrderedDict([[key, value], ...])``, or of nothing."""
     if isinstance(pairs, dict):
         return pairs
     found: dict[Any, Any] = {}
     for pair in pairs if isinstance(pairs, list | tuple) else ():
         if isinstance(pair, list | tuple) and len(pair) == 2:
-            found[key_of(pair[0])] = pair[1]
+            found[make_key(pair[0])] = pair[1]
     return found
 
 
@@ -626,7 +628,7 @@ PickleReader.steps = {
     "SETITEM": lambda reader, _: reader._set(reader._last(2)),
     "SETITEMS": lambda reader, _: reader._set(reader._above_mark()),
     "GLOBAL": lambda reader, argument: reader._word(argument),
-    "STACK_GLOBAL": lambda m, _: m._word(" ".join(expect(part, str) for part in m._last(2))),
+    "STACK_GLOBAL": lambda m, _: m._word(" ".join(expect_type(part, str) for part in m._last(2))),
     "REDUCE": lambda reader, _: reader._call(None),
     "BUILD": lambda reader, _: reader._build(None),
     "BINPERSID": lambda reader, _: reader._persistent(None),
@@ -663,7 +665,7 @@ PickleReader.kept = {
     **dict.fromkeys(("GET", "BINGET", "LONG_BINGET"), 9),
 }
 PickleReader.calls = {
-    **dict.fromkeys(PAIRS, _pairs),
+    **dict.fromkeys(PAIRS, _read_pairs),
     "collections.defaultdict": lambda *_: {},
     **{f"builtins.{name}": _plain_list for name in ("list", "tuple", "set", "frozenset")},
     "collections.deque": lambda items=(), *_: [*items] if isinstance(items, list | tuple) else [],
@@ -676,12 +678,12 @@ PickleReader.calls = {
         (f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")),
         lambda *_: Block(kind="empty"),
     ),
-    **dict.fromkeys((f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")), scalar_of),
+    **dict.fromkeys((f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")), read_scalar),
     **dict.fromkeys(
         (f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")),
-        lambda raw, kind, shape, order="C": array_of(raw, kind, shape, order == "F"),
+        lambda raw, kind, shape, order="C": read_array(raw, kind, shape, order == "F"),
     ),
-    "numpy.dtype": kind_of,
+    "numpy.dtype": read_dtype,
     "torch._utils._rebuild_parameter": lambda data, *_: data,
     "torch.Size": lambda sizes=(): tuple(sizes) if isinstance(sizes, list | tuple) else (),
     "torch.device": lambda *of: ":".join(str(part)[:20] for part in of[:2]),

@@ -27,8 +27,8 @@ from typing import Any
 
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.onnx_files import read_onnx
-from residuum.io.pickle_files import ZIP_MAGIC, Pickled, read_archive, read_pickle
-from residuum.io.pickle_reader import refusal
+from residuum.io.pickle_files import ZIP_MAGIC, PickleContent, read_archive, read_pickle
+from residuum.io.pickle_reader import make_unsafe_error
 from residuum.io.safetensors_files import read_safetensors
 from residuum.io.streams import UNPACKERS
 from residuum.records.rundir import sha256
@@ -44,7 +44,7 @@ SUFFIXES = (
 )  # fmt: skip
 PICKLES = (".pkl", ".pickle", ".p", ".sav", ".joblib", ".model", ".bin", ".pt", ".pth")
 ADAPTER_CONFIG = "adapter_config.json"
-OTHERS = {
+UNSUPPORTED_FORMATS = {
     b"\x89HDF": (
         "an HDF5 file (Keras)",
         "Save the weights as safetensors: safetensors.numpy.save_file(...).",
@@ -99,9 +99,9 @@ def open_release(path: str | Path | Release, max_bytes: int = DEFAULT_MAX_BYTES)
         UnsafeFileError: If loading the file would run code, or if it asks for too much memory.
         CheckpointError: If the file cannot be read.
     """
-    release = path if isinstance(path, Release) else look_into(locate(path), max_bytes)
+    release = path if isinstance(path, Release) else read_release(locate_weights(path), max_bytes)
     if release.unsafe:
-        raise refusal(release.unsafe)
+        raise make_unsafe_error(release.unsafe)
     return release
 
 
@@ -125,7 +125,7 @@ def load(path: str | Path) -> Release:
     return open_release(path)
 
 
-def look_into(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Release:
+def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Release:
     """Read a file as :func:`open_release` does, and list what loading it would run instead of refusing."""
     path = Path(path)
     if not path.is_file():
@@ -139,7 +139,7 @@ def look_into(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Release:
                     f"A release may have {max_bytes} bytes; {str(path)!r} has {size}.",
                     "Raise max_bytes for a large model.",
                 )
-            return _opened(path, stream, size)
+            return _choose_reader(path, stream, size)
     except OSError as problem:
         reason = problem.strerror or type(problem).__name__
         raise CheckpointError(
@@ -147,7 +147,7 @@ def look_into(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Release:
         ) from problem
 
 
-def locate(path: str | Path) -> Path:
+def locate_weights(path: str | Path) -> Path:
     """Return the file of weights: the path itself, or the file in a directory of ``residuum train``.
 
     Raises:
@@ -169,7 +169,7 @@ def is_release(path: Path) -> bool:
     return path.name.lower().endswith(SUFFIXES)
 
 
-def _opened(path: Path, stream: BufferedReader, size: int) -> Release:
+def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
     """Choose the reader by the first bytes, because people name files as they like."""
     head = stream.read(16)
     stream.seek(0)
@@ -178,10 +178,10 @@ def _opened(path: Path, stream: BufferedReader, size: int) -> Release:
         return Release(path, "onnx", content, size, metadata)
     if head[8:9] == b"{":
         content, metadata = read_safetensors(path, stream, size)
-        return Release(path, "safetensors", content, size, metadata, _adapter_config(path))
+        return Release(path, "safetensors", content, size, metadata, _read_adapter_config(path))
     if head.startswith(ZIP_MAGIC):
-        return _from_pickled(path, size, read_archive(path, stream, size))
-    for magic, (what, remedy) in OTHERS.items():
+        return _release_from_pickle(path, size, read_archive(path, stream, size))
+    for magic, (what, remedy) in UNSUPPORTED_FORMATS.items():
         if head.startswith(magic):
             raise CheckpointError(f"{path.name!r} is {what}, which is not read.", remedy)
     unpacker: Callable[[], Any] | None = next(
@@ -189,7 +189,7 @@ def _opened(path: Path, stream: BufferedReader, size: int) -> Release:
     )
     has_first_byte = head[:1] != b"" and head[:1] in FIRST_BYTES and path.suffix in PICKLES
     if head.startswith(PICKLE_MAGIC) or unpacker is not None or has_first_byte:
-        return _from_pickled(path, size, read_pickle(path, stream, size, unpacker))
+        return _release_from_pickle(path, size, read_pickle(path, stream, size, unpacker))
     raise CheckpointError(
         f"A release is a file of torch, safetensors, pickle, joblib or ONNX; {path.name!r} "
         f"{'is none of them' if size else 'is empty'}.",
@@ -198,13 +198,13 @@ def _opened(path: Path, stream: BufferedReader, size: int) -> Release:
     )
 
 
-def _from_pickled(path: Path, size: int, found: Pickled) -> Release:
+def _release_from_pickle(path: Path, size: int, found: PickleContent) -> Release:
     return Release(
         path, found.kind, found.content, size, unsafe=found.unsafe, foreign=found.foreign
     )
 
 
-def _adapter_config(path: Path) -> dict[str, Any]:
+def _read_adapter_config(path: Path) -> dict[str, Any]:
     """Return the content of the adapter_config.json in the folder of the file, {} if there is none."""
     file = path.parent / ADAPTER_CONFIG
     if not file.is_file() or file.stat().st_size > MAX_CONFIG:

@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from residuum.errors import CheckpointError
-from residuum.io.estimators import moment_and_start
+from residuum.io.estimators import read_training_state
 from residuum.io.inert import Block
-from residuum.io.optimizer_state import MOMENTS, without_decay
+from residuum.io.optimizer_state import TORCH_MOMENTS, remove_weight_decay
 from residuum.io.release import Release
-from residuum.io.release_weights import flat, weights_of
+from residuum.io.release_weights import find_weights, flatten_blocks
 from residuum.io.tree import walk
 from residuum.networks.network import Network
 from residuum.records import Knowledge
@@ -21,7 +21,7 @@ RELEASE = "release"  # where a fact comes from that the file itself holds
 
 
 @dataclass(frozen=True, eq=False)
-class Beside:
+class StoredKnowledge:
     """What a file holds beside the weights, by our parameter names; notes: how it was matched."""
 
     moment: dict[str, Tensor] | None = None
@@ -29,12 +29,12 @@ class Beside:
     notes: tuple[str, ...] = ()
 
 
-def with_release(release: Release, checkpoint: Network, knowledge: Knowledge) -> Knowledge:
+def add_stored_knowledge(release: Release, checkpoint: Network, knowledge: Knowledge) -> Knowledge:
     """Return the knowledge together with what the release itself holds.
 
     Everybody who has the weights also has the optimizer state and the initial weights in the same file.
     """
-    found = beside(release, checkpoint)
+    found = read_stored_knowledge(release, checkpoint)
     facts: dict[str, Any] = {}
     if found.moment is not None and knowledge.moment is None:
         facts["moment"] = found.moment
@@ -44,33 +44,33 @@ def with_release(release: Release, checkpoint: Network, knowledge: Knowledge) ->
     return knowledge.replace(**facts, provenance=provenance) if facts else knowledge
 
 
-def without_release(knowledge: Knowledge) -> Knowledge:
+def remove_stored_knowledge(knowledge: Knowledge) -> Knowledge:
     """Return the knowledge without the facts that the release itself holds.
 
-    Reading the release again adds them (:func:`with_release`), if it still holds them.
+    Reading the release again adds them (:func:`add_stored_knowledge`), if it still holds them.
     """
     names = [name for name, source in knowledge.provenance.items() if source == RELEASE]
     provenance = {k: v for k, v in knowledge.provenance.items() if k not in names}
     return knowledge.replace(**dict.fromkeys(names), provenance=provenance)
 
 
-def beside(release: Release, checkpoint: Network) -> Beside:
+def read_stored_knowledge(release: Release, checkpoint: Network) -> StoredKnowledge:
     """Return what the release of ``checkpoint`` holds next to the weights."""
     if release.kind == "pickle":
-        return Beside(*moment_and_start(release))
+        return StoredKnowledge(*read_training_state(release))
     if release.kind != "torch":
-        return Beside()
-    moment, notes = _of_optimizer(release, checkpoint)
-    return Beside(moment or None, None, notes)
+        return StoredKnowledge()
+    moment, notes = _read_optimizer_state(release, checkpoint)
+    return StoredKnowledge(moment or None, None, notes)
 
 
-def _of_optimizer(
+def _read_optimizer_state(
     release: Release, checkpoint: Network
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Moments of every parameter that an optimizer in the file keeps one of."""
     ours = {theirs: name for name, theirs in checkpoint.source_names.items()}
     try:
-        own = [name for name in flat(weights_of(release)) if name in ours]
+        own = [name for name in flatten_blocks(find_weights(release)) if name in ours]
     except CheckpointError:
         return {}, ()
     found: dict[str, Tensor] = {}
@@ -79,21 +79,21 @@ def _of_optimizer(
         value = place.value
         if not (isinstance(value, dict) and {"state", "param_groups"} <= {*value}):
             continue
-        matched, how = _matched(value, own, checkpoint, ours)
+        matched, how = _match_parameters(value, own, checkpoint, ours)
         for name, (kept, group) in matched.items():
             weight = checkpoint.theta[ours[name]]
-            tensors = {k: kept[k].tensor().to(weight) for k in MOMENTS if k in kept}
+            tensors = {k: kept[k].tensor().to(weight) for k in TORCH_MOMENTS if k in kept}
             # As torch says since 2.7; where nobody says, AdamW, whose decay stays out of the gradients.
             said = group.get("decoupled_weight_decay")
             apart = said if isinstance(said, bool) else "betas" in group
-            part = without_decay(tensors, group, weight, apart)
+            part = remove_weight_decay(tensors, group, weight, apart)
             if part is not None and bool(part.isfinite().all()):
                 found[ours[name]] = part
         notes += how if matched else []
     return found, tuple(notes)
 
 
-def _matched(
+def _match_parameters(
     optimizer: dict[str, Any], own: list[str], checkpoint: Network, ours: dict[str, str]
 ) -> tuple[dict[str, tuple[dict[str, Block], dict[str, Any]]], list[str]]:
     """State and group of the parameters, by the names in the file."""
@@ -114,7 +114,7 @@ def _matched(
             entries.append((number, name if isinstance(name, str) else "", blocks, group))
 
     def shape(blocks: dict[str, Block]) -> tuple[int, ...] | None:
-        return next((blocks[k].shape for k in MOMENTS if k in blocks), None)
+        return next((blocks[k].shape for k in TORCH_MOMENTS if k in blocks), None)
 
     by_name = {n: (b, g) for _, n, b, g in entries if n in shapes and shape(b) == shapes[n]}
     if by_name:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from residuum.errors import CheckpointError
-from residuum.io.inert import Block, Thing
-from residuum.io.optimizer_state import FIRST, SECOND
+from residuum.io.inert import Block, InertObject
+from residuum.io.optimizer_state import FIRST_MOMENTS, SECOND_MOMENTS
 from residuum.io.release import Release
 from residuum.io.state_dicts import MAX_DEPTH, WRAPPERS
 from residuum.io.tree import AVERAGES
 
 
-def weights_of(release: Release) -> dict[str, Any]:
+def find_weights(release: Release) -> dict[str, Any]:
     """The state dict of a release, or several under their names, as blocks.
 
     Trainers wrap it (``model``, ``state_dict``, ...): wrappers are opened as long as there is one. A
@@ -25,9 +25,9 @@ def weights_of(release: Release) -> dict[str, Any]:
             f"{release.kind}.",
             "Save its weights first: torch.save(model.state_dict(), path).",
         )
-    if isinstance(content, Thing):
+    if isinstance(content, InertObject):
         raise CheckpointError(
-            f"Weights are stripped from a state dict; this file holds a whole {content.short}.",
+            f"Weights are stripped from a state dict; this file holds a whole {content.class_name}.",
             "If it is your own: torch.save(torch.load(path, weights_only=False).state_dict(), new).",
         )
     for _ in range(MAX_DEPTH):
@@ -36,7 +36,7 @@ def weights_of(release: Release) -> dict[str, Any]:
         if wrapper is None:
             break
         content = inside[wrapper]
-    kept = _weights(content)
+    kept = _select_weights(content)
     if not kept:
         raise CheckpointError(
             "A release holds weights; this file holds none beside what is to be left out.",
@@ -45,7 +45,7 @@ def weights_of(release: Release) -> dict[str, Any]:
     return kept
 
 
-def _weights(content: Any, depth: int = 0) -> dict[str, Any]:
+def _select_weights(content: Any, depth: int = 0) -> dict[str, Any]:
     """Blocks of a dict, and of dicts in it, without optimizers and averages."""
     if not isinstance(content, dict) or depth > MAX_DEPTH:
         return {}
@@ -55,19 +55,19 @@ def _weights(content: Any, depth: int = 0) -> dict[str, Any]:
     for name, value in content.items():
         if not isinstance(name, str) or any(map(AVERAGES.match, name.split("."))):
             continue
-        if name.rpartition(".")[2] in FIRST | SECOND:
+        if name.rpartition(".")[2] in FIRST_MOMENTS | SECOND_MOMENTS:
             continue
         if isinstance(value, Block):
             kept[name] = value
-        elif inner := _weights(value, depth + 1):
+        elif inner := _select_weights(value, depth + 1):
             kept[name] = inner
     return kept
 
 
-def flat(kept: dict[str, Any], at: str = "") -> dict[str, Block]:
+def flatten_blocks(kept: dict[str, Any], at: str = "") -> dict[str, Block]:
     """Blocks of nested dicts by their path; those of one state dict keep their names."""
     found: dict[str, Block] = {}
     for name, value in kept.items():
         one = isinstance(value, Block)
-        found |= {f"{at}{name}": value} if one else flat(value, f"{at}{name}/")
+        found |= {f"{at}{name}": value} if one else flatten_blocks(value, f"{at}{name}/")
     return found

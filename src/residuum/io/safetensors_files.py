@@ -21,12 +21,12 @@ from residuum.records.inputs import is_size
 
 MAX_CLAIMED = 64 << 30  # bytes of the tensors of one file
 MAX_HEADER_BYTES = 4 << 20  # 40 000 tensors; as empty JSON lists it takes 90 MB
-NUMBERS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-NUMBERS |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64}
-NUMBERS |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
-NUMBERS |= {"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8}
-NUMBERS |= {"BOOL": torch.bool}
-AGAIN = "Copy or save the file again."
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64}
+DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
+DTYPES |= {"U64": torch.uint64, "U32": torch.uint32, "U16": torch.uint16, "U8": torch.uint8}
+DTYPES |= {"BOOL": torch.bool}
+COPY_AGAIN = "Copy or save the file again."
 
 
 def sort_header(content: bytes) -> bytes:
@@ -53,10 +53,10 @@ def read_safetensors(
         CheckpointError: If the file is damaged.
         UnsafeFileError: If its header claims what the file does not hold.
     """
-    header, metadata, start = checked_header(stream, size)
+    header, metadata, start = read_header(stream, size)
 
     def block(entry: dict[str, Any]) -> Block:
-        dtype, shape = NUMBERS[entry["dtype"]], tuple(entry["shape"])
+        dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
 
         def read() -> Tensor:
@@ -74,7 +74,7 @@ def read_safetensors(
     return {name: block(entry) for name, entry in header.items()}, metadata
 
 
-def checked_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, str], int]:
+def read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, str], int]:
     """Return the entries by tensor, the metadata, and where the bytes of the tensors begin.
 
     The entries are known to fill the file.
@@ -82,22 +82,22 @@ def checked_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[st
     header, start = _parse(stream, size)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        _damaged("its metadata are not strings")
+        _raise_damaged("its metadata are not strings")
     end = 0
     for begin, over, claimed, name in sorted(_span(*item) for item in header.items()):
         if begin != end or claimed != over - begin:
             raise UnsafeFileError(
                 f"A tensor must fill the bytes its header gives it; {name[:80]!r} claims {claimed} "
                 f"bytes and has {max(over - begin, 0)} from {begin} (free from {end}).",
-                AGAIN,
+                COPY_AGAIN,
             )
         end = over
     if end > MAX_CLAIMED:
         raise UnsafeFileError(
-            f"Tensors may take {MAX_CLAIMED} bytes; this header claims {end}.", AGAIN
+            f"Tensors may take {MAX_CLAIMED} bytes; this header claims {end}.", COPY_AGAIN
         )
     if start + end != size:
-        _damaged(f"its header describes {start + end} bytes and it has {size}")
+        _raise_damaged(f"its header describes {start + end} bytes and it has {size}")
     return header, metadata, start
 
 
@@ -106,7 +106,7 @@ def _parse(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     stream.seek(0)
     length = int.from_bytes(stream.read(8), "little")
     if 8 + length > size:
-        _damaged(f"it has {size} bytes and its header claims {length}")
+        _raise_damaged(f"it has {size} bytes and its header claims {length}")
     if length > MAX_HEADER_BYTES:
         raise UnsafeFileError(
             f"A safetensors header may have {MAX_HEADER_BYTES} bytes; this one has {length}.",
@@ -115,9 +115,9 @@ def _parse(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     try:
         header = json.loads(stream.read(length), object_pairs_hook=_distinct)
     except (ValueError, RecursionError) as problem:
-        _damaged(f"its header is not JSON: {type(problem).__name__}", problem)
+        _raise_damaged(f"its header is not JSON: {type(problem).__name__}", problem)
     if not isinstance(header, dict):
-        _damaged("its header is not a JSON object")
+        _raise_damaged("its header is not a JSON object")
     return header, 8 + length
 
 
@@ -133,10 +133,10 @@ def _span(name: str, entry: Any) -> tuple[int, int, int, str]:
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]}:
             sizes = len(shape) <= MAX_DIMENSIONS and all(map(is_size, (*shape, begin, end)))
-            if dtype in NUMBERS and sizes:
-                return begin, end, math.prod(shape) * NUMBERS[dtype].itemsize, name
-    _damaged(f"tensor {name[:80]!r} has no known dtype, shape or pair of offsets")
+            if dtype in DTYPES and sizes:
+                return begin, end, math.prod(shape) * DTYPES[dtype].itemsize, name
+    _raise_damaged(f"tensor {name[:80]!r} has no known dtype, shape or pair of offsets")
 
 
-def _damaged(why: str, cause: BaseException | None = None) -> NoReturn:
-    raise CheckpointError(f"A safetensors file must be complete; {why}.", AGAIN) from cause
+def _raise_damaged(why: str, cause: BaseException | None = None) -> NoReturn:
+    raise CheckpointError(f"A safetensors file must be complete; {why}.", COPY_AGAIN) from cause

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from residuum.errors import CheckpointError, UnsafeFileError
-from residuum.io.inert import Block, Thing
-from residuum.io.pickle_files import EXPORT
+from residuum.io.inert import Block, InertObject
+from residuum.io.pickle_files import EXPORT_ADVICE
 from residuum.networks import (
     refuse_by_name,
 )
@@ -55,17 +55,17 @@ def find_state(content: Any) -> dict[str, Tensor | Block]:
             return {n: t for n, t in dict.items(content) if isinstance(t, Tensor | Block)}
         content = content[wrapper]
     what = f"a {type(content).__name__}"
-    if isinstance(content, Thing):
+    if isinstance(content, InertObject):
         what = f"an object of the class {content.name[:80]!r}, which residuum does not read"
     raise CheckpointError(
-        f"A checkpoint must hold a dict of tensors; this one holds {what}.", EXPORT
+        f"A checkpoint must hold a dict of tensors; this one holds {what}.", EXPORT_ADVICE
     )
 
 
 def _refuse_unsupported(state: dict[Any, Any]) -> None:
     """Refuse tensors that are not dense arrays of real numbers."""
     for name, value in dict.items(state):
-        if isinstance(value, Thing) and value.name in UNSUPPORTED:
+        if isinstance(value, InertObject) and value.name in UNSUPPORTED:
             raise CheckpointError(
                 f"Weights must be dense tensors of real numbers; {str(name)[:80]!r} is "
                 f"{UNSUPPORTED[value.name]}.",
@@ -92,15 +92,15 @@ def clean_state(
         UnsafeFileError: If the tensors claim more memory than the file holds.
     """
     if not state:
-        raise CheckpointError("A checkpoint must hold tensors; this one has none.", EXPORT)
+        raise CheckpointError("A checkpoint must hold tensors; this one has none.", EXPORT_ADVICE)
     for name in state:
         if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
             raise CheckpointError(
                 f"Tensors need printable names of at most {MAX_NAME} characters; got "
                 f"{str(name)[:40]!r}.",
-                EXPORT,
+                EXPORT_ADVICE,
             )
-    shapes = {name: _described(value) for name, value in state.items()}
+    shapes = {name: _describe_tensor(value) for name, value in state.items()}
     refuse_by_name(shapes)
     for name, value in state.items():
         _check_value(name, value)
@@ -121,7 +121,7 @@ def clean_state(
             "Save full copies: {name: t.clone() for name, t in state.items()}.",
         )
     short = strip_prefixes(list(state))
-    owned = {short[name]: _owned(value, dtype) for name, value in state.items()}
+    owned = {short[name]: _copy_tensor(value, dtype) for name, value in state.items()}
     for name, tensor in owned.items():
         if not torch.isfinite(tensor).all():
             raise CheckpointError(
@@ -131,7 +131,7 @@ def clean_state(
     return owned, {ours: name for name, ours in short.items()}, notes
 
 
-def _described(value: Tensor | Block) -> Tensor:
+def _describe_tensor(value: Tensor | Block) -> Tensor:
     """Return a tensor of the same shape and dtype. That of a block holds no numbers."""
     if isinstance(value, Tensor):
         return value
@@ -141,7 +141,7 @@ def _described(value: Tensor | Block) -> Tensor:
     return torch.empty(value.shape, dtype=dtype, device="meta")
 
 
-def _owned(value: Tensor | Block, dtype: torch.dtype) -> Tensor:
+def _copy_tensor(value: Tensor | Block, dtype: torch.dtype) -> Tensor:
     """Return the numbers in memory of their own. Else a change of tied weights would change two tensors."""
     if isinstance(value, Block):
         return value.tensor().to(dtype).contiguous()

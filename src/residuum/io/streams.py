@@ -11,10 +11,10 @@ from typing import Any, BinaryIO
 
 from residuum.records.inputs import may_hold
 
-MAX_PICKLED = (
+MAX_PICKLE_BYTES = (
     2 << 30
 )  # bytes that a pickle with its arrays may unpack to, because they stay in memory
-UNPACKING = 100 << 20  # memory of an unpacker
+MAX_UNPACKER_BYTES = 100 << 20  # memory of an unpacker
 CHUNK = 1 << 20  # bytes that are allocated at a time for a claimed length
 
 
@@ -51,7 +51,7 @@ class Source:
         return line
 
 
-class Unpacking(io.RawIOBase):
+class UnpackingStream(io.RawIOBase):
     """The unpacked bytes of a compressed stream."""
 
     def __init__(self, stream: BinaryIO, unpacker: Any) -> None:
@@ -84,8 +84,8 @@ UNPACKERS: dict[bytes, Callable[[], Any]] = {
     b"\x1f\x8b": lambda: zlib.decompressobj(31),
     b"\x78": lambda: zlib.decompressobj(15),
     b"BZh": bz2.BZ2Decompressor,
-    b"\xfd7zXZ": lambda: lzma.LZMADecompressor(memlimit=UNPACKING),
-    b"\x5d\x00": lambda: lzma.LZMADecompressor(memlimit=UNPACKING),
+    b"\xfd7zXZ": lambda: lzma.LZMADecompressor(memlimit=MAX_UNPACKER_BYTES),
+    b"\x5d\x00": lambda: lzma.LZMADecompressor(memlimit=MAX_UNPACKER_BYTES),
 }
 
 
@@ -100,5 +100,5 @@ def open_source(stream: BinaryIO, size: int, unpacker: Callable[[], Any] | None 
     stream.seek(0)
     if unpacker is None:
         return Source(stream, size)
-    unpacked = io.BufferedReader(Unpacking(stream, unpacker()), 1 << 16)
-    return Source(unpacked, min(MAX_PICKLED, may_hold(size)))
+    unpacked = io.BufferedReader(UnpackingStream(stream, unpacker()), 1 << 16)
+    return Source(unpacked, min(MAX_PICKLE_BYTES, may_hold(size)))

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from residuum.errors import UnsafeFileError
-from residuum.io.inert import Block, Thing
+from residuum.io.inert import Block, InertObject
 
 MAX_DEPTH = 5000  # of values inside each other: no pickler writes as many
-LONGEST = 120  # characters of a path, as it is shown
+MAX_PATH_LENGTH = 120  # characters of a path, as it is shown
 # Parts of a checkpoint whose values mean something else than elsewhere: optimizers, averaged copies.
 OPTIMIZERS = {"AdamOptimizer": ("ms", "vs"), "SGDOptimizer": ("velocities",)}
 AVERAGES = re.compile(
@@ -27,7 +27,9 @@ class Place(NamedTuple):
     name: str
     owner: str
     value: Any
-    inside: str = ""  # the part of a checkpoint that it lies in: "state" of an optimizer, "average"
+    section: str = (
+        ""  # the part of a checkpoint that it lies in: "state" of an optimizer, "average"
+    )
 
     @property
     def leaf(self) -> str:
@@ -45,7 +47,7 @@ def walk(tree: Any) -> Iterator[Place]:
             waiting.pop()
             continue
         value = place.value
-        if isinstance(value, dict | list | tuple | Thing | Block):
+        if isinstance(value, dict | list | tuple | InertObject | Block):
             if id(value) in seen:
                 continue
             seen.add(id(value))
@@ -54,24 +56,24 @@ def walk(tree: Any) -> Iterator[Place]:
                     f"Values may lie {MAX_DEPTH} deep in each other; in this file they lie deeper.",
                     "Scan the parts of this model one by one.",
                 )
-            waiting.append(_parts(place))
+            waiting.append(_iterate_children(place))
         yield place
 
 
-def _parts(place: Place) -> Iterator[Place]:
+def _iterate_children(place: Place) -> Iterator[Place]:
     """The places directly below one, with what they are inside of: optimizer state, an average, a step
     count.
 
     That is inherited downwards, and told by the shape of what trainers save: ``state`` beside
     ``param_groups``, an optimizer's class, names such as ``ema``.
     """
-    value, inside = place.value, place.inside
-    if isinstance(value, Thing):
-        owner = value.short
+    value, inside = place.value, place.section
+    if isinstance(value, InertObject):
+        owner = value.class_name
         if owner in OPTIMIZERS:
             inside = "state"
         for name, part in value.attributes.items():
-            yield Place(joined(place.path, name), name, owner, part, inside)
+            yield Place(join_path(place.path, name), name, owner, part, inside)
         rest = [value.entries, value.items, value.arguments]
         if not isinstance(value.state, dict):
             rest.append(value.state)
@@ -85,12 +87,14 @@ def _parts(place: Place) -> Iterator[Place]:
             name = str(key)[:200] if isinstance(key, str | int) else "?"
             within = "average" if any(map(AVERAGES.match, name.split("."))) else inside
             within = "step" if inside == "state" and name == "step" else within
-            yield Place(joined(place.path, name), name, place.owner, part, within)
+            yield Place(join_path(place.path, name), name, place.owner, part, within)
     elif isinstance(value, list | tuple):
         for i, part in enumerate(value):
-            yield Place(f"{place.path}[{i}]"[:LONGEST], place.name, place.owner, part, inside)
+            yield Place(
+                f"{place.path}[{i}]"[:MAX_PATH_LENGTH], place.name, place.owner, part, inside
+            )
 
 
-def joined(path: str, name: str) -> str:
+def join_path(path: str, name: str) -> str:
     """The path of a part, as it is shown."""
-    return (f"{path}.{name}" if path else name)[:LONGEST]
+    return (f"{path}.{name}" if path else name)[:MAX_PATH_LENGTH]

@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from residuum.io.inert import Block, Thing
+from residuum.io.inert import Block, InertObject
 
 TREE = "sklearn.tree._tree.Tree"
 # Models whose trees are not fitted to the targets themselves.
@@ -30,7 +30,7 @@ INDIRECT = re.compile(
     r"(Hist)?GradientBoosting|AdaBoostClassifier|IsolationForest|RandomTreesEmbedding|"
     r"XGB|LGBM|Booster$|CatBoost"
 )
-NO_LEAF = -1  # the left child of a leaf
+LEAF_CHILD = -1  # the left child of a leaf
 PADDING_SINCE, SAFE_SINCE = 57, (1, 3, 2)  # byte of a node; version of scikit-learn
 
 WHAT_PROTECTS = (
@@ -88,7 +88,7 @@ class TreeModel:
         return bool(self.trees and numbers) and tuple(map(int, numbers)) < SAFE_SINCE
 
 
-def tree_model(thing: Thing, inner: set[int]) -> TreeModel | None:
+def read_tree_model(thing: InertObject, inner: set[int]) -> TreeModel | None:
     """Return the tree model that ``thing`` is, or None if it is none.
 
     Args:
@@ -101,7 +101,7 @@ def tree_model(thing: Thing, inner: set[int]) -> TreeModel | None:
     parts = thing.attributes
     members = [*_things(parts.get("estimators_")), *([thing] if "tree_" in parts else [])]
     trees = [tree for member in members if (tree := _tree_of(member)) is not None]
-    indirect = bool(INDIRECT.match(thing.short))
+    indirect = bool(INDIRECT.match(thing.class_name))
     if not trees and not indirect:
         return None
     inner.update(map(id, members))
@@ -110,9 +110,9 @@ def tree_model(thing: Thing, inner: set[int]) -> TreeModel | None:
     counts = [_count_leaves(tree) for tree in trees]
     records, version = parts.get("_n_samples"), parts.get("_sklearn_version")
     return TreeModel(
-        thing.short,
+        thing.class_name,
         is_direct=not indirect,
-        is_regressor="Regressor" in thing.short,
+        is_regressor="Regressor" in thing.class_name,
         trees=len(trees),
         leaves=sum(leaves for leaves, _, _ in counts),
         single_leaves=sum(single for _, single, _ in counts),
@@ -123,29 +123,29 @@ def tree_model(thing: Thing, inner: set[int]) -> TreeModel | None:
     )
 
 
-def _things(value: Any) -> Iterator[Thing]:
+def _things(value: Any) -> Iterator[InertObject]:
     """Yield the objects of a list, or of an array of objects, of any number of dimensions."""
     values = value.objects if isinstance(value, Block) else value
     for one in values if isinstance(values, list | tuple) else ():
-        if isinstance(one, Thing):
+        if isinstance(one, InertObject):
             yield one
         else:
             yield from _things(one)
 
 
-def _tree_of(member: Thing) -> Thing | None:
+def _tree_of(member: InertObject) -> InertObject | None:
     tree = member.attributes.get("tree_")
-    return tree if isinstance(tree, Thing) and tree.name == TREE else None
+    return tree if isinstance(tree, InertObject) and tree.name == TREE else None
 
 
-def _count_seeds(members: list[Thing], seeds: Any) -> int:
+def _count_seeds(members: list[InertObject], seeds: Any) -> int:
     """Return how many trees have a seed of their own, in the tree or in a list of the model."""
     if isinstance(seeds, Block) and seeds.shape:
         return seeds.shape[0]
     return sum(type(member.attributes.get("random_state")) is int for member in members)
 
 
-def _count_leaves(tree: Thing) -> tuple[int, int, int]:
+def _count_leaves(tree: InertObject) -> tuple[int, int, int]:
     """Return leaves, leaves with one record, and bytes of padding that are not zero; 0 if not known."""
     nodes = tree.attributes.get("nodes")
     raw = nodes.raw() if isinstance(nodes, Block) else None
@@ -153,6 +153,6 @@ def _count_leaves(tree: Thing) -> tuple[int, int, int]:
         return 0, 0, 0
     left = raw[:, :8].copy().view("<i8")[:, 0]
     samples = raw[:, 40:48].copy().view("<i8")[:, 0]
-    is_leaf = left == NO_LEAF
+    is_leaf = left == LEAF_CHILD
     memory = int((raw[:, PADDING_SINCE:] != 0).sum()) if raw.shape[1] == 64 else 0
     return int(is_leaf.sum()), int((is_leaf & (samples == 1)).sum()), memory

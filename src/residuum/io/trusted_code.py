@@ -22,7 +22,7 @@ from residuum.io.release import Release, open_release
 from residuum.io.state_dicts import find_state, strip_prefixes
 from residuum.networks.network import Network
 
-NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
+FACTORY_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")
 
 
 def load_with_code(
@@ -34,22 +34,22 @@ def load_with_code(
         network, found as Python finds modules, from the working folder first.
     shape: of one sample.
     """
-    network = made(factory, trusted=trusted)
-    network.load_state_dict(_fitting(path, network))
-    return checkpoint_from_module(network, shape_if_kept=shape)
+    network = build_network(factory, trusted=trusted)
+    network.load_state_dict(_read_fitting_state(path, network))
+    return checkpoint_from_module(network, fallback_shape=shape)
 
 
-def start_of(path: str | Path | Release, checkpoint: Network) -> dict[str, Tensor]:
+def load_into_copy(path: str | Path | Release, checkpoint: Network) -> dict[str, Tensor]:
     """Initial weights of a network that is kept as given, from a file of its state dict."""
     assert checkpoint.live is not None
     network = copy.deepcopy(checkpoint.live)
-    network.load_state_dict(_fitting(path, network))
+    network.load_state_dict(_read_fitting_state(path, network))
     return {name: p.detach().cpu() for name, p in network.named_parameters()}
 
 
-def made(factory: str, *, trusted: bool) -> nn.Module:
+def build_network(factory: str, *, trusted: bool) -> nn.Module:
     """What the factory makes."""
-    if not NAME.fullmatch(factory):
+    if not FACTORY_NAME.fullmatch(factory):
         raise InputError(
             f"--model names code as package.module:factory; got {factory[:80]!r}.",
             "Example: --model mynet.models:build --trust-code.",
@@ -82,7 +82,7 @@ def made(factory: str, *, trusted: bool) -> nn.Module:
     return network
 
 
-def _fitting(path: str | Path | Release, network: nn.Module) -> dict[str, Tensor]:
+def _read_fitting_state(path: str | Path | Release, network: nn.Module) -> dict[str, Tensor]:
     """The file's tensors under the network's names, buffers too, or what does not fit."""
     state = find_state(open_release(path).content)
     short = strip_prefixes(list(state))

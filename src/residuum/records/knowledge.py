@@ -44,7 +44,7 @@ class Knowledge(Record):
     provenance: for every granted fact where it came from: "user" (said on the command line),
         "train" (computed from the training set: the strongest attacker), "holdout", or "release":
         the file itself holds it.
-    moment: what the optimizer kept of the gradients, by parameter (``checkpoints.moment_of``).
+    moment: what the optimizer kept of the gradients, by parameter (``checkpoints.read_moment``).
     shape: of one sample.
     value_range: least and largest value of a sample before a mean was subtracted.
     mean: (*shape) what was subtracted, or one number.

@@ -23,7 +23,7 @@ from residuum.records import Dataset, Knowledge
 from residuum.risk.gradients import blocks, gradients_of
 from residuum.risk.row_space import RowSpace
 from residuum.stationarity import Rows, Theta, by_layer
-from residuum.surfaces.surface import CHANGE, CHOICES, MOMENT, SURFACES, WEIGHTS, Surface
+from residuum.surfaces.surface import CHANGE, MOMENT, SURFACE_CHOICES, SURFACES, WEIGHTS, Surface
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, constraint_rows, normalize_labels
 
@@ -134,9 +134,9 @@ class Case:
 
 
 def _surface_name(choice: str, knowledge: Knowledge) -> str:
-    require_known(choice, ("auto", *CHOICES), "No surface")
+    require_known(choice, ("auto", *SURFACE_CHOICES), "No surface")
     if choice != "auto":
-        return CHOICES[choice]
+        return SURFACE_CHOICES[choice]
     if knowledge.moment is not None:
         return MOMENT
     return WEIGHTS if knowledge.theta0 is None else CHANGE

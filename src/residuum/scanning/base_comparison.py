@@ -38,11 +38,11 @@ import torch
 from torch import Tensor
 
 from residuum.errors import CheckpointError
-from residuum.io.adapters import WRAPPED, adapter_pairs, change_of
+from residuum.io.adapters import WRAPPER_PREFIX, compute_update, find_adapter_pairs
 from residuum.io.inert import Block
 from residuum.io.release import Release
-from residuum.io.release_weights import flat, weights_of
-from residuum.io.tree import LONGEST
+from residuum.io.release_weights import find_weights, flatten_blocks
+from residuum.io.tree import MAX_PATH_LENGTH
 from residuum.scanning.findings import ADAPTER, START, TOUCHED, Finding
 
 TABLES = re.compile(r"(embed|wte|lookup|token|user|item|entit|vocab)", re.IGNORECASE)
@@ -62,11 +62,16 @@ EQUAL, FACTOR, CURVE, NONE = "equal", "one factor", "one curve", "none"
 
 def compared(release: Release, base: Release) -> list[Finding]:
     """What the two files tell together."""
-    before = {WRAPPED.sub("", name): block for name, block in flat(_state(base)).items()}
-    pairs = adapter_pairs(release.content)
+    before = {
+        WRAPPER_PREFIX.sub("", name): block for name, block in flatten_blocks(_state(base)).items()
+    }
+    pairs = find_adapter_pairs(release.content)
     if pairs:
         return list(_adapter(pairs, release.config, before))
-    after = {WRAPPED.sub("", name): block for name, block in flat(_state(release)).items()}
+    after = {
+        WRAPPER_PREFIX.sub("", name): block
+        for name, block in flatten_blocks(_state(release)).items()
+    }
     both = {
         name: (block, before[name])
         for name, block in after.items()
@@ -83,7 +88,7 @@ def compared(release: Release, base: Release) -> list[Finding]:
 def _state(release: Release) -> dict[str, Any]:
     if release.kind == "onnx":
         return dict(release.content)
-    return weights_of(release)
+    return find_weights(release)
 
 
 def _comparable(block: Block, other: Block) -> bool:
@@ -102,7 +107,7 @@ def _tables(
     for name, (block, other) in both.items():
         if len(block.shape) != 2 or block.shape[0] < LEAST_TABLE or not TABLES.search(name):
             continue
-        table, at = block.tensor(), name[:LONGEST]
+        table, at = block.tensor(), name[:MAX_PATH_LENGTH]
         if tied := _tied(name, block, table, after):
             why = (
                 f"it is also {tied[:60]}, the output head, which gives every row a gradient at every "
@@ -145,7 +150,7 @@ def _change(both: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]:
     if moved:
         far = sorted(moved.items(), key=lambda item: -item[1])
         shown = ", ".join(f"{name[:40]} {_moved_by(share)}" for name, share in far[:3])
-        what, at = "the weights before training", far[0][0][:LONGEST]
+        what, at = "the weights before training", far[0][0][:MAX_PATH_LENGTH]
         why = (
             f"with the base, {len(moved)} of {len(both)} tensors are known to have moved, most of all "
             f"{shown}: the change is a sum over training samples"
@@ -160,11 +165,11 @@ def _adapter(
 ) -> Iterator[Finding]:
     sizes = {}
     for name, (a, b) in pairs.items():
-        key = f"{WRAPPED.sub('', name)}.weight"
+        key = f"{WRAPPER_PREFIX.sub('', name)}.weight"
         base = before.get(key)
         if base is None or len(base.shape) != 2:
             continue
-        delta = change_of(a, b, config)
+        delta = compute_update(a, b, config)
         if tuple(delta.shape) == base.shape:
             size = base.tensor().double().norm()
             sizes[key] = float(delta.norm() / size) if size > 0 else math.inf
@@ -175,7 +180,7 @@ def _adapter(
         )
     far = sorted(sizes.items(), key=lambda item: -item[1])
     shown = ", ".join(f"{name[:40]} {_moved_by(share)}" for name, share in far[:3])
-    what, at = "the change of each layer", far[0][0][:LONGEST]
+    what, at = "the change of each layer", far[0][0][:MAX_PATH_LENGTH]
     why = f"with the base the change of {len(sizes)} layers is known: {shown}"
     remedy = "Attack it before release: residuum audit BASE --adapter ADAPTER."
     yield Finding(ADAPTER, "high", what, at, why, remedy, len(sizes))

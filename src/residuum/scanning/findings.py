@@ -17,11 +17,11 @@ paths             names of files and folders                            what it 
 classes           classes and functions of other packages               whose code loading runs
 ================  ====================================================  =============================
 
-What of it an attack can use is handed to it (:func:`with_release`): a mean of the last gradients, weight
-decay taken out (``surfaces.moment_of``); of a scikit-learn network the start, proved by the weights
-(:mod:`.estimators`). The state of a torch optimizer is kept by the number of each parameter, in the order
-in which the optimizer was given them, or by name. Numbers are matched with the tensors of the state dict
-in their order where all shapes agree, fewer with the last ones (a head), otherwise shape by shape.
+What of it an attack can use is handed to it (:func:`add_stored_knowledge`): a mean of the last gradients,
+weight decay taken out (``optimizer_state.read_moment``); of a scikit-learn network the start, proved by the
+weights (:mod:`.estimators`). The state of a torch optimizer is kept by the number of each parameter, in
+the order in which the optimizer was given them, or by name. Numbers are matched with the tensors of the
+state dict in their order where all shapes agree, fewer with the last ones (a head), otherwise shape by shape.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ import torch
 from torch import Tensor
 
 from residuum.errors import CheckpointError
-from residuum.io.adapters import adapter_pairs
-from residuum.io.estimators import NETWORKS, proved_start
-from residuum.io.inert import Block, Thing, key_of
-from residuum.io.optimizer_state import FIRST, SECOND
+from residuum.io.adapters import find_adapter_pairs
+from residuum.io.estimators import NETWORKS, find_initial_weights
+from residuum.io.inert import Block, InertObject, make_key
+from residuum.io.optimizer_state import FIRST_MOMENTS, SECOND_MOMENTS
 from residuum.io.release import Release
-from residuum.io.release_weights import weights_of
-from residuum.io.tree import LONGEST, OPTIMIZERS, Place, joined, walk
-from residuum.io.trees import LIMIT_TREES, SAVE_AGAIN, WHAT_PROTECTS, tree_model
+from residuum.io.release_weights import find_weights
+from residuum.io.tree import MAX_PATH_LENGTH, OPTIMIZERS, Place, join_path, walk
+from residuum.io.trees import LIMIT_TREES, SAVE_AGAIN, WHAT_PROTECTS, read_tree_model
 from residuum.records import Record
 from residuum.records.inputs import is_size
 from residuum.records.published import Count, SchemaRule
@@ -149,7 +149,7 @@ def findings(release: Release) -> list[Finding]:
 def _has_weights(release: Release) -> bool:
     """Return True if ``residuum strip`` can write the weights of this file alone."""
     try:
-        return bool(weights_of(release))
+        return bool(find_weights(release))
     except CheckpointError:
         return False
 
@@ -159,7 +159,7 @@ def _without_strip(finding: Finding, release: Release) -> Finding:
     if "residuum strip" not in finding.remedy:
         return finding
     remedy = "Remove it from the object before you save it again."
-    if release.kind == "torch" and not isinstance(release.content, Thing):
+    if release.kind == "torch" and not isinstance(release.content, InertObject):
         remedy = "Delete this file from the release. It is not needed to use the model."
     return finding.replace(remedy=remedy)
 
@@ -175,7 +175,7 @@ def rank(one: Finding) -> tuple[int, int]:
 
 
 def _hits(release: Release) -> Iterator[Finding]:
-    metadata = {key_of(key): value for key, value in release.metadata.items()}
+    metadata = {make_key(key): value for key, value in release.metadata.items()}
     config = {k: v for k, v in release.config.items() if k in ADAPTER_TEXTS}
     yield from _adapters(release)
     yield from _trees(release)
@@ -192,7 +192,7 @@ def rows_of(value: Any) -> int | None:
     """Records in an array, dense or sparse, or in a tree; None where it is none."""
     if isinstance(value, Block):
         return value.shape[0] if len(value.shape) > 1 and value.shape[0] > 1 else None
-    if isinstance(value, Thing):
+    if isinstance(value, InertObject):
         shape = value.attributes.get("_shape")
         if isinstance(shape, tuple) and shape and isinstance(shape[0], int):
             return shape[0]
@@ -200,7 +200,7 @@ def rows_of(value: Any) -> int | None:
     return None
 
 
-def _tree_data(tree: Thing) -> Block | None:
+def _tree_data(tree: InertObject) -> Block | None:
     """The trees of scikit-learn: data first."""
     parts = tree.state if isinstance(tree.state, tuple) else ()
     return next((part for part in parts if isinstance(part, Block) and rows_of(part)), None)
@@ -231,11 +231,11 @@ def records_in(release: Release) -> list[Kept]:
 def _records(value: Any) -> Tensor | None:
     """(N, d) numbers of an array, a sparse array or a tree; None where there are none to compare."""
     try:
-        if isinstance(value, Thing) and value.short == FRAME:
+        if isinstance(value, InertObject) and value.class_name == FRAME:
             return _frame_rows(value)
-        if isinstance(value, Thing) and "_shape" in value.attributes:
+        if isinstance(value, InertObject) and "_shape" in value.attributes:
             return _dense(value)
-        block = _tree_data(value) if isinstance(value, Thing) else value
+        block = _tree_data(value) if isinstance(value, InertObject) else value
         if not isinstance(block, Block) or block.read is None:
             return None
         found = block.tensor().flatten(1)
@@ -246,18 +246,18 @@ def _records(value: Any) -> Tensor | None:
     return found if found.is_floating_point() else found.double()
 
 
-def _frame_rows(frame: Thing) -> Tensor | None:
+def _frame_rows(frame: InertObject) -> Tensor | None:
     """Return the numeric columns of a DataFrame as rows, (N, d); None if there are none to read.
 
     pandas stores columns of one type together, as (columns, rows), with their places in the table.
     """
     manager = frame.attributes.get("_mgr")
-    parts = (manager.state, manager.arguments) if isinstance(manager, Thing) else ()
+    parts = (manager.state, manager.arguments) if isinstance(manager, InertObject) else ()
     columns: dict[int, Tensor] = {}
     for part in parts:
         blocks = part[0] if isinstance(part, tuple) and part else ()
         for block in blocks if isinstance(blocks, tuple | list) else ():
-            if isinstance(block, Thing) and len(block.arguments) >= 2:
+            if isinstance(block, InertObject) and len(block.arguments) >= 2:
                 values, places = block.arguments[:2]
                 if isinstance(values, Block) and values.read and len(values.shape) == 2:
                     numbers = values.tensor()
@@ -270,7 +270,7 @@ def _places(places: Any) -> list[int]:
     """Return the numbers of columns that a slice or an array of pandas names."""
     if isinstance(places, Block) and places.read:
         return places.tensor().flatten().tolist()
-    ends = places.arguments if isinstance(places, Thing) else ()
+    ends = places.arguments if isinstance(places, InertObject) else ()
     if (
         len(ends) == 3
         and all(type(end) is int and abs(end) < MOST_DENSE for end in ends)
@@ -280,11 +280,11 @@ def _places(places: Any) -> list[int]:
     return []
 
 
-def _dense(sparse: Thing) -> Tensor | None:
+def _dense(sparse: InertObject) -> Tensor | None:
     """Of scipy's compressed rows or columns; None for other kinds and where it would not fit memory."""
     from scipy.sparse import csc_matrix, csr_matrix
 
-    make = {"csr": csr_matrix, "csc": csc_matrix}.get(sparse.short[:3])
+    make = {"csr": csr_matrix, "csc": csc_matrix}.get(sparse.class_name[:3])
     own, shape = sparse.attributes, sparse.attributes["_shape"]
     parts = [own.get(name) for name in ("data", "indices", "indptr")]
     arrays = [part.tensor().numpy() for part in parts if isinstance(part, Block) and part.read]
@@ -306,16 +306,18 @@ def _stored(place: Place) -> Iterator[Finding]:
     Names alone are weak, so that arrays count by them only outside of estimators and optimizers.
     """
     value, rows, at, name = place.value, rows_of(place.value), place.path, place.name[:40]
-    elsewhere = at[-60:] if rows and not place.inside else ""
-    if isinstance(value, Thing) and TREES.search(value.short) and rows:
-        what = f"records in the {value.short} of {place.owner}"
+    elsewhere = at[-60:] if rows and not place.section else ""
+    if isinstance(value, InertObject) and TREES.search(value.class_name) and rows:
+        what = f"records in the {value.class_name} of {place.owner}"
         why = "the tree holds every training record it was built on"
         yield Finding(STORED, "high", what, at, why, KEEP_NONE, count=rows)
-    elif isinstance(value, Thing) and FRAMES.match(value.name) and value.short in _TABLES:
-        what = f"a {value.short} of {value.name.split('.')[0]}"
+    elif (
+        isinstance(value, InertObject) and FRAMES.match(value.name) and value.class_name in _TABLES
+    ):
+        what = f"a {value.class_name} of {value.name.split('.')[0]}"
         why = "a table or picture of data is part of the file"
         remedy = "Leave it out: keep the fitted numbers alone."
-        records = _records(value) if value.short == FRAME else None
+        records = _records(value) if value.class_name == FRAME else None
         count = None if records is None else len(records)
         yield Finding(STORED, "high", what, at, why, remedy, count=count)
     elif rows and place.owner and place.name in RECORDS:
@@ -364,21 +366,21 @@ def _state(place: Place) -> Iterator[Finding]:
     value, name, at = place.value, place.leaf, place.path
     if not isinstance(value, Block) or not value.numel:
         return
-    known = place.inside == "state" or name in {"exp_avg", "exp_avg_sq", "momentum_buffer"}
+    known = place.section == "state" or name in {"exp_avg", "exp_avg_sq", "momentum_buffer"}
     remedy = DROP_SKLEARN if place.owner in OPTIMIZERS else DROP_STATE
-    if known and place.inside != "step" and value.kind.startswith(("float", "bfloat")):
-        if name in FIRST:
+    if known and place.section != "step" and value.kind.startswith(("float", "bfloat")):
+        if name in FIRST_MOMENTS:
             what = f"first moments ({name})"
             why = (
                 "a weighted sum of the last gradients: training samples come back from it where the "
                 "weights alone give few"
             )
             yield Finding(STATE, "high", what, at, why, remedy, count=value.numel)
-        elif name in SECOND or value.shape:
+        elif name in SECOND_MOMENTS or value.shape:
             what = f"second moments and other state ({name})"
             why = "squared gradients of the last steps, element by element"
             yield Finding(STATE, "medium", what, at, why, remedy, count=value.numel)
-    elif place.inside == "average":
+    elif place.section == "average":
         what = "averaged copies of the weights"
         why = "the difference to the weights is a sum of the last steps"
         remedy = "Release one copy: the averaged weights, or the last ones."
@@ -390,11 +392,11 @@ def _start(place: Place) -> Iterator[Finding]:
     generators.
     """
     value, name, at = place.value, place.name, place.path
-    if isinstance(value, Thing) and value.short in NETWORKS:
-        if (proof := proved_start(value)) is not None:
-            what, at = f"the start of {value.short}", joined(at, proof.where)
-            why = f"{proof.said}: W - W0 is a sum over training samples"
-            yield Finding(START, "high", what, at, why, proof.remedy, count=proof.values)
+    if isinstance(value, InertObject) and value.class_name in NETWORKS:
+        if (proof := find_initial_weights(value)) is not None:
+            what, at = f"the start of {value.class_name}", join_path(at, proof.attribute)
+            why = f"{proof.evidence}: W - W0 is a sum over training samples"
+            yield Finding(START, "high", what, at, why, proof.remedy, count=proof.value_count)
     elif type(value) is int and (SEEDS.match(name) or (name == "random_state" and place.owner)):
         what = f"a seed ({place.owner + '.' if place.owner else ''}{name})"
         why = "whoever has the code can draw the start and the order of the batches again"
@@ -409,7 +411,7 @@ def _start(place: Place) -> Iterator[Finding]:
 def _statistics(place: Place) -> Iterator[Finding]:
     """Moments of the data that predictions need, and loss curves that nobody needs."""
     value, name, at = place.value, place.leaf, place.path
-    if name in MEASURED and not place.inside and isinstance(value, Block | list | int) and value:
+    if name in MEASURED and not place.section and isinstance(value, Block | list | int) and value:
         of = place.owner or name
         of = "normalization layers" if name.startswith(("running_", "num_")) else of
         what, remedy = (
@@ -431,9 +433,9 @@ def _trees(release: Release) -> Iterator[Finding]:
     """Models made of trees: what their leaves, roots and seeds reveal of the training records."""
     inner: set[int] = set()
     for place in walk(release.content):
-        if not isinstance(place.value, Thing):
+        if not isinstance(place.value, InertObject):
             continue
-        model = tree_model(place.value, inner)
+        model = read_tree_model(place.value, inner)
         if model is None:
             continue
         name, at = model.name, place.path or name_of(release)
@@ -479,7 +481,7 @@ def _trees(release: Release) -> Iterator[Finding]:
 
 def name_of(release: Release) -> str:
     """Return the class of what the file holds, for findings about the whole of it."""
-    return release.content.short if isinstance(release.content, Thing) else ""
+    return release.content.class_name if isinstance(release.content, InertObject) else ""
 
 
 def _paths(place: Place) -> Iterator[Finding]:
@@ -495,7 +497,7 @@ def _paths(place: Place) -> Iterator[Finding]:
 
 
 LOOKS: dict[type, tuple[Callable[[Place], Iterator[Finding]], ...]] = {
-    Thing: (_stored, _words, _start, _statistics),
+    InertObject: (_stored, _words, _start, _statistics),
     Block: (_stored, _words, _state, _start, _statistics),
     dict: (_words,),
     list: (_statistics,),
@@ -524,7 +526,7 @@ def _code(release: Release) -> Iterator[Finding]:
 
 
 def _adapters(release: Release) -> Iterator[Finding]:
-    if not (pairs := adapter_pairs(release.content)):
+    if not (pairs := find_adapter_pairs(release.content)):
         return
     ranks = sorted({min(a.shape) for a, _ in pairs.values() if a.shape})
     why = (
@@ -532,5 +534,8 @@ def _adapters(release: Release) -> Iterator[Finding]:
         "change of each layer, which is a sum over training samples"
     )
     remedy = "Merge and round it, or train the adapter with differential privacy."
-    at, count = next(iter(pairs))[:LONGEST], sum(a.numel + b.numel for a, b in pairs.values())
+    at, count = (
+        next(iter(pairs))[:MAX_PATH_LENGTH],
+        sum(a.numel + b.numel for a, b in pairs.values()),
+    )
     yield Finding(ADAPTER, "medium", "a low-rank adapter", at, why, remedy, len(pairs), count)

@@ -19,8 +19,8 @@ from typing import Annotated
 from residuum.errors import CheckpointError, InputError, ResiduumError, require_known
 from residuum.io.checkpoints import load_checkpoint
 from residuum.io.inert import Block
-from residuum.io.release import ADAPTER_CONFIG, Release, is_release, look_into, open_release
-from residuum.io.release_weights import flat, weights_of
+from residuum.io.release import ADAPTER_CONFIG, Release, is_release, open_release, read_release
+from residuum.io.release_weights import find_weights, flatten_blocks
 from residuum.io.tree import walk
 from residuum.records import Record
 from residuum.records.published import Count, SchemaRule, Tool, this_tool
@@ -166,7 +166,7 @@ def scan(
 
 def _scanned(path: Path, name: str, base: Release | None, room: int) -> ScannedFile:
     """Scan one file. ``room`` is the number of weights that may still be measured."""
-    release = look_into(path)
+    release = read_release(path)
     found = findings(release)
     if base is not None:
         found = sorted([*found, *compared(release, base)], key=rank)
@@ -189,7 +189,7 @@ def _measured(release: Release, room: int) -> tuple[Inspection | None, str]:
 def _count_weights(release: Release) -> int:
     """Return the number of weights in a file without reading them."""
     try:
-        return sum(block.numel for block in flat(weights_of(release)).values())
+        return sum(block.numel for block in flatten_blocks(find_weights(release)).values())
     except CheckpointError:  # no state dict: an estimator, or something else
         values = (place.value for place in walk(release.content))
         return sum(value.numel for value in values if isinstance(value, Block))

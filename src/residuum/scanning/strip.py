@@ -19,11 +19,11 @@ from torch import Tensor
 
 from residuum.errors import InputError, OutputError
 from residuum.io.estimators import NETWORKS
-from residuum.io.inert import Block, Thing
+from residuum.io.inert import Block, InertObject
 from residuum.io.metadata import FORMAT_KEY, RULES
-from residuum.io.pickle_reader import refusal
-from residuum.io.release import Release, look_into, open_release
-from residuum.io.release_weights import flat, weights_of
+from residuum.io.pickle_reader import make_unsafe_error
+from residuum.io.release import Release, open_release, read_release
+from residuum.io.release_weights import find_weights, flatten_blocks
 from residuum.io.safetensors_files import sort_header
 from residuum.records import Record, write_atomic
 from residuum.scanning.findings import FRAMES, STORED, Finding, findings
@@ -72,7 +72,7 @@ def _changes(value: Any, expression: str, depth: int = 0) -> Iterator[str]:
     """
     if depth > MAX_NESTED:
         return
-    if isinstance(value, Thing) and value.short in NETWORKS:
+    if isinstance(value, InertObject) and value.class_name in NETWORKS:
         parts = value.attributes
         if "_optimizer" in parts:
             yield f"del {expression}._optimizer"
@@ -81,7 +81,7 @@ def _changes(value: Any, expression: str, depth: int = 0) -> Iterator[str]:
             yield f"{expression}.random_state = None"
         if parts.get("loss_curve_"):
             yield f"{expression}.loss_curve_ = []"
-    elif isinstance(value, Thing):
+    elif isinstance(value, InertObject):
         for name, part in value.attributes.items():
             if name.isidentifier():
                 yield from _changes(part, f"{expression}.{name}", depth + 1)
@@ -89,7 +89,7 @@ def _changes(value: Any, expression: str, depth: int = 0) -> Iterator[str]:
         for key, part in value.items():
             if isinstance(key, str | int):
                 is_data = isinstance(part, Block) or (
-                    isinstance(part, Thing) and bool(FRAMES.match(part.name))
+                    isinstance(part, InertObject) and bool(FRAMES.match(part.name))
                 )
                 if is_data and _holds_records(str(key), part):
                     yield f"del {expression}[{key!r}]"
@@ -159,25 +159,27 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
     if out.exists() or out.is_symlink():
         rule = f"A stripped file is a new one; {str(out)!r} is there already."
         raise OutputError(rule, "Choose another --out.")
-    release = look_into(path, MAX_BYTES)
+    release = read_release(path, MAX_BYTES)
     before = findings(release)
     if release.kind == "pickle":
         if release.unsafe:  # no advice to load it
-            raise refusal(release.unsafe)
+            raise make_unsafe_error(release.unsafe)
         raise PickleError(path, out, release, before)
-    kept = weights_of(release)
+    kept = find_weights(release)
     content = _written(kept, release, out)
     beside = out.with_name(f".{out.name}.unchecked")
     try:
         again = open_release(write_atomic(beside, content))
-        _compare(kept, weights_of(again))
+        _compare(kept, find_weights(again))
         left = findings(again)
         beside.rename(out)
     finally:
         beside.unlink(missing_ok=True)
     remaining = {(one.kind, one.what) for one in left}
     dropped = tuple(one for one in before if (one.kind, one.what) not in remaining)
-    return Stripped(str(path), str(out), len(flat(kept)), len(content), dropped, tuple(left))
+    return Stripped(
+        str(path), str(out), len(flatten_blocks(kept)), len(content), dropped, tuple(left)
+    )
 
 
 def _written(kept: dict[str, Any], release: Release, out: Path) -> bytes:
@@ -209,7 +211,7 @@ def _written(kept: dict[str, Any], release: Release, out: Path) -> bytes:
 
 def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
     """Bit by bit."""
-    ours, theirs = flat(after), flat(before)
+    ours, theirs = flatten_blocks(after), flatten_blocks(before)
     alike = (_bits(theirs[name]) == _bits(block) for name, block in ours.items())
     if {*ours} != {*theirs} or not all(alike):
         raise OutputError(

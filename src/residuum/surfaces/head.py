@@ -51,7 +51,7 @@ class Head:
         first = len(self.frozen)
 
         def mine(theta: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
-            return None if theta is None else renamed(theta, first)
+            return None if theta is None else renumber_layers(theta, first)
 
         gone = ("shape", "value_range", "mean", "norms", "columns")
         facts = {"theta0": mine(whole.theta0), "moment": mine(whole.moment) or None}
@@ -61,7 +61,7 @@ class Head:
         return whole.replace(**facts, **dict.fromkeys(gone), provenance=provenance)
 
 
-def head_of(checkpoint: Network, knowledge: Knowledge) -> Head | None:
+def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
     """The head that was trained on frozen layers of an MLP, None where the first layer moved.
 
     Samples were then seen through fixed features only: the layers above are a network of their own,
@@ -80,7 +80,7 @@ def head_of(checkpoint: Network, knowledge: Knowledge) -> Head | None:
         return None
     first = layers.index(moved[0])
     widths = [len(checkpoint.theta[f"{name}.weight"]) for name in layers]
-    theta = renamed(checkpoint.theta, first)
+    theta = renumber_layers(checkpoint.theta, first)
     has_bias = [f"layers.{l}.bias" in theta for l in range(len(layers) - first)]
     options = {**arch.options, "bias": bias_rule(has_bias)}
     said = str(Architecture("mlp", tuple(widths[first - 1 :]), None, options))
@@ -92,7 +92,7 @@ def head_of(checkpoint: Network, knowledge: Knowledge) -> Head | None:
     return Head(head, body.eval(), layers[:first])
 
 
-def renamed(theta: dict[str, Tensor], first: int) -> dict[str, Tensor]:
+def renumber_layers(theta: dict[str, Tensor], first: int) -> dict[str, Tensor]:
     """Layers from ``first`` on, counted anew."""
     found = {}
     for name, t in theta.items():

@@ -64,7 +64,7 @@ class Inspection(Record):
     balance: float | None
     assumptions: tuple[str, ...] = ()
 
-    def directions_given(self, samples: int | None) -> tuple[int | None, str]:
+    def directions_for(self, samples: int | None) -> tuple[int | None, str]:
         """Directions and what they are of, where the network is known to have had ``samples``.
 
         More samples than inputs fill every direction, and their number says nothing.

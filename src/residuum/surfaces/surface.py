@@ -81,25 +81,25 @@ class Surface:
         return self.checkpoint.sample_shape(knowledge)
 
 
-def weights(checkpoint: Network, knowledge: Knowledge) -> Surface:
+def build_weights_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
     """The weights themselves."""
     target = {name: t.detach() for name, t in checkpoint.theta.items()}
     # Which layer of a network kept as given meets the input is not known: none may be left out.
     first = tuple(by_layer(target))[: 1 if checkpoint.live is None else None]
     if knowledge.theta0 is None:
         return Surface(WEIGHTS, checkpoint, target, first)
-    moved = _moved(checkpoint, knowledge.theta0)
+    moved = _find_moved_layers(checkpoint, knowledge.theta0)
     return Surface(WEIGHTS, checkpoint, target, moved)
 
 
-def change(checkpoint: Network, knowledge: Knowledge) -> Surface:
+def build_update_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
     """What training added to the start that was granted."""
     if (start := knowledge.theta0) is None:
         raise InputError(
             "The change of the weights needs the initial weights theta0; none were granted.",
             "Pass --init init.safetensors, or use another attack.",
         )
-    whole = weights(checkpoint, knowledge)
+    whole = build_weights_surface(checkpoint, knowledge)
     if not whole.layers:
         raise InputError(
             "An attack on the change of the weights explains how far they moved; these equal the "
@@ -110,12 +110,12 @@ def change(checkpoint: Network, knowledge: Knowledge) -> Surface:
     return Surface(CHANGE, checkpoint, target, whole.layers)
 
 
-def moment(checkpoint: Network, knowledge: Knowledge) -> Surface:
+def build_moment_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
     """What the optimizer kept of the gradients."""
     if (kept := knowledge.moment) is None:
         raise InputError(
             "The moment of an optimizer must be in the file or handed over; there is none.",
-            "Give the training checkpoint, or Knowledge(moment=rs.moment_of(optimizer, model)).",
+            "Give the training checkpoint, or Knowledge(moment=rs.read_moment(optimizer, model)).",
         )
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}
     if wrong := [name for name, t in kept.items() if t.shape != shapes.get(name)]:
@@ -132,33 +132,33 @@ def moment(checkpoint: Network, knowledge: Knowledge) -> Surface:
 
 
 SURFACES: dict[str, Callable[[Network, Knowledge], Surface]] = {
-    WEIGHTS: weights,
-    CHANGE: change,
-    MOMENT: moment,
+    WEIGHTS: build_weights_surface,
+    CHANGE: build_update_surface,
+    MOMENT: build_moment_surface,
 }
 
 
-CHOICES = {"weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}  # as a user names them
+SURFACE_CHOICES = {"weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}  # as a user names them
 
 
-def chosen(name: str, knowledge: Knowledge) -> str:
+def resolve_surface(name: str, knowledge: Knowledge) -> str:
     """The surface that a user names, which must be there."""
-    require_known(name, CHOICES, "No surface")
+    require_known(name, SURFACE_CHOICES, "No surface")
     missing = {"change": knowledge.theta0, "moment": knowledge.moment}
     if name in missing and missing[name] is None:
         what = "a start (--init, --base)" if name == "change" else "the state of an optimizer"
         raise InputError(f"--surface {name} needs {what}; there is none.", "Leave --surface out.")
-    return CHOICES[name]
+    return SURFACE_CHOICES[name]
 
 
-def surfaces(checkpoint: Network, knowledge: Knowledge) -> dict[str, Surface]:
+def build_surfaces(checkpoint: Network, knowledge: Knowledge) -> dict[str, Surface]:
     """All that a release has, with what is granted."""
     needs = {CHANGE: knowledge.theta0, MOMENT: knowledge.moment}
     names = [name for name in SURFACES if name not in needs or needs[name] is not None]
     return {name: SURFACES[name](checkpoint, knowledge) for name in names}
 
 
-def _moved(checkpoint: Network, start: Theta) -> tuple[str, ...]:
+def _find_moved_layers(checkpoint: Network, start: Theta) -> tuple[str, ...]:
     """Layers that left a start of the same network."""
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}
     if {name: t.shape for name, t in start.items()} != shapes:

@@ -15,7 +15,7 @@ from residuum.errors import InputError, require_known
 from residuum.evaluation import score
 from residuum.evaluation.scoring import CandidatePool, all_candidates, selected_candidates
 from residuum.io.checkpoints import load_checkpoint
-from residuum.io.release import Release, locate
+from residuum.io.release import Release, locate_weights
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction, Scores, rundir, same
 from residuum.records.rundir import RunDir, read_json, sha256, write_atomic, write_json
@@ -95,7 +95,7 @@ def asked_for(out: Path) -> dict[str, Any]:
 def attacked_other(checkpoint: Path, out: Path) -> bool:
     """Whether the folder is known to be of an attack on another checkpoint."""
     attacked = asked_for(out).get("checkpoint_sha256")  # unknown where there is no attack.json
-    return attacked is not None and attacked != sha256(locate(checkpoint))
+    return attacked is not None and attacked != sha256(locate_weights(checkpoint))
 
 
 def score_run(

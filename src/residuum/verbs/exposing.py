@@ -21,7 +21,7 @@ from residuum.errors import DataError, InputError
 from residuum.evaluation.scoring import all_candidates
 from residuum.io.checkpoints import as_network
 from residuum.io.release import Release, open_release
-from residuum.io.release_knowledge import with_release
+from residuum.io.release_knowledge import add_stored_knowledge
 from residuum.networks.network import Network
 from residuum.records import Dataset, Exposure, Knowledge, Reconstruction, read_npz
 from residuum.records.exposure import PublishedExposure
@@ -122,7 +122,7 @@ def exposure(
     network = as_network(release or model, request.arch, shape=data.shape)
     knowledge = knowledge or Knowledge()
     if release is not None:
-        knowledge = with_release(release, network, knowledge)
+        knowledge = add_stored_knowledge(release, network, knowledge)
     attack = load_run(Path(found)) if isinstance(found, str | Path) else found
     candidates = None if attack is None else all_candidates(attack).x
     inserted = None
