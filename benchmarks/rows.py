@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from benchmarks.harness import RESULTS, arguments
 from residuum.records import write_json
 from residuum.records.rundir import environment
-from residuum.scanning.base_comparison import CURVE, EQUAL, FACTOR, touched_rows
+from residuum.scanning.base_comparison import CURVE, EQUAL, FACTOR, find_touched_rows
 
 Optimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 TOKENS, SEEN, LEAST = 5000, 200, 5
@@ -79,7 +79,7 @@ def main() -> int:
             precision, recall, rule = [], [], ""
             for seed in SEEDS:
                 table, base, seen = tuned(optimizer, kind=kind, seed=seed)
-                one = touched_rows(table.to(saved), base.to(saved))
+                one = find_touched_rows(table.to(saved), base.to(saved))
                 right, rule = len(seen & {*one.rows}), one.rule
                 precision.append(right / max(1, len(one.rows)))
                 recall.append(right / len(seen))
@@ -87,7 +87,7 @@ def main() -> int:
             found.setdefault(title, {})[name] = figures
             print(f"{title}: {name}: {figures}", flush=True)
     tied = {
-        name: touched_rows(*tuned(optimizer, tokens=1000, tied=True)[:2]).rule
+        name: find_touched_rows(*tuned(optimizer, tokens=1000, tied=True)[:2]).rule
         for name, (_, optimizer) in OPTIMIZERS.items()
     }
     print(f"tied head: {tied}")

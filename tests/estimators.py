@@ -34,11 +34,23 @@ SURFACES: dict[str, set[tuple[str, str]]] = {
     "gp": {("stored", "X_train_")},
     "kde": {("stored", "KDTree")},
     "spread": {("stored", "X_")},
-    "adam": {("optimizer-state", "ms"), ("optimizer-state", "vs"), ("start", "the start")},
-    "sgd": {("optimizer-state", "velocities"), ("start", "the start")},
-    "adam-32": {("optimizer-state", "ms"), ("start", "the start"), ("statistics", "loss curve")},
+    "adam": {
+        ("optimizer-state", "ms"),
+        ("optimizer-state", "vs"),
+        ("start", "the initial weights"),
+    },
+    "sgd": {("optimizer-state", "velocities"), ("start", "the initial weights")},
+    "adam-32": {
+        ("optimizer-state", "ms"),
+        ("start", "the initial weights"),
+        ("statistics", "loss curve"),
+    },
     "forest": {("statistics", "decision trees"), ("start", "a seed")},
-    "scaled": {("statistics", "StandardScaler"), ("optimizer-state", "ms"), ("start", "the start")},
+    "scaled": {
+        ("statistics", "StandardScaler"),
+        ("optimizer-state", "ms"),
+        ("start", "the initial weights"),
+    },
     "logistic": {("statistics", "StandardScaler")},
     "words": {("stored", "vocabulary")},
 }

@@ -68,7 +68,7 @@ def test_every_estimator_shows_its_surfaces(
     for suffix in (".pkl", ".joblib"):
         found = found_in(pickles[release] / f"{name}{suffix}")
         for kind, word in wanted:
-            unseeded = name in ("adam-32", "scaled") and word == "the start"
+            unseeded = name in ("adam-32", "scaled") and word == "the initial weights"
             if not (unseeded and release == "1.4.2"):  # newer releases keep a copy of the start
                 assert any(kind == k and word in what for k, what in found), (kind, word, found)
         stored = {what for kind, what in found if kind == "stored"}
@@ -104,7 +104,7 @@ def test_a_start_is_believed_only_when_the_weights_bear_it_out(tmp_path: Path) -
     def starts() -> list[str]:
         (tmp_path / "m.pkl").write_bytes(pickle.dumps(model))
         found = findings(open_release(tmp_path / "m.pkl"))
-        return [one.where for one in found if one.what.startswith("the start")]
+        return [one.where for one in found if one.what.startswith("the initial weights")]
 
     assert starts() == ["random_state"]
     model.random_state = 8  # not the seed that it was trained with
@@ -312,7 +312,7 @@ def test_limits_of_a_folder(
         ("adam", "stored,optimizer-state", 1),
         ("adam", "start", 1),
         ("logistic", "paths,start", 0),
-        ("adam", "optimizer-state", 2),
+        ("adam", "optimizer-stat", 2),
     ],
 )
 def test_exit_codes(

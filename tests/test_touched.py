@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import residuum as rs
 from residuum.cli.main import main
 from residuum.errors import CheckpointError
-from residuum.scanning.base_comparison import CURVE, NONE, touched_rows
+from residuum.scanning.base_comparison import CURVE, NONE, find_touched_rows
 from tests.program import Capture, one_line, printed
 
 
@@ -22,7 +22,7 @@ from tests.program import Capture, one_line, printed
 def test_rows_that_were_seen_are_listed(name: str) -> None:
     rule, optimizer = OPTIMIZERS[name]
     table, base, seen = tuned(optimizer, steps=150)
-    found = touched_rows(table, base)
+    found = find_touched_rows(table, base)
     assert found.rule == rule
     assert len(seen) == SEEN
     right = len(seen & {*found.rows})
@@ -34,7 +34,7 @@ def test_in_16_bits_no_row_is_listed_that_was_not_seen() -> None:
     for name, (_, optimizer) in OPTIMIZERS.items():
         for kind in (torch.bfloat16, torch.float32):  # training in 16 bits, or in more
             table, base, seen = tuned(optimizer, kind=kind, steps=150)
-            found = touched_rows(table.bfloat16(), base.bfloat16())
+            found = find_touched_rows(table.bfloat16(), base.bfloat16())
             assert {*found.rows} <= seen, name
             assert found.coarse
             assert len(found.rows) >= 0.5 * len(seen), name
@@ -43,16 +43,16 @@ def test_in_16_bits_no_row_is_listed_that_was_not_seen() -> None:
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_under_a_tied_head_it_says_that_it_cannot_tell(name: str) -> None:
     table, base, _ = tuned(OPTIMIZERS[name][1], tokens=1000, steps=150, tied=True)
-    found = touched_rows(table, base)
+    found = find_touched_rows(table, base)
     assert (found.rule, found.rows) == (NONE, ())
-    assert "cannot be told" in found.said
+    assert "nobody can tell" in found.sentence
 
 
 def test_a_table_that_nobody_trained_has_no_touched_rows() -> None:
     base = torch.randn(300, 16)
-    assert touched_rows(base.clone(), base).rows == ()
-    assert touched_rows(0.9 * base, base).rows == ()
-    assert touched_rows(torch.randn(300, 16), base).rule == NONE
+    assert find_touched_rows(base.clone(), base).rows == ()
+    assert find_touched_rows(0.9 * base, base).rows == ()
+    assert find_touched_rows(torch.randn(300, 16), base).rule == NONE
 
 
 def test_the_curve_is_that_of_the_recursion_itself() -> None:
@@ -71,7 +71,7 @@ def test_the_curve_is_that_of_the_recursion_itself() -> None:
     assert torch.allclose(table.detach().double(), w, atol=1e-5)
     moved = table.detach().clone()
     moved[:50] += 0.01 * torch.randn(50, 8)
-    found = touched_rows(moved, w0.float())
+    found = find_touched_rows(moved, w0.float())
     assert (found.rule, found.rows) == (CURVE, tuple(range(50)))
 
 
@@ -111,7 +111,7 @@ def test_a_head_that_is_the_table_is_seen_in_the_file(tmp_path: Path) -> None:
         if f.kind == "touched-rows"
     )
     assert "lm_head" in one.reason
-    assert "cannot be told" in one.reason
+    assert "nobody can tell" in one.reason
     assert one.rows == ()
 
 

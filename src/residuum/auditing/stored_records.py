@@ -23,7 +23,7 @@ from residuum.io.inert import InertObject
 from residuum.io.release import Release
 from residuum.networks.network import Network
 from residuum.records import Dataset
-from residuum.scanning.findings import Kept, records_in
+from residuum.scanning.findings import RecordArray, records_in
 
 NAME = "stored outright"  # of the row in the table of tests
 ROUNDING = 16 * torch.finfo(torch.float32).eps  # relative to a record's largest value
@@ -44,7 +44,7 @@ class StoredRecords:
     """
 
     model: str
-    arrays: tuple[Kept, ...]
+    arrays: tuple[RecordArray, ...]
     scalings: tuple[tuple[Tensor, Tensor], ...] = ()
     inputs: int | None = None
     notes: tuple[str, ...] = ()

@@ -56,7 +56,7 @@ def command(
 def show(found: Stripped) -> None:
     """What was left out, and what is still there."""
     print_line(f"{found.out}: {found.tensors} tensors, {found.bytes} bytes, bit for bit as before")
-    for title, part in (("left out", found.dropped), ("still there", found.left)):
+    for title, part in (("left out", found.dropped), ("still there", found.remaining)):
         rows = [(one.kind, one.what, one.where) for one in part]
         if rows:
             print_table(title, ("kind", "what", "where"), rows)

@@ -1,1 +1,1 @@
-"""Findings in a release without an attack, and releases without what need not be there."""
+"""Scan a release for what can reveal training data, and strip it down to its weights."""

@@ -1,29 +1,32 @@
-"""A release beside its base: which rows and layers training moved, and what an adapter adds to each layer.
+"""Compare a release with its base: which rows and layers training changed, and what an adapter adds.
 
-Tensors are compared under equal names, prefixes of wrappers left out. Whoever has both files has the
-change, which is a sum over training samples; in a table of embeddings it names the tokens, users or items
-that were seen: a row gets a gradient only when its token occurs. What happens to the others depends on
-the optimizer alone, and to all of them alike:
+Tensors are matched by name, without the prefixes of wrappers. Their difference is a sum over training
+samples. In an embedding table it shows which tokens, users or items were in the training data, because a row
+receives a gradient only if its token occurs. The optimizer alone determines what happens to all other rows:
 
 =======================  ==========================================================================
-optimizer                a row never seen
+optimizer                a row that was never seen
 =======================  ==========================================================================
 SGD, Adam                w = w0
 SGD or AdamW, decay      w = c w0, one factor c
-Adam with coupled decay  w = f(w0) element by element: its gradient is w times the decay, and Adam makes
-                         of it steps of nearly equal length, so that small entries reach zero before
-                         large ones; one odd, increasing curve for all entries
+Adam with coupled decay  w = f(w0) element by element. The gradient is w times the decay, and Adam turns
+                         it into steps of nearly equal length, so that small entries reach zero before
+                         large ones. All entries share one odd, increasing curve
 =======================  ==========================================================================
 
-So a table is explained by the simplest of three rules that explains enough rows: equal to the last bit,
-one factor, one curve. The factor is read off the rows that are most nearly multiples of their own start;
-decay rounds at every step, so that they scatter about it, d entries of a row together within
-1/sqrt(2d) of their common size. The curve is read off all entries in the order of |w0|: a median for each
-``BIN`` of them, a line between; a row leaves it where a quarter of its entries lie ``BEYOND`` times their
-neighbors' scatter away. In 16 bits entries of one start stay equal to the last bit, and the curve is a
-list; where training had more bits than the file, ends of one start differ by units in the last place.
-Where no rule explains enough rows, all moved: a tied output head gives every row a gradient at every
-step.
+The simplest of three rules that fits enough rows is chosen: equal to the last bit, one factor, one curve.
+
+Factor: It is estimated from the rows that are closest to a multiple of their initial values. Decay rounds at
+every step, so the rows scatter around the factor. The d entries of a row together stay within 1/sqrt(2d) of
+their common deviation.
+
+Curve: It is estimated from all entries in the order of |w0|, with one median per ``BIN`` entries and lines in
+between. A row is off the curve if a quarter of its entries deviate by more than ``MAX_DEVIATION`` times the
+scatter of their neighbors. In 16 bits, entries with equal initial values stay equal to the last bit, and the
+curve is a lookup table. If training used more bits than the file, their final values differ by units in the
+last place.
+
+If no rule fits enough rows, all rows changed. A tied output head gives every row a gradient at every step.
 """
 
 from __future__ import annotations
@@ -46,43 +49,57 @@ from residuum.io.tree import MAX_PATH_LENGTH
 from residuum.scanning.findings import ADAPTER, START, TOUCHED, Finding
 
 TABLES = re.compile(r"(embed|wte|lookup|token|user|item|entit|vocab)", re.IGNORECASE)
-LEAST_TABLE = 100  # rows: a smaller matrix is hardly a table of anything
-MOST_VALUES = 400_000_000  # of a tensor that is compared
-MOST_SHOWN = 10  # rows in the words of a finding; its JSON has all
-LEAST_SHARE, LEAST_ROWS = 0.05, 20  # that a rule must explain: below them all moved
-BEYOND = 8.0  # times the scatter of neighbors, which only training moves an entry
-MOST_NOISE = 4e-5  # relative, that decay leaves by rounding float32 at each of 10^6 steps
-MOST_SPREAD = 3e-4  # of the way that entries went: so far untouched rows may scatter about a curve
+MIN_TABLE_ROWS = 100  # a matrix with fewer rows is hardly an embedding table
+MAX_VALUES = 400_000_000  # in a tensor that is compared
+MAX_LISTED = 10  # rows in the text of a finding; its JSON lists all
+MIN_SHARE, MIN_ROWS = 0.05, 20  # that a rule must fit; otherwise all rows changed
+MAX_DEVIATION = 8.0  # times the scatter of neighbors; only training moves an entry farther
+MAX_NOISE = 4e-5  # relative error of decay that rounds to float32 in 10^6 steps
+MAX_SPREAD = 3e-4  # scatter of untouched rows around a curve, relative to their change
 BIN = 64  # entries whose median is one point of the curve
-LOOSE = 2.0  # units in the last place that rounding start and end apart can make of one end
-FEWEST_ALIKE = 8  # entries of one start, of which most show where that start leads
-NOTHING = "Nothing to do for this surface."
+ROUNDING_UNITS = (
+    2.0  # units in the last place by which rounding of w0 and w can change one final value
+)
+MIN_EQUAL_STARTS = 8  # entries with equal initial values, whose majority shows the final value
+NOTHING = "You need to do nothing about this finding."
 EQUAL, FACTOR, CURVE, NONE = "equal", "one factor", "one curve", "none"
 
 
-def compared(release: Release, base: Release) -> list[Finding]:
-    """What the two files tell together."""
+def compare_with_base(release: Release, base: Release) -> list[Finding]:
+    """Return what a release and its base reveal together.
+
+    Args:
+        release: The released file.
+        base: The file that training started from.
+
+    Returns:
+        The findings.
+
+    Raises:
+        CheckpointError: If the two files share no layers.
+    """
     before = {
         WRAPPER_PREFIX.sub("", name): block for name, block in flatten_blocks(_state(base)).items()
     }
     pairs = find_adapter_pairs(release.content)
     if pairs:
-        return list(_adapter(pairs, release.config, before))
+        return list(_find_adapter_change(pairs, release.config, before))
     after = {
         WRAPPER_PREFIX.sub("", name): block
         for name, block in flatten_blocks(_state(release)).items()
     }
-    both = {
+    shared = {
         name: (block, before[name])
         for name, block in after.items()
-        if name in before and _comparable(block, before[name])
+        if name in before and _is_comparable(block, before[name])
     }
-    if not both:
+    if not shared:
         raise CheckpointError(
-            "A base holds tensors of the same names and shapes; these two files share none.",
-            "Give the checkpoint that training began from.",
+            "A base must hold tensors with the same names and shapes as the release; these two files "
+            "share none.",
+            "Pass the checkpoint that training started from.",
         )
-    return [*_tables(both, after), *_change(both)]
+    return [*_find_touched_rows(shared, after), *_find_change(shared)]
 
 
 def _state(release: Release) -> dict[str, Any]:
@@ -91,76 +108,73 @@ def _state(release: Release) -> dict[str, Any]:
     return find_weights(release)
 
 
-def _comparable(block: Block, other: Block) -> bool:
+def _is_comparable(block: Block, other: Block) -> bool:
     floats = all(b.kind.startswith(("float", "bfloat")) for b in (block, other))
-    return floats and block.shape == other.shape and 0 < block.numel <= MOST_VALUES
+    return floats and block.shape == other.shape and 0 < block.numel <= MAX_VALUES
 
 
-def _tables(
-    both: Mapping[str, tuple[Block, Block]], after: Mapping[str, Block]
+def _find_touched_rows(
+    shared: Mapping[str, tuple[Block, Block]], after: Mapping[str, Block]
 ) -> Iterator[Finding]:
-    """Rows of embeddings that moved against the base, which names what was in the training data.
-
-    Rows that nobody touched follow one rule (equal, shrunk by decay, on one curve); those off it were
-    seen. A table tied to the output head moves as a whole: that nothing can be told is a finding too.
-    """
-    for name, (block, other) in both.items():
-        if len(block.shape) != 2 or block.shape[0] < LEAST_TABLE or not TABLES.search(name):
+    """Find rows of embedding tables that training changed. They show what was in the training data."""
+    # A table that is tied to the output head is reported too, because nobody can tell its rows apart.
+    for name, (block, other) in shared.items():
+        if len(block.shape) != 2 or block.shape[0] < MIN_TABLE_ROWS or not TABLES.search(name):
             continue
-        table, at = block.tensor(), name[:MAX_PATH_LENGTH]
-        if tied := _tied(name, block, table, after):
-            why = (
-                f"it is also {tied[:60]}, the output head, which gives every row a gradient at every "
-                "step: which rows were seen cannot be told"
+        table, where = block.tensor(), name[:MAX_PATH_LENGTH]
+        if head := _find_tied_head(name, block, table, after):
+            reason = (
+                f"it is also {head[:60]}, the output head, which gives every row a gradient at every "
+                "step, so nobody can tell which rows were in the training data"
             )
-            yield Finding(TOUCHED, "low", f"the table {name[:60]} is tied", at, why, NOTHING)
+            yield Finding(TOUCHED, "low", f"the table {name[:60]} is tied", where, reason, NOTHING)
             continue
-        found = touched_rows(table, other.tensor())
-        if found.rule == NONE:
-            what = f"every row of {name[:60]} moved"
-            yield Finding(TOUCHED, "low", what, at, found.said, NOTHING)
-        elif found.rows:
-            shown = ", ".join(map(str, found.rows[:MOST_SHOWN]))
-            more = ", ..." if len(found.rows) > MOST_SHOWN else ""
-            what = f"rows of {name[:60]} that training touched"
-            why = f"{found.said}: tokens, users or items {shown}{more} were in the training data"
+        touched = find_touched_rows(table, other.tensor())
+        rows = touched.rows
+        if touched.rule == NONE:
+            what = f"every row of {name[:60]} changed"
+            yield Finding(TOUCHED, "low", what, where, touched.sentence, NOTHING)
+        elif rows:
+            first = ", ".join(map(str, rows[:MAX_LISTED]))
+            more = ", ..." if len(rows) > MAX_LISTED else ""
+            what = f"rows of {name[:60]} that training changed"
+            reason = f"{touched.sentence}: tokens, users or items {first}{more} were in the training data"
             remedy = "Freeze the table, or train it with differential privacy."
-            rows = found.rows
-            yield Finding(TOUCHED, "high", what, at, why, remedy, count=len(rows), rows=rows)
+            yield Finding(TOUCHED, "high", what, where, reason, remedy, count=len(rows), rows=rows)
 
 
-def _tied(name: str, block: Block, table: Tensor, after: Mapping[str, Block]) -> str:
-    """The name of another tensor that is this one."""
+def _find_tied_head(name: str, block: Block, table: Tensor, after: Mapping[str, Block]) -> str:
+    """Return the name of another tensor that equals this table, "" if there is none."""
     for other, candidate in after.items():
         if other == name or candidate.shape != block.shape or candidate.kind != block.kind:
             continue
-        shared = bool(block.name) and candidate.name == block.name
-        if shared or torch.equal(candidate.tensor(), table):
+        same_storage = bool(block.name) and candidate.name == block.name
+        if same_storage or torch.equal(candidate.tensor(), table):
             return other
     return ""
 
 
-def _change(both: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]:
-    """That the base makes the change known, with the tensors that moved most."""
-    moved = {}
-    for name, (block, other) in both.items():
-        now, then = block.tensor().double(), other.tensor().double()
-        if not torch.equal(now, then):
-            moved[name] = float((now - then).norm() / then.norm()) if then.any() else math.inf
-    if moved:
-        far = sorted(moved.items(), key=lambda item: -item[1])
-        shown = ", ".join(f"{name[:40]} {_moved_by(share)}" for name, share in far[:3])
-        what, at = "the weights before training", far[0][0][:MAX_PATH_LENGTH]
-        why = (
-            f"with the base, {len(moved)} of {len(both)} tensors are known to have moved, most of all "
-            f"{shown}: the change is a sum over training samples"
+def _find_change(shared: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]:
+    """Find that the base reveals the weight update, and the tensors that changed most."""
+    changes = {}
+    for name, (block, other) in shared.items():
+        w, w0 = block.tensor().double(), other.tensor().double()
+        if not torch.equal(w, w0):
+            changes[name] = float((w - w0).norm() / w0.norm()) if w0.any() else math.inf
+    if changes:
+        largest = sorted(changes.items(), key=lambda item: -item[1])
+        examples = ", ".join(f"{name[:40]} {_changed_by(share)}" for name, share in largest[:3])
+        what, where = "the weights before training", largest[0][0][:MAX_PATH_LENGTH]
+        reason = (
+            f"the base shows that {len(changes)} of {len(shared)} tensors changed, most of all "
+            f"{examples}: the change is a sum over training samples"
         )
         remedy = "If the base is public, attack the change before release: "
         remedy += "residuum audit FILE --base BASE."
-        yield Finding(START, "high", what, at, why, remedy, len(moved))
+        yield Finding(START, "high", what, where, reason, remedy, len(changes))
 
 
-def _adapter(
+def _find_adapter_change(
     pairs: Mapping[str, tuple[Block, Block]], config: Mapping[str, Any], before: Mapping[str, Block]
 ) -> Iterator[Finding]:
     sizes = {}
@@ -175,142 +189,170 @@ def _adapter(
             sizes[key] = float(delta.norm() / size) if size > 0 else math.inf
     if not sizes:
         raise CheckpointError(
-            "An adapter belongs to a base with its layers; this base has none of them.",
-            "Give the base that adapter_config.json names.",
+            "The base of an adapter must have the layers that the adapter changes; this base has none "
+            "of them.",
+            "Pass the base that adapter_config.json names.",
         )
-    far = sorted(sizes.items(), key=lambda item: -item[1])
-    shown = ", ".join(f"{name[:40]} {_moved_by(share)}" for name, share in far[:3])
-    what, at = "the change of each layer", far[0][0][:MAX_PATH_LENGTH]
-    why = f"with the base the change of {len(sizes)} layers is known: {shown}"
+    largest = sorted(sizes.items(), key=lambda item: -item[1])
+    examples = ", ".join(f"{name[:40]} {_changed_by(share)}" for name, share in largest[:3])
+    what, where = "the change of each layer", largest[0][0][:MAX_PATH_LENGTH]
+    reason = f"the adapter and the base give the change of {len(sizes)} layers: {examples}"
     remedy = "Attack it before release: residuum audit BASE --adapter ADAPTER."
-    yield Finding(ADAPTER, "high", what, at, why, remedy, len(sizes))
+    yield Finding(ADAPTER, "high", what, where, reason, remedy, len(sizes))
 
 
-def _moved_by(share: float) -> str:
-    """Return in words how far a tensor moved, relative to its norm before; inf: it was zero."""
+def _changed_by(share: float) -> str:
+    """Return in words how much a tensor changed, relative to its norm before. Infinity: it was zero."""
     return "from zero" if share == math.inf else f"by {share:.2g} of its norm"
 
 
 @dataclass(frozen=True, eq=False)
-class Touched:
-    """rows: numbers of those that moved; rule: what explains the others; of: rows in all.
+class TouchedRows:
+    """Rows of an embedding table that training changed.
 
-    coarse: the numbers have so few digits that small steps are rounded away, so that rows may be missed.
+    Attributes:
+        rows: Indices of the rows that changed.
+        rule: The rule that all other rows follow.
+        total: Number of rows in the table.
+        coarse: Whether the numbers have so few digits that small steps are lost in rounding. Rows may be
+            missed then.
     """
 
     rows: tuple[int, ...]
     rule: str
-    of: int
+    total: int
     coarse: bool = False
 
     @property
-    def said(self) -> str:
-        """In words."""
+    def sentence(self) -> str:
+        """The result in words."""
         if self.rule == NONE:
-            return "every row moved, as under a tied output head: which were seen cannot be told"
-        how = {EQUAL: "equal to the base", FACTOR: "the base times one factor"}
-        rest = how.get(self.rule, "one curve of the base")
-        note = "; 16-bit numbers round small steps away, so that rows may be missed" * self.coarse
-        return f"{len(self.rows)} of {self.of} rows moved, the others are {rest}{note}"
+            return (
+                "every row changed, as with a tied output head, so nobody can tell which rows were in the "
+                "training data"
+            )
+        rules = {EQUAL: "equal the base", FACTOR: "are the base times one factor"}
+        remaining = rules.get(self.rule, "follow one curve of the base")
+        note = "; 16-bit numbers lose small steps in rounding, so rows may be missed" * self.coarse
+        return (
+            f"{len(self.rows)} of {self.total} rows changed, and the other rows {remaining}{note}"
+        )
 
 
-def touched_rows(table: Tensor, base: Tensor) -> Touched:
-    """Which rows of ``table`` (V, d) training touched that began as ``base``."""
+def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
+    """Find the rows of an embedding table that training changed.
+
+    Args:
+        table: The trained table (V, d).
+        base: The same table before training.
+
+    Returns:
+        The rows, and the rule that all other rows follow.
+    """
     unit = max(torch.finfo(table.dtype).eps, torch.finfo(base.dtype).eps)
     coarse = unit > 1e-4
     w, w0 = table.detach().double(), base.detach().double()
-    least = max(LEAST_ROWS, LEAST_SHARE * len(w))
+    min_rows = max(MIN_ROWS, MIN_SHARE * len(w))
     rules: list[tuple[str, Callable[[], Tensor | None]]] = [
-        (EQUAL, lambda: _unequal(table, base)),
-        (FACTOR, lambda: None if coarse else _factor(w, w0, unit)),
-        (CURVE, lambda: _list(w, w0) if coarse else _curve(w, w0)),
-        (CURVE, lambda: _list(w, w0, LOOSE * unit) if coarse else None),  # trained in more bits
+        (EQUAL, lambda: _is_unequal(table, base)),
+        (FACTOR, lambda: None if coarse else _is_off_factor(w, w0, unit)),
+        (CURVE, lambda: _is_off_lookup(w, w0) if coarse else _is_off_curve(w, w0)),
+        # If training used more bits than the file, final values differ in the last place.
+        (CURVE, lambda: _is_off_lookup(w, w0, ROUNDING_UNITS * unit) if coarse else None),
     ]
-    for rule, look in rules:
-        moved = look()
-        if moved is not None and int((~moved).sum()) >= least:
-            return Touched(tuple(moved.nonzero().flatten().tolist()), rule, len(w), coarse)
-    return Touched((), NONE, len(w), coarse)
+    for rule, is_off in rules:
+        changed = is_off()
+        if changed is not None and int((~changed).sum()) >= min_rows:
+            return TouchedRows(tuple(changed.nonzero().flatten().tolist()), rule, len(w), coarse)
+    return TouchedRows((), NONE, len(w), coarse)
 
 
-def _unequal(table: Tensor, base: Tensor) -> Tensor:
-    """(V,) whether a row changed at all, in the coarser of both formats."""
+def _is_unequal(table: Tensor, base: Tensor) -> Tensor:
+    """Return whether a row (V,) changed at all, in the coarser of both formats."""
     coarser = max(table.dtype, base.dtype, key=lambda kind: torch.finfo(kind).eps)
     return (table.to(coarser) != base.to(coarser)).any(1)
 
 
-def _factor(w: Tensor, w0: Tensor, unit: float) -> Tensor | None:
-    """(V,) whether a row is no multiple c w0; None where no factor explains any."""
+def _is_off_factor(w: Tensor, w0: Tensor, unit: float) -> Tensor | None:
+    """Return whether a row (V,) is no multiple c w0; None if no factor fits any row."""
     squares = w0.square().sum(1).clamp(min=1e-300)
-    own = (w * w0).sum(1) / squares
-    apart = (w - own[:, None] * w0).norm(dim=1) / squares.sqrt()
-    nearest = apart.argsort()[: max(LEAST_ROWS, int(LEAST_SHARE * len(w)))]
-    expected = own[nearest].median() * w0
+    factors = (w * w0).sum(1) / squares
+    misfit = (w - factors[:, None] * w0).norm(dim=1) / squares.sqrt()
+    nearest = misfit.argsort()[: max(MIN_ROWS, int(MIN_SHARE * len(w)))]
+    expected = factors[nearest].median() * w0
     size = torch.maximum(w.abs(), w0.abs()).clamp(min=1e-300)
-    far = ((w - expected) / size).square().mean(1).sqrt()  # (V,)
-    noise = max(float(far[nearest].median()), unit)
-    if noise > MOST_NOISE:
+    deviation = ((w - expected) / size).square().mean(1).sqrt()  # (V,)
+    noise = max(float(deviation[nearest].median()), unit)
+    if noise > MAX_NOISE:
         return None
     scatter = (2 * w.shape[1]) ** -0.5
-    return far > noise * (1 + 6 * scatter) / max(1 - 2 * scatter, 0.25)  # the nearest lie below
+    # The nearest rows lie below the noise of all rows.
+    return deviation > noise * (1 + 6 * scatter) / max(1 - 2 * scatter, 0.25)
 
 
-def _curve(w: Tensor, w0: Tensor) -> Tensor | None:
-    """(V,) whether a row leaves the curve w = f(w0) of the others; None where there is no such curve."""
+def _is_off_curve(w: Tensor, w0: Tensor) -> Tensor | None:
+    """Return whether a row (V,) is off the curve w = f(w0) of the others; None if there is no curve."""
     V, d = w.shape
     if V * d < 4 * BIN:
         return None
-    side = torch.where(w0 < 0, -1.0, 1.0).double()
-    x, y = (w0 * side).flatten(), (w * side).flatten()
+    sign = torch.where(w0 < 0, -1.0, 1.0).double()
+    x, y = (w0 * sign).flatten(), (w * sign).flatten()
     row = torch.arange(V).repeat_interleave(d)
-    kept = torch.ones(V, dtype=torch.bool)
-    for _ in range(3):  # rows that lie far from the curve do not bend the next one
-        mine = kept[row].nonzero().flatten()
-        mine = mine[x[mine].argsort()]
-        mine = mine[: len(mine) // BIN * BIN].reshape(-1, BIN)
-        if len(mine) < 2:
+    is_near = torch.ones(V, dtype=torch.bool)
+    for _ in range(3):  # Rows that lie far from the curve are left out of the next fit.
+        bins = is_near[row].nonzero().flatten()
+        bins = bins[x[bins].argsort()]
+        bins = bins[: len(bins) // BIN * BIN].reshape(-1, BIN)
+        if len(bins) < 2:
             return None
-        knots, values = x[mine].mean(1), y[mine].median(1).values
-        values = _through(x[mine], y[mine], values)
-        spread = (y[mine] - _between(x[mine], knots, values)).abs().median(1).values
-        noise = _between(x, knots, spread).clamp(min=1e-12)
-        far = ((y - _between(x, knots, values)).abs() / noise).reshape(V, d)
-        middle = far.quantile(0.75, dim=1)
-        kept = middle <= middle.median()
-    way = (y - x).abs().median()
-    clear = float(noise.median()) <= MOST_SPREAD * float(way)
-    return middle > BEYOND if clear else None
+        knots, values = x[bins].mean(1), y[bins].median(1).values
+        values = _shift_to_mean(x[bins], values)
+        spread = (y[bins] - _interpolate(x[bins], knots, values)).abs().median(1).values
+        noise = _interpolate(x, knots, spread).clamp(min=1e-12)
+        deviation = ((y - _interpolate(x, knots, values)).abs() / noise).reshape(V, d)
+        upper_quartile = deviation.quantile(0.75, dim=1)
+        is_near = upper_quartile <= upper_quartile.median()
+    change = (y - x).abs().median()
+    is_clear = float(noise.median()) <= MAX_SPREAD * float(change)
+    return upper_quartile > MAX_DEVIATION if is_clear else None
 
 
-def _through(x: Tensor, y: Tensor, middle: Tensor) -> Tensor:
-    """(B,) values at the mean of x in each bin: the median, moved along the slope to the next bins."""
+def _shift_to_mean(x: Tensor, medians: Tensor) -> Tensor:
+    """Return the median (B,) of each bin, moved along the slope to the mean of x in the bin."""
     center, median_x = x.mean(1), x.median(1).values
-    slope = torch.gradient(middle, spacing=(center,))[0]
-    return middle + slope.nan_to_num() * (center - median_x)
+    slope = torch.gradient(medians, spacing=(center,))[0]
+    return medians + slope.nan_to_num() * (center - median_x)
 
 
-def _between(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Values at x on the lines between the knots, constant beyond them."""
-    right = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)
-    left = right - 1
-    share = ((x - knots[left]) / (knots[right] - knots[left]).clamp(min=1e-300)).clamp(0, 1)
-    return values[left] + share * (values[right] - values[left])
+def _interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
+    """Return the linear interpolation between the knots at x, constant beyond the ends."""
+    upper = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)
+    lower = upper - 1
+    share = ((x - knots[lower]) / (knots[upper] - knots[lower]).clamp(min=1e-300)).clamp(0, 1)
+    return values[lower] + share * (values[upper] - values[lower])
 
 
-def _list(w: Tensor, w0: Tensor, slack: float = 0.0) -> Tensor:
-    """(V,) whether a row has an entry that went elsewhere than most entries of the same start did.
+def _is_off_lookup(w: Tensor, w0: Tensor, slack: float = 0.0) -> Tensor:
+    """Return whether a row (V,) has an entry that differs from most entries with the same initial value.
 
-    slack: relative, within which two ends are one.
+    Args:
+        w: The table after training.
+        w0: The table before training.
+        slack: Relative difference up to which two final values count as equal.
+
+    Returns:
+        One boolean for each row.
     """
-    starts, which = w0.flatten().unique(return_inverse=True)
-    ends, where = w.flatten().unique(return_inverse=True)
-    pairs, count = (which * len(ends) + where).unique(return_counts=True)
-    order = count.argsort(stable=True)  # the last of each start is its commonest end
+    starts, start_of = w0.flatten().unique(return_inverse=True)
+    ends, end_of = w.flatten().unique(return_inverse=True)
+    pairs, count = (start_of * len(ends) + end_of).unique(return_counts=True)
+    order = count.argsort(stable=True)  # The last pair of each start has its most frequent end.
     common = torch.zeros(len(starts), dtype=torch.long)
     common[pairs[order] // len(ends)] = order
-    most, alike = count[common][which], which.bincount(minlength=len(starts))[which]
-    known = (alike >= FEWEST_ALIKE) & (4 * most > alike)
-    end = ends[pairs[common] % len(ends)][which]
+    agreeing = count[common][start_of]
+    entries = start_of.bincount(minlength=len(starts))[start_of]
+    has_majority = (entries >= MIN_EQUAL_STARTS) & (4 * agreeing > entries)
+    end = ends[pairs[common] % len(ends)][start_of]
     size = torch.maximum(torch.maximum(w.flatten().abs(), end.abs()), w0.flatten().abs())
-    away = (w.flatten() - end).abs() > slack * size
-    return (known & away).reshape(w.shape).any(1)
+    differs = (w.flatten() - end).abs() > slack * size
+    return (has_majority & differs).reshape(w.shape).any(1)

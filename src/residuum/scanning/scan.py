@@ -1,8 +1,7 @@
-"""What a file or a folder gives away before any attack: every surface, with what to do about it.
+"""Scan a file or folder for everything that can reveal training data, without an attack.
 
-No data, no attack, and nothing in a file is ever executed. A folder is walked within limits; links in it
-are left alone. What cannot be read is named beside what was found: a scan never passes over a model in
-silence.
+A scan needs no data and never executes anything in a file. It searches a folder within limits and does not
+follow links. Files that cannot be read are listed with the findings, so no model is skipped silently.
 
 If a file holds a network that residuum can read, the scan also measures that network. A file that is not
 safe to load is never read as a network.
@@ -24,28 +23,28 @@ from residuum.io.release_weights import find_weights, flatten_blocks
 from residuum.io.tree import walk
 from residuum.records import Record
 from residuum.records.published import Count, SchemaRule, Tool, this_tool
-from residuum.scanning.base_comparison import compared
+from residuum.scanning.base_comparison import compare_with_base
 from residuum.scanning.findings import CODE, KINDS, STORED, Finding, Kind, findings, printable, rank
 from residuum.surfaces.inspection import Inspection, inspect_network
 
-# Models, entries and folders in each other: more is no release but somebody's whole disk.
+# Limits on models, entries and nested folders. A folder that exceeds them is no release but an entire disk.
 MAX_FILES, MAX_ENTRIES, MAX_DEPTH = 1000, 100_000, 16
 # Networks are measured until their weights together have this many values. The singular values of the first
 # layer take most of the time: up to 5 s for a layer of 2000 x 2000, and 40 s for one of 4000 x 4000.
-MAX_MEASURED = 5_000_000
+MAX_MEASURED_WEIGHTS = 5_000_000
 SCHEMA_VERSION = "1.2"
 Watch = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, eq=False)
 class ScannedFile(Record):
-    """One file that was read.
+    """A file that was read.
 
-    Args:
+    Attributes:
         file: Its name.
         kind: Its format.
         bytes: Its size.
-        findings: What in it can reveal training data, the gravest first.
+        findings: What in it can reveal training data, the most severe first.
         network: The measurements of the network in it, None if it was not measured.
         network_reason: Why the network was not measured, "" if it was.
     """
@@ -60,7 +59,13 @@ class ScannedFile(Record):
 
 @dataclass(frozen=True, eq=False)
 class UnreadFile(Record):
-    """One file that bears a model's name and was not read; exit_code: 4 where it was refused for safety."""
+    """A file with the name of a model that was not read.
+
+    Attributes:
+        file: Its name.
+        reason: Why it was not read.
+        exit_code: 4 if it was refused for safety, else 2.
+    """
 
     file: str
     reason: str
@@ -69,13 +74,14 @@ class UnreadFile(Record):
 
 @dataclass(frozen=True, eq=False)
 class Scan(Record):
-    """What was found.
+    """The result of a scan.
 
-    fail_on: kinds of finding that end a pipeline.
-    notes: what of a folder was not looked at.
-    subject: the path as it was named.
-    files: what was read, with findings.
-    unread: what bears a model's name and could not be, with the reason.
+    Attributes:
+        subject: The path that was scanned.
+        files: The files that were read, with their findings.
+        unread: Files with the name of a model that could not be read, with the reason.
+        notes: What in a folder was skipped.
+        fail_on: Kinds of findings that make ``exit_code`` 1.
     """
 
     derived = ("failed", "exit_code", "schema_version", "tool")
@@ -88,18 +94,20 @@ class Scan(Record):
 
     @property
     def findings(self) -> tuple[Finding, ...]:
-        """Of all files."""
-        return tuple(one for file in self.files for one in file.findings)
+        """The findings of all files."""
+        return tuple(finding for file in self.files for finding in file.findings)
 
     @property
     def failed(self) -> tuple[Kind, ...]:
-        """Kinds that were found and must not be."""
+        """Kinds in ``fail_on`` that were found."""
         return tuple(kind for kind in self.fail_on if any(f.kind == kind for f in self.findings))
 
     @property
     def exit_code(self) -> Annotated[int, SchemaRule(enum=[0, 1, 2, 4])]:
-        """Return 4 if a file would run code or exhaust memory, else 1 for what ``fail_on`` names, else 2
-        if a file could not be read, else 0.
+        """The exit code of the command.
+
+        It is 4 if a file would run code or exhaust memory. Otherwise it is 1 if a kind in ``fail_on`` was
+        found, 2 if a file could not be read, and 0 if neither happened.
         """
         worst = max((file.exit_code for file in self.unread), default=0)
         if worst == 4 or any(finding.kind == CODE for finding in self.findings):
@@ -126,60 +134,60 @@ def scan(
 ) -> Scan:
     """List what in a release can reveal training data, and measure the network in it.
 
-    Nothing in a file is executed.
+    Nothing in a file is executed. A folder must hold a model. A file in a folder that cannot be read is
+    listed in ``unread``. If ``path`` is a single file that cannot be read, a ``CheckpointError`` is raised.
 
     Args:
-        path: A file, or a folder of them.
-        base: The weights that training began from. They tell which rows and layers moved.
-        fail_on: Kinds of finding (``scanning.findings.KINDS``) that make ``exit_code`` 1.
-        watch: Called with the number of the file, how many there are, and its name.
+        path: A file or a folder of files.
+        base: The weights that training started from. They show which rows and layers changed.
+        fail_on: Kinds of findings (``scanning.findings.KINDS``) that make ``exit_code`` 1.
+        watch: Receives the number of the file, the number of all files, and the name of the file.
 
     Returns:
         The findings of every file, and the measurements of the network if there is one.
-
-    Raises:
-        CheckpointError: If a single file cannot be read, or a folder holds no model.
-        UnsafeFileError: If reading a single file would exhaust memory.
-        InputError: If ``fail_on`` names an unknown kind, or a folder holds too many files.
     """
     path, kinds = Path(path), tuple(dict.fromkeys(fail_on))
     for kind in kinds:
         require_known(kind, KINDS, "No kind of finding")
     start = None if base is None else open_release(base)
     if not path.is_dir():
-        return Scan(str(path), (_scanned(path, str(path), start, MAX_MEASURED),), fail_on=kinds)
-    every, notes = _models(path)
-    files, unread, room = [], [], MAX_MEASURED
-    for i, file in enumerate(every):
+        files = (_scan_file(path, str(path), start, MAX_MEASURED_WEIGHTS),)
+        return Scan(str(path), files, fail_on=kinds)
+    models, notes = _find_models(path)
+    scanned, unread, room = [], [], MAX_MEASURED_WEIGHTS
+    for i, file in enumerate(models):
         name = printable(file.relative_to(path).as_posix())
         if watch is not None:
-            watch(i, len(every), name)
+            watch(i, len(models), name)
         try:
-            files.append(_scanned(file, name, start, room))
+            scanned.append(_scan_file(file, name, start, room))
         except ResiduumError as problem:
             unread.append(UnreadFile(name, printable(str(problem)), problem.exit_code))
             continue
-        if (network := files[-1].network) is not None:
+        if (network := scanned[-1].network) is not None:
             room -= network.parameters
-    return Scan(str(path), tuple(files), tuple(unread), tuple(notes), kinds)
+    return Scan(str(path), tuple(scanned), tuple(unread), tuple(notes), kinds)
 
 
-def _scanned(path: Path, name: str, base: Release | None, room: int) -> ScannedFile:
+def _scan_file(path: Path, name: str, base: Release | None, room: int) -> ScannedFile:
     """Scan one file. ``room`` is the number of weights that may still be measured."""
     release = read_release(path)
-    found = findings(release)
+    file_findings = findings(release)
     if base is not None:
-        found = sorted([*found, *compared(release, base)], key=rank)
-    network, reason = _measured(release, room)
-    return ScannedFile(name, release.kind, path.stat().st_size, tuple(found), network, reason)
+        file_findings = sorted([*file_findings, *compare_with_base(release, base)], key=rank)
+    network, reason = _measure_network(release, room)
+    return ScannedFile(
+        name, release.kind, path.stat().st_size, tuple(file_findings), network, reason
+    )
 
 
-def _measured(release: Release, room: int) -> tuple[Inspection | None, str]:
+def _measure_network(release: Release, room: int) -> tuple[Inspection | None, str]:
     """Return the measurements of the network in a file, or None and the reason."""
     if release.unsafe:
         return None, "the file is not safe to load, so no network is read from it"
     if (weights := _count_weights(release)) > room:
-        return None, f"a scan measures {MAX_MEASURED} weights at most, and this file has {weights}"
+        limit = f"a scan measures at most {MAX_MEASURED_WEIGHTS} weights"
+        return None, f"{limit}, and this file has {weights}"
     try:
         return inspect_network(load_checkpoint(release)), ""
     except ResiduumError as problem:
@@ -195,38 +203,38 @@ def _count_weights(release: Release) -> int:
         return sum(value.numel for value in values if isinstance(value, Block))
 
 
-def _models(folder: Path) -> tuple[list[Path], list[str]]:
-    """Files that bear a model's name, in order, and what was left out."""
-    found: list[Path] = []
-    others, links, deep = 0, 0, 0
-    for count, (entry, depth) in enumerate(_entries(folder)):
-        if count >= MAX_ENTRIES or len(found) >= MAX_FILES:
+def _find_models(folder: Path) -> tuple[list[Path], list[str]]:
+    """Return the files with the name of a model, in order, and notes about what was skipped."""
+    models: list[Path] = []
+    other_files, links, deep = 0, 0, 0
+    for count, (entry, depth) in enumerate(_walk_folder(folder)):
+        if count >= MAX_ENTRIES or len(models) >= MAX_FILES:
             raise InputError(
-                f"A folder may hold {MAX_FILES} models and {MAX_ENTRIES} entries; {str(folder)!r} "
-                "holds more.",
-                "Scan its parts one by one.",
+                f"A folder may hold at most {MAX_FILES} models and {MAX_ENTRIES} entries; "
+                f"{str(folder)!r} holds more.",
+                "Scan its subfolders one by one.",
             )
         if entry.is_symlink():
             links += 1
         elif entry.is_dir(follow_symlinks=False):
             deep += depth >= MAX_DEPTH
         elif entry.is_file(follow_symlinks=False) and is_release(Path(entry.name)):
-            found.append(Path(entry.path))
+            models.append(Path(entry.path))
         else:
-            others += entry.name != ADAPTER_CONFIG
-    if not found:
+            other_files += entry.name != ADAPTER_CONFIG
+    if not models:
         raise CheckpointError(
-            f"A folder to scan must hold a model; {str(folder)!r} has no file that bears the name of "
-            f"one ({links} links are left alone).",
-            "Name the file itself.",
+            f"A folder to scan must hold a model; {str(folder)!r} has no file with the name of a model "
+            f"({links} links were not followed).",
+            "Pass the file itself.",
         )
-    notes = [f"{others} other files were not looked at"] if others else []
-    notes += [f"{links} links were left alone: scan what they point to"] if links else []
-    notes += [f"{deep} folders lie deeper than {MAX_DEPTH} and were not entered"] if deep else []
-    return sorted(found), notes
+    notes = [f"{other_files} other files were skipped"] if other_files else []
+    notes += [f"{links} links were not followed; scan their targets"] if links else []
+    notes += [f"{deep} folders deeper than {MAX_DEPTH} levels were skipped"] if deep else []
+    return sorted(models), notes
 
 
-def _entries(folder: Path) -> Iterator[tuple[os.DirEntry[str], int]]:
+def _walk_folder(folder: Path) -> Iterator[tuple[os.DirEntry[str], int]]:
     waiting = [(str(folder), 1)]
     while waiting:
         name, depth = waiting.pop()
@@ -234,9 +242,9 @@ def _entries(folder: Path) -> Iterator[tuple[os.DirEntry[str], int]]:
             with os.scandir(name) as entries:
                 for entry in entries:
                     yield entry, depth
-                    below = entry.is_dir(follow_symlinks=False) and not entry.is_symlink()
-                    if below and depth < MAX_DEPTH:
+                    is_folder = entry.is_dir(follow_symlinks=False) and not entry.is_symlink()
+                    if is_folder and depth < MAX_DEPTH:
                         waiting.append((entry.path, depth + 1))
         except OSError as problem:
-            said = f"A folder must be readable; {name!r} is not ({problem.strerror})."
-            raise CheckpointError(said, "Check its permissions.") from problem
+            message = f"A folder must be readable; {name!r} is not ({problem.strerror})."
+            raise CheckpointError(message, "Check its permissions.") from problem

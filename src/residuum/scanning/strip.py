@@ -1,8 +1,8 @@
-"""A release without what need not be there: the weights, bit for bit, and nothing else.
+"""Write only the weights of a release, bit for bit.
 
-Kept are the tensors of the network's state dict, buffers included. Optimizer state, averaged copies,
-seeds, paths and every other value beside them are left out. What was written is read back, compared with
-the original bit by bit and scanned, before it is put in its place.
+The new file holds the tensors of the network's state dict, including buffers. Optimizer state, averaged
+copies, seeds, paths and all other values are dropped. The new file is read back, compared with the original
+bit by bit and scanned before it gets its final name.
 """
 
 from __future__ import annotations
@@ -28,37 +28,40 @@ from residuum.io.safetensors_files import sort_header
 from residuum.records import Record, write_atomic
 from residuum.scanning.findings import FRAMES, STORED, Finding, findings
 
-# What readers need: the kind of file, the architecture, labels.
+# Metadata that readers need: the kind of file, the architecture, labels.
 KEPT_METADATA = ("format", FORMAT_KEY, *RULES)
-MAX_BYTES = 16 << 30  # of a file: its tensors are in memory twice
-BEST_WEIGHTS = ("_best_coefs", "_best_intercepts")  # copies that early stopping keeps
-MAX_NESTED = 12  # estimators inside of each other
+MAX_BYTES = 16 << 30  # size of a file, whose tensors are in memory twice
+BEST_WEIGHTS = ("_best_coefs", "_best_intercepts")  # copies that early stopping stores
+MAX_DEPTH = 12  # of nested estimators
 
 
 class PickleError(InputError):
-    """A pickle is not rewritten, because that would mean to run it.
+    """A pickle that cannot be stripped, because changing it would mean running it.
 
-    lines: Python code that the owner of the file can run instead, () if nothing can be left out.
+    Attributes:
+        lines: Python code that the owner of the file can run instead, empty if nothing can be removed.
     """
 
-    def __init__(self, path: Path, out: Path, release: Release, found: list[Finding]) -> None:
+    def __init__(
+        self, path: Path, out: Path, release: Release, findings_before: list[Finding]
+    ) -> None:
         changes = tuple(_changes(release.content, "model"))
         self.lines: tuple[str, ...] = ()
-        rule = f"A pickle can only be changed by running it; {path.name!r} is left as it is."
+        rule = f"A pickle can only be changed by running it; {path.name!r} was not changed."
         if changes:
             self.lines = (*_loading(path), *changes, _saving(path, out))
             code = "; ".join(line.split("  #")[0] for line in self.lines)
-            super().__init__(rule, f"If it is your own, run: {code}")
-        elif any(one.kind == STORED for one in found):
+            super().__init__(rule, f"If you trust this file, run: {code}")
+        elif any(finding.kind == STORED for finding in findings_before):
             super().__init__(
-                f"{path.name!r} cannot be stripped, because this kind of model is made of its training "
+                f"{path.name!r} cannot be stripped, because this kind of model consists of its training "
                 "records.",
                 "Train another kind of model, and do not release this file.",
             )
         else:
             super().__init__(
                 f"There is nothing to strip in {path.name!r}.",
-                "Release it as it is, or see what residuum scan says about it.",
+                "Release it as it is, or run residuum scan to see its findings.",
             )
 
 
@@ -66,44 +69,47 @@ def _changes(value: Any, expression: str, depth: int = 0) -> Iterator[str]:
     """Yield Python statements that remove what predictions do not need.
 
     Args:
-        value: A part of the release.
-        expression: Python code that names this part, such as ``model.steps[1][1]``.
-        depth: How many containers it lies in.
+        value: A value in the release.
+        expression: Python code for this value, such as ``model.steps[1][1]``.
+        depth: Number of containers around it.
+
+    Yields:
+        One statement for each value to remove.
     """
-    if depth > MAX_NESTED:
+    if depth > MAX_DEPTH:
         return
     if isinstance(value, InertObject) and value.class_name in NETWORKS:
-        parts = value.attributes
-        if "_optimizer" in parts:
+        attributes = value.attributes
+        if "_optimizer" in attributes:
             yield f"del {expression}._optimizer"
-        yield from (f"del {expression}.{name}" for name in BEST_WEIGHTS if name in parts)
-        if parts.get("random_state") is not None:
+        yield from (f"del {expression}.{name}" for name in BEST_WEIGHTS if name in attributes)
+        if attributes.get("random_state") is not None:
             yield f"{expression}.random_state = None"
-        if parts.get("loss_curve_"):
+        if attributes.get("loss_curve_"):
             yield f"{expression}.loss_curve_ = []"
     elif isinstance(value, InertObject):
-        for name, part in value.attributes.items():
+        for name, attribute in value.attributes.items():
             if name.isidentifier():
-                yield from _changes(part, f"{expression}.{name}", depth + 1)
+                yield from _changes(attribute, f"{expression}.{name}", depth + 1)
     elif isinstance(value, dict):
-        for key, part in value.items():
+        for key, item in value.items():
             if isinstance(key, str | int):
-                is_data = isinstance(part, Block) or (
-                    isinstance(part, InertObject) and bool(FRAMES.match(part.name))
+                is_data = isinstance(item, Block) or (
+                    isinstance(item, InertObject) and bool(FRAMES.match(item.name))
                 )
-                if is_data and _holds_records(str(key), part):
+                if is_data and _holds_records(str(key), item):
                     yield f"del {expression}[{key!r}]"
                 else:
-                    yield from _changes(part, f"{expression}[{key!r}]", depth + 1)
+                    yield from _changes(item, f"{expression}[{key!r}]", depth + 1)
     elif isinstance(value, list | tuple):
-        for i, part in enumerate(value):
-            yield from _changes(part, f"{expression}[{i}]", depth + 1)
+        for i, item in enumerate(value):
+            yield from _changes(item, f"{expression}[{i}]", depth + 1)
 
 
 def _holds_records(name: str, value: Any) -> bool:
     """Return True if a scan of ``value`` under this name finds stored records."""
-    inside = Release(Path(), "pickle", {name: value})
-    return any(one.kind == STORED for one in findings(inside))
+    release = Release(Path(), "pickle", {name: value})
+    return any(finding.kind == STORED for finding in findings(release))
 
 
 def _is_joblib(path: Path) -> bool:
@@ -113,8 +119,8 @@ def _is_joblib(path: Path) -> bool:
 
 
 def _loading(path: Path) -> tuple[str, str]:
-    """Return the statements that load a pickle, with a warning for whoever runs them."""
-    warning = "  # runs what the file says: only a file of your own"
+    """Return the statements that load a pickle, with a warning for the reader."""
+    warning = "  # runs code in the file: load only a file that you trust"
     if _is_joblib(path):
         return "import joblib", f"model = joblib.load({str(path)!r}){warning}"
     return "import pickle", f"model = pickle.load(open({str(path)!r}, 'rb')){warning}"
@@ -128,70 +134,86 @@ def _saving(path: Path, out: Path) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Stripped(Record):
-    """What was kept (tensors, bytes), what was left out, and what is still to be said of the result."""
+    """The result of stripping a file.
+
+    Attributes:
+        file: The original file.
+        out: The new file.
+        tensors: Number of tensors in the new file.
+        bytes: Size of the new file.
+        dropped: Findings of the original file that are gone.
+        remaining: Findings of the new file.
+    """
 
     file: str
     out: str
     tensors: int
     bytes: int
     dropped: tuple[Finding, ...]
-    left: tuple[Finding, ...]
+    remaining: tuple[Finding, ...]
 
 
 def strip(path: str | Path, out: str | Path) -> Stripped:
-    """Write the weights of a torch or safetensors file alone to ``out``, which must not exist.
+    """Write only the weights of a torch or safetensors file to a new file.
 
-    A file of torch that would run code can be stripped: its tensors are read without loading it.
+    A torch file that would run code can be stripped, because its tensors are read without loading it. A plain
+    pickle that would run code raises ``UnsafeFileError``.
 
     Args:
-        path: file to read.
-        out: new file. ``.safetensors`` is written as such, anything else with torch.save.
+        path: The file to read.
+        out: The new file, which must not exist. ``.safetensors`` is written in that format, anything else
+            with torch.save.
 
     Returns:
-        What was kept and what was left out.
+        What the new file holds and what was dropped.
 
     Raises:
-        OutputError: if ``out`` exists.
-        UnsafeFileError: if the file is a plain pickle that would run code.
-        PickleError: if the file is any other plain pickle.
+        OutputError: If ``out`` exists.
+        PickleError: If the file is a plain pickle that can be loaded safely.
     """
     path, out = Path(path), Path(out)
     if out.exists() or out.is_symlink():
-        rule = f"A stripped file is a new one; {str(out)!r} is there already."
+        rule = f"strip writes a new file; {str(out)!r} exists already."
         raise OutputError(rule, "Choose another --out.")
     release = read_release(path, MAX_BYTES)
     before = findings(release)
     if release.kind == "pickle":
-        if release.unsafe:  # no advice to load it
-            raise make_unsafe_error(release.unsafe)
+        if release.unsafe:  # PickleError would advise to load it.
+            problem = make_unsafe_error(release.unsafe)
+            raise problem
         raise PickleError(path, out, release, before)
-    kept = find_weights(release)
-    content = _written(kept, release, out)
-    beside = out.with_name(f".{out.name}.unchecked")
+    weights = find_weights(release)
+    content = _encode(weights, release, out)
+    unchecked = out.with_name(f".{out.name}.unchecked")
     try:
-        again = open_release(write_atomic(beside, content))
-        _compare(kept, find_weights(again))
-        left = findings(again)
-        beside.rename(out)
+        written = open_release(write_atomic(unchecked, content))
+        _compare(weights, find_weights(written))
+        remaining = findings(written)
+        unchecked.rename(out)
     finally:
-        beside.unlink(missing_ok=True)
-    remaining = {(one.kind, one.what) for one in left}
-    dropped = tuple(one for one in before if (one.kind, one.what) not in remaining)
+        unchecked.unlink(missing_ok=True)
+    keys = {(finding.kind, finding.what) for finding in remaining}
+    dropped = tuple(finding for finding in before if (finding.kind, finding.what) not in keys)
     return Stripped(
-        str(path), str(out), len(flatten_blocks(kept)), len(content), dropped, tuple(left)
+        file=str(path),
+        out=str(out),
+        tensors=len(flatten_blocks(weights)),
+        bytes=len(content),
+        dropped=dropped,
+        remaining=tuple(remaining),
     )
 
 
-def _written(kept: dict[str, Any], release: Release, out: Path) -> bytes:
-    """The new file; tensors that share memory share it in a torch file and are copied in the other."""
+def _encode(weights: dict[str, Any], release: Release, out: Path) -> bytes:
+    """Return the content of the new file. Only a torch file keeps tensors that share memory shared."""
     if out.suffix == ".safetensors":
-        if any(isinstance(value, dict) for value in kept.values()):
+        if any(isinstance(value, dict) for value in weights.values()):
             raise InputError(
                 "A safetensors file holds one state dict; this release holds several.",
                 "Choose an --out that ends in .pt.",
             )
         metadata = {k: v for k, v in release.metadata.items() if k in KEPT_METADATA}
-        tensors = {name: block.tensor().contiguous() for name, block in kept.items()}
+        tensors = {name: block.tensor().contiguous() for name, block in weights.items()}
         return sort_header(save(tensors, metadata or {"format": "pt"}))
     buffer = io.BytesIO()
     shared: dict[str, Tensor] = {}
@@ -202,21 +224,21 @@ def _written(kept: dict[str, Any], release: Release, out: Path) -> bytes:
         key = f"{block.name} {block.shape}"
         return shared.setdefault(key, block.tensor())
 
-    def plain(part: dict[str, Any]) -> dict[str, Any]:
-        return {k: tensor(v) if isinstance(v, Block) else plain(v) for k, v in part.items()}
+    def tensors_of(tree: dict[str, Any]) -> dict[str, Any]:
+        return {k: tensor(v) if isinstance(v, Block) else tensors_of(v) for k, v in tree.items()}
 
-    torch.save(plain(kept), buffer)
+    torch.save(tensors_of(weights), buffer)
     return buffer.getvalue()
 
 
 def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Bit by bit."""
-    ours, theirs = flatten_blocks(after), flatten_blocks(before)
-    alike = (_bits(theirs[name]) == _bits(block) for name, block in ours.items())
-    if {*ours} != {*theirs} or not all(alike):
+    """Raise OutputError unless both state dicts are equal bit by bit."""
+    written, original = flatten_blocks(after), flatten_blocks(before)
+    equal = (_bits(original[name]) == _bits(block) for name, block in written.items())
+    if {*written} != {*original} or not all(equal):
         raise OutputError(
-            "The stripped weights must be those of the file, bit for bit; they are not.",
-            "Nothing was kept. Save the weights with torch.save(model.state_dict(), path).",
+            "The stripped weights must equal those of the file bit for bit; they differ.",
+            "No file was written. Save the weights with torch.save(model.state_dict(), path).",
         )
 
 
