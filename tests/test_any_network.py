@@ -217,8 +217,8 @@ class Odd(Net):
     [
         ("state", "changes 'calls'", "if self.training"),
         ("random", "draws random numbers", "training=self.training"),
-        ("whole", "have no gradient there", "rounding"),
-        ("beside", "change with the samples beside it", "track_running_stats"),
+        ("whole", "must have a gradient in the sample", "rounding"),
+        ("beside", "change with the other samples of the batch", "track_running_stats"),
         ("infinite", "must be finite", "diverge"),
         ("dict", "returned dict", "logits"),
     ],
@@ -238,7 +238,7 @@ def test_tokens_are_whole_numbers_and_the_part_behind_the_embedding_is_not() -> 
     model = Tokens()
     with pytest.raises(ArchitectureError, match="takes whole numbers, such as tokens") as caught:
         rs.attack(model, rs.Knowledge(shape=(6,)), SHORT)
-    assert "behind the embedding" in caught.value.remedy
+    assert "after the embedding" in caught.value.remedy
 
     class Behind(nn.Module):
         def __init__(self) -> None:
@@ -277,7 +277,7 @@ def test_one_output_may_come_without_a_dimension() -> None:
 def test_what_a_reader_must_know_is_noted() -> None:
     found = probe(moved(resnet()), (1, 4, 4))
     assert any("max-pooling" in note and "ReLU" in note for note in found.notes)
-    assert any("BatchNorm2d: the affine map" in note for note in found.notes)
+    assert any("BatchNorm2d uses running statistics" in note for note in found.notes)
     assert all(len(note) <= 200 for note in found.notes)
     soft = nn.Sequential(nn.Linear(4, 3), nn.Softmax(1)).eval()
     assert any("outputs are probabilities" in note for note in probe(soft, (4,)).notes)
@@ -418,7 +418,7 @@ def test_a_surrogate_has_the_values_of_its_kink_and_in_the_limit_its_slopes(
             with Kinks(SigmoidReLU(sharpness)) as kinks:
                 out = true(z * 1.0)
             assert kinks.seen == {kind: 1}
-            assert not kinks.left
+            assert not kinks.unsmoothed
         weight = torch.arange(out.numel(), dtype=out.dtype).view_as(out)
         return out.detach(), torch.autograd.grad((weight * out).sum(), z)[0]
 
@@ -435,7 +435,7 @@ def test_kinks_without_a_surrogate_stay_and_are_named(true: Any) -> None:
     x = torch.randn(2, 3, 4, 8)
     with Kinks(SigmoidReLU()) as kinks:
         assert torch.equal(true(x), true(x))
-    assert sum(kinks.left.values()) == 2
+    assert sum(kinks.unsmoothed.values()) == 2
     assert not kinks.seen
     assert torch.equal(with_surrogate(nn.Identity(), SigmoidReLU())(x), x)
 
@@ -612,7 +612,7 @@ def test_a_forward_of_one_type_is_refused_where_its_remedy_is_not() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.flatten(1) @ self.table)
 
-    with pytest.raises(ArchitectureError, match="makes tensors of one type") as caught:
+    with pytest.raises(ArchitectureError, match="creates tensors of a fixed type") as caught:
         rs.attack(Fixed(F.mish), SHAPE, SHORT)
     assert "register them as buffers" in caught.value.remedy
     assert torch.isfinite(rs.attack(Kept(), SHAPE, SHORT).loss).all()
@@ -677,8 +677,8 @@ def test_kinks_that_cannot_be_seen_are_said_to_stay() -> None:
     batch = torch.export.Dim("batch", min=1, max=64)
     graph = torch.export.export(plain_net, (torch.randn(2, 1, 4, 4),), dynamic_shapes=({0: batch},))
     notes = probe(graph.module(), (1, 4, 4)).notes
-    assert any(note == "kinks without a surrogate stay as they are: relu" for note in notes)
-    assert not any("stay as they are" in note for note in probe(plain_net, (1, 4, 4)).notes)
+    assert any(note == "attacks do not smooth these kinks: relu" for note in notes)
+    assert not any("do not smooth" in note for note in probe(plain_net, (1, 4, 4)).notes)
 
     class Partly(nn.Module):
         def __init__(self) -> None:
@@ -697,7 +697,7 @@ def test_whole_numbers_are_no_activations() -> None:
     with Kinks(Softplus()) as kinks:
         assert lengths.clamp(min=0).tolist() == [3, 0]
     assert not kinks.seen
-    assert not kinks.left
+    assert not kinks.unsmoothed
 
 
 class Strict(nn.Module):
@@ -747,5 +747,5 @@ class Single(nn.Module):
 def test_rounding_of_float32_is_no_dependence_between_samples() -> None:
     torch.manual_seed(0)
     assert probe(Single(), (64,)).outputs == 1
-    with pytest.raises(ArchitectureError, match="change with the samples beside it"):
+    with pytest.raises(ArchitectureError, match="change with the other samples of the batch"):
         probe(Single(0.01), (64,))

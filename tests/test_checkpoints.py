@@ -298,7 +298,7 @@ def test_a_convnet_of_others_is_read_and_its_strides_are_an_assumption(
     with pytest.raises(CheckpointError) as caught:
         load_checkpoint(path)
     arch = "convnet:1x28x28-4-6-10,bias=all"
-    assert f"nothing pools, use --arch {arch}," in caught.value.remedy
+    assert f"no pooling, pass --arch {arch}." in caught.value.remedy
     found = load_checkpoint(path, arch)
     assert found.source_names["convolutions.0.bias"] == "conv1.bias"
     assert ASSUMED_STRIDES in found.assumptions
@@ -942,7 +942,9 @@ def test_any_other_module_is_kept_as_given(name: str, tmp_path: Path) -> None:
     zeros = checkpoint.replace(theta={n: torch.zeros_like(t) for n, t in checkpoint.theta.items()})
     assert not next(zeros.copy_module().parameters()).any()
     assert next(model.parameters()).any()
-    with pytest.raises(ArchitectureError, match="kept as given; a file holds its weights, not the"):
+    with pytest.raises(
+        ArchitectureError, match="stands for a live module; a file holds its weights"
+    ):
         load_checkpoint(save_checkpoint(checkpoint, tmp_path / "m"))
     back = Network.load(checkpoint.save(tmp_path / "record"))
     assert back.live is None
@@ -975,11 +977,11 @@ class Twice(Own):
         (
             nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(3, 1)),
             (),
-            "of shape (2,); the forward of Sequential says: mat1 and mat2",
+            "of shape (2,); the forward of Sequential raised: mat1 and mat2",
         ),
         (nn.Sequential(nn.Linear(2, 1), nn.GELU()), (3,), "of shape (3,); the forward of Seq"),
         (CNN, (), "The shape of one sample must be said"),
-        (CNN, (1, 5, 5), "of shape (1, 5, 5); the forward of Sequential says:"),
+        (CNN, (1, 5, 5), "of shape (1, 5, 5); the forward of Sequential raised:"),
         (nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Flatten(0)), (), "this one returned (4,)"),
         (Twice(nn.Linear(2, 1), nn.GELU()), (), "for 2 samples this one returned (4, 1)"),
         (nn.LSTM(2, 2), (4, 2), "this one returned tuple"),

@@ -256,10 +256,10 @@ def parse_or_error(text: str) -> Architecture | ArchitectureError:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "reads kind:width"),
-        ("mlp", "reads kind:width"),
-        ("mlp:5", "reads kind:width"),
-        ("mlp:5-", "reads kind:width"),
+        ("", "has the form kind:width"),
+        ("mlp", "has the form kind:width"),
+        ("mlp:5", "has the form kind:width"),
+        ("mlp:5-", "has the form kind:width"),
         ("mpl:5-1", "Did you mean 'mlp'"),
         ("mlp:5-0-1", "between 1"),
         ("mlp:5x5-1", "one input width"),
@@ -285,7 +285,7 @@ def test_wrong_descriptions(text: str, words: str) -> None:
 
 
 def test_sizes_are_checked_before_building() -> None:
-    with pytest.raises(ArchitectureError, match="may have"):
+    with pytest.raises(ArchitectureError, match="must have at most"):
         Architecture.parse("mlp:99999-99999-1").build()
     with pytest.raises(ArchitectureError, match="positive"):
         MLP((3, 0, 1))
@@ -630,9 +630,9 @@ def test_every_obstacle_is_named_and_no_architecture_made_up(case: str, arch: st
 def test_advice_for_a_convnet_is_true_and_its_range_of_sides_exact() -> None:
     with pytest.raises(CheckpointError) as caught:
         recognize(CNN)
-    arch = Architecture.parse(caught.value.remedy.partition("--arch ")[2].partition(", or")[0])
+    arch = Architecture.parse(caught.value.remedy.partition("--arch ")[2].partition(". ")[0])
     assert match_architecture(CNN, arch)["convolutions.1.bias"] == "conv2.bias"
-    assert "side from 25 to 28" in caught.value.remedy
+    assert "Sides from 25 to 28" in caught.value.remedy
     for side in range(20, 35):
         other = Architecture.parse(f"convnet:1x{side}x{side}-8-16-10,bias=all").build()
         assert (other.head.in_features == 16 * 49) == (25 <= side <= 28)
@@ -657,9 +657,9 @@ def test_no_convnet_is_advised_that_would_not_fit(change: dict[str, nn.Module]) 
 def test_advice_for_an_mlp_under_a_wrong_architecture_is_true() -> None:
     state = state_of(fc1=nn.Linear(5, 7), fc2=nn.Linear(7, 2))
     for wrong in ("mlp:5-7-2", "mlp:5-6-2", "convnet:1x8x8-4-2", "polynomial:5-7-1"):
-        with pytest.raises(ArchitectureError, match="are those of mlp:5-7-2,bias=all") as caught:
+        with pytest.raises(ArchitectureError, match="they fit mlp:5-7-2,bias=all") as caught:
             match_architecture(state, Architecture.parse(wrong))
-        assert caught.value.remedy == "Use --arch mlp:5-7-2,bias=all, or leave it out."
+        assert caught.value.remedy == "Pass --arch mlp:5-7-2,bias=all or omit --arch."
     assert match_architecture(state, Architecture.parse("mlp:5-7-2,bias=all"))
 
 
@@ -695,6 +695,6 @@ def test_other_activations_are_known_and_refused_with_the_reason() -> None:
         for sizes in ["mlp:5-3-1", "convnet:1x8x8-4-1"]:
             with pytest.raises(ArchitectureError) as caught:
                 Architecture.parse(f"{sizes},activation={name}")
-            assert "No string says activation=" in caught.value.message
-            assert "Give the network itself" in caught.value.remedy
+            assert "do not support activation=" in caught.value.message
+            assert "Pass the network itself" in caught.value.remedy
             assert "Did you mean" not in str(caught.value)

@@ -13,7 +13,7 @@ from residuum.datasets import load_dataset
 from residuum.networks.network import Network
 from residuum.networks.spectrum import (
     TRACY_WIDOM,
-    directions,
+    count_directions,
     is_noise,
     noise_edge,
     noise_quantiles,
@@ -31,7 +31,7 @@ NOISE = {
 
 def found(weight: np.ndarray | Tensor) -> tuple[int | None, str]:
     weight = torch.as_tensor(weight)
-    return directions(singular_values(weight), *weight.shape)
+    return count_directions(singular_values(weight), *weight.shape)
 
 
 def with_spectrum(values: np.ndarray, h: int, d: int, seed: int = 0) -> np.ndarray:
@@ -65,7 +65,7 @@ def test_noise_has_no_directions(kind: str) -> None:
         for _ in range(20):
             count, of = found(1e-4 * NOISE[kind](rng, shape))
             assert count is None
-            assert "no direction stands out" in of
+            assert "no direction exceeds" in of
 
 
 def test_layers_never_trained_have_no_directions() -> None:
@@ -111,7 +111,7 @@ def test_a_full_rank_that_is_not_noise_is_a_dash() -> None:
     values[0] = 1
     count, of = found(with_spectrum(values, 100, 64))
     assert count is None
-    assert of.startswith("all 64 lie above 1%")
+    assert of.startswith("all 64 exceed 1%")
 
 
 def naive_edge(values: list[float], h: int, d: int) -> tuple[int, float]:

@@ -177,6 +177,6 @@ def _identify(
             f"An architecture must be one that can be built; got {text[:80]!r}.",
             "Example: --arch mlp:784-1000-1000-1.",
         ) from problem
-    notes = known.assumptions if known.arch else KINDS[network.kind].assumed(network)
+    notes = known.assumptions if known.arch else KINDS[network.kind].assumptions(network)
     guesses = [note for note in notes if note != ASSUMED_RELU or "activation=" not in text]
     return network, {name: names[name] for name in order}, guesses

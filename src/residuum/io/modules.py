@@ -18,7 +18,7 @@ from residuum.networks import (
     same_function,
 )
 from residuum.networks.network import Network
-from residuum.networks.probing import as_rows, probe, unwrapped
+from residuum.networks.probing import add_output_dimension, probe, unwrap
 
 RUN_AS_IS = (
     "a {} is run as it is: its forward pass is not analyzed, so only structure-free attacks apply"
@@ -39,7 +39,7 @@ def checkpoint_from_module(
     string describes. Any other module is kept as given and runs in evaluation mode; the shape of one
     sample must be said unless its first layer is Linear and takes the input as it is.
     """
-    model, shown = unwrapped(model), tuple(input_shape or fallback_shape or ())
+    model, shown = unwrap(model), tuple(input_shape or fallback_shape or ())
     try:
         found = _describe(model, shown)
     except (ArchitectureError, CheckpointError):  # no string describes these biases or shapes
@@ -109,8 +109,8 @@ def _wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
             raise
         shape, found = flat, probe(model, flat)
     model.register_forward_pre_hook(functools.partial(_as_samples, shape))
-    if found.flat:
-        model.register_forward_hook(as_rows)
+    if found.is_flat:
+        model.register_forward_hook(add_output_dimension)
     arch = Architecture("module", (found.outputs,), shape, {"class": name[:80]})
     theta = {n: p.detach().clone() for n, p in model.named_parameters()}
     notes, names = (RUN_AS_IS.format(name[:40]), *found.notes), {n: n for n in theta}

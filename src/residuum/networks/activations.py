@@ -1,4 +1,4 @@
-"""Activations with explicit derivatives, and the surrogates that attacks put in place of ReLU.
+"""Activations with explicit derivatives, and surrogates that attacks use instead of ReLU.
 
 =================  =======================  ==========================  =======================
 class              forward                  derivative used backward    second derivative
@@ -8,12 +8,12 @@ SigmoidReLU        max(z, 0)                sigmoid(alpha z)            alpha s 
 Softplus           softplus(beta z) / beta  sigmoid(beta z)             beta s (1 - s)
 Polynomial         sum_k c_k z^k            its derivative              its second derivative
 Linear             z                        1                           0
-GELU, SiLU, Tanh,  their own                the true one                the true one
+GELU, SiLU, Tanh,  usual definition         its derivative              its second derivative
 Sigmoid, ELU
 =================  =======================  ==========================  =======================
 
-SigmoidReLU is the surrogate of Haim et al. 2022: forward and backward do not belong to one
-function, so its "gradient" is a formal derivative. Softplus is that of Loo et al. 2024.
+SigmoidReLU is the surrogate of Haim et al. 2022. Its backward pass is not the derivative of its forward
+pass, so its "gradient" is a formal derivative. Softplus is the surrogate of Loo et al. 2024.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from residuum.errors import ArchitectureError
 
 
 class Activation(nn.Module, ABC):
-    """A module that also knows the derivatives its backward pass uses."""
+    """An activation module with the first two derivatives of its backward pass."""
 
     @abstractmethod
     def derivative(self, z: Tensor) -> Tensor:
-        """What the backward pass multiplies by."""
+        """Return the factor that the backward pass uses as the derivative at z."""
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """What the double backward pass multiplies by: zero almost everywhere, unless said otherwise."""
+        """Return the derivative of ``derivative`` at z, which is zero unless a subclass overrides this."""
         return torch.zeros_like(z)
 
     def jet(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Value, derivative and second derivative."""
+        """Return the value, the derivative and the second derivative at z."""
         return self(z), self.derivative(z), self.second_derivative(z)
 
 
 class ReLU(nn.ReLU, Activation):
-    """max(z, 0) with derivative 1[z > 0]: zero at the kink, as torch has it."""
+    """The function max(z, 0) with derivative 1[z > 0], which is zero at the kink as in PyTorch."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """1[z > 0] in the dtype of z."""
+        """Return 1[z > 0] in the dtype of z."""
         return (z > 0).to(z.dtype)
 
 
 class _SmoothBackward(torch.autograd.Function):
-    """A function of z whose derivatives, backward and in forward mode, are those of sharpness alpha."""
+    """A function of z with a smooth derivative of sharpness alpha, in backward and forward mode."""
 
     generate_vmap_rule = True
 
@@ -102,63 +102,72 @@ class _SoftmaxBackward(_SmoothBackward):
 
 
 class Surrogate(Activation):
-    """Stands for a kink: its backward rule is the sigmoid of z times its sharpness.
+    """A smooth replacement for a kink, with the derivative sigmoid(sharpness z).
 
-    The same for a maximum of several values, of which max(z, 0) has two: softmax in place of sigmoid.
+    For a maximum of several values, softmax takes the place of sigmoid. ReLU is the maximum of z and 0.
     """
 
-    usual: float
+    default_sharpness: float
 
     def __init__(self, sharpness: float | Tensor | None = None) -> None:
         super().__init__()
-        self.sharpness = self.usual if sharpness is None else sharpness
+        self.sharpness = self.default_sharpness if sharpness is None else sharpness
 
     def derivative(self, z: Tensor) -> Tensor:
-        """s = sigmoid(sharpness z)."""
+        """Return s = sigmoid(sharpness z)."""
         return torch.sigmoid(self.sharpness * z)
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """sharpness s (1 - s), the derivative of the backward rule."""
+        """Return sharpness s (1 - s), the derivative of the backward rule."""
         s = self.derivative(z)
         return self.sharpness * s * (1 - s)
 
     @abstractmethod
-    def largest(self, z: Tensor) -> Tensor:
-        """The maximum over the first dimension."""
+    def maximum(self, z: Tensor) -> Tensor:
+        """Return the maximum over the first dimension, smoothed in the backward pass."""
 
 
 class SigmoidReLU(Surrogate):
-    """ReLU forward, sigmoid(alpha z) in place of 1[z > 0] backward (Haim et al. 2022)."""
+    """ReLU with the derivative sigmoid(alpha z) instead of 1[z > 0] (Haim et al. 2022)."""
 
-    usual = 150.0
+    default_sharpness = 150.0
 
     def forward(self, z: Tensor) -> Tensor:
-        """max(z, 0)."""
-        if not torch.is_grad_enabled():  # nobody asks for the backward rule
+        """Return max(z, 0)."""
+        if not torch.is_grad_enabled():  # there will be no backward pass
             return z.clamp_min(0)
         return _SigmoidBackward.apply(z, self.sharpness)
 
-    def largest(self, z: Tensor) -> Tensor:
-        """The maximum; softmax(alpha z) backward."""
+    def maximum(self, z: Tensor) -> Tensor:
+        """Return the exact maximum, whose derivative is softmax(alpha z)."""
         return _SoftmaxBackward.apply(z, self.sharpness) if torch.is_grad_enabled() else z.amax(0)
 
 
 class Softplus(Surrogate):
-    """softplus(beta z) / beta, forward and backward (Loo et al. 2024)."""
+    """The function softplus(beta z) / beta with its true derivative (Loo et al. 2024)."""
 
-    usual = 50.0
+    default_sharpness = 50.0
 
     def forward(self, z: Tensor) -> Tensor:
-        """softplus(beta z) / beta without a linear cut-off, so that derivatives stay consistent."""
+        """Return softplus(beta z) / beta, without the linear cut-off of PyTorch.
+
+        The cut-off would make the derivatives inconsistent.
+
+        Args:
+            z: Pre-activations.
+
+        Returns:
+            The activations, in the shape of ``z``.
+        """
         return torch.logaddexp(self.sharpness * z, torch.zeros_like(z)) / self.sharpness
 
-    def largest(self, z: Tensor) -> Tensor:
-        """log sum exp(beta z) / beta, forward and backward."""
+    def maximum(self, z: Tensor) -> Tensor:
+        """Return log sum exp(beta z) / beta with its true derivative."""
         return torch.logsumexp(self.sharpness * z, 0) / self.sharpness
 
 
 class Polynomial(Activation):
-    """sum_k c_k z^k with c_0 first; t^3 is ``Polynomial((0, 0, 0, 1))``."""
+    """The polynomial sum_k c_k z^k, with c_0 first: ``Polynomial((0, 0, 0, 1))`` is z^3."""
 
     def __init__(self, coefficients: tuple[float, ...]) -> None:
         super().__init__()
@@ -166,98 +175,98 @@ class Polynomial(Activation):
             raise ArchitectureError(
                 f"A polynomial activation needs degree >= 1 and a nonzero leading coefficient; "
                 f"got {coefficients}.",
-                "For t^3 say 0/0/0/1.",
+                "For z^3, pass coefficients=0/0/0/1.",
             )
         self.coefficients = tuple(map(float, coefficients))
 
     @property
     def degree(self) -> int:
-        """The highest power."""
+        """Degree of the polynomial."""
         return len(self.coefficients) - 1
 
     def forward(self, z: Tensor) -> Tensor:
-        """Horner's rule."""
+        """Return sum_k c_k z^k, computed with Horner's rule."""
         return _horner(self.coefficients, z)
 
     def derivative(self, z: Tensor) -> Tensor:
-        """sum_k k c_k z^(k-1)."""
+        """Return sum_k k c_k z^(k-1)."""
         return _horner(_differentiate(self.coefficients), z)
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """sum_k k (k-1) c_k z^(k-2)."""
+        """Return sum_k k (k-1) c_k z^(k-2)."""
         return _horner(_differentiate(_differentiate(self.coefficients)), z)
 
 
 class Linear(nn.Identity, Activation):
-    """No activation."""
+    """The identity."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """One."""
+        """Return ones."""
         return torch.ones_like(z)
 
 
 class GELU(nn.GELU, Activation):
-    """z F(z), F the normal distribution function and f its density."""
+    """The function z F(z) with the normal distribution function F, whose density is f."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """F + z f."""
+        """Return F + z f."""
         return torch.special.ndtr(z) + z * _density(z)
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """(2 - z^2) f."""
+        """Return (2 - z^2) f."""
         return (2 - z.square()) * _density(z)
 
 
 class SiLU(nn.SiLU, Activation):
-    """z s, s = sigmoid(z)."""
+    """The function z s with s = sigmoid(z)."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """s (1 + z (1 - s))."""
+        """Return s (1 + z (1 - s))."""
         s = torch.sigmoid(z)
         return s * (1 + z * (1 - s))
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """s (1 - s) (2 + z (1 - 2 s))."""
+        """Return s (1 - s) (2 + z (1 - 2 s))."""
         s = torch.sigmoid(z)
         return s * (1 - s) * (2 + z * (1 - 2 * s))
 
 
 class Tanh(nn.Tanh, Activation):
-    """t = tanh(z)."""
+    """The function t = tanh(z)."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """1 - t^2."""
+        """Return 1 - t^2."""
         return 1 - torch.tanh(z).square()
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """-2 t (1 - t^2)."""
+        """Return -2 t (1 - t^2)."""
         t = torch.tanh(z)
         return -2 * t * (1 - t.square())
 
 
 class Sigmoid(nn.Sigmoid, Activation):
-    """s = 1 / (1 + exp(-z))."""
+    """The function s = 1 / (1 + exp(-z))."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """s (1 - s)."""
+        """Return s (1 - s)."""
         s = torch.sigmoid(z)
         return s * (1 - s)
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """s (1 - s) (1 - 2 s)."""
+        """Return s (1 - s) (1 - 2 s)."""
         s = torch.sigmoid(z)
         return s * (1 - s) * (1 - 2 * s)
 
 
 class ELU(nn.ELU, Activation):
-    """z above zero, exp(z) - 1 below."""
+    """The function that is z for z > 0 and exp(z) - 1 for z <= 0."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """1, or exp(z)."""
+        """Return 1 for z > 0 and exp(z) for z <= 0."""
         return z.clamp(max=0).exp()
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """0, or exp(z)."""
+        """Return 0 for z > 0 and exp(z) for z <= 0."""
         return torch.where(z > 0, 0.0, z.clamp(max=0).exp())
 
 
@@ -266,14 +275,14 @@ def _density(z: Tensor) -> Tensor:
 
 
 def canonical(name: str) -> str:
-    """An activation's name as ``ACTIVATIONS`` has it: LeakyReLU, leaky-relu and swish are known too."""
+    """Return the key in ``ACTIVATIONS`` for a name such as LeakyReLU, leaky-relu or swish."""
     plain = re.sub(r"[-_ ]", "", name.lower())
     return {"leakyrelu": "leaky_relu", "swish": "silu", "logistic": "sigmoid"}.get(plain, plain)
 
 
-def is_other(name: str) -> bool:
-    """Whether ``name`` (Mish, hardswish, relu6) is an activation that no string covers."""
-    return OTHERS.fullmatch(canonical(name)) is not None
+def is_unsupported(name: str) -> bool:
+    """Return True if ``name`` is an activation that no string supports, such as Mish or relu6."""
+    return UNSUPPORTED.fullmatch(canonical(name)) is not None
 
 
 def _horner(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
@@ -287,7 +296,7 @@ def _differentiate(coefficients: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(k * c for k, c in enumerate(coefficients))[1:]
 
 
-# LeakyReLU has no derivative of its own here: it is smoothed where it is called (``surrogates.py``).
+# LeakyReLU needs no explicit derivative. It is smoothed where a forward calls it (``surrogates.py``).
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": ReLU,
     "linear": Linear,
@@ -299,10 +308,10 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "leaky_relu": nn.LeakyReLU,
 }
 SURROGATES: dict[str, type[Surrogate]] = {"sigmoid": SigmoidReLU, "softplus": Softplus}
-OTHERS = re.compile(
+UNSUPPORTED = re.compile(
     "celu|hardsigmoid|hardswish|hardtanh|mish|prelu|relu6|rrelu|selu|softplus|softsign"
 )
-OTHERS_REFUSED = (
-    f"Strings know {', '.join(ACTIVATIONS)}; read as one of these, this would be another network. Give "
-    "the network itself: rs.audit(model, ...), or --model package.module:factory --trust-code."
+UNSUPPORTED_ADVICE = (
+    f"An architecture string supports {', '.join(ACTIVATIONS)}. Pass the network itself with "
+    "rs.audit(model, ...) or --model package.module:factory --trust-code."
 )

@@ -12,7 +12,7 @@ Every KKT point of the margin problem is balanced:
     ||w_j||^2 + b_j^2 = ||v_j||^2        for every hidden neuron j.
 
 The balanced form is unique. With a_j = exp(s_j), balancing minimizes the sum of all squared weights, which is
-strictly convex in s once neurons without incoming or outgoing weights are gone. Given the other layers, the
+strictly convex in s if every neuron has incoming and outgoing weights. Given the other layers, the
 factors of one layer have a closed form, so the layers are balanced in turn until no factor changes.
 
 In convolutional layers a channel takes the place of a neuron: all of its positions share one factor, which
@@ -139,8 +139,8 @@ def canonical(network: Network) -> Network:
         result = _with_fewer_neurons(network, layers, balanced, alive)
     else:
         notes = _note(dropped, largest, "set to zero")
-        whole = _fill(tensors, balanced, alive)
-        result = network.replace(theta=_theta(network, layers, whole))
+        filled = _fill(tensors, balanced, alive)
+        result = network.replace(theta=_theta(network, layers, filled))
         if not _computes_the_same(network, result):
             return network
     return result.replace(assumptions=(*network.assumptions, *notes))
@@ -227,7 +227,7 @@ def _take(tensors: list[_Tensors], alive: list[Tensor]) -> list[_Tensors]:
 
 
 def _masks(tensors: list[_Tensors], alive: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return for every layer which of its rows and of its units are alive. Inputs and outputs are."""
+    """Return for every layer which of its rows and units are alive. Inputs and outputs always are."""
     inputs, outputs = (torch.ones(n, dtype=torch.bool) for n in (1, len(tensors[-1].bias)))
     return [*alive, outputs], [inputs, *alive]
 
@@ -270,10 +270,10 @@ def _rescale(tensors: list[_Tensors], logs: list[Tensor]) -> list[_Tensors]:
     ends = torch.zeros(1, dtype=torch.float64), torch.zeros_like(tensors[-1].bias)
     return [
         _Tensors(
-            layer.weight * (own[:, None] - below).exp()[:, :, None],
-            layer.bias * own.exp(),
+            layer.weight * (log_a[:, None] - below).exp()[:, :, None],
+            layer.bias * log_a.exp(),
         )
-        for layer, own, below in zip(tensors, [*logs, ends[1]], [ends[0], *logs], strict=True)
+        for layer, log_a, below in zip(tensors, [*logs, ends[1]], [ends[0], *logs], strict=True)
     ]
 
 
@@ -315,10 +315,10 @@ def _theta(network: Network, layers: list[_Layer], tensors: list[_Tensors]) -> d
 def _computes_the_same(network: Network, other: Network) -> bool:
     """Return True if two networks with a live module agree on random samples."""
     x = probe_inputs(network.architecture.inputs).reshape(-1, *network.input_shape)
-    outputs, others = network.double_module(x), other.double_module(x)
+    outputs, other_outputs = network.double_module(x), other.double_module(x)
     eps = max(torch.finfo(t.dtype).eps for t in network.theta.values())
     tolerance = max(SAME, ROUNDINGS * eps) * float(outputs.abs().max())
-    return bool((outputs - others).abs().max() <= tolerance)
+    return bool((outputs - other_outputs).abs().max() <= tolerance)
 
 
 def _note(dropped: int, largest: float, action: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""The network families, as modules and as small strings; one record per kind: all that is known of it.
+"""The network kinds, as modules and as architecture strings.
 
 mlp:784-1000-1000-1            widths; bias in the first layer only
 mlp:784-100-10,bias=hidden     bias: first | hidden | all | none; activation=relu | gelu | tanh | ...
@@ -6,12 +6,12 @@ convnet:1x8x8-16-32-1          input shape, channels, outputs
 polynomial:12-36-1,coefficients=0/0/0/1     sum_j a_j sigma(w_j . x), c_0 first
 module:1x8x8-10,class=Net      a live module that no string describes: input shape, outputs
 
-A new kind is a :class:`Kind` under its name in ``KINDS``; nothing else has to know it. What is fast or
-provable for some networks alone asks the module itself what it offers, see :func:`dense_chain`.
+To add a kind, add an instance of a :class:`Kind` subclass to ``KINDS``. No other code has to change.
+Methods that work only for chains of dense layers check the module itself, see :func:`dense_chain`.
 
-A kind may know its own from the tensors of a file: each weight with its bias, and the order they are
-applied in. Names say which bias belongs to which weight; sorting them does not, for ``conv1.bias``
-comes before ``conv1.weight`` and a file may hold either first.
+A kind can recognize its networks from the tensors of a file. For this it needs the bias of every weight and
+the order of the layers. Names show which bias belongs to which weight. Sorting does not, because
+``conv1.bias`` comes before ``conv1.weight`` and a file may hold either first.
 """
 
 from __future__ import annotations
@@ -30,29 +30,30 @@ from residuum import plugins
 from residuum.errors import ArchitectureError, did_you_mean, require_known
 from residuum.networks.activations import (
     ACTIVATIONS,
-    OTHERS_REFUSED,
+    UNSUPPORTED_ADVICE,
     Activation,
     Polynomial,
     ReLU,
     canonical,
-    is_other,
+    is_unsupported,
 )
 
 EXAMPLE = (
     "Example: --arch mlp:784-1000-1000-1, convnet:1x8x8-16-32-1 or "
     "polynomial:12-36-1,coefficients=0/0/0/1."
 )
-# An architecture is text of a stranger's: what is built from it stays bounded.
+# An architecture string can come from an untrusted file, so the network that it describes is limited.
 MAX_PARAMETERS = 10**9
-MAX_LENGTH = 2000  # characters of that text
-# What a bare file leaves open: at most metadata.MAX_TEXT characters, for it is saved with the weights.
+MAX_LENGTH = 2000  # characters of an architecture string
+# Assumptions about a bare weights file. They are saved with the weights, so they have at most
+# metadata.MAX_TEXT characters.
 ASSUMED_RELU = (
-    "the activation is taken to be ReLU, for the weights do not say; with another this result is void: "
-    "name it then, --arch ...,activation=gelu (or silu, tanh, leaky_relu, ...)"
+    "the activation is assumed to be ReLU, because weights do not show it. If it differs, this result is "
+    "invalid: pass --arch ...,activation=gelu (or silu, tanh, leaky_relu, ...)"
 )
 ASSUMED_STRIDES = (
-    "strides are taken to be 2, without pooling: the shapes can be the same; for a network with pooling "
-    "this result is void"
+    "strides are assumed to be 2, without pooling. A network with pooling can have the same shapes. "
+    "For such a network this result is invalid"
 )
 Named = tuple[str, Tensor]
 BIAS_RULES = {
@@ -64,7 +65,17 @@ BIAS_RULES = {
 
 
 def bias_rule(has: Sequence[bool]) -> str:
-    """The name of the rule by which layers have biases, first to last."""
+    """Return the name of the rule by which layers have biases.
+
+    Args:
+        has: Whether each layer has a bias, first layer to last.
+
+    Returns:
+        A key of ``BIAS_RULES``.
+
+    Raises:
+        ArchitectureError: If no rule fits.
+    """
     for rule, applies in BIAS_RULES.items():
         if list(has) == [applies(i, len(has)) for i in range(len(has))]:
             return rule
@@ -77,19 +88,32 @@ def bias_rule(has: Sequence[bool]) -> str:
 
 @dataclass(frozen=True)
 class Trace:
-    """One forward pass of an MLP. inputs[l]: (n, h_l) into layer l; pre[l]: (n, h_{l+1}) out of it."""
+    """The values of one forward pass of an MLP.
+
+    Attributes:
+        inputs: The inputs of every layer l, (n, h_l).
+        pre: The pre-activations of every layer l, (n, h_{l+1}).
+    """
 
     inputs: list[Tensor]
     pre: list[Tensor]
 
     @property
     def output(self) -> Tensor:
-        """(n, C) network output."""
+        """Network output, (n, C)."""
         return self.pre[-1]
 
 
 class MLP(nn.Module):
-    """Fully connected network d-h_1-...-C; the first-layer bias alone keeps it homogeneous."""
+    """A fully connected network d-h_1-...-C.
+
+    With ReLU and a bias in the first layer only, the network is homogeneous in its parameters.
+
+    Args:
+        widths: The widths d, h_1, ..., C.
+        bias: A key of ``BIAS_RULES``.
+        activation: The activation, ReLU by default.
+    """
 
     def __init__(
         self, widths: tuple[int, ...], bias: str = "first", activation: nn.Module | None = None
@@ -118,11 +142,11 @@ class MLP(nn.Module):
         return len(self.layers) - 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, ...) -> (n, C)."""
+        """Return the outputs (n, C) for inputs (n, ...)."""
         return self.trace(x).output
 
     def trace(self, x: Tensor) -> Trace:
-        """Forward pass that keeps every layer's input and pre-activation."""
+        """Run a forward pass and return every layer's input and pre-activation."""
         inputs, pre = [x.flatten(1)], []
         for layer in self.layers:
             pre.append(layer(inputs[-1]))
@@ -130,10 +154,18 @@ class MLP(nn.Module):
         return Trace(inputs[:-1], pre)
 
     def signals(self, trace: Trace, covectors: Tensor, index: Tensor | None = None) -> list[Tensor]:
-        """Backward signals d_l = d<u_r, Phi(x_r)> / d pre_l, one (R, h_{l+1}) tensor per layer.
+        """Return the backward signals d_l = d<u_r, Phi(x_r)> / d pre_l of every layer.
 
-        covectors u: (R, C); index: (R,) which sample each row belongs to (row i is sample i if None).
-        The gradient of row r in layer l's weight is the outer product d_l[r] inputs[l][r].
+        The gradient of <u_r, Phi(x_r)> with respect to the weight of layer l is the outer product
+        d_l[r] inputs[l][r].
+
+        Args:
+            trace: The forward pass.
+            covectors: The vectors u_r, (R, C).
+            index: The sample of each row, (R,). If None, row i belongs to sample i.
+
+        Returns:
+            One (R, h_{l+1}) tensor per layer, first layer to last.
         """
         signals = [covectors]
         for layer in range(len(self.layers) - 1, 0, -1):
@@ -144,17 +176,32 @@ class MLP(nn.Module):
 
 
 def dense_chain(model: nn.Module) -> MLP | None:
-    """The network where it offers what an MLP does: ``linears``, ``activation``, ``trace``, ``signals``.
+    """Return the network if it has the interface of an MLP, else None.
 
-    Closed forms, the explicit engine and the certificates that need them ask this, never the class.
+    The interface is ``linears``, ``activation``, ``trace`` and ``signals``. Closed forms, the explicit engine
+    and their certificates use this function instead of testing for the class.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        ``model`` itself, or None.
     """
-    offers = all(hasattr(type(model), name) for name in ("linears", "trace", "signals"))
-    known = hasattr(getattr(model, "activation", None), "derivative")
-    return cast(MLP, model) if offers and known else None
+    has_methods = all(hasattr(type(model), name) for name in ("linears", "trace", "signals"))
+    has_derivative = hasattr(getattr(model, "activation", None), "derivative")
+    return cast(MLP, model) if has_methods and has_derivative else None
 
 
 class ConvNet(nn.Module):
-    """3x3 convolutions of stride 2, then one linear layer; bias rules as in the MLP."""
+    """A network of 3x3 convolutions with stride 2, followed by one linear layer.
+
+    Args:
+        input_shape: Shape of one image, (c, h, w).
+        channels: Channels of every convolution.
+        outputs: Number of outputs.
+        bias: A key of ``BIAS_RULES``.
+        activation: The activation, ReLU by default.
+    """
 
     def __init__(
         self,
@@ -180,7 +227,7 @@ class ConvNet(nn.Module):
         self.input_shape = input_shape
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, c, h, w) or flat -> (n, C)."""
+        """Return the outputs (n, C) for images (n, c, h, w), which may be flattened."""
         x = x.reshape(len(x), *self.input_shape)
         for convolution in self.convolutions:
             x = self.activation(convolution(x))
@@ -188,9 +235,15 @@ class ConvNet(nn.Module):
 
 
 class PolynomialNetwork(nn.Module):
-    """Phi(x) = sum_j a_j sigma(w_j . x), no bias (Shen et al. 2026, section 4)."""
+    """The network Phi(x) = sum_j a_j sigma(w_j . x) without bias (Shen et al. 2026, section 4).
 
-    hidden = 1  # layers
+    Args:
+        inputs: Number of input values.
+        width: Number of neurons.
+        activation: The activation sigma.
+    """
+
+    hidden = 1  # number of hidden layers
 
     def __init__(self, inputs: int, width: int, activation: Activation) -> None:
         super().__init__()
@@ -199,15 +252,19 @@ class PolynomialNetwork(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """(n, ...) -> (n, 1)."""
+        """Return the outputs (n, 1) for inputs (n, ...)."""
         return (self.activation(x.flatten(1) @ self.weight.T) @ self.coefficient)[:, None]
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """A parsed architecture string; ``str()`` gives the string back in its canonical form.
+    """A parsed architecture string. ``str()`` returns the string in its canonical form.
 
-    image_shape: of one input where the kind reads shapes; otherwise the first width is the input's.
+    Attributes:
+        kind: A key of ``KINDS``.
+        widths: Widths of the layers. If ``image_shape`` is None, the first width is that of the input.
+        image_shape: Shape of one input, None for a kind whose string starts with an input width.
+        options: Values of the options of the kind.
     """
 
     kind: str
@@ -220,31 +277,46 @@ class Architecture:
 
     @classmethod
     def parse(cls, text: str) -> Architecture:
-        """Read an architecture string, or say which rule it breaks."""
+        """Parse an architecture string.
+
+        Args:
+            text: Such as ``mlp:784-1000-1000-1``.
+
+        Returns:
+            The architecture in its canonical form.
+
+        Raises:
+            ArchitectureError: If the string is malformed.
+        """
         text = text.strip()
-
-        def wrong(rule: str, got: object) -> ArchitectureError:
-            return ArchitectureError(f"{rule}; got {got}.", EXAMPLE)
-
         if len(text) > MAX_LENGTH:
-            raise wrong(f"An architecture has at most {MAX_LENGTH} characters", len(text))
+            raise ArchitectureError(
+                f"An architecture must have at most {MAX_LENGTH} characters; got {len(text)}.",
+                EXAMPLE,
+            )
         match = re.fullmatch(r"(\w+):([0-9]+(?:x[0-9]+)*(?:-[0-9]+)+)((?:,\w+=[^,]+)*)", text)
         if match is None:
-            raise wrong("An architecture reads kind:width-width-...[,option=value]", repr(text))
-        name, sizes, rest = match.groups()
+            raise ArchitectureError(
+                f"An architecture has the form kind:width-width-...[,option=value]; got {text!r}.",
+                EXAMPLE,
+            )
+        name, sizes, settings = match.groups()
         if name not in KINDS:
             raise ArchitectureError(
                 f"No network kind {name!r}.", f"{did_you_mean(name, tuple(KINDS))} {EXAMPLE}"
             )
-        kind, options = KINDS[name], dict(part.split("=", 1) for part in rest.split(",") if part)
-        first, *others = sizes.split("-")
-        shape, widths = tuple(map(int, first.split("x"))), tuple(map(int, others))
+        kind = KINDS[name]
+        options = dict(setting.split("=", 1) for setting in settings.split(",") if setting)
+        first, *last = sizes.split("-")
+        shape, widths = tuple(map(int, first.split("x"))), tuple(map(int, last))
         if not all(0 < size <= MAX_PARAMETERS for size in shape + widths):
-            raise wrong(f"Widths lie between 1 and {MAX_PARAMETERS}", repr(text[:80]))
-        if kind.rank not in (None, len(shape)):
-            wanted = "one input width" if kind.rank == 1 else "CxHxW"
             raise ArchitectureError(
-                f"{name} needs {wanted} first; got {first!r}.", f"Example: --arch {kind.example}."
+                f"Widths must be between 1 and {MAX_PARAMETERS}; got {text[:80]!r}.", EXAMPLE
+            )
+        if kind.rank not in (None, len(shape)):
+            form = "one input width" if kind.rank == 1 else "CxHxW"
+            raise ArchitectureError(
+                f"{name} needs {form} first; got {first!r}.", f"Example: --arch {kind.example}."
             )
         for option in options:
             require_known(option, kind.options, f"{name} has no option", ArchitectureError)
@@ -256,9 +328,9 @@ class Architecture:
         sizes = "-".join(map(str, self.widths))
         if self.image_shape is not None:
             sizes = "x".join(map(str, self.image_shape)) + "-" + sizes
-        usual = KINDS[self.kind].options
-        said = [f",{name}={value}" for name, value in self.options.items() if value != usual[name]]
-        return f"{self.kind}:{sizes}" + "".join(said)
+        defaults = KINDS[self.kind].options
+        settings = [f",{n}={value}" for n, value in self.options.items() if value != defaults[n]]
+        return f"{self.kind}:{sizes}" + "".join(settings)
 
     @property
     def inputs(self) -> int:
@@ -271,17 +343,19 @@ class Architecture:
         return self.widths[-1]
 
     def build(self) -> nn.Module:
-        """A freshly initialized network (torch's default initialization)."""
+        """Return a new network with PyTorch's default initialization."""
         return KINDS[self.kind].build(self)
 
 
 class Kind:
-    """What is to be known of one kind of network; subclass it and put it into ``KINDS``.
+    """One kind of network. Subclass it and add an instance to ``KINDS``.
 
-    module: the class of its networks.
-    example: an architecture string.
-    rank: dimensions of the input that strings begin with, 1 for a width, 3 for CxHxW, None for any.
-    options: of the string, each with the value that goes unsaid.
+    Attributes:
+        module: Class of the networks.
+        example: Example of an architecture string.
+        rank: Number of dimensions of the input at the start of a string: 1 for a width, 3 for CxHxW, None
+            for any.
+        options: Options of the string with their default values.
     """
 
     module: type[nn.Module] | None = None
@@ -290,53 +364,74 @@ class Kind:
     options: Mapping[str, str] = {}
 
     def check(self, arch: Architecture) -> Architecture:
-        """The architecture in its canonical form, or the rule it breaks."""
+        """Return the architecture in its canonical form, or raise ``ArchitectureError``."""
         return arch
 
     def build(self, arch: Architecture) -> nn.Module:
-        """A freshly initialized network."""
+        """Return a new network with PyTorch's default initialization."""
         raise NotImplementedError
 
     def describe(self, model: Any) -> Architecture | None:
-        """The string of a live network of class ``module``; None where no string can say it."""
+        """Return the architecture of an instance of ``module``, None if no string can describe it."""
         return None
 
     def recognize(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
-        """The network whose tensors these must be, and for each of its parameters the name in ``state``.
+        """Return the architecture that fits these tensors, with the names of its parameters.
 
-        None for a kind whose shapes leave room for doubt: its files need ``--arch``.
+        A kind whose shapes are ambiguous returns None. Its files need ``--arch``.
+
+        Args:
+            state: Tensors by name.
+
+        Returns:
+            The architecture and the name in ``state`` of each parameter of the network, or None.
         """
         return None
 
-    def assumed(self, arch: Architecture) -> tuple[str, ...]:
-        """What the weights alone do not say about a network of this kind."""
+    def assumptions(self, arch: Architecture) -> tuple[str, ...]:
+        """Return sentences about properties of the network that its weights do not show."""
         return ()
 
 
 class _Layered(Kind):
-    """Layers whose biases follow a rule, with one activation between them."""
+    """A kind of layers whose biases follow a rule, with one activation between them."""
 
     options: Mapping[str, str] = {"bias": "first", "activation": "relu"}
 
     def check(self, arch: Architecture) -> Architecture:
-        """Both options name one of the known choices."""
+        """Return the architecture with the canonical name of its activation.
+
+        Args:
+            arch: The parsed architecture.
+
+        Returns:
+            The architecture in its canonical form.
+
+        Raises:
+            ArchitectureError: If the bias rule or the activation is not supported.
+        """
         bias, activation = arch.options["bias"], canonical(arch.options["activation"])
-        if is_other(activation):
-            raise ArchitectureError(f"No string says activation={activation}.", OTHERS_REFUSED)
-        for got, known in ((bias, BIAS_RULES), (activation, ACTIVATIONS)):
-            require_known(got, known, "No choice", ArchitectureError)
+        if is_unsupported(activation):
+            raise ArchitectureError(
+                f"Architecture strings do not support activation={activation}.", UNSUPPORTED_ADVICE
+            )
+        for got, choices in ((bias, BIAS_RULES), (activation, ACTIVATIONS)):
+            require_known(got, choices, "No choice", ArchitectureError)
         return replace(arch, options={**arch.options, "activation": activation})
 
-    def assumed(self, arch: Architecture) -> tuple[str, ...]:
-        """The activation, where there is a hidden layer."""
+    def assumptions(self, arch: Architecture) -> tuple[str, ...]:
+        """Return the assumption about the activation, if there is a hidden layer."""
         return (ASSUMED_RELU,) if arch.image_shape or len(arch.widths) > 2 else ()
 
     def _options(self, layers: list[Any], activation: nn.Module) -> dict[str, str]:
-        """Those of a live network; an activation that has no name is refused."""
-        kinds: dict[type, str] = {kind: name for name, kind in ACTIVATIONS.items()}
-        name = kinds.get(type(activation))
+        """Return the options of a live network."""
+        names: dict[type, str] = {kind: name for name, kind in ACTIVATIONS.items()}
+        name = names.get(type(activation))
         if name is None:
-            raise ArchitectureError(f"No string says {type(activation).__name__}.", OTHERS_REFUSED)
+            raise ArchitectureError(
+                f"Architecture strings do not support {type(activation).__name__}.",
+                UNSUPPORTED_ADVICE,
+            )
         return {"bias": bias_rule([layer.bias is not None for layer in layers]), "activation": name}
 
 
@@ -347,8 +442,8 @@ class _MLP(_Layered):
         size = sum(a * b for a, b in itertools.pairwise(arch.widths))
         if size > MAX_PARAMETERS:
             raise ArchitectureError(
-                f"A network may have {MAX_PARAMETERS} parameters; {arch} has {size}.",
-                "Check the widths.",
+                f"A network must have at most {MAX_PARAMETERS} parameters; {arch} has {size}.",
+                "Reduce the widths.",
             )
         return MLP(arch.widths, arch.options["bias"], ACTIVATIONS[arch.options["activation"]]())
 
@@ -364,9 +459,9 @@ class _MLP(_Layered):
         weights = [state[layer[0]] for layer in layers]
         bias = bias_rule([len(layer) == 2 for layer in layers])
         names = {
-            f"layers.{i}.{ours}": theirs
+            f"layers.{i}.{suffix}": source_name
             for i, layer in enumerate(layers)
-            for ours, theirs in zip(("weight", "bias"), layer, strict=False)
+            for suffix, source_name in zip(("weight", "bias"), layer, strict=False)
         }
         widths = (weights[0].shape[1], *map(len, weights))
         return Architecture("mlp", widths, None, {"bias": bias}), names
@@ -395,33 +490,34 @@ class _ConvNet(_Layered):
         widths = tuple(len(layer.weight) for layer in layers)
         return Architecture("convnet", widths, model.input_shape, options)
 
-    def assumed(self, arch: Architecture) -> tuple[str, ...]:
-        return (*super().assumed(arch), ASSUMED_STRIDES)
+    def assumptions(self, arch: Architecture) -> tuple[str, ...]:
+        return (*super().assumptions(arch), ASSUMED_STRIDES)
 
 
 class _Polynomial(Kind):
     module, example = PolynomialNetwork, "polynomial:12-36-1,coefficients=0/0/0/1"
-    options: Mapping[str, str] = {"coefficients": ""}  # always said
+    options: Mapping[str, str] = {"coefficients": ""}  # never equal, so strings always contain it
 
     def check(self, arch: Architecture) -> Architecture:
         if len(arch.widths) != 3 or arch.widths[2] != 1:
             raise ArchitectureError(
-                f"A polynomial network reads polynomial:d-width-1; got widths {arch.widths[1:]}.",
+                "A polynomial network has the form polynomial:d-width-1; "
+                f"got widths {arch.widths[1:]}.",
                 f"Example: --arch {self.example}.",
             )
         return replace(arch, options={"coefficients": _text(self.coefficients(arch))})
 
     def coefficients(self, arch: Architecture) -> tuple[float, ...]:
-        """c_0 first."""
+        """Return the coefficients of the activation, c_0 first, or raise ``ArchitectureError``."""
         text = arch.options["coefficients"] or "0/0/0/1"
         try:
-            numbers = tuple(float(part) for part in text.split("/"))
+            numbers = tuple(float(number) for number in text.split("/"))
         except ValueError:
             numbers = (math.nan,)
         if not all(map(math.isfinite, numbers)):
             raise ArchitectureError(
-                f"Coefficients read c0/c1/..., all finite; got {text!r}.",
-                "For t^3 say coefficients=0/0/0/1.",
+                f"Coefficients have the form c0/c1/... and must be finite; got {text!r}.",
+                "For z^3, pass coefficients=0/0/0/1.",
             )
         return numbers
 
@@ -437,33 +533,46 @@ class _Polynomial(Kind):
         return Architecture("polynomial", (inputs, width, 1), None, options)
 
 
-class _Kept(Kind):
+class _LiveModule(Kind):
     example, rank = "module:1x8x8-10,class=Net", None
     options: Mapping[str, str] = {"class": ""}
 
     def build(self, arch: Architecture) -> nn.Module:
         raise ArchitectureError(
-            f"{arch} stands for a live network that was kept as given; a file holds its weights, not the "
-            "code of its forward.",
-            "Load the weights into the module and give the module itself to rs.audit or rs.attack.",
+            f"{arch} stands for a live module; a file holds its weights, not the code of its forward.",
+            "Load the weights into the module and pass the module itself to rs.audit or rs.attack.",
         )
 
 
 def _text(coefficients: tuple[float, ...]) -> str:
-    """Each number as the shortest text that reads back as the same one."""
+    """Return the coefficients as text, each in the shortest form that parses to the same number."""
     return "/".join(str(int(c)) if c == int(c) and abs(c) < 1e15 else repr(c) for c in coefficients)
 
 
-BUILT_IN = {"mlp": _MLP(), "convnet": _ConvNet(), "polynomial": _Polynomial(), "module": _Kept()}
+BUILT_IN = {
+    "mlp": _MLP(),
+    "convnet": _ConvNet(),
+    "polynomial": _Polynomial(),
+    "module": _LiveModule(),
+}
 KINDS: dict[str, Kind] = plugins.Table("network kind", BUILT_IN)
 
 
-def recognized(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
-    """By the first kind that knows its own; one from outside that raises knows nothing."""
+def recognize_by_kind(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
+    """Return the architecture and parameter names of the first kind that recognizes the tensors.
+
+    A plug-in kind that raises an exception is skipped, and the exception is recorded.
+
+    Args:
+        state: Tensors by name.
+
+    Returns:
+        The architecture and the name in ``state`` of each parameter of the network, or None.
+    """
     for name, kind in KINDS.items():
         try:
-            if (found := kind.recognize(state)) is not None:
-                arch, names = found
+            if (match := kind.recognize(state)) is not None:
+                arch, names = match
                 return arch, names
         except Exception as problem:
             if type(kind).__module__.startswith("residuum."):
@@ -473,57 +582,68 @@ def recognized(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str
 
 
 def kind_of(model: nn.Module) -> Kind | None:
-    """The kind whose class this very network has."""
+    """Return the kind whose class is exactly the class of ``model``, None if there is none."""
     return next((kind for kind in KINDS.values() if type(model) is kind.module), None)
 
 
-def weights_and_vectors(state: Mapping[str, Tensor]) -> tuple[list[Named], list[Named]]:
-    """Tensors of two or more dimensions, and all others."""
+def split_vectors(state: Mapping[str, Tensor]) -> tuple[list[Named], list[Named]]:
+    """Return the tensors of two or more dimensions, and the other tensors."""
     weights = [(name, t) for name, t in state.items() if t.ndim >= 2]
     return weights, [(name, t) for name, t in state.items() if t.ndim < 2]
 
 
-def orders(weights: list[Named]) -> tuple[list[Named], list[Named]]:
-    """The weights in the order of their names, matrices behind convolutions, and as in the file."""
-    return sorted(weights, key=lambda named: (-named[1].ndim, natural(named[0]))), weights
+def likely_orders(weights: list[Named]) -> tuple[list[Named], list[Named]]:
+    """Return the weights sorted by name with matrices after convolutions, and in file order."""
+    return sorted(weights, key=lambda named: (-named[1].ndim, natural_key(named[0]))), weights
 
 
 def attach_vectors(order: list[Named], vectors: list[Named]) -> list[tuple[str, ...]] | None:
-    """Per layer the names of its weight and its vector; None where a vector has no place.
+    """Assign every vector to the weight with the same stem, else to a weight that fits its size.
 
-    A vector belongs to the weight of its stem, else to that of its size.
+    Args:
+        order: Weights in the order of the layers.
+        vectors: Biases.
+
+    Returns:
+        For every layer the names of its weight and its vector. None if a vector fits no layer.
     """
     layers: list[tuple[str, ...]] = []
-    rest = dict(vectors)
+    remaining = dict(vectors)
     for i, (name, weight) in enumerate(order):
         stem = name.removesuffix("weight")
-        fits = [n for n, b in rest.items() if b.shape == weight.shape[:1]]
-        own = [n for n in fits if stem != name and n == stem + "bias"]
-        # By size only while nothing is left to doubt: as many as layers, or one in all.
-        loose = fits if len(vectors) == len(order) or (len(vectors) == 1 and i == 0) else []
-        chosen = own or sorted(loose, key=natural)[:1]
+        fits = [n for n, b in remaining.items() if b.shape == weight.shape[:1]]
+        same_stem = [n for n in fits if stem != name and n == stem + "bias"]
+        # Size decides only if it is unambiguous: one vector per layer, or a single vector.
+        same_size = fits if len(vectors) == len(order) or (len(vectors) == 1 and i == 0) else []
+        chosen = same_stem or sorted(same_size, key=natural_key)[:1]
         for vector in chosen:
-            del rest[vector]
+            del remaining[vector]
         layers.append((name, *chosen))
-    return None if rest else layers
+    return None if remaining else layers
 
 
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """Sort key in which layer10 comes after layer2."""
-    parts = re.split(r"(\d+)", name)
-    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in parts]
+def natural_key(name: str) -> list[tuple[int, int, str]]:
+    """Return a sort key by which layer10 comes after layer2."""
+    pieces = re.split(r"(\d+)", name)
+    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in pieces]
 
 
 def find_chain(state: Mapping[str, Tensor]) -> list[tuple[str, ...]] | None:
-    """The layers of an MLP, each by the names of its weight and its bias; None for other tensors.
+    """Find the layers of an MLP from the shapes of its tensors.
 
-    Layer names differ between projects and safetensors files lose the order, so the chain
-    d -> h_1 -> ... -> C is found from shapes: in the order of the names, in the order of the file, and
-    last by search, which must have one answer.
+    Layer names differ between projects, and safetensors files lose the order of the tensors. So the chain
+    d -> h_1 -> ... -> C is looked for in the order of the names, then in the order of the file, and then in
+    all orders, of which exactly one must fit.
+
+    Args:
+        state: Tensors by name.
+
+    Returns:
+        For every layer the names of its weight and its bias. None if the tensors form no chain.
     """
-    weights, vectors = weights_and_vectors(state)
+    weights, vectors = split_vectors(state)
     if weights and all(w.ndim == 2 for _, w in weights):
-        for order in (*orders(weights), *_chains(weights)):
+        for order in (*likely_orders(weights), *_chains(weights)):
             layers = attach_vectors(order, vectors) if _is_chain(order) else None
             if layers is not None:
                 return layers
@@ -536,19 +656,19 @@ def _is_chain(order: Iterable[Named]) -> bool:
 
 
 def _chains(weights: list[Named], limit: int = 2) -> list[list[Named]]:
-    """Every order of the weights that forms a chain; empty when there are several."""
-    found: list[list[Named]] = []
+    """Return the only order of the weights that forms a chain, [] if there is none or more than one."""
+    chains: list[list[Named]] = []
 
-    def extend(chain: list[Named], rest: list[Named]) -> None:
-        if len(found) >= limit:
+    def extend(chain: list[Named], remaining: list[Named]) -> None:
+        if len(chains) >= limit:
             return
-        if not rest:
-            found.append(chain)
-        for i, candidate in enumerate(rest):
+        if not remaining:
+            chains.append(chain)
+        for i, candidate in enumerate(remaining):
             if not chain or chain[-1][1].shape[0] == candidate[1].shape[1]:
-                extend([*chain, candidate], rest[:i] + rest[i + 1 :])
+                extend([*chain, candidate], remaining[:i] + remaining[i + 1 :])
 
-    # Two weights of one shape can be swapped, so no order is the only one: nothing to search.
+    # Two weights of the same shape can be swapped, so the order would not be unique.
     if len(weights) <= 12 and len({w.shape for _, w in weights}) == len(weights):
         extend([], weights)
-    return found if len(found) == 1 else []
+    return chains if len(chains) == 1 else []

@@ -45,9 +45,9 @@ from residuum.errors import ArchitectureError, DataError
 # First guesses that were never tuned. With pi, r0 or R three times as large, or pi three times as small, 39
 # development networks named between 3 points fewer and 1 point more of their members.
 PI = 0.03  # share of neurons that training moved onto a record
-R = 1e-2  # beyond this distance a neuron says nothing
+R = 1e-2  # beyond this distance a neuron carries no information
 R0 = 3e-5  # below this distance rounding and the last steps of training blur the distance
-NULL_DENSITY = 0.8  # of |N(0, 1)| at zero, sqrt(2 / pi)
+NULL_DENSITY = 0.8  # density of |N(0, 1)| at zero, sqrt(2 / pi)
 A = PI / (NULL_DENSITY * math.log(R / R0))
 BACKGROUND = math.log(1 - PI)  # what a neuron away from its boundary adds
 # Distance up to which a record lies on a boundary. Rounding weights to bfloat16 moves r by 1e-3 (rms), so at
@@ -58,7 +58,7 @@ PARALLEL = 0.9999  # |cos| above which pre-activations differ by sqrt(2e-4), abo
 NEGLIGIBLE = 1e-7  # of the largest effect in a layer: lost in the rounding of a float32 output
 DECOY_NOISE = 0.1  # standard deviations: a decoy lies off the boundaries of its record
 MAX_BUNDLED = 8192  # neurons of a layer whose pairwise cosines fit in half a gigabyte
-BLOCK_BYTES = 1 << 27  # of the activations of a block of records
+BLOCK_BYTES = 1 << 27  # size of the activations of a block of records
 DIVERGED = "Use a network whose training did not diverge."
 
 
@@ -103,16 +103,14 @@ class ActivationBoundaries:
     def measure(cls, module: nn.Module, pool: Tensor) -> ActivationBoundaries:
         """Measure the scales, bundles and effects of all neurons.
 
+        Weights, pre-activations and records must be finite.
+
         Args:
             module: A network in evaluation mode and in float64, such as ``Network.double_module``.
             pool: Members and non-members together, (n, *shape).
 
         Returns:
             The boundaries. ``neurons`` is 0 if the network has no dense piecewise linear layer.
-
-        Raises:
-            ArchitectureError: If weights or pre-activations are not finite.
-            DataError: If records are not finite.
         """
         _check_finite(module, pool)
         numbers = _numbers_per_record(module, pool)
@@ -165,7 +163,7 @@ def make_decoys(x: Tensor, deviation: Tensor, generator: torch.Generator) -> Ten
     Args:
         x: Records, (n, *shape).
         deviation: Standard deviation of every column, (*shape). A column with zero stays as it is.
-        generator: Of the noise.
+        generator: Random generator of the noise.
 
     Returns:
         Decoys (n, *shape) in float64.
@@ -213,7 +211,7 @@ class _Sums:
 def _score_layer(z: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
     """Return T (n,) and B (n,) of one layer."""
     r = z.abs() * layer.inverse_scale
-    # Where a whole layer is silent its pre-activations are all zero, and no boundary passes through.
+    # If all pre-activations of a layer are zero, no boundary passes through the record.
     is_silent = (z == 0).all(1)
     is_close = (r < R) & (layer.weight > 0) & ~is_silent[:, None]
     record, neuron = is_close.nonzero(as_tuple=True)
@@ -288,10 +286,8 @@ def _argument(args: Any, kwargs: dict[str, Any], index: int, name: str, default:
 
 
 def _record(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tensor, Tensor]]:
-    """Return z (n, h) of every layer with the derivative of the output in each activation, (n, h).
-
-    The derivative is that of a generic combination of the outputs. It is zero without effects.
-    """
+    """Return z (n, h) of every layer with the derivative of the output in each activation, (n, h)."""
+    # The derivative is that of a generic combination of the outputs. It is zero without effects.
     recorder = _Recorder(len(x), with_effects)
     theta = {name: p.detach() for name, p in module.named_parameters()}  # keeps the graph small
     with torch.set_grad_enabled(with_effects), recorder:

@@ -1,4 +1,4 @@
-"""A network: weights, the module that they belong to, and facts about it that are computed once."""
+"""A network: its weights, its module, and properties that are computed once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from residuum.records.base import UNSAVED
 
 @dataclass(frozen=True, eq=False)
 class Network(Record):
-    """Weights under the parameter names of a module, and the facts that follow from them.
+    """Weights by the parameter names of a module, and the properties that follow from them.
 
     The architecture is parsed once and the module is built once. A copy made with :meth:`replace` keeps
     the parsed architecture.
@@ -81,12 +81,8 @@ class Network(Record):
         return module if dtype is None else module.to(dtype)
 
     def check_weights(self) -> None:
-        """Check that the weights fit the architecture.
-
-        Raises:
-            ArchitectureError: If names or shapes differ.
-        """
-        self.module  # noqa: B018  building it checks them
+        """Check that the weights fit the architecture, or raise ``ArchitectureError``."""
+        self.module  # noqa: B018  building the module checks the weights
 
     @cached_property
     def chain(self) -> MLP | None:
@@ -117,6 +113,12 @@ class Network(Record):
     def sample_shape(self, knowledge: Knowledge) -> tuple[int, ...]:
         """Return the shape of one sample: as the attacker knows it, else as the network states it.
 
+        Args:
+            knowledge: What the attacker knows.
+
+        Returns:
+            The shape without the batch dimension.
+
         Raises:
             InputError: If the attacker's knowledge does not fit the number of inputs.
         """
@@ -125,20 +127,20 @@ class Network(Record):
         shape = tuple(knowledge.shape or self.input_shape or architecture.image_shape or (inputs,))
         if math.prod(shape) != inputs:
             raise InputError(
-                f"A sample must have the network's {inputs} values; shape {shape} has "
-                f"{math.prod(shape)}.",
+                f"A sample must have {inputs} values, as many as the network has inputs; shape {shape} "
+                f"has {math.prod(shape)}.",
                 "Correct --shape.",
             )
         mean = knowledge.mean
         if mean is not None and mean.numel() not in (1, inputs):
             raise InputError(
                 f"The mean must be one number or have {inputs} values; got {mean.numel()}.",
-                "Grant the mean image of the data.",
+                "Pass the mean image of the data.",
             )
         last = max((columns.last for columns in knowledge.typed_columns), default=0)
         if last >= inputs:
             raise InputError(
-                f"Types are granted of columns up to {last}; a sample has {inputs}, counted from 0.",
+                f"A sample has {inputs} columns, counted from 0; a type is known for column {last}.",
                 "Correct --columns.",
             )
         return shape
@@ -161,7 +163,7 @@ class Network(Record):
         shapes = {name: t.shape for name, t in theta.items()}
         if {name: t.shape for name, t in expected.items()} != shapes:
             raise ArchitectureError(
-                f"The weights must fit {self.arch}; they are "
+                f"The weights must fit {self.arch}; got "
                 f"{', '.join(f'{name} {list(shape)}' for name, shape in list(shapes.items())[:6])}.",
                 "Read the file with load_checkpoint, which matches the names.",
             )

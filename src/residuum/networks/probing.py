@@ -1,11 +1,15 @@
-"""What a network of anybody's is, found by running it: two samples, forwards and derivatives.
+"""Check by running a network whether attacks apply to it, and measure its homogeneity.
 
-Attacks and certificates take a network to be a function of one sample and its weights, twice
-differentiable but at kinks. Whatever breaks that is found here, before anything rests on it, and
-refused with the reason: whole numbers for inputs, outputs that are no rows, random numbers or memory in
-a forward, samples that see each other, operations without second derivatives.
+Attacks and certificates treat a network as a function of one sample and its weights that is twice
+differentiable except at kinks. A network is refused with the reason if
 
-Measured likewise, at weights scaled by c: is Phi(c theta; x) = c^L Phi(theta; x), and with which L?
+- its inputs are whole numbers,
+- its outputs are not one row per sample,
+- its forward draws random numbers or changes its state,
+- the outputs of a sample depend on other samples, or
+- an operation has no second derivative.
+
+With weights scaled by c, this module also measures whether Phi(c theta; x) = c^L Phi(theta; x), and L.
 """
 
 from __future__ import annotations
@@ -32,25 +36,29 @@ from residuum.networks.activations import SigmoidReLU
 from residuum.networks.kinds import dense_chain
 from residuum.networks.surrogates import Kinks
 
-# Rounding between batches of other sizes, as a share of the largest output. Keras computes in float32
-# whatever it is given.
+# Differences by rounding between batch sizes, as a share of the largest output. Keras always computes in
+# float32.
 SAME = {torch.float64: 1e-9, torch.float32: 1e-4}
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """outputs: of one sample; flat: whether the forward returns them as (n,); notes: what a reader of
-    the result must know.
+    """What :func:`probe` measured.
+
+    Attributes:
+        outputs: Number of outputs.
+        is_flat: Whether the forward returns the outputs as (n,).
+        notes: Sentences that a reader of the results should know.
     """
 
     outputs: int
-    flat: bool
+    is_flat: bool
     notes: tuple[str, ...]
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
-    """The network inside what PyTorch wraps around it to train in parallel or to compile."""
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the network inside the wrappers of PyTorch for parallel training and compilation."""
     while True:
         inner = getattr(model, "_orig_mod", None)
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
@@ -61,15 +69,26 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 
 def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
-    """Run a network in evaluation mode on samples of ``shape``, in float64 as certificates and most attacks
-    do; refused with what is in the way.
+    """Run a network on random samples and check that attacks apply to it.
+
+    The network runs in evaluation mode and in float64, as in certificates and most attacks.
+
+    Args:
+        model: The network. It does not change.
+        shape: Shape of one sample.
+
+    Returns:
+        The number of outputs, their form, and notes.
+
+    Raises:
+        ArchitectureError: If attacks do not apply to the network.
     """
     name = type(model).__name__
-    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+    if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ArchitectureError(
-            f"The kinks of a network must be seen while it runs; TorchScript hides those of this {name}.",
-            "Give the Python module: net.load_state_dict(scripted.state_dict()); of a fully connected "
-            "network scripted.state_dict() alone is enough.",
+            f"Attacks must see the kinks of a network; TorchScript hides those of this {name}.",
+            "Pass the Python module: net.load_state_dict(scripted.state_dict()). For a fully connected "
+            "network, scripted.state_dict() alone is enough.",
         )
     model = copy.deepcopy(model).double()
     generator = torch.Generator().manual_seed(0)
@@ -77,35 +96,39 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
     before = {n: t.clone() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
     with torch.no_grad(), second_derivatives(), _Hidden() as hidden, Kinks(SigmoidReLU()) as kinks:
         outputs = _run(model, x, shape)
-        again, alone = _run(model, x, shape), _run(model, x[:1], shape)
+        repeated, single = _run(model, x, shape), _run(model, x[:1], shape)
     rows = outputs[:, None] if outputs.ndim == 1 else outputs
     after = model.state_dict()
     if changed := [n for n, t in before.items() if not torch.equal(t, after[n])]:
         raise ArchitectureError(
-            f"A network must leave its state as it is in evaluation mode; the forward of this {name} "
+            f"The state of a network must not change in evaluation mode; the forward of this {name} "
             f"changes {changed[0]!r}.",
             "Update such state under `if self.training:`.",
         )
-    if not torch.equal(outputs, again):
+    if not torch.equal(outputs, repeated):
         raise ArchitectureError(
-            f"A network must give the same outputs for the same sample; the forward of this {name} draws "
-            "random numbers in evaluation mode.",
-            "Draw them under `if self.training:`; call F.dropout(x, training=self.training).",
+            f"A network must return the same outputs for the same sample; the forward of this {name} "
+            "draws random numbers in evaluation mode.",
+            "Draw them under `if self.training:`, or call F.dropout(x, training=self.training).",
         )
     size = float(rows.abs().max()) or 1.0
-    if not float((rows[0] - alone.reshape(-1)).abs().max()) <= SAME.get(outputs.dtype, 1e-9) * size:
+    error = float((rows[0] - single.reshape(-1)).abs().max())
+    if not error <= SAME.get(outputs.dtype, 1e-9) * size:
         raise ArchitectureError(
-            f"A sample's outputs must depend on that sample alone; those of this {name} change with the "
-            "samples beside it.",
-            "Batch norm needs running statistics: track_running_stats=True.",
+            f"The outputs of a sample must depend on that sample only; those of this {name} change with "
+            "the other samples of the batch.",
+            "If it uses batch norm, set track_running_stats=True.",
         )
-    _twice_differentiable(model, x)
-    kinks.left.update(hidden.seen - {*kinks.left})
+    _check_twice_differentiable(model, x)
+    kinks.unsmoothed.update(hidden.seen - {*kinks.unsmoothed})
     return Probe(rows.shape[1], outputs.ndim == 1, tuple(_notes(model, kinks, rows)))
 
 
 class _Hidden(TorchDispatchMode):
-    """Kinks that run all the same: in a graph that was exported no function is called by its name."""
+    """Record the kinks of exported graphs, which ``Kinks`` cannot see.
+
+    An exported graph calls no function by its name.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -121,34 +144,34 @@ class _Hidden(TorchDispatchMode):
 
 
 def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Outputs, (n, C) or (n,)."""
+    """Return the outputs, (n, C) or (n,), or raise ``ArchitectureError``."""
     name = type(model).__name__
     try:
         outputs = model(x)
-    except Exception as problem:  # a forward of somebody's own may raise anything
+    except Exception as problem:  # the forward of a user may raise anything
         if _runs(model, torch.zeros_like(x, dtype=torch.long)):
             raise ArchitectureError(
-                f"A sample is made of real numbers, which candidates are moved along; this {name} takes "
+                f"A sample must consist of real numbers, so that attacks can move it; this {name} takes "
                 "whole numbers, such as tokens.",
-                "Give the part behind the embedding as a module: its samples are embedded sequences.",
+                "Pass the layers after the embedding as a module. Its samples are embedded sequences.",
             ) from problem
         if _runs(copy.deepcopy(model).float(), x.float()):
             raise ArchitectureError(
-                f"A network must run in float64 as in float32; the forward of this {name} makes tensors of "
-                f"one type: {str(problem).splitlines()[0][:200]}",
-                "Make them like its input, with x.new_zeros(...) or dtype=x.dtype, or register them as "
-                "buffers.",
+                f"A network must run in float64 and in float32; the forward of this {name} creates "
+                f"tensors of a fixed type: {str(problem).splitlines()[0][:200]}",
+                "Create tensors with the type of the input, with x.new_zeros(...) or dtype=x.dtype, or "
+                "register them as buffers.",
             ) from problem
         raise ArchitectureError(
-            f"The network must take samples of shape {shape}; the forward of {name} says: "
+            f"The network must accept samples of shape {shape}; the forward of {name} raised: "
             f"{(str(problem) or type(problem).__name__).splitlines()[0][:200]}",
-            "Grant the shape of one sample as the network receives it, or correct the data.",
+            "Pass the shape of one sample as the network receives it, or correct the data.",
         ) from problem
     if not isinstance(outputs, Tensor) or outputs.ndim not in (1, 2) or len(outputs) != len(x):
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ArchitectureError(
-            f"A network returns (n, outputs); for {len(x)} samples this one returned {got}.",
-            "Give a module whose forward returns one row of outputs per sample, such as the logits.",
+            f"A network must return (n, outputs); for {len(x)} samples this one returned {got}.",
+            "Pass a module whose forward returns one row of outputs per sample, such as the logits.",
         )
     if not outputs.isfinite().all():
         raise ArchitectureError(
@@ -161,13 +184,13 @@ def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _runs(model: nn.Module, x: Tensor) -> bool:
     try:
         model(x)
-    except Exception:  # noqa: BLE001  whatever it raises, it does not
+    except Exception:  # noqa: BLE001  any exception means that the model does not run
         return False
     return True
 
 
-def _twice_differentiable(model: nn.Module, x: Tensor) -> None:
-    """A gradient in the weights, and its gradient in the sample, as every attack takes them."""
+def _check_twice_differentiable(model: nn.Module, x: Tensor) -> None:
+    """Differentiate by the weights and then by the sample, as every attack does."""
     name, x = type(model).__name__, x.detach().requires_grad_()
     leaves = {n: p.detach().requires_grad_() for n, p in model.named_parameters()}
     try:
@@ -187,48 +210,52 @@ def _twice_differentiable(model: nn.Module, x: Tensor) -> None:
             )
     except (RuntimeError, NotImplementedError) as problem:
         raise ArchitectureError(
-            f"Attacks differentiate a network twice; for this {name} torch says: "
+            f"A network must be twice differentiable; for this {name} PyTorch raised: "
             f"{str(problem).splitlines()[0][:200]}",
-            "Write that operation with others that have second derivatives.",
+            "Replace that operation with operations that have second derivatives.",
         ) from problem
     if slope is None:
         raise ArchitectureError(
-            f"A network's outputs must change with its samples; those of this {name} have no gradient there.",
+            f"The outputs of a network must have a gradient in the sample; those of this {name} have none.",
             "Remove `.detach()`, torch.no_grad() and rounding from its forward.",
         )
 
 
 def _notes(model: nn.Module, kinks: Kinks, outputs: Tensor) -> Iterator[str]:
-    """One sentence each; at most as long as what a file may say of itself."""
+    """Yield notes of at most 200 characters, the limit of texts in a file."""
     if kinks.seen:
-        yield f"kinks are smoothed in attacks, wherever called: {', '.join(sorted(kinks.seen))}"
-    if left := sorted(name for name in kinks.left if kinks.left[name]):
-        yield f"kinks without a surrogate stay as they are: {', '.join(left)[:120]}"
-    parts = Counter(type(part).__name__ for part in model.modules() if isinstance(part, _NormBase))
-    if parts:
+        yield f"attacks smooth these kinks: {', '.join(sorted(kinks.seen))}"
+    if unsmoothed := sorted(name for name in kinks.unsmoothed if kinks.unsmoothed[name]):
+        yield f"attacks do not smooth these kinks: {', '.join(unsmoothed)[:120]}"
+    norms = Counter(type(m).__name__ for m in model.modules() if isinstance(m, _NormBase))
+    if norms:
         yield (
-            f"{', '.join(sorted(parts))}: the affine map of evaluation; training saw the statistics of "
-            "batches, so the equations hold less exactly"
+            f"{', '.join(sorted(norms))} uses running statistics here but used batch statistics in training, "
+            "so the equations of attacks hold less exactly"
         )
-    if any(isinstance(part, _DropoutNd) and part.p > 0 for part in model.modules()):
-        yield "dropout does nothing in evaluation; training had it, so the equations hold less exactly"
-    moving = [p.requires_grad for p in model.parameters()]
-    if any(moving) and not all(moving):
+    if any(isinstance(module, _DropoutNd) and module.p > 0 for module in model.modules()):
         yield (
-            f"{moving.count(False)} of {len(moving)} parameters are frozen (requires_grad=False); to have "
-            "them left out of what must be explained, grant the start (--init)"
+            "dropout was active in training and is not in evaluation, so the equations of attacks hold less "
+            "exactly"
         )
-    positive, sums = bool((outputs >= 0).all()), outputs.sum(1)
-    if outputs.shape[1] > 1 and positive and torch.allclose(sums, torch.ones_like(sums), atol=1e-4):
+    trainable = [p.requires_grad for p in model.parameters()]
+    if any(trainable) and not all(trainable):
         yield (
-            "outputs are probabilities: margins and losses are taken of them as they are; give the module "
-            "without its softmax to have those of its logits"
+            f"{trainable.count(False)} of {len(trainable)} parameters are frozen (requires_grad=False). Pass "
+            "the initial weights with --init, so that attacks leave them out"
+        )
+    is_positive, sums = bool((outputs >= 0).all()), outputs.sum(1)
+    is_one = torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+    if outputs.shape[1] > 1 and is_positive and is_one:
+        yield (
+            "outputs are probabilities, and attacks compute margins and losses from them. Pass the module "
+            "without its softmax to use the logits"
         )
 
 
 @contextmanager
 def second_derivatives() -> Iterator[None]:
-    """Kernels whose second derivatives torch has: those of fused attention have none."""
+    """Use kernels with second derivatives. The kernels of fused attention have none."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -238,21 +265,37 @@ def second_derivatives() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
-def as_rows(_: nn.Module, __: tuple[Any, ...], outputs: Tensor) -> Tensor:
-    """A forward hook: outputs (n,) become (n, 1)."""
+def add_output_dimension(module: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> Tensor:
+    """Reshape outputs from (n,) to (n, 1). This is a forward hook.
+
+    Args:
+        module: Not used.
+        inputs: Not used.
+        outputs: Outputs, (n,).
+
+    Returns:
+        Outputs, (n, 1).
+    """
     return outputs[:, None]
 
 
-# Both sides of 1, near enough that no output over- or underflows at the order of a deep network.
+# Scales on both sides of 1. They are close to 1, so that no output of a deep network overflows or underflows.
 SCALES = (0.7, 0.9, 1.1, 1.4)
-TOLERANCE = 1e-6  # of the order: float64 outputs of a homogeneous network agree to far more digits
+TOLERANCE = 1e-6  # of the order: float64 outputs of a homogeneous network agree to many more digits
 
 
 def homogeneity_order(model: nn.Module, x: Tensor) -> float | None:
-    """The order L, or None when the network is not homogeneous in its parameters.
+    """Measure the order L in which a network is homogeneous in its parameters.
 
-    For every scale c and every output that is not tiny, L = log(Phi(c theta) / Phi(theta)) / log c;
-    homogeneous means that all of them agree to 1e-6. Float64 whatever the model's dtype.
+    Every scale c and every output that is not tiny give an estimate
+    L = log(Phi(c theta) / Phi(theta)) / log c. The network is homogeneous if all estimates agree to 1e-6.
+
+    Args:
+        model: The network. It is evaluated in float64.
+        x: Inputs.
+
+    Returns:
+        The order, or None if the network is not homogeneous.
     """
     theta = {name: p.detach().double() for name, p in model.named_parameters()}
     base = functional_call(model, theta, (x.double(),))
@@ -266,25 +309,39 @@ def homogeneity_order(model: nn.Module, x: Tensor) -> float | None:
         if not (ratio > 0).all():
             return None
         orders.append(ratio.log() / math.log(c))
-    found = torch.cat(orders)
-    order = float(found.mean())
-    if float((found - order).abs().max()) > TOLERANCE * max(1.0, abs(order)):
+    estimates = torch.cat(orders)
+    order = float(estimates.mean())
+    if float((estimates - order).abs().max()) > TOLERANCE * max(1.0, abs(order)):
         return None
     return float(round(order)) if abs(order - round(order)) < TOLERANCE else order
 
 
 def probe_inputs(inputs: int, count: int = 8) -> Tensor:
-    """Fixed Gaussian inputs for measurements that need no data."""
+    """Return fixed Gaussian inputs for measurements that need no data.
+
+    Args:
+        inputs: Number of values of an input.
+        count: Number of inputs.
+
+    Returns:
+        Inputs (count, inputs) in float64.
+    """
     generator = torch.Generator().manual_seed(0)
     return torch.randn(count, inputs, generator=generator, dtype=torch.float64)
 
 
 def balance(model: nn.Module) -> float | None:
-    """sum_j |in_j - out_j| / sum_j max(in_j, out_j) over the hidden neurons of an MLP, else None.
+    """Return sum_j |in_j - out_j| / sum_j max(in_j, out_j) over the hidden neurons of an MLP.
 
-    in_j = ||w_j||^2 + b_j^2 and out_j = ||v_j||^2 are a neuron's incoming and outgoing squared norm.
-    They are equal at every KKT point of a ReLU network, so this is a data-free sign of distance from
-    one, and of weights that were rewritten after training.
+    in_j = ||w_j||^2 + b_j^2 and out_j = ||v_j||^2 are the incoming and the outgoing squared norm of a neuron.
+    They are equal at every KKT point of a ReLU network. So a large value shows without any data that the
+    weights are far from a KKT point, or that they were rewritten after training.
+
+    Args:
+        model: Any network.
+
+    Returns:
+        A number between 0 and 1, or None if the network is no MLP with hidden neurons.
     """
     chain, gap, total = dense_chain(model), 0.0, 0.0
     for lower, upper in pairwise(chain.linears if chain else ()):

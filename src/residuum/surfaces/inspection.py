@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from residuum.networks import balance
 from residuum.networks.network import Network, first_layer
-from residuum.networks.spectrum import directions, rank_above, singular_values
+from residuum.networks.spectrum import count_directions, rank_above, singular_values
 from residuum.records import Record
 from residuum.records.published import Count
 
@@ -96,7 +96,7 @@ def inspect_network(network: Network) -> Inspection:
     elif weight.ndim > 2:
         count, of = None, "the first layer is a convolution: its filters see patches"
     else:
-        count, of = directions(values, *weight.shape)
+        count, of = count_directions(values, *weight.shape)
     return Inspection(
         arch=network.arch,
         input_shape=network.input_shape,
