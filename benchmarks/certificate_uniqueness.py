@@ -26,7 +26,7 @@ from residuum.theory.kkt import evaluate, fit_multipliers
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import slopes, switches
 from residuum.theory.rows import constraint_rows, normalize_labels
-from residuum.theory.uniqueness import estimate, uniqueness
+from residuum.theory.uniqueness import estimate_cost, uniqueness
 from residuum.training import TrainingConfig, released, train
 
 ARCH, SAMPLES, STEPS, SEED = "mlp:784-1000-1000-1", 500, 250, 0
@@ -77,7 +77,7 @@ def certificate_uniqueness(device: str) -> Report:
 
 
 def _row(name: str, given: KKTSet, box: Box, device: str) -> dict[str, Any]:
-    cost = estimate(given, box=box, device=device)
+    cost = estimate_cost(given, box=box, device=device)
     print(f"{name}: {cost}", flush=True)
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()

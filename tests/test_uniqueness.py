@@ -41,9 +41,9 @@ from residuum.report.figures import ambiguity_figure
 from residuum.theory.kkt import certify
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import slope_matrix, switches
-from residuum.theory.uniqueness import estimate, uniqueness
-from residuum.theory.uniqueness.programme import Polytope, _State, least
-from residuum.theory.uniqueness.sums import Groups, pinned
+from residuum.theory.uniqueness import estimate_cost, uniqueness
+from residuum.theory.uniqueness.polytope import Polytope, _State, minimize_energy
+from residuum.theory.uniqueness.sums import Groups, find_pinned_sums
 from residuum.training import TrainingConfig, train
 from tests.cases import multiclass_point, ntk_point
 
@@ -106,8 +106,8 @@ def truth(p: Polytope) -> float:
     """The least |x|^2 by NNLS."""
     eye = np.eye(p.x0.shape[1])
     rows = np.concatenate([p.rows[0].numpy(), eye])
-    low = torch.cat([p.low, p.left], 1)[0].numpy() + rows @ p.x0[0].numpy()
-    high = torch.cat([p.high, p.right], 1)[0].numpy() + rows @ p.x0[0].numpy()
+    low = torch.cat([p.low, p.lower], 1)[0].numpy() + rows @ p.x0[0].numpy()
+    high = torch.cat([p.high, p.upper], 1)[0].numpy() + rows @ p.x0[0].numpy()
     x = project(np.concatenate([rows, -rows]), np.concatenate([low, -high]), np.zeros(len(eye)))
     return float(x @ x)
 
@@ -124,7 +124,7 @@ def test_any_dual_vector_gives_a_lower_bound(seed: int, size: float) -> None:
 def test_bound_and_example_meet_at_the_least_image(d: int, rows: int) -> None:
     for seed in range(12):
         p = polytope(seed, d, rows)
-        found = least(p)
+        found = minimize_energy(p)
         energy = float(p.x0.square().sum())
         assert float(found.bound) == pytest.approx(truth(p), abs=2e-6 * energy)
         assert float(found.bound) <= truth(p) + 1e-9 * energy
@@ -152,14 +152,16 @@ def test_the_best_dual_vector_is_tight_so_no_factor_may_be_lost() -> None:
 
 def test_batches_do_not_depend_on_each_other() -> None:
     parts = [polytope(seed) for seed in range(4)]
-    together = least(
+    together = minimize_energy(
         Polytope(
             *(torch.cat([getattr(p, f.name) for p in parts]) for f in dataclasses.fields(Polytope))
         )
     )
     for k, p in enumerate(parts):
         energy = float(p.x0.square().sum())
-        assert float(together.bound[k]) == pytest.approx(float(least(p).bound), abs=1e-5 * energy)
+        assert float(together.bound[k]) == pytest.approx(
+            float(minimize_energy(p).bound), abs=1e-5 * energy
+        )
 
 
 # What is certified
@@ -286,7 +288,7 @@ def test_pixels_are_bounded_by_range_and_moment() -> None:
 def test_candidates_beyond_the_range_widen_it() -> None:
     kkt = NETWORKS["two layers"]()
     found = uniqueness(kkt, box=(-0.5, 0.5))
-    assert any("leave the value range" in note for note in found.notes)
+    assert any("outside the value range" in note for note in found.notes)
     assert ((found.low <= kkt.x + 1e-9) & (found.high >= kkt.x - 1e-9)).all()
     assert (found.determined_at_least <= 1 + 1e-9).all()
 
@@ -296,10 +298,10 @@ def test_candidates_beyond_the_range_widen_it() -> None:
 
 def test_sums_of_independent_patterns_are_fixed() -> None:
     for point in (relu_point(2, 4, 3), relu_point(4, 2, 2)):
-        found = pinned(point.set, Groups.of(point.set))
+        found = find_pinned_sums(point.set, Groups.build(point.set))
         assert found.what.free == 0
         assert found.groups.all()
-        groups = Groups.of(point.set)
+        groups = Groups.build(point.set)
         assert len(groups) == len(set(point.group.tolist()))
         assert torch.allclose(
             groups.total(point.lam)[groups.index[0]], point.lam[point.group == 0].sum()
@@ -311,14 +313,14 @@ def test_dense_and_first_layer_agree(monkeypatch: pytest.MonkeyPatch) -> None:
 
     point = multiclass_point(3, 2, 9)
     cases = (relu_point(3, 3, 2).set, KKTSet.of(point.model, point.x, point.y, point.lam))
-    fast = [pinned(kkt, Groups.of(kkt)) for kkt in cases]
+    fast = [find_pinned_sums(kkt, Groups.build(kkt)) for kkt in cases]
     monkeypatch.setattr(
         sums,
         "_by_first_layer",
         lambda kkt, groups, rows: (torch.zeros(len(groups), dtype=torch.bool), None),
     )
     for kkt, known in zip(cases, fast, strict=True):
-        again = pinned(kkt, Groups.of(kkt))
+        again = find_pinned_sums(kkt, Groups.build(kkt))
         assert again.what.method == "dense"
         assert known.what.method == "first layer"
         assert torch.equal(again.groups, known.groups)
@@ -417,9 +419,9 @@ def test_few_rows_may_be_nearly_parallel(
     rows = rows / rows.norm(dim=2, keepdim=True)
     walls = [ends(near, b, k), ends(near, b, k), ends(box, b, d), ends(box, b, d)]
     given = Polytope(rows, draw(b, d), -walls[0], walls[1], -walls[2], walls[3])
-    found = least(given)
+    found = minimize_energy(given)
     dense()
-    lost = (least(given).bound - found.bound) / given.x0.square().sum(1)
+    lost = (minimize_energy(given).bound - found.bound) / given.x0.square().sum(1)
     assert float(lost.max()) < 1e-5
 
 
@@ -668,7 +670,7 @@ def test_time_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(certificate.ENTRIES, "cpu", 1)  # one candidate at a time
     late = uniqueness(NETWORKS["two layers"](), seconds=0)
     assert len(late) == 1
-    assert any(note.startswith("time: 1 of 5") for note in late.notes)
+    assert any(note.startswith("time budget exhausted: 1 of 5") for note in late.notes)
     together = uniqueness(NETWORKS["two layers"]())
     assert torch.allclose(late.determined_at_least, together.determined_at_least[:1], atol=1e-5)
 
@@ -717,10 +719,10 @@ def test_a_gap_is_told() -> None:
 
 def test_estimate_grows_with_the_work() -> None:
     small, large = random_set((20, 50, 1), 4), random_set((200, 400, 400, 1), 4)
-    a, b = (estimate(kkt) for kkt in (small, large))
+    a, b = (estimate_cost(kkt) for kkt in (small, large))
     assert b.operations > 10 * a.operations
     assert b.seconds > a.seconds
-    assert estimate(large, samples=1).operations < b.operations
+    assert estimate_cost(large, samples=1).operations < b.operations
     assert "GFlop" in str(b)
 
 
@@ -866,6 +868,6 @@ def test_samples_that_no_neuron_hears_pin_nothing_and_stop_nothing() -> None:
         model.linears[0].bias.fill_(-1.0)
     x, lam = torch.rand(2, 3, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
     kkt = KKTSet.of(model, x, torch.tensor([1.0, -1.0], dtype=torch.float64), lam)
-    found = pinned(kkt, Groups.of(kkt))
+    found = find_pinned_sums(kkt, Groups.build(kkt))
     assert not bool(found.groups.any())
     assert not bool(uniqueness(kkt, box=(0.0, 1.0)).determined_at_least.isnan().any())

@@ -125,7 +125,7 @@ def certified(
     network = (canonical(released) if part.canonical else released).double_module
     chosen = solution(network, part, candidates)
     box = part.knowledge.box(chosen.x[0])
-    cost = theory.estimate(chosen.kkt, box=box, samples=samples, device=device)
+    cost = theory.estimate_cost(chosen.kkt, box=box, samples=samples, device=device)
     if say is not None:
         say(f"cost: {cost}")
     unique = theory.uniqueness(

@@ -1,5 +1,5 @@
-"""Is a reconstruction unique? The certificate, its parts, and what it will cost."""
+"""Uniqueness of a reconstruction: the certificate, its components, and its cost."""
 
-from residuum.theory.uniqueness.certificate import SHARE, Cost, estimate, uniqueness
+from residuum.theory.uniqueness.certificate import SHARE, Cost, estimate_cost, uniqueness
 
-__all__ = ["SHARE", "Cost", "estimate", "uniqueness"]
+__all__ = ["SHARE", "Cost", "estimate_cost", "uniqueness"]

@@ -1,27 +1,27 @@
-"""What every other training set of the same patterns and labels keeps of each image.
+"""How much of each image is kept by every other training set with the same patterns and labels.
 
-The class: training sets with the labels of the given candidates, every sample in the activation
-pattern of a candidate of its label (one with a multiplier), that give the same sum of gradients, hence
-explain the weights as well.
+We consider training sets that have the labels of the given candidates and give the same sum of gradients,
+so that they fit the weights as well. Every sample of such a set lies in the activation pattern of a
+candidate with the same label and a positive multiplier.
 
-Where the weights pin a group's mass L and moment M (residuum.theory.uniqueness.sums), the samples of
-such a set in that group are any measure with this mass and moment on K, the closed cell of
-the pattern and the value range. An image x' may carry w = t lam_i exactly when
+The weights may pin a group's mass L and moment M (residuum.theory.uniqueness.sums). Then the samples of
+such a set in that group are any measure with this mass and moment on K, the closed cell of the pattern
+and the value range. An image x' can carry w = t lam_i if and only if
 
-    x' in K   and   (M - w x') / (L - w) in K,
+    x' in K   and   (M - w x') / (L - w) in K.
 
-which for every affine r with r >= 0 on K (a switch, a margin above the least) reads 0 <= r(x') <=
-sum_j lam_j r(x_j) / w: splits, exchanges and shifted multipliers are all in it, t = 1/2 with one sample is
-the pair x +- a, t -> 0 the whole cell. Where the sums are not pinned, x' in K is all that is known.
-With several rivals L and M are totals over them, which is necessary, and enough where multipliers
-are proportional.
+For every affine r with r >= 0 on K (a switch, or a margin above the smallest) this reads
+0 <= r(x') <= sum_j lam_j r(x_j) / w. Splits, exchanges and shifted multipliers are all included. With one
+sample, t = 1/2 is the pair x +- a, and t -> 0 is the whole cell. If the sums are not pinned, we only know
+that x' is in K. With several rival classes, L and M are totals over them. This is necessary, and it is
+sufficient if multipliers are proportional.
 
     determined_at_least   |x'|^2 >= this |x_i|^2 for every such x' that carries t of lam_i: proved
-    determined_energy     the least example found, its set written out and its residual measured
-    full_...              the same for sets that keep the margins too (full KKT, not only stationary)
-    radius_most, pixels   how far x' can be at most: proved, from the value range and the sums alone
+    determined_energy     the smallest example found, for which the set and its residual are computed
+    full_...              the same for sets that also keep the margins (full KKT, not only stationary)
+    radius_most, pixels   how far x' can be at most: proved from the value range and the sums alone
 
-Not in the class, and able to beat the bounds: samples with new patterns, canceling pairs of
+Some sets are not covered and can beat the bounds: samples with new patterns, and canceling pairs of
 opposite labels (docs/uniqueness.md).
 """
 
@@ -45,27 +45,28 @@ from residuum.records import Uniqueness
 from residuum.stationarity import norm, weighted_gradient
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import slope_matrix
-from residuum.theory.uniqueness.programme import Polytope, few, least
-from residuum.theory.uniqueness.sums import Groups, Pinned, across_patterns, pinned
+from residuum.theory.uniqueness.polytope import Polytope, eliminates_rows, minimize_energy
+from residuum.theory.uniqueness.sums import Groups, Pinned, across_patterns, find_pinned_sums
 
-# Least part of a candidate's weight that an image must carry to count as another sample.
+# An image counts as another sample if it carries at least this share of a candidate's multiplier.
 SHARE = 0.1
-IDLE = 1e-9  # of the largest multiplier: below, a candidate takes no part
-# Of a switch's slope times (1 + |x|): nearer to zero, its side is a matter of rounding.
-KINK = 1e-10
-WIDE = 0.05  # a gap between bound and example that is worth a word
-SAME = 1e-9  # of their length: covectors that differ by less are proportional
+MIN_MULTIPLIER = 1e-9  # relative to the largest multiplier: candidates below it are ignored
+# Relative to a switch's slope times (1 + |x|): closer to zero, rounding decides the side.
+KINK_TOLERANCE = 1e-10
+WIDE_GAP = 0.05  # a larger gap between bound and example gets a note
+PROPORTIONAL = 1e-9  # relative length: covectors that differ by less are proportional
 ENTRIES = {"cpu": 2**21, "cuda": 2**25}  # numbers in the rows of one batch
-# What a certificate will cost: speed is that of REPEATS products of SIDE x SIDE matrices; per candidate
-# FACTORS steps of the interior-point method (sets with and without margins kept, 13 steps each), and
-OVERHEAD = 0.01  # seconds for what is neither product nor factorization
+# The cost of a certificate is estimated from the measured speed of REPEATS products of SIDE x SIDE
+# matrices. Every candidate takes FACTORS steps of the interior-point method: 13 for sets that keep the
+# margins and 13 for sets that do not.
 SIDE, REPEATS, FACTORS = 512, 3, 26
+OVERHEAD = 0.01  # seconds per candidate for everything except products and factorizations
 Watch = Callable[[int, int], None]
 Box = tuple[float | Tensor, float | Tensor]
 
 
 def uniqueness(
-    given: KKTSet,
+    kkt_set: KKTSet,
     *,
     box: Box | None = None,
     share: float = SHARE,
@@ -74,94 +75,120 @@ def uniqueness(
     device: str = "cpu",
     watch: Watch | None = None,
 ) -> Uniqueness:
-    """Certificate of a set of candidates with positive multipliers.
+    """Certify how unique a set of candidates with positive multipliers is.
 
-    box: lowest and highest value of a pixel as the network receives it.
-    share: least part t of a candidate's multiplier that another image takes over.
-    samples: certify the first so many.
-    seconds: start no further batch after that time, what is done is kept.
+    Args:
+        kkt_set: Candidates, multipliers and network.
+        box: Lowest and highest value of a pixel as the network receives it.
+        share: Smallest part t of a candidate's multiplier that another image takes over.
+        samples: Certify only the first so many candidates.
+        seconds: Start no further batch after this time. Finished batches are kept.
+        device: Device to compute on.
+        watch: Called with the number of finished candidates and their total before each batch.
+
+    Returns:
+        The certificate of the candidates that were finished.
+
+    Raises:
+        InputError: If the share is not between 0 and 1.
+        InconclusiveError: If all weights are zero.
     """
     start = time.monotonic()
     if not 0 < share < 1:
-        raise InputError(f"The share t lies between 0 and 1; got {share}.", "Use --share 0.1.")
-    if not norm(given.target):
+        raise InputError(f"The share must lie between 0 and 1; got {share}.", "Pass --share 0.1.")
+    if not norm(kkt_set.target):
         raise InconclusiveError(
-            "A certificate needs a network with weights; all weights are zero.",
-            "Check that the file holds the trained weights.",
+            "A certificate needs a network with nonzero weights; all weights are zero.",
+            "Check that the file contains the trained weights.",
         )
-    used, kept = _active(_on(given, device))
-    cells = Cells.of(used, share, box)
-    wanted = len(used) if samples is None else min(samples, len(used))
-    found: list[dict[str, Tensor]] = []
+    used, active_index = _select_active(_move_to_device(kkt_set, device))
+    cells = Cells.build(used, share, box)
+    requested = len(used) if samples is None else min(samples, len(used))
+    batches: list[dict[str, Tensor]] = []
     batch = max(1, ENTRIES[torch.device(device).type] // max(cells.entries, 1))
-    for some in torch.arange(wanted, device=used.x.device).split(batch):
-        if found and time.monotonic() - start > seconds:
+    for indices in torch.arange(requested, device=used.x.device).split(batch):
+        if batches and time.monotonic() - start > seconds:
             break
         if watch is not None:
-            watch(int(some[0]), wanted)
-        found.append(_certify(cells, some, start + seconds))
-    record = _collect(cells, found, kept)
-    notes = _notes(given, record, cells, wanted)
+            watch(int(indices[0]), requested)
+        batches.append(_certify(cells, indices, start + seconds))
+    record = _collect(cells, batches, active_index)
+    notes = _notes(kkt_set, record, cells, requested)
     return record.replace(notes=notes, seconds=time.monotonic() - start)
 
 
 @dataclass(frozen=True)
 class Cells:
-    """K and the sums of every group, per candidate.
+    """The cell K and the sums of the group of every candidate.
 
-    values: (m, J) of all r >= 0, switches first, margins above the least after them.
-    own: (m,) whether an example moves its candidate alone, the group's rivals differing.
-    pinned: (m,).
-    low, high: (m, d) the box, which holds all candidates of its group.
-    beyond: those it had to be widened for.
-    given: the candidates as a set.
-    groups: those of one pattern and label.
-    share: t.
-    boxed: whether a value range is known.
+    Attributes:
+        kkt_set: The candidates.
+        groups: Candidates grouped by pattern and label.
+        sums: Which sums of the groups are pinned.
+        pinned: (m,) whether the sums of the candidate's group are pinned.
+        share: The share t.
+        switches: Number of switches, which are the first columns of ``values``.
+        values: (m, J) of all r >= 0: switches first, then margins above the smallest.
+        moves_alone: (m,) whether an example moves this candidate alone, because the members of its group
+            have different rivals.
+        low: (m, d) lower end of the box, which contains all candidates of the group.
+        high: (m, d) upper end of the box.
+        beyond: Number of candidates outside the value range, for which the box was widened.
+        boxed: Whether a value range is known.
     """
 
-    given: KKTSet
+    kkt_set: KKTSet
     groups: Groups
     sums: Pinned
     pinned: Tensor
     share: float
     switches: int
     values: Tensor
-    own: Tensor
+    moves_alone: Tensor
     low: Tensor
     high: Tensor
     beyond: int
     boxed: bool
 
     @classmethod
-    def of(cls, given: KKTSet, share: float, box: Box | None) -> Cells:
-        """Groups, their sums and their boxes.
+    def build(cls, kkt_set: KKTSet, share: float, box: Box | None) -> Cells:
+        """Compute groups, their sums and their boxes.
 
-        The box of a group is widened to hold its own members: a candidate outside the value range would
-        else leave nothing to bound. ``differ`` marks groups whose members have other covectors, where a
-        sum over members is no multiple of one gradient.
+        The box of a group is widened to contain its members. Otherwise a candidate outside the value range
+        would leave nothing to bound. ``differ`` marks groups whose members have different covectors. There a
+        sum over members is not a multiple of one gradient.
+
+        Args:
+            kkt_set: The candidates.
+            share: The share t.
+            box: Lowest and highest value of a pixel, or None.
+
+        Returns:
+            The cells.
         """
-        groups, flat = Groups.of(given), given.x.flatten(1)
-        sums = pinned(given, groups)
-        values = [given.switches.values.abs()]
-        if given.margins is not None:
-            values.append(given.margins - given.margins.min())
-        covectors = given.covectors.flatten(1)
+        groups, flat = Groups.build(kkt_set), kkt_set.x.flatten(1)
+        sums = find_pinned_sums(kkt_set, groups)
+        values = [kkt_set.switches.values.abs()]
+        if kkt_set.margins is not None:
+            values.append(kkt_set.margins - kkt_set.margins.min())
+        covectors = kkt_set.covectors.flatten(1)
         differ = (covectors - covectors[groups.first][groups.index]).norm(dim=1)
-        differ = groups.total((differ > SAME * covectors.norm(dim=1)).double()) > 0
+        differ = groups.total((differ > PROPORTIONAL * covectors.norm(dim=1)).double()) > 0
         low, high = torch.full_like(flat, -torch.inf), torch.full_like(flat, torch.inf)
         beyond = 0
         if box is not None:
-            like: dict[str, Any] = {"dtype": flat.dtype, "device": flat.device}
-            ends = [torch.as_tensor(e, **like).expand_as(given.x[0]).flatten() for e in box]
+            options: dict[str, Any] = {"dtype": flat.dtype, "device": flat.device}
+            ends = [
+                torch.as_tensor(end, **options).expand_as(kkt_set.x[0]).flatten() for end in box
+            ]
             beyond = int(((flat < ends[0]) | (flat > ends[1])).any(1).sum())
-            index, none = groups.index[:, None].expand_as(flat), flat[: len(groups)]
-            lowest = none.scatter_reduce(0, index, flat, "amin", include_self=False)
-            highest = none.scatter_reduce(0, index, flat, "amax", include_self=False)
+            index, template = groups.index[:, None].expand_as(flat), flat[: len(groups)]
+            lowest = template.scatter_reduce(0, index, flat, "amin", include_self=False)
+            highest = template.scatter_reduce(0, index, flat, "amax", include_self=False)
             low = torch.minimum(lowest, ends[0])[groups.index]
             high = torch.maximum(highest, ends[1])[groups.index]
         return cls(
-            given,
+            kkt_set,
             groups,
             sums,
             sums.groups[groups.index],
@@ -177,85 +204,117 @@ class Cells:
 
     @property
     def entries(self) -> int:
-        """Numbers in the rows of one candidate."""
+        """The number of entries in the rows of one candidate."""
         return self.values.shape[1] * self.low.shape[1]
 
-    def rows(self, some: Tensor) -> Tensor:
-        """(b, J, d) gradients of all r at some candidates."""
-        side = torch.where(self.given.switches.pattern[some], 1.0, -1.0).to(self.values)
-        slopes = torch.stack([slope_matrix(self.given.models, x) for x in self.given.x[some]])
-        parts = [side[:, :, None] * slopes]
-        if self.given.margins is not None:
-            parts.append(self.given.margin_slopes[some])
-        return torch.cat(parts, 1)
+    def rows(self, indices: Tensor) -> Tensor:
+        """Return the (b, J, d) gradients of all r at some candidates."""
+        side = torch.where(self.kkt_set.switches.pattern[indices], 1.0, -1.0).to(self.values)
+        slopes = torch.stack(
+            [slope_matrix(self.kkt_set.models, x) for x in self.kkt_set.x[indices]]
+        )
+        blocks = [side[:, :, None] * slopes]
+        if self.kkt_set.margins is not None:
+            blocks.append(self.kkt_set.margin_slopes[indices])
+        return torch.cat(blocks, 1)
 
-    def polytope(self, some: Tensor, rows: Tensor, free: Tensor, own: Tensor) -> Polytope:
-        """Where x' may be, (b) problems side by side: bounds on a = x' - x along rows and pixels.
+    def polytope(
+        self, indices: Tensor, rows: Tensor, free: Tensor, moves_alone: Tensor
+    ) -> Polytope:
+        """Return where x' may be, as bounds on a = x' - x along rows and pixels.
 
-        free: (b,) nothing but K is known, so that only x' itself is bound.
-        own: (b,) sums of the candidate alone, without the other members of its group.
+        Args:
+            indices: (b,) candidates, one problem for each.
+            rows: (b, J, d) gradients of the constraints.
+            free: (b,) the sums are unknown, so that only K bounds x'.
+            moves_alone: (b,) use the sums of the candidate alone, without its group.
+
+        Returns:
+            The polytopes of all problems.
         """
-        # As in the head: 0 <= r(x') <= sum_j lam_j r(x_j) / w for every r, and both x' and
-        # (M - w x') / (L - w) in the box.
-        count, lam = rows.shape[1], self.given.lam[:, None]
-        r, x = self.values[some, :count], self.given.x[some].flatten(1)
-        g, w = self.groups.index[some], self.share * lam[some]
+        # As in the head of this file: 0 <= r(x') <= sum_j lam_j r(x_j) / w for every r, and both x'
+        # and (M - w x') / (L - w) lie in the box.
+        count, lam = rows.shape[1], self.kkt_set.lam[:, None]
+        r, x = self.values[indices, :count], self.kkt_set.x[indices].flatten(1)
+        g, w = self.groups.index[indices], self.share * lam[indices]
 
         def total(values: Tensor) -> Tensor:
-            whole = self.groups.total(lam * values)[g]
-            return torch.where(own[:, None], lam[some] * values[some], whole)
+            group_total = self.groups.total(lam * values)[g]
+            return torch.where(moves_alone[:, None], lam[indices] * values[indices], group_total)
 
-        # Rows of length one, in a = x' - x: r(x') = r + <row, a>, so -r <= <row, a> <= total / w - r. A
-        # switch whose slope is zero says nothing.
+        # Rows of length one, in a = x' - x: r(x') = r + <row, a>, so -r <= <row, a> <= total / w - r.
+        # A switch whose slope is zero gives no constraint.
         size = rows.norm(dim=2)
         seen = size > 0
         unit = torch.where(seen, size, 1.0)
         high = torch.where(free[:, None], torch.inf, total(self.values[:, :count]) / w)
         # low <= (M - w x') / (L - w) <= high, solved for x'.
-        moment, rest = total(self.given.x.flatten(1)), total(torch.ones_like(lam)) - w
-        low_x, high_x = self.low[some], self.high[some]
-        left = torch.where(free[:, None], low_x, torch.maximum(low_x, (moment - rest * high_x) / w))
-        right = torch.where(
-            free[:, None], high_x, torch.minimum(high_x, (moment - rest * low_x) / w)
+        moment, remaining_weight = total(self.kkt_set.x.flatten(1)), total(torch.ones_like(lam)) - w
+        low_x, high_x = self.low[indices], self.high[indices]
+        lower = torch.where(
+            free[:, None], low_x, torch.maximum(low_x, (moment - remaining_weight * high_x) / w)
+        )
+        upper = torch.where(
+            free[:, None], high_x, torch.minimum(high_x, (moment - remaining_weight * low_x) / w)
         )
         return Polytope(
             rows / unit[..., None],
             x,
             torch.where(seen, -r / unit, -torch.inf),
             torch.where(seen, (high - r).clamp(min=0) / unit, torch.inf),
-            (left - x).clamp(max=0),
-            (right - x).clamp(min=0),
+            (lower - x).clamp(max=0),
+            (upper - x).clamp(min=0),
         )
 
 
-def _certify(cells: Cells, some: Tensor, end: float) -> dict[str, Tensor]:
-    """Fields of the record for one batch; images flat. end: no moves are searched for after that."""
-    rows = cells.rows(some)
-    x = cells.given.x[some].flatten(1)
+def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
+    """Return the fields of the record for one batch, with flat images.
+
+    Args:
+        cells: The cells of all candidates.
+        indices: (b,) candidates.
+        end: Time after which no moves across patterns are searched.
+
+    Returns:
+        Name and value of every field.
+    """
+    rows = cells.rows(indices)
+    x = cells.kkt_set.x[indices].flatten(1)
     energy = x.square().sum(1).clamp(min=1e-300)
-    free, own = ~cells.pinned[some], cells.own[some]
-    nobody = torch.zeros_like(free)
+    free, moves_alone = ~cells.pinned[indices], cells.moves_alone[indices]
+    none_selected = torch.zeros_like(free)
 
     def solve(count: int) -> tuple[Tensor, Tensor]:
-        """Bound and example over the first so many rows; an example is a set that exists."""
-        found = least(cells.polytope(some, rows[:, :count], free, nobody))
-        apart = (free | own).nonzero()[:, 0]
-        if len(apart):
-            inner = cells.polytope(some[apart], rows[apart, :count], nobody[apart], own[apart])
-            found.example[apart] = least(inner).example
-        return found.bound / energy, x + found.example
+        """Return bound and example over the first rows. An example is a set that exists."""
+        bounds = minimize_energy(cells.polytope(indices, rows[:, :count], free, none_selected))
+        special = (free | moves_alone).nonzero()[:, 0]
+        if len(special):
+            inner = cells.polytope(
+                indices[special],
+                rows[special, :count],
+                none_selected[special],
+                moves_alone[special],
+            )
+            bounds.example[special] = minimize_energy(inner).example
+        return bounds.bound / energy, x + bounds.example
 
-    (bound, image), wide = solve(cells.switches), cells.polytope(some, rows[:, :0], free, nobody)
+    (bound, image), walls = (
+        solve(cells.switches),
+        cells.polytope(indices, rows[:, :0], free, none_selected),
+    )
     full = solve(rows.shape[1]) if rows.shape[1] > cells.switches else (bound, image)
-    change = [_change(cells, int(i), x) for i, x in zip(some, image, strict=True)]
+    change = [_relative_change(cells, int(i), x) for i, x in zip(indices, image, strict=True)]
     for k in free.nonzero()[:, 0].tolist():
-        left = end - time.monotonic()
-        found = across_patterns(cells, int(some[k]), left) if left > 0 else None
-        if found is not None and float(found[0].square().sum() - image[k].square().sum()) < 0:
-            image[k], change[k] = found
-    wide = wide.widened()
+        remaining = end - time.monotonic()
+        example = across_patterns(cells, int(indices[k]), remaining) if remaining > 0 else None
+        if example is not None and float(example[0].square().sum() - image[k].square().sum()) < 0:
+            image[k], change[k] = example
+    walls = walls.widened()
     size = rows[:, : cells.switches].norm(dim=2)
-    kinks = cells.values[some, : cells.switches] <= KINK * size * (1 + x.norm(dim=1))[:, None]
+    kinks = (
+        cells.values[indices, : cells.switches]
+        <= KINK_TOLERANCE * size * (1 + x.norm(dim=1))[:, None]
+    )
     return {
         "determined_at_least": bound,
         "determined_energy": image.square().sum(1) / energy,
@@ -264,91 +323,102 @@ def _certify(cells: Cells, some: Tensor, end: float) -> dict[str, Tensor]:
         "least": image,
         "change": x.new_tensor(change),
         "radius": (image - x).norm(dim=1),
-        "radius_most": torch.maximum(-wide.left, wide.right).norm(dim=1),
-        "low": x + wide.left,
-        "high": x + wide.right,
+        "radius_most": torch.maximum(-walls.lower, walls.upper).norm(dim=1),
+        "low": x + walls.lower,
+        "high": x + walls.upper,
         "kinks": (kinks & (size > 0)).sum(1),
     }
 
 
-def _change(cells: Cells, i: int, image: Tensor) -> float:
-    """What the sum of gradients changes by, over the target's norm: 0 but for rounding.
+def _relative_change(cells: Cells, i: int, image: Tensor) -> float:
+    """Return the change of the sum of gradients over the target's norm. It is 0 up to rounding.
 
-    The set: the image with t lam_i, and one more with all the rest of what may be rearranged.
+    The set consists of the image with weight t lam_i, and of one more image with everything else that may be
+    rearranged.
+
+    Args:
+        cells: The cells of all candidates.
+        i: A candidate.
+        image: (d,) image in its place.
+
+    Returns:
+        The relative change.
     """
-    given = cells.given
+    kkt_set = cells.kkt_set
     group = cells.groups.members(int(cells.groups.index[i]))
-    members = group[group == i] if bool(cells.own[i]) else group
-    w, lam = cells.share * given.lam[i], given.lam[members]
-    rest = (lam @ given.x[members].flatten(1) - w * image) / (lam.sum() - w)
-    images = torch.stack([image, rest]).reshape(2, *given.x.shape[1:])
-    weights = torch.stack([w, lam.sum() - w])[:, None, None] * given.covectors[[i, i]]
-    points, u = torch.cat([given.x[members], images]), torch.cat([-given.u[members], weights])
-    parts = [weighted_gradient(model, points, u[:, p]) for p, model in enumerate(given.models)]
-    total = {n: torch.stack([part[n] for part in parts]).sum(0) for n in given.target}
-    return norm(total) / norm(given.target)
+    members = group[group == i] if bool(cells.moves_alone[i]) else group
+    w, lam = cells.share * kkt_set.lam[i], kkt_set.lam[members]
+    remainder = (lam @ kkt_set.x[members].flatten(1) - w * image) / (lam.sum() - w)
+    images = torch.stack([image, remainder]).reshape(2, *kkt_set.x.shape[1:])
+    weights = torch.stack([w, lam.sum() - w])[:, None, None] * kkt_set.covectors[[i, i]]
+    points, u = torch.cat([kkt_set.x[members], images]), torch.cat([-kkt_set.u[members], weights])
+    terms = [weighted_gradient(model, points, u[:, p]) for p, model in enumerate(kkt_set.models)]
+    total = {n: torch.stack([term[n] for term in terms]).sum(0) for n in kkt_set.target}
+    return norm(total) / norm(kkt_set.target)
 
 
-def _active(given: KKTSet) -> tuple[KKTSet, Tensor]:
-    """Candidates that take part, and which those are."""
-    part = given.lam > IDLE * given.lam.max() if len(given) else given.lam > 0
-    if not bool(part.any()):
+def _select_active(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
+    """Return the candidates with a multiplier, and their indices."""
+    is_active = (
+        kkt_set.lam > MIN_MULTIPLIER * kkt_set.lam.max() if len(kkt_set) else kkt_set.lam > 0
+    )
+    if not bool(is_active.any()):
         raise InputError(
-            "A uniqueness certificate needs candidates with multipliers; none has one.",
+            "A uniqueness certificate needs candidates with positive multipliers; got none.",
             "Check the reconstruction.",
         )
-    kept = part.nonzero()[:, 0]
-    return dataclasses.replace(given.take(kept), before=None), kept
+    active_index = is_active.nonzero()[:, 0]
+    return dataclasses.replace(kkt_set.take(active_index), before=None), active_index
 
 
-def _on(given: KKTSet, device: str) -> KKTSet:
-    """The set on a device."""
-    if torch.device(device) == given.x.device:
-        return given
-    moved = {name: getattr(given, name).to(device) for name in ("x", "y", "lam", "covectors")}
-    models = tuple(copy.deepcopy(model).to(device) for model in given.models)
-    target = {name: t.to(device) for name, t in given.target.items()}
-    return dataclasses.replace(given, models=models, target=target, before=None, **moved)
+def _move_to_device(kkt_set: KKTSet, device: str) -> KKTSet:
+    if torch.device(device) == kkt_set.x.device:
+        return kkt_set
+    moved = {name: getattr(kkt_set, name).to(device) for name in ("x", "y", "lam", "covectors")}
+    models = tuple(copy.deepcopy(model).to(device) for model in kkt_set.models)
+    target = {name: t.to(device) for name, t in kkt_set.target.items()}
+    return dataclasses.replace(kkt_set, models=models, target=target, before=None, **moved)
 
 
-def _notes(given: KKTSet, record: Uniqueness, cells: Cells, wanted: int) -> tuple[str, ...]:
-    idle = len(given) - len(cells.given)
-    far = int((record.determined_energy - record.determined_at_least > WIDE).sum())
-    loose = int((~record.pinned).sum())
+def _notes(kkt_set: KKTSet, record: Uniqueness, cells: Cells, requested: int) -> tuple[str, ...]:
+    idle = len(kkt_set) - len(cells.kkt_set)
+    wide_gaps = int((record.determined_energy - record.determined_at_least > WIDE_GAP).sum())
+    unpinned = int((~record.pinned).sum())
     kinks = int((record.kinks > 0).sum())
-    told = {
-        f"{idle} candidates without a multiplier were left out": idle,
-        f"time: {len(record)} of {wanted} candidates certified": len(record) < wanted,
-        "no value range was given: only switches bound an image": not cells.boxed,
-        f"{cells.beyond} candidates leave the value range, which was widened to hold them": cells.beyond,
-        f"{loose} candidates: moves across patterns are not excluded, the bound is that of the cell": loose,
-        f"{kinks} candidates sit on kinks: the side of a switch there is that of rounding": kinks,
-        f"{far} candidates: bound and best example differ by more than {WIDE:g}": far,
+    counts = {
+        f"{idle} candidates without a multiplier were ignored": idle,
+        f"time budget exhausted: {len(record)} of {requested} candidates certified": len(record)
+        < requested,
+        "no value range was given: only activation boundaries bound an image": not cells.boxed,
+        f"{cells.beyond} candidates are outside the value range, which was widened": cells.beyond,
+        f"{unpinned} candidates: moves across patterns are possible, the bound is that of the cell": unpinned,
+        f"{kinks} candidates have kinks: rounding decides on which side of a boundary they are": kinks,
+        f"{wide_gaps} candidates: bound and best example differ by more than {WIDE_GAP:g}": wide_gaps,
     }
-    return tuple(text for text, true in told.items() if true)
+    return tuple(text for text, count in counts.items() if count)
 
 
-def _collect(cells: Cells, found: list[dict[str, Tensor]], kept: Tensor) -> Uniqueness:
-    """The record, on the CPU."""
-    given, groups = cells.given, cells.groups
+def _collect(cells: Cells, batches: list[dict[str, Tensor]], active_index: Tensor) -> Uniqueness:
+    """Return the record, on the CPU."""
+    kkt_set, groups = cells.kkt_set, cells.groups
     fields: dict[str, Any] = {
-        name: torch.cat([part[name] for part in found]).cpu() for name in found[0]
+        name: torch.cat([batch[name] for batch in batches]).cpu() for name in batches[0]
     }
     k = len(fields["least"])
     for name in ("least", "low", "high"):
-        fields[name] = fields[name].reshape(k, *given.x.shape[1:])
-    members = groups.total(torch.ones_like(given.lam))[groups.index].long()
-    own = {"labels": given.y, "lam": given.lam, "members": members, "pinned": cells.pinned}
-    own |= {"index": kept, "size": given.x.flatten(1).norm(dim=1)}
-    fields |= {name: value[:k].cpu() for name, value in own.items()}
+        fields[name] = fields[name].reshape(k, *kkt_set.x.shape[1:])
+    members = groups.total(torch.ones_like(kkt_set.lam))[groups.index].long()
+    columns = {"labels": kkt_set.y, "lam": kkt_set.lam, "members": members, "pinned": cells.pinned}
+    columns |= {"index": active_index, "size": kkt_set.x.flatten(1).norm(dim=1)}
+    fields |= {name: value[:k].cpu() for name, value in columns.items()}
     return Uniqueness(
-        task=given.task,
-        samples=len(given),
+        task=kkt_set.task,
+        samples=len(kkt_set),
         share=cells.share,
         box=cells.boxed,
-        margins=given.margins is not None,
+        margins=kkt_set.margins is not None,
         sums=cells.sums.what,
-        residual=given.layer_residuals,
+        residual=kkt_set.layer_residuals,
         seconds=0.0,
         **fields,
     )
@@ -356,7 +426,14 @@ def _collect(cells: Cells, found: list[dict[str, Tensor]], kept: Tensor) -> Uniq
 
 @dataclass(frozen=True)
 class Cost:
-    """samples, floating point operations of matrix products, seconds, memory in bytes."""
+    """Estimated cost of a certificate.
+
+    Attributes:
+        samples: Number of candidates.
+        operations: Floating point operations in matrix products.
+        seconds: Estimated time.
+        memory: Bytes.
+    """
 
     samples: int
     operations: float
@@ -370,25 +447,37 @@ class Cost:
         )
 
 
-def estimate(
-    given: KKTSet, *, box: Box | None = None, samples: int | None = None, device: str = "cpu"
+def estimate_cost(
+    kkt_set: KKTSet, *, box: Box | None = None, samples: int | None = None, device: str = "cpu"
 ) -> Cost:
-    """Cost of certifying ``samples`` of a set, from the sizes and from the speed of this machine.
+    """Estimate the cost of a certificate from its sizes and the speed of this machine.
 
-    Per candidate, with K switches and k pixels that can move, s = K where switches are few and k else: the
-    gradients of the deeper switches, then ``FACTORS`` steps, each a product of K s^2 and a factorization of
-    s^3; few switches take a basis of K^2 k as well, in each step where pixels have walls and once where not.
+    Let K be the number of switches and k the number of pixels that can move. Let s = K if there are few
+    switches, and s = k otherwise. Each candidate needs the gradients of the deeper switches, then
+    ``FACTORS`` steps with a product of K s^2 and a factorization of s^3. Few switches also need a basis
+    of K^2 k: in every step if pixels have walls, and once otherwise.
+
+    Args:
+        kkt_set: The candidates.
+        box: Lowest and highest value of a pixel, or None.
+        samples: Number of candidates to certify, by default all.
+        device: Device to compute on.
+
+    Returns:
+        The estimated cost.
     """
-    count = len(given) if samples is None else min(samples, len(given))
-    d, rows = given.x[0].numel(), given.switches.values.shape[1]
+    count = len(kkt_set) if samples is None else min(samples, len(kkt_set))
+    d, rows = kkt_set.x[0].numel(), kkt_set.switches.values.shape[1]
     free = d
     if box is not None:
-        low, high = (torch.as_tensor(end).to(given.x).expand_as(given.x) for end in box)
-        free = int(((given.x > low) & (given.x < high)).flatten(1).double().sum(1).mean()) + 1
-    chains = [chain for model in given.models if (chain := dense_chain(model)) is not None]
+        low, high = (torch.as_tensor(end).to(kkt_set.x).expand_as(kkt_set.x) for end in box)
+        free = int(((kkt_set.x > low) & (kkt_set.x < high)).flatten(1).double().sum(1).mean()) + 1
+    chains = [chain for model in kkt_set.models if (chain := dense_chain(model)) is not None]
     widths = [[layer.out_features for layer in chain.linears[:-1]] for chain in chains]
-    deeper = 2.0 * d * sum(a * b for own in widths for a, b in itertools.pairwise(own))
-    eliminated = few(rows, free, walled=box is not None)
+    deeper = (
+        2.0 * d * sum(a * b for layer_widths in widths for a, b in itertools.pairwise(layer_widths))
+    )
+    eliminated = eliminates_rows(rows, free, walled=box is not None)
     side, bases = (rows, 2 if box is None else FACTORS) if eliminated else (free, 0)
     steps = FACTORS * (2.0 * rows * side**2 + side**3) + bases * 4.0 * rows**2 * free
     operations = count * (deeper + steps)
@@ -398,7 +487,7 @@ def estimate(
 
 
 def _speed(device: str) -> float:
-    """Operations per second of float64 products, measured in a few milliseconds."""
+    """Measure float64 products for a few milliseconds, and return the operations per second."""
     a = torch.rand(SIDE, SIDE, dtype=torch.float64, device=device)
     best = float("inf")
     for _ in range(REPEATS):
