@@ -154,7 +154,7 @@ def random_places(now: Round) -> tuple[Tensor, Tensor, list[int]]:
         places = torch.randn(
             count, *solver.shape, generator=now.generators[run], dtype=torch.float64
         )
-        x[run, :count] = places.mul_(solver.settings.one(run).sigma).to(now.x)
+        x[run, :count] = places.mul_(solver.settings.for_run(run).sigma).to(now.x)
         # Labels come in blocks. A fixed shuffle spreads them over the places.
         order = torch.randperm(count, generator=torch.Generator().manual_seed(count))
         labels[run, :count] = solver.labels(count)[order].to(all_labels)

@@ -513,7 +513,7 @@ def _around(names: tuple[str, ...]) -> dict[str, Any]:
                 "needs two or more outputs; this network has 1",
             ),
             AttackOutcome(
-                "ntk", True, True, False, "needs the initial weights; grant them with --init"
+                "ntk", True, True, False, "needs the initial weights; pass them with --init"
             ),
         ),
         "certificate": _certificate(),

@@ -207,7 +207,7 @@ def test_a_start_of_a_kept_module_is_its_weights_and_buffers_stay() -> None:
     known = GRANTED.replace(theta0=start)
     config = rs.attacks.NTK(gradients="theta0", steps=5, restarts=1, candidates=4)
     assert torch.isfinite(rs.attack(model, known, config).loss).all()
-    objective = OBJECTIVES["ntk"].configured(config, known)
+    objective = OBJECTIVES["ntk"].from_settings(config, known)
     built = rs.checkpoint_from_module(model, input_shape=(12,)).copy_module()
     point = Problem(built, objective, known, torch.ones(4)).points[0]
     assert torch.equal(point.head.weight, start["head.weight"].double())

@@ -15,7 +15,7 @@ from tests.test_growth import SMALL, small_solver
 
 def test_optimizer_state_goes_to_both_children():
     s = small_solver()
-    state = s.solve(s.start(), s.next_look(0))
+    state = s.solve(s.start(), s.next_evaluation_step(0))
     parent, slots = 2, state.x.shape[1]
     moved = state.x[0, parent] + 0.1
     new = Newcomer(

@@ -21,7 +21,7 @@ from residuum.attacks.stationarity.objectives import (
     Objective,
     WeightDecay,
 )
-from residuum.attacks.stationarity.problem import best_multipliers
+from residuum.attacks.stationarity.problem import fit_multipliers
 from residuum.attacks.stationarity.solver import Solver, SolverState
 from residuum.errors import InputError
 from residuum.networks import MLP, ConvNet, Polynomial, PolynomialNetwork
@@ -277,7 +277,7 @@ def test_zero_at_exact_multiclass_points_for_tied_rivals_alone(classes):
     best = MulticlassKKT("best")
     problem = AllLayers(point.model, best, *known[:2], surrogate="none", normalize=False)
     ones = torch.ones(1, len(point.x), dtype=torch.float64)
-    found = best_multipliers(problem, point.x[None], ones, 0.0, 1.0, 1.0)
+    found = fit_multipliers(problem, point.x[None], ones, 0.0, 1.0, 1.0)
     assert 0.3 < squared_residual(point.model, best, *known, found[0]) ** 0.5 < 0.6
 
 
@@ -285,12 +285,12 @@ def test_zero_at_exact_multiclass_points_for_tied_rivals_alone(classes):
 def test_zero_at_a_minimum_with_weight_decay(loss):
     point, decay = weight_decay_point(loss)
     knowledge = Knowledge(loss=loss, weight_decay=decay, sample_count=len(point.x))
-    objective = WeightDecay.configured(Auto(), knowledge)
+    objective = WeightDecay.from_settings(Auto(), knowledge)
     assert objective.tied == pytest.approx(1 / (2 * decay))
     ones = torch.ones(len(point.x), 1, dtype=torch.float64)
     known = (knowledge, point.y, point.x, ones)
     assert squared_residual(point.model, objective, *known) < 1e-24
-    off = WeightDecay.configured(Auto(), knowledge.replace(weight_decay=1.1 * decay))
+    off = WeightDecay.from_settings(Auto(), knowledge.replace(weight_decay=1.1 * decay))
     assert squared_residual(point.model, off, *known) > 1e-3
 
 
@@ -413,9 +413,9 @@ def test_options_of_an_objective_are_checked_when_it_is_made():
 
 def test_settings_of_an_attack_reach_the_options_of_the_same_name():
     multiclass = attacks.MulticlassKKT(rivals="best")
-    assert MulticlassKKT.configured(multiclass, Knowledge()) == MulticlassKKT("best")
-    assert NTK.configured(attacks.NTK(gradients="both"), Knowledge()) == NTK("both")
-    assert BinaryKKT.configured(attacks.BinaryKKT(rivals="best"), Knowledge()) == BinaryKKT()
+    assert MulticlassKKT.from_settings(multiclass, Knowledge()) == MulticlassKKT("best")
+    assert NTK.from_settings(attacks.NTK(gradients="both"), Knowledge()) == NTK("both")
+    assert BinaryKKT.from_settings(attacks.BinaryKKT(rivals="best"), Knowledge()) == BinaryKKT()
 
 
 def test_what_an_objective_can_work_with():
@@ -427,11 +427,11 @@ def test_what_an_objective_can_work_with():
 
 def test_multipliers_are_tied_only_by_all_three_facts():
     facts = {"loss": "logistic", "weight_decay": 0.01, "sample_count": 20}
-    assert WeightDecay.configured(Auto(), Knowledge(**facts)) == WeightDecay(
+    assert WeightDecay.from_settings(Auto(), Knowledge(**facts)) == WeightDecay(
         tied=5.0, loss="logistic"
     )
     for name in facts:
         rest = {key: value for key, value in facts.items() if key != name}
-        assert WeightDecay.configured(Auto(), Knowledge(**rest)) == WeightDecay()
+        assert WeightDecay.from_settings(Auto(), Knowledge(**rest)) == WeightDecay()
     with pytest.raises(InputError, match="got 'hinge'"):
-        WeightDecay.configured(Auto(), Knowledge(**{**facts, "loss": "hinge"}))
+        WeightDecay.from_settings(Auto(), Knowledge(**{**facts, "loss": "hinge"}))

@@ -249,7 +249,7 @@ def test_a_module_of_ones_own_has_the_loss_of_the_naive_loop(objective):
         theta if at == "theta" else {name: t.double() for name, t in theta0.items()}
         for at in objective.gradient_points()
     ]
-    target = objective.surface_of(theta, knowledge).target
+    target = objective.create_surface(theta, knowledge).target
     layers = {
         layer: (1 / sum(float(target[n].square().sum()) for n in names), names)
         for layer, names in by_layer(target).items()

@@ -19,7 +19,7 @@ from residuum.attacks.random_streams import stream
 from residuum.attacks.stationarity.attack import search
 from residuum.attacks.stationarity.objectives import NTK, BinaryKKT, WeightDecay
 from residuum.attacks.stationarity.priors import PRIORS
-from residuum.attacks.stationarity.problem import Problem, best_multipliers
+from residuum.attacks.stationarity.problem import Problem, fit_multipliers
 from residuum.attacks.stationarity.solver import CHECK_EVERY, Solver, rate_at, sharpness_at
 from residuum.errors import ArchitectureError, InputError
 from residuum.networks import MLP, Architecture
@@ -177,7 +177,7 @@ def test_closed_form_multipliers_end_a_captured_chunk():
     solver.config, solver.check_every = config.changed(device="cuda"), 200
     ends, step = [], 0
     while step < config.steps:
-        step = solver.next_look(step)
+        step = solver.next_evaluation_step(step)
         ends.append(step)
     assert ends == [*range(70, 1000, 70), 1000]
 
@@ -188,7 +188,7 @@ def test_settings_that_cannot_differ_between_runs_are_refused(tmp_path):
     def build(runs):
         return Solver(model, BinaryKKT(), Knowledge(), SHORT, (5,), 1, 4, per_run=runs)
 
-    with pytest.raises(InputError, match="as many as restarts; got 1 for 2"):
+    with pytest.raises(InputError, match="one entry per restart; got 1 entries for 2"):
         build([SHORT])
     with pytest.raises(InputError, match="may differ in lr_x"):
         build([SHORT, SHORT.changed(optimizer="sgd")])
@@ -456,7 +456,7 @@ def test_closed_form_multipliers_equal_dense_least_squares(floor, layers):
         case.model, objective, case.knowledge, case.labels, surrogate="none", layers=layers
     )
     scale, y = 0.7, case.labels.double()[:, None]
-    found = best_multipliers(problem, case.x, case.lam, floor, scale, 1.0)
+    found = fit_multipliers(problem, case.x, case.lam, floor, scale, 1.0)
     for run in range(2):
         covectors = torch.ones_like(y) if floor is None else y
         rows = Rows(torch.arange(6), covectors)
@@ -483,7 +483,7 @@ def test_closed_form_multipliers_never_raise_the_loss(objective, outputs):
             )
             floor = 0.05 if objective.nonnegative else None
             lam = case.lam.clamp(min=0.05)
-            found = best_multipliers(problem, case.x, lam, floor, 0.5, 4.0)
+            found = fit_multipliers(problem, case.x, lam, floor, 0.5, 4.0)
             before = problem.evaluate(case.x, 0.5 * lam, 4.0).loss
             after = problem.evaluate(case.x, 0.5 * found, 4.0)
             assert (after.loss < before).all()
@@ -496,10 +496,10 @@ def test_runs_without_a_closed_form_keep_their_multipliers():
     problem = AllLayers(case.model, case.objective, case.knowledge, case.labels, surrogate="none")
     x = case.x.clone()
     x[0] = math.nan
-    found = best_multipliers(problem, x, case.lam, 0.0, 1.0, 1.0)
+    found = fit_multipliers(problem, x, case.lam, 0.0, 1.0, 1.0)
     assert torch.equal(found[0], case.lam[0])
     assert not torch.equal(found[1], case.lam[1])
-    dead = best_multipliers(problem, torch.zeros_like(x), case.lam, 0.0, 1.0, 1.0)
+    dead = fit_multipliers(problem, torch.zeros_like(x), case.lam, 0.0, 1.0, 1.0)
     assert torch.equal(dead, case.lam)
 
 

@@ -61,7 +61,7 @@ def search(
     state = load_state(path, solver.fingerprint, config.device) or solver.start()
     try:
         while not state.stopped and (until is None or state.step < until):
-            next_ = solver.next_look(state.step)
+            next_ = solver.next_evaluation_step(state.step)
             if grower is not None:
                 next_ = min(next_, grower.next_round(state.step))
             state = solver.solve(state, next_)
@@ -250,7 +250,7 @@ class Stationarity(StationarityAttack):
         Raises:
             InputError: If the objective does not fit the network or the knowledge.
         """
-        objective = self.objective.configured(self, knowledge)
+        objective = self.objective.from_settings(self, knowledge)
         shape = network.sample_shape(knowledge)
         outputs = network.architecture.outputs
         objective.check(outputs, knowledge)

@@ -80,13 +80,13 @@ class Curvature:
     ) -> dict[str, Tensor]:
         """Return sum_i f(x_i) of one run by parameter name, for any network."""
         total: dict[str, Tensor] = {}
-        for i, model in enumerate(self.problem.models(self.sharpness, run)):
+        for i, model in enumerate(self.problem.build_models(self.sharpness, run)):
             for name, term in self.problem.sum_of_gradients(model, i, x, lam, labels).items():
                 total[name] = total[name] + term if name in total else term
         return total
 
     def _residual_at(self, run: int, x: Tensor) -> dict[str, Tensor]:
-        problem, models = self.problem, self.problem.models(self.sharpness, run)
+        problem, models = self.problem, self.problem.build_models(self.sharpness, run)
         return problem.residual(models, x, self.lam[run].detach(), problem.labels_of(run))
 
     @torch.enable_grad()

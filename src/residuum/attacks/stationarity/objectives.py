@@ -1,4 +1,4 @@
-"""Objectives: which target, which gradients, which multipliers. One loss serves them all.
+"""Objectives: the target, the gradients and the multipliers of each attack. All attacks share one loss.
 
     L(x, lam) = sum_l w_l || target_l - sum_i grad_l <u_i, Phi(x_i)> ||^2,   u = covectors(lam, ...)
 
@@ -12,10 +12,12 @@ NTK [L]             theta - theta0   lam_i at theta, theta0 or both      free, o
 moment              m                -lam_i y_i, -sum_c lam_ic (e_y-e_c) lam >= 0, per rival
 ==================  ===============  ==================================  ==========================
 
-[H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. Targets are those of surfaces
-(``surfaces/surface.py``). A new objective is one frozen class with its ``covectors``, here or in
-an installed package, and one line in ``OBJECTIVES``; try it first with ``plain.attack``. What it is
-for, its options and when it applies are its own.
+[H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. The target comes from the attack surface
+(``surfaces/surface.py``).
+
+To add an objective, write one frozen class with a ``covectors`` method, here or in an installed package, and
+add one line to ``OBJECTIVES``. The class also defines its options and when it applies. Try it first with
+``plain.attack``.
 """
 
 from __future__ import annotations
@@ -39,11 +41,17 @@ from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """Base: gradients at theta, target theta; what multipliers mean is each objective's own.
+    """Base class, with gradients at theta and the target theta. Subclasses define the multipliers.
 
-    surface: whose target the sum must equal.
-    task: what a certificate of its candidates is asked for, "" to be told by the network.
-    Dataclass fields are options. Those that are also settings of the attack are set from there.
+    The dataclass fields are options. Options that are also settings of the attack are taken from the attack.
+
+    Attributes:
+        name: Name of the objective.
+        paper: The publication.
+        surface: Name of the attack surface whose target the sum must equal.
+        task: Task of the certificate of the candidates, "" for the task of the network.
+        nonnegative: Whether multipliers must be nonnegative.
+        points: Gradient points: "theta", "theta0" or both.
     """
 
     name: ClassVar[str] = ""
@@ -54,64 +62,134 @@ class Objective(ABC):
     points: ClassVar[tuple[str, ...]] = ("theta",)
 
     @classmethod
-    def configured(cls, settings: AttackSettings, knowledge: Knowledge) -> Self:
-        """The objective with the options of these settings."""
+    def from_settings(cls, settings: AttackSettings, knowledge: Knowledge) -> Self:
+        """Create the objective with the options that the attack sets.
+
+        Args:
+            settings: Settings of the attack.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The objective.
+        """
         shared = {f.name for f in fields(cls)} & type(settings).model_fields.keys()
         return cls(**{name: getattr(settings, name) for name in shared})
 
     @property
     def follows_outputs(self) -> bool:
-        """Whether the covectors are differentiated through the network's outputs."""
+        """Whether the covectors depend on the network's outputs, so that derivatives pass through them."""
         return False
 
     def gradient_points(self) -> tuple[str, ...]:
-        """Where gradients are taken: "theta", "theta0", or both."""
+        """Return where gradients are taken: "theta", "theta0", or both."""
         return self.points
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Why it does not apply, "" when it does; task: of the network, "" where nobody said."""
+        """Return why the objective does not apply.
+
+        Args:
+            outputs: Number of outputs of the network.
+            task: Task of the network, "" if it is not known.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, "" if the objective applies.
+        """
         return ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Why it applies, in a few words."""
+        """Return why the objective applies, in a few words."""
         return "applies to this network"
 
     def why_skipped(self, task: str, knowledge: Knowledge) -> str:
-        """Why an audit leaves it out although it applies; "" when it does not."""
+        """Return why an audit skips the objective although it applies.
+
+        Args:
+            task: Task of the network, "" if it is not known.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, "" if the audit does not skip the objective.
+        """
         return ""
 
     def check(self, outputs: int, knowledge: Knowledge) -> None:
-        """Refuse a network or a lack of knowledge; whoever asks by name has seen to the task."""
+        """Refuse a network or knowledge that does not suit the objective. The task is not checked.
+
+        Args:
+            outputs: Number of outputs of the network.
+            knowledge: What the attacker knows.
+
+        Raises:
+            InputError: If the objective does not apply.
+        """
         if why_not := self.why_not(outputs, "", knowledge):
             raise InputError(
                 f"`{type(self).__name__}` {why_not}.",
-                "residuum audit CKPT --dry-run lists the attacks that apply.",
+                "To list the attacks that apply, run: residuum audit CKPT --dry-run",
             )
 
-    def surface_of(self, theta: Theta, knowledge: Knowledge) -> Surface:
-        """Where these weights, of whatever network, must be explained."""
+    def create_surface(self, theta: Theta, knowledge: Knowledge) -> Surface:
+        """Create the attack surface of these weights, for a network of any architecture.
+
+        Args:
+            theta: Weights by parameter name.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The attack surface, with the target.
+        """
         return SURFACES[self.surface](Network(theta, ""), knowledge)
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
-        """(count,) a label for every candidate; first half -1 as in the released code of [H]."""
+        """Return a label for every candidate. The first half is -1, as in the released code of [H].
+
+        Args:
+            count: Number of candidates.
+            outputs: Number of outputs of the network.
+            knowledge: What the attacker knows, such as the balance of the labels.
+
+        Returns:
+            Labels (count,).
+        """
         balance = knowledge.label_balance or (0.5, 0.5)
         negative = round(count * balance[0] / sum(balance))
         return torch.cat([-torch.ones(negative), torch.ones(count - negative)])
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Shape of one candidate's multipliers."""
+        """Return the shape of one candidate's multipliers."""
         return ()
 
     @abstractmethod
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """u: (..., m, C) from outputs (..., m, C), labels (m,), lam (..., m, *multiplier_shape)."""
+        """Return the covectors u of the candidates.
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (..., m, C).
+            labels: Labels (m,), or (..., m) if runs have different labels.
+            lam: Multipliers (..., m, *multiplier_shape).
+
+        Returns:
+            u, of shape (..., m, C).
+        """
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """From the loss's derivative in u to those in the outputs (None: no dependence) and in lam.
+        """Map the derivative of the loss in u to its derivatives in the outputs and in lam.
 
-        By automatic differentiation of ``covectors``; an objective may give its own to be faster.
+        This default differentiates ``covectors`` automatically. A subclass can override it to be faster.
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (..., m, C).
+            labels: Labels (m,), or (..., m) if runs have different labels.
+            lam: Multipliers (..., m, *multiplier_shape).
+            ubar: Derivative of the loss in u.
+
+        Returns:
+            The derivative in the outputs, or None if u does not depend on them, and the derivative in lam.
         """
 
         def u(outputs: Tensor, lam: Tensor) -> Tensor:
@@ -121,17 +199,17 @@ class Objective(ABC):
 
 
 class MarginKKT(Objective):
-    """A classifier of largest margin, which training to zero loss leads to."""
+    """KKT equation of margin maximization, which classifiers trained to zero loss satisfy in the limit."""
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """A classifier with the outputs of its task."""
+        """Return a reason unless this is a classifier with a suitable number of outputs."""
         if (outputs == 1) != (self.task == "binary"):
-            wanted = "one output" if self.task == "binary" else "at least 2 outputs"
-            return f"needs {wanted}; this network has {outputs}"
+            required = "one output" if self.task == "binary" else "at least 2 outputs"
+            return f"needs {required}; this network has {outputs}"
         return "needs a classifier; this network is a regression" if task == "regression" else ""
 
     def why_applies(self, surface: Surface) -> str:
-        """What homogeneity says."""
+        """Return whether the network is homogeneous, as the KKT theorem requires."""
         if (order := surface.checkpoint.homogeneity_order) is None:
             return (
                 "not homogeneous: the KKT theorem does not cover it, published attacks still worked"
@@ -148,13 +226,13 @@ class BinaryKKT(MarginKKT):
     task: ClassVar[str] = "binary"
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """lam_i y_i."""
+        """Return u_i = lam_i y_i."""
         return (lam * labels.to(lam.dtype))[..., None]
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """y_i times the derivative in u."""
+        """Return y_i times the derivative in u."""
         return None, ubar[..., 0] * labels.to(lam.dtype)
 
 
@@ -162,8 +240,10 @@ class BinaryKKT(MarginKKT):
 class MulticlassKKT(MarginKKT):
     """theta = sum_ic lam_ic grad (Phi_y - Phi_c)(x_i) over rivals c, lam >= 0.
 
-    rivals "tied": a multiplier for every rival within ``tolerance`` of the best one; "best": one
-    multiplier on the best rival, as published.
+    Attributes:
+        rivals: "tied" for a multiplier for every rival within ``tolerance`` of the best rival. "best" for one
+            multiplier, for the best rival, as published.
+        tolerance: Distance from the best rival, relative to the margin.
     """
 
     name: ClassVar[str] = "multiclass-kkt"
@@ -176,106 +256,124 @@ class MulticlassKKT(MarginKKT):
         require_known(self.rivals, ("tied", "best"), "No rivals rule")
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
-        """Classes in turn, as evenly as ``label_balance`` says."""
+        """Return class labels in ascending order, in the proportions of ``label_balance``."""
         share = torch.tensor(knowledge.label_balance or [1 / outputs] * outputs)
         bounds = (share.cumsum(0) / share.sum() * count).round().long()
         return torch.bucketize(torch.arange(count), bounds, right=True).clamp(max=outputs - 1)
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """One per rival, or one."""
+        """Return one multiplier per rival, or a single multiplier."""
         return (outputs,) if self.rivals == "tied" else ()
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """sum_c lam_ic (e_y - e_c); which rivals count is read off the outputs, not differentiated."""
-        own, counts = self._rivals(outputs, labels)
-        weights = counts * (lam if self.rivals == "tied" else lam[..., None])
-        return weights.sum(-1, keepdim=True) * own - weights
+        """Return sum_c lam_ic (e_y - e_c). The choice of the rivals c is not differentiated."""
+        one_hot, is_rival = self._rivals(outputs, labels)
+        weights = is_rival * (lam if self.rivals == "tied" else lam[..., None])
+        return weights.sum(-1, keepdim=True) * one_hot - weights
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """lam_ic multiplies e_y - e_c where rival c counts."""
-        own, counts = self._rivals(outputs, labels)
-        inner = counts * ((ubar * own).sum(-1, keepdim=True) - ubar)
+        """Return <ubar, e_y - e_c> for the rivals c."""
+        one_hot, is_rival = self._rivals(outputs, labels)
+        inner = is_rival * ((ubar * one_hot).sum(-1, keepdim=True) - ubar)
         return None, inner if self.rivals == "tied" else inner.sum(-1)
 
     def _rivals(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """e_y (m, C), and 1 for every rival that counts (..., m, C)."""
+        """Return e_y (m, C), and an indicator (..., m, C) of the rivals that have a multiplier."""
         classes = outputs.shape[-1]
-        own = F.one_hot(labels.long(), classes).to(outputs.dtype)
-        rivals = outputs.detach().masked_fill(own.bool(), -torch.inf)
+        one_hot = F.one_hot(labels.long(), classes).to(outputs.dtype)
+        rivals = outputs.detach().masked_fill(one_hot.bool(), -torch.inf)
         if self.rivals == "best":
-            return own, F.one_hot(rivals.argmax(-1), classes).to(outputs.dtype)
+            return one_hot, F.one_hot(rivals.argmax(-1), classes).to(outputs.dtype)
         best = rivals.amax(-1, keepdim=True)
-        margin = (outputs.detach() * own).sum(-1, keepdim=True) - best
-        return own, (rivals >= best - self.tolerance * margin.abs()).to(outputs.dtype)
+        margin = (outputs.detach() * one_hot).sum(-1, keepdim=True) - best
+        return one_hot, (rivals >= best - self.tolerance * margin.abs()).to(outputs.dtype)
 
 
 @dataclass(frozen=True)
 class WeightDecay(Objective):
     """theta = -(1/(n w)) sum_i l'(Phi_i, y_i) grad Phi(x_i) at a minimum of mean loss + w/2 |theta|^2.
 
-    Without the decay w the multipliers are free; with ``loss``, ``weight_decay`` and
-    ``sample_count`` granted they are tied to the candidates: logistic lam_i = y_i sigmoid(-y_i
-    Phi_i)/(n w), squared lam_i = 2 (y_i - Phi_i)/(n w), times a free scale around one.
+    If the weight decay w is not known, the multipliers are free. If the attacker knows the loss, the weight
+    decay and the number of samples, the multipliers are tied to the candidates, up to a free scale around 1:
+
+        logistic loss   lam_i = y_i sigmoid(-y_i Phi_i) / (n w)
+        squared loss    lam_i = 2 (y_i - Phi_i) / (n w)
+
+    Attributes:
+        tied: 1 / (n w), or 0 for free multipliers.
+        loss: The loss, if multipliers are tied.
     """
 
     name: ClassVar[str] = "weight-decay"
     paper: ClassVar[str] = "Buzaglo et al. 2023"
     task: ClassVar[str] = "regression"
     nonnegative: ClassVar[bool] = False
-    tied: float = 0.0  # 1 / (n w) once known
+    tied: float = 0.0
     loss: str = ""
 
     @property
     def follows_outputs(self) -> bool:
-        """Tied multipliers do."""
+        """Whether the multipliers are tied to the outputs."""
         return bool(self.tied)
 
     @classmethod
-    def configured(cls, settings: AttackSettings, knowledge: Knowledge) -> Self:
-        """With multipliers tied to the loss where knowledge allows."""
+    def from_settings(cls, settings: AttackSettings, knowledge: Knowledge) -> Self:
+        """Create the objective, with multipliers tied to the loss if the attacker knows enough.
+
+        Args:
+            settings: Settings of the attack.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The objective.
+
+        Raises:
+            InputError: If the loss is neither logistic nor squared.
+        """
         if not (knowledge.weight_decay and knowledge.sample_count and knowledge.loss):
             return cls()
         if knowledge.loss not in ("logistic", "squared"):
             raise InputError(
-                f"Multipliers are tied for the logistic and the squared loss; got {knowledge.loss!r}.",
-                "Leave the loss out to keep them free.",
+                "Multipliers can be tied to the loss only if it is logistic or squared; got "
+                f"{knowledge.loss!r}.",
+                "Do not pass the loss. The multipliers are then free.",
             )
         scale = 1 / (knowledge.sample_count * knowledge.weight_decay)
         return cls(tied=scale, loss=knowledge.loss)
 
     def why_applies(self, surface: Surface) -> str:
-        """At a minimum of the decayed loss."""
+        """Return that the equation holds at a minimum of the loss with weight decay."""
         return "sound when the network was trained with weight decay"
 
     def why_skipped(self, task: str, knowledge: Knowledge) -> str:
-        """A classifier that nobody said was decayed."""
+        """Return a reason for a classifier whose weight decay is not known."""
         if task == self.task or knowledge.weight_decay is not None:
             return ""
-        return "needs the weight decay of the training; grant it with --weight-decay"
+        return "needs the weight decay of the training; pass it with --weight-decay"
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """One per output."""
+        """Return one multiplier per output."""
         return (outputs,)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Free: lam itself. Tied: the loss's derivative at the candidates' outputs."""
+        """Return lam if it is free, otherwise lam times minus the loss's derivative over n w."""
         if not self.tied:
             return lam
-        return self.tied * self._pull(outputs, labels)[0] * lam
+        return self.tied * self._loss_derivatives(outputs, labels)[0] * lam
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Tied multipliers pass the derivative on to the outputs."""
+        """Return derivatives in lam and, if multipliers are tied, in the outputs."""
         if not self.tied:
             return None, ubar
-        pull, slope = self._pull(outputs, labels)
-        return self.tied * slope * lam * ubar, self.tied * pull * ubar
+        descent, slope = self._loss_derivatives(outputs, labels)
+        return self.tied * slope * lam * ubar, self.tied * descent * ubar
 
-    def _pull(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | float]:
-        """-l'(Phi, y) and its derivative in Phi."""
+    def _loss_derivatives(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Return -l'(Phi, y) and its derivative in Phi."""
         y = labels.to(outputs.dtype)[..., None]
         if self.loss == "squared":
             return 2 * (y - outputs), -2.0
@@ -285,7 +383,11 @@ class WeightDecay(Objective):
 
 @dataclass(frozen=True)
 class NTK(Objective):
-    """theta - theta0 = sum_i lam_i grad Phi(x_i), gradients at theta, theta0 or both; lam free."""
+    """theta - theta0 = sum_i lam_i grad Phi(x_i), with gradients at theta, theta0 or both, and lam free.
+
+    Attributes:
+        gradients: Where gradients are taken: "theta", "theta0" or "both".
+    """
 
     name: ClassVar[str] = "ntk"
     paper: ClassVar[str] = "Loo et al. 2024"
@@ -295,33 +397,34 @@ class NTK(Objective):
     gradients: str = "theta"
 
     def gradient_points(self) -> tuple[str, ...]:
-        """As asked for."""
+        """Return the points of the option ``gradients``."""
         return ("theta", "theta0") if self.gradients == "both" else (self.gradients,)
 
     def __post_init__(self) -> None:
         require_known(self.gradients, ("theta", "theta0", "both"), "No gradient point")
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """The initial weights must be known."""
-        known = knowledge.theta0 is not None
-        return "" if known else "needs the initial weights theta0; grant them with --init"
+        """Return a reason if the initial weights are not known."""
+        if knowledge.theta0 is not None:
+            return ""
+        return "needs the initial weights theta0; pass them with --init"
 
     def why_applies(self, surface: Surface) -> str:
-        """They are."""
-        return "initial weights are at hand"
+        """Return that the initial weights are known."""
+        return "the initial weights are known"
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """One per output and gradient point."""
+        """Return one multiplier per output and gradient point."""
         return (len(self.gradient_points()), outputs)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """The multipliers of this point."""
+        """Return the multipliers of this gradient point."""
         return lam[..., point, :]
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Only this point's multipliers take part."""
+        """Return the derivative in u, and zero for the multipliers of the other gradient point."""
         inner = torch.zeros_like(lam)
         inner[..., point, :] = ubar
         return None, inner
@@ -329,12 +432,15 @@ class NTK(Objective):
 
 @dataclass(frozen=True)
 class Moment(Objective):
-    """m = sum_i grad l(Phi(x_i), y_i) over the last batches, as momentum and Adam weigh them.
+    """m = sum_i grad l(Phi(x_i), y_i) over the last batches, with the weights of momentum or Adam.
 
-    The gates are those of the weights themselves, nearly, and nothing has to have converged. A loss
-    pulls towards its own class: m = -sum_i lam_i y_i grad Phi(x_i), or with every rival c its own
-    multiplier -sum_ic lam_ic grad (Phi_y - Phi_c)(x_i), lam >= 0. With one output and both signs of y
-    that is a regression as well.
+    The ReLU gates are nearly those of the released weights, and training need not have converged. A descent
+    step increases the output of the correct class:
+
+        one output        m = -sum_i lam_i y_i grad Phi(x_i)
+        several outputs   m = -sum_ic lam_ic grad (Phi_y - Phi_c)(x_i) over rivals c
+
+    with lam >= 0. With one output and both signs of y, this also covers a regression.
     """
 
     name: ClassVar[str] = "moment"
@@ -342,43 +448,44 @@ class Moment(Objective):
     surface: ClassVar[str] = MOMENT
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """The state of the optimizer must be there."""
+        """Return a reason if there is no optimizer state, or for a regression of several outputs."""
         if knowledge.moment is None:
-            return "needs the state of an optimizer, in the file or of a live one"
-        several = task == "regression" and outputs > 1
-        return "needs one output; a regression of several is not covered" if several else ""
+            return "needs the state of an optimizer, from the file or from a live one"
+        if task == "regression" and outputs > 1:
+            return "needs one output; a regression of several outputs is not covered"
+        return ""
 
     def why_applies(self, surface: Surface) -> str:
-        """What it is."""
-        return "the optimizer keeps a mean of the last gradients"
+        """Return that the optimizer state is a mean of gradients."""
+        return "the optimizer state is a mean of the last gradients"
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
-        """As those of a classifier."""
+        """Return the labels of a binary or multiclass classifier."""
         kind = Objective if outputs == 1 else MulticlassKKT
         return kind.labels(self, count, outputs, knowledge)
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """One per rival, or one."""
+        """Return one multiplier per class, or a single multiplier for one output."""
         return () if outputs == 1 else (outputs,)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Down the loss."""
+        """Return u_i = -lam_i y_i, or minus the sum of lam_ic (e_y - e_c)."""
         classes = outputs.shape[-1]
         if classes == 1:
             return -(lam * labels.to(lam.dtype))[..., None]
-        own = F.one_hot(labels.long(), classes).to(lam.dtype)
-        rivals = lam * (1 - own)
-        return rivals - rivals.sum(-1, keepdim=True) * own
+        one_hot = F.one_hot(labels.long(), classes).to(lam.dtype)
+        rivals = lam * (1 - one_hot)
+        return rivals - rivals.sum(-1, keepdim=True) * one_hot
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """The transpose of the linear map above."""
+        """Return the transpose of the linear map ``covectors``."""
         classes = ubar.shape[-1]
         if classes == 1:
             return None, -ubar[..., 0] * labels.to(lam.dtype)
-        own = F.one_hot(labels.long(), classes).to(lam.dtype)
-        return None, (1 - own) * (ubar - (ubar * own).sum(-1, keepdim=True))
+        one_hot = F.one_hot(labels.long(), classes).to(lam.dtype)
+        return None, (1 - one_hot) * (ubar - (ubar * one_hot).sum(-1, keepdim=True))
 
 
 OBJECTIVES: Table[type[Objective]] = Table(

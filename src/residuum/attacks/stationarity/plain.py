@@ -108,12 +108,12 @@ def attack(
 
     # What the sum must equal, and the weights at which its gradients are taken.
     theta = parameters(Phi)
-    target = objective.surface_of(theta, knowledge).target
+    target = objective.create_surface(theta, knowledge).target
     sizes = squares(target)
     sizes[sizes == 0] = 1.0  # a layer whose target is zero counts absolutely
     # A change of the weights is explained where they moved: a frozen layer's gradient led nowhere.
     names = tuple(by_layer(target))
-    moved = objective.surface_of(released, knowledge).equations
+    moved = objective.create_surface(released, knowledge).equations
     counted = [l for l, name in enumerate(names) if name in moved and (layers == "all" or l == 0)]
     if not counted:
         raise InputError("The first layer did not move.", 'Explain the others: layers="all".')

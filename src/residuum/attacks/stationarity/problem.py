@@ -1,15 +1,15 @@
-"""One attack as a function of (x, lam): loss, per-layer residuals and gradients.
+"""The objective of an attack as a function of (x, lam): loss, residuals of the layers, and gradients.
 
-MLPs go through the explicit engine, any other ``nn.Module`` through automatic differentiation of
-the same equation. x: (R, m, *shape) for R independent runs; lam: (R, m, *multiplier_shape).
+MLPs use the explicit engine. Any other ``nn.Module`` uses automatic differentiation of the same equation.
+Shapes: x is (R, m, *shape) for R independent runs, and lam is (R, m, *multiplier_shape).
 
-For fixed candidates the best multipliers are a (nonnegative) least-squares problem:
+For fixed candidates the best multipliers solve a (nonnegative) least-squares problem:
 
     min_{lam >= floor} sum_l w_l || target_l - sum_i lam_i g_i,l ||^2
 
-A floor is a shift: lam = floor + nu with nu >= 0 and the right side lessened by G floor. The g_i are
-read off the problem itself: its gradient in lam at lam = 0 and along lam gives the right side and the
-products with the Gram matrix, so every objective that is linear in lam is covered.
+A floor is a shift: lam = floor + nu with nu >= 0, and G floor is subtracted from the right side. The gradient
+of the loss in lam gives the right side and the columns of the Gram matrix. The method therefore works for
+every objective that is linear in lam.
 """
 
 from __future__ import annotations
@@ -32,12 +32,19 @@ from residuum.stationarity import Theta, by_layer, layer_squares, parameters
 from residuum.surfaces.surface import CHANGE
 from residuum.theory.multipliers import factor_gram, solve
 
-MAX_UNKNOWNS = 2000  # multipliers of a run: the Gram matrix takes an evaluation for each of them
+MAX_UNKNOWNS = 2000  # multipliers of a run; the Gram matrix needs one evaluation for each
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """loss: (R,); layers: (R, L) squared residual over squared target of each layer."""
+    """The loss at one point, and its gradients.
+
+    Attributes:
+        loss: Loss of every run (R,).
+        layers: Squared residual over squared target of every layer (R, L).
+        grad_x: Gradient in the candidates.
+        grad_lam: Gradient in the multipliers.
+    """
 
     loss: Tensor
     layers: Tensor
@@ -46,14 +53,23 @@ class Evaluation:
 
 
 class Problem:
-    """A network under attack: objective, target, layer weights, labels of the candidates.
+    """The objective for one network: target, layer weights, and labels of the candidates.
 
-    labels: (m,), or (R, m) where runs have candidates of their own.
+    Args:
+        model: The network.
+        objective: Target, gradients and multipliers.
+        knowledge: What the attacker knows.
+        labels: Labels (m,), or (R, m) if runs have different candidates.
+        surrogate: Surrogate for the derivative of kinks such as ReLU, "none" for the true derivative.
+        normalize: Whether to divide the squared residual of each layer by ||target_l||^2.
+        layers: Layers in the loss. "first" is the first layer only. "auto" is the first layer for MLPs and
+            all layers for other networks. For a weight update, "auto" is every layer that moved. Frozen
+            layers never enter the loss, because training did not follow their gradients.
+        dtype: Number format of the search.
+        device: The device.
 
-    normalize: each layer's squared residual is divided by ||target_l||^2.
-    layers: "all", "first" for the first layer's terms alone, or "auto": first for MLPs, all for
-        other networks; a change of the weights is explained in every layer that moved, and never in
-        a frozen one, where a gradient was there and nobody followed it.
+    Raises:
+        InputError: If no layer is left to fit.
     """
 
     def __init__(
@@ -76,31 +92,36 @@ class Problem:
             point = copy.deepcopy(base)
             if name == "theta0":
                 assert knowledge.theta0 is not None
-                start = {n: t.to(device, dtype) for n, t in knowledge.theta0.items()}
-                point.load_state_dict({**point.state_dict(), **start})  # buffers stay
+                theta0 = {n: t.to(device, dtype) for n, t in knowledge.theta0.items()}
+                point.load_state_dict({**point.state_dict(), **theta0})  # keeps the buffers
             points.append(point)
         self.objective = objective
         chain = dense_chain(base)
-        smooth = chain is not None and not isinstance(chain.activation, nn.ReLU)
-        self.surrogate = "none" if smooth else surrogate  # a surrogate stands for kinks alone
+        is_smooth = chain is not None and not isinstance(chain.activation, nn.ReLU)
+        self.surrogate = "none" if is_smooth else surrogate  # surrogates replace kinks only
         self.labels = labels.to(device)
-        # The target in the numbers of the search; what moved, in those of the release.
-        surface = objective.surface_of(parameters(model), knowledge)
-        self.target = objective.surface_of(parameters(base), knowledge).target
+        # The target has the number format of the search. The number format of the release decides which
+        # layers moved.
+        surface = objective.create_surface(parameters(model), knowledge)
+        self.target = objective.create_surface(parameters(base), knowledge).target
         self.groups = by_layer(self.target)
         self.scales = self.squares(self.target).tolist()
-        # Of weights, a chain's layers above the first are near their start and say little.
-        still = surface.name != CHANGE and chain is not None
-        first_only = layers == "first" or (layers == "auto" and still)
-        chosen = [
+        # In an MLP, the weights above the first layer stay near their initialization and carry little
+        # information.
+        has_weak_layers = surface.name != CHANGE and chain is not None
+        first_only = layers == "first" or (layers == "auto" and has_weak_layers)
+        is_fitted = [
             (i == 0 or not first_only) and name in surface.equations
             for i, name in enumerate(self.groups)
         ]
-        if not any(chosen):
-            raise InputError("The first layer did not move.", 'Explain the others: layers="all".')
+        if not any(is_fitted):
+            raise InputError(
+                "The attack fits the first layer only, and the first layer did not move.",
+                'Pass layers="all" to fit the other layers.',
+            )
         self.layer_weights = [
-            (1 / scale if normalize and scale > 0 else 1.0) if on else 0.0
-            for on, scale in zip(chosen, self.scales, strict=True)
+            (1 / scale if normalize and scale > 0 else 1.0) if fitted else 0.0
+            for fitted, scale in zip(is_fitted, self.scales, strict=True)
         ]
         scales = [scale if scale > 0 else 1.0 for scale in self.scales]
         self._scales = torch.tensor(scales, dtype=dtype, device=device)
@@ -117,12 +138,12 @@ class Problem:
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """The layers, in the order of :attr:`Evaluation.layers`."""
+        """Names of the layers, in the order of :attr:`Evaluation.layers`."""
         return tuple(self.groups)
 
     @property
     def empty_loss(self) -> float:
-        """The loss without any candidate: the weighted squares of the target."""
+        """Loss without candidates: the weighted squared norm of the target."""
         return sum(w * scale for w, scale in zip(self.layer_weights, self.scales, strict=True))
 
     def evaluate(
@@ -132,58 +153,80 @@ class Problem:
         sharpness: float | Tensor = 150.0,
         measure: bool = True,
     ) -> Evaluation:
-        """Loss (R,), relative squared residuals (R, L) and gradients.
+        """Evaluate the loss, the relative squared residuals and the gradients.
 
-        x: (R, m, *shape), lam: (R, m, ...) of the plain sum.
-        sharpness: the surrogate's alpha or beta, (R, 1, 1) where runs differ in it.
-        measure: False for gradients alone; loss and residuals may then be zero.
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Multipliers of the plain sum (R, m, ...).
+            sharpness: alpha or beta of the surrogate, (R, 1, 1) if runs differ.
+            measure: Whether to compute the loss and the residuals. Without it they may be zero.
+
+        Returns:
+            The evaluation.
         """
         if self.explicit is None:
             return self._evaluate_generic(x, lam, sharpness)
-        at, activation = self.candidates(x, lam), self.activation(sharpness)
+        candidates, activation = self.candidates(x, lam), self.activation(sharpness)
         with torch.no_grad():
-            parts, grad_x, grad_lam = self.explicit.evaluate(
-                at, self.objective, activation, measure
+            squares, grad_x, grad_lam = self.explicit.evaluate(
+                candidates, self.objective, activation, measure
             )
         grad_x = grad_x.view_as(x)
         if not measure:
-            return Evaluation(parts[:, 0], parts, grad_x, grad_lam)
-        return Evaluation(parts @ self.weights, parts / self._scales, grad_x, grad_lam)
+            return Evaluation(squares[:, 0], squares, grad_x, grad_lam)
+        return Evaluation(squares @ self.weights, squares / self._scales, grad_x, grad_lam)
 
     def with_labels(self, labels: Tensor) -> Problem:
-        """The same problem for other candidates; everything else is shared."""
+        """Return the same problem for candidates with other labels. Everything else is shared."""
         other = copy.copy(self)
         other.labels = labels.to(self.labels.device)
         return other
 
     def labels_of(self, run: int) -> Tensor:
-        """(m,) of the candidates of one run."""
+        """Return the labels (m,) of the candidates of one run."""
         return self.labels if self.labels.ndim == 1 else self.labels[run]
 
     def activation(self, sharpness: float | Tensor) -> Activation:
-        """That of an MLP, or what stands for it."""
+        """Return the activation of an MLP, with the surrogate's derivative if there is a surrogate."""
         if self.surrogate == "none":
             return self.true_activation
         return SURROGATES[self.surrogate](sharpness)
 
     def candidates(self, x: Tensor, lam: Tensor) -> Candidates:
-        """As the engine takes them."""
+        """Return the candidates in the format of the engine.
+
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Multipliers of the plain sum (R, m, ...).
+
+        Returns:
+            The candidates, with flattened samples, and their labels.
+        """
         return Candidates(x.flatten(2), lam, self.labels)
 
     def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
-        """Automatic differentiation; runs of different sharpness one after the other."""
-        varied = isinstance(sharpness, Tensor) and sharpness.ndim > 0
-        found = []
-        for run in range(len(x)) if varied else (0,):
-            own = slice(run, run + 1) if varied else slice(None)
-            labels = self.labels if self.labels.ndim == 1 else self.labels[own]
-            at = Candidates(x[own], lam[own], labels)
-            found.append(self.generic.evaluate(self.models(sharpness, run), self.objective, at))
-        parts, *gradients = (torch.cat(each) for each in zip(*found, strict=True))
-        return Evaluation(parts @ self.weights, parts / self._scales, *gradients)
+        """Evaluate by automatic differentiation. Runs with different sharpness go one after another."""
+        is_varied = isinstance(sharpness, Tensor) and sharpness.ndim > 0
+        results = []
+        for run in range(len(x)) if is_varied else (0,):
+            runs = slice(run, run + 1) if is_varied else slice(None)
+            labels = self.labels if self.labels.ndim == 1 else self.labels[runs]
+            candidates = Candidates(x[runs], lam[runs], labels)
+            models = self.build_models(sharpness, run)
+            results.append(self.generic.evaluate(models, self.objective, candidates))
+        squares, *gradients = (torch.cat(tensors) for tensors in zip(*results, strict=True))
+        return Evaluation(squares @ self.weights, squares / self._scales, *gradients)
 
-    def models(self, sharpness: float | Tensor, run: int) -> list[nn.Module]:
-        """The network at every gradient point, with the surrogate that this run has."""
+    def build_models(self, sharpness: float | Tensor, run: int) -> list[nn.Module]:
+        """Build the network at every gradient point, with the surrogate of one run.
+
+        Args:
+            sharpness: alpha or beta of the surrogate, (R, 1, 1) if runs differ.
+            run: The run.
+
+        Returns:
+            The networks.
+        """
         if self.surrogate == "none":
             return self.points
         if isinstance(sharpness, Tensor) and sharpness.ndim > 0:
@@ -192,27 +235,47 @@ class Problem:
         return [with_surrogate(point, surrogate) for point in self.points]
 
     def residual(self, models: list[nn.Module], x: Tensor, lam: Tensor, labels: Tensor) -> Theta:
-        """target - sum_i grad <u_i, Phi(x_i)>, differentiable in x and lam."""
-        found = dict(self.target)
+        """Compute target - sum_i grad <u_i, Phi(x_i)> for one run, differentiable in x and lam.
+
+        Args:
+            models: The network at every gradient point.
+            x: Candidates (m, *shape).
+            lam: Multipliers of the plain sum (m, ...).
+            labels: Labels (m,).
+
+        Returns:
+            The residual by parameter name.
+        """
+        residual = dict(self.target)
         for i, model in enumerate(models):
             for name, term in self.sum_of_gradients(model, i, x, lam, labels).items():
-                found[name] = found[name] - term
-        return found
+                residual[name] = residual[name] - term
+        return residual
 
     def squares(self, residual: Theta) -> Tensor:
-        """(L,) squared norm of every layer, weight and bias together."""
+        """Return the squared norm of every layer (L,), weight and bias together."""
         return layer_squares(residual, self.groups.values())
 
     def sum_of_gradients(
         self, model: nn.Module, point: int, x: Tensor, lam: Tensor, labels: Tensor
     ) -> Theta:
-        """sum_i grad <u_i, Phi(x_i)>, differentiable in x and lam; the same names as theta.
+        """Compute sum_i grad <u_i, Phi(x_i)> for one run, differentiable in x and lam.
 
-        One backward pass of sum_i <u_i, Phi(x_i)>: no gradient of a single candidate is ever formed.
+        This is one backward pass of sum_i <u_i, Phi(x_i)>. No gradient of a single candidate is formed.
+
+        Args:
+            model: The network at this gradient point.
+            point: Index of the gradient point.
+            x: Candidates (m, *shape).
+            lam: Multipliers of the plain sum (m, ...).
+            labels: Labels (m,).
+
+        Returns:
+            The sum by parameter name.
         """
         fixed = parameters(model)
         leaves = {name: t.clone().requires_grad_() for name, t in fixed.items()}
-        # u is evaluated at weights without gradient: the sum differentiates Phi alone, never u.
+        # u is evaluated at weights without gradient, so that only Phi is differentiated in theta.
         u = self.objective.covectors(point, functional_call(model, fixed, (x,)), labels, lam)
         inner = (u * functional_call(model, leaves, (x,))).sum()
         grads = torch.autograd.grad(
@@ -221,7 +284,7 @@ class Problem:
         return dict(zip(leaves, grads, strict=True))
 
 
-def best_multipliers(
+def fit_multipliers(
     problem: Problem,
     x: Tensor,
     lam: Tensor,
@@ -229,43 +292,65 @@ def best_multipliers(
     scale: float,
     sharpness: float | Tensor,
 ) -> Tensor:
-    """Stored multipliers (R, m, ...) that minimize the loss at x, each run on its own.
+    """Fit the stored multipliers at fixed candidates, separately for each run.
 
-    floor: the least value allowed; None leaves them free. A run that has left the finite numbers,
-    or none of whose gradients is alive, keeps the multipliers it has.
+    A run keeps its multipliers if its gradients are not finite or all zero, or if it has more than
+    MAX_UNKNOWNS multipliers.
+
+    Args:
+        problem: The problem.
+        x: Candidates (R, m, *shape).
+        lam: Stored multipliers (R, m, ...).
+        floor: Smallest value allowed, None for free multipliers.
+        scale: Plain-sum multiplier over stored multiplier.
+        sharpness: alpha or beta of the surrogate.
+
+    Returns:
+        The stored multipliers (R, m, ...) that minimize the loss.
     """
     unknowns, solved = lam[0].numel(), []
     if unknowns > MAX_UNKNOWNS:
         return lam
     units = torch.eye(unknowns, dtype=x.dtype, device=x.device)
-    for here, own in zip(x[:, None], lam[:, None], strict=True):
+    for candidates, current in zip(x[:, None], lam[:, None], strict=True):
 
-        def gradient(values: Tensor, here: Tensor = here, own: Tensor = own) -> Tensor:
-            found = problem.evaluate(here, values.view_as(own) * scale, sharpness)
-            return found.grad_lam.flatten().double() * scale
+        def gradient(
+            values: Tensor, candidates: Tensor = candidates, current: Tensor = current
+        ) -> Tensor:
+            result = problem.evaluate(candidates, values.view_as(current) * scale, sharpness)
+            return result.grad_lam.flatten().double() * scale
 
-        # The loss is |target - G lam|^2 in the layers' weights, so its gradient is 2 (G'G lam - G'target):
-        # at lam = 0 it gives the right side, at the i-th unit vector the i-th column of the Gram matrix.
-        right = -gradient(torch.zeros_like(own)) / 2  # <g_i, target>_w
+        # The loss is |target - G lam|^2 in the layers' weights, with gradient 2 (G'G lam - G'target). The
+        # gradient at lam = 0 gives the right side, and at the i-th unit vector the i-th column of the Gram
+        # matrix.
+        right = -gradient(torch.zeros_like(current)) / 2  # <g_i, target>_w
         gram, shift = torch.stack([gradient(e) / 2 + right for e in units]).cpu(), floor or 0.0
         if not bool(gram.isfinite().all()) or float(gram.trace()) <= 0:
-            solved.append(own)
+            solved.append(current)
             continue
-        # lam = floor + nu: what the floor explains already is taken off the right side.
+        # lam = floor + nu: the contribution of the floor is subtracted from the right side.
         factor = factor_gram(gram, right.cpu() - shift * gram.sum(1))
-        solved.append((shift + solve(factor, free=floor is None)).to(lam).view_as(own))
+        solved.append((shift + solve(factor, free=floor is None)).to(lam).view_as(current))
     return torch.cat(solved)
 
 
 def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpness: float) -> float:
-    """The common multiplier that makes the first explained layer's sum over x as large as its target.
+    """Return the common multiplier at which the sum over x is as large as the target.
 
-    x: (1, m, ...).
-    shape: of one candidate's multipliers.
+    Sizes are compared in the first layer that enters the loss.
+
+    Args:
+        problem: The problem.
+        x: Candidates (1, m, ...).
+        shape: Shape of one candidate's multipliers.
+        sharpness: alpha or beta of the surrogate.
+
+    Returns:
+        The multiplier, 1 if the sum is zero.
     """
     ones = torch.ones(*x.shape[:2], *shape, dtype=x.dtype, device=x.device)
-    # residual(s) = target - s T: from three values of s the size of T follows.
+    # residual(s) = target - s T, so three values of s give the size of T.
     first = next((i for i, weight in enumerate(problem.layer_weights) if weight > 0), 0)
-    at = [problem.evaluate(x, s * ones, sharpness).layers[0, first] for s in (-1.0, 0.0, 1.0)]
-    squared = float((at[0] + at[2]) / 2 - at[1])  # ||T||^2 / ||target||^2
+    values = [problem.evaluate(x, s * ones, sharpness).layers[0, first] for s in (-1.0, 0.0, 1.0)]
+    squared = float((values[0] + values[2]) / 2 - values[1])  # ||T||^2 / ||target||^2
     return 1 / math.sqrt(squared) if squared > 0 else 1.0

@@ -93,10 +93,10 @@ def objective_of(model: nn.Module, found: Reconstruction) -> Objective:
     """The objective as the attack was configured; by the number of outputs where nobody said."""
     attack = rebuild_attack(found)
     if isinstance(attack, Stationarity):
-        return attack.objective.configured(attack, found.knowledge)
+        return attack.objective.from_settings(attack, found.knowledge)
     outputs = evaluate(model, found.x[:1].to(next(model.parameters()))).shape[1]
     objective = BinaryKKT if outputs == 1 else MulticlassKKT
-    return objective.configured(attack, found.knowledge)
+    return objective.from_settings(attack, found.knowledge)
 
 
 def kkt_set(
@@ -125,7 +125,7 @@ def kkt_set(
     u = torch.stack(
         [objective.covectors(p, evaluate(m, x), labels, lam) for p, m in enumerate(models)], 1
     )
-    target = {k: t.double() for k, t in objective.surface_of(theta, known).target.items()}
+    target = {k: t.double() for k, t in objective.create_surface(theta, known).target.items()}
     task = objective.task or ("binary" if u.shape[2] == 1 else "multiclass")
     return KKTSet.weighted(tuple(models), target, x, labels, u.detach(), task)
 
@@ -161,7 +161,7 @@ def explained(surface: Surface, found: Reconstruction) -> Explained:
         # Recovered in closed form: its one residual is of all equations, exact.
         return Explained({found.layer_names[0]: best[2]}, found.layer_names[:1])
     run, step, _ = best
-    objective = attack.objective.configured(attack, found.knowledge)
+    objective = attack.objective.from_settings(attack, found.knowledge)
     mine = found.run == run
     problem = Problem(
         surface.model(),

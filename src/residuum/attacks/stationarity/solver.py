@@ -1,22 +1,22 @@
-"""Minimize the attack's loss over candidates and multipliers, R restarts side by side.
+"""Minimize the loss of an attack over candidates and multipliers, with R restarts side by side.
 
-``SolverState`` is an attack at one moment, ``Solver.step`` one update of it, ``Solver.solve`` the one
-loop over steps. What happens between looks at the loss (growth, a watcher, the clock, saving, pausing)
-is ``search`` in ``attack.py``.
+``SolverState`` is the state of an attack. ``Solver.step`` updates candidates and multipliers once, and
+``Solver.solve`` is the only loop over steps. Everything between evaluation steps is in ``search`` of
+``attack.py``: growth, the watcher, the clock, saving and pausing.
 
-Every random number comes from the seed; nothing here knows a dataset. A run whose loss leaves the
-finite numbers is put back to its best point, stopped, and reported as "diverged"; the others go on.
+All random numbers come from the seed. If the loss of a run is not finite or much too large, the run stops,
+returns to its best point and is reported as "diverged". The other runs continue.
 
     SGD    v <- mu v + g;                      p <- p - rate v
     Adam   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2;
            p <- p - rate (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-A step never looks at the values of a tensor, so that a CUDA graph can hold it.
+A step never reads the values of a tensor on the host, so that a CUDA graph can hold it.
 
-Runs side by side share tensors (R, m, ...) and may hold different numbers of candidates. A slot is
-alive or empty; an empty one holds zeros, its multiplier is zero and never moves, so it adds nothing
-to the equation. Every candidate has a number of its own, never used again in its run: those of the
-start are 0..m-1, and a split gives two new ones.
+Runs side by side share tensors (R, m, ...) and may hold different numbers of candidates. A slot is active or
+empty. An empty slot holds zeros. Its multiplier is zero and never changes, so it adds nothing to the
+equation. A candidate has a number that is used only once in its run. The numbers of the initial candidates
+are 0..m-1, and a split creates two new numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from residuum.attacks.base import AttackProgress
 from residuum.attacks.random_streams import stream
 from residuum.attacks.stationarity.objectives import Objective
 from residuum.attacks.stationarity.priors import PRIORS, Prior, box, derivatives, penalty
-from residuum.attacks.stationarity.problem import Problem, balancing_scale, best_multipliers
+from residuum.attacks.stationarity.problem import Problem, balancing_scale, fit_multipliers
 from residuum.engine.explicit import matmul_precision
 from residuum.engine.graph import Repeater, keep_freed_memory
 from residuum.errors import InputError
@@ -44,24 +44,33 @@ from residuum.records import Knowledge, Record
 from residuum.records.rundir import another, digest
 from residuum.settings import FAST, LR_LAM, NUMBERS, VARIED, StationaritySettings
 
-DIVERGED = 1e6  # a loss this many times the first one, or that of no candidates, counts as diverged
-CHECK_EVERY = 25  # steps between looks at the loss: snapshots, divergence, history
-BETA1, BETA2 = 0.9, 0.999  # of Adam, as everywhere
-EPSILON = 1e-12  # below any gradient that matters: losses near zero have small ones
+DIVERGED = (
+    1e6  # a larger loss, relative to the first or to that without candidates, is a divergence
+)
+CHECK_EVERY = 25  # steps between evaluation steps, which record the loss and the best point
+BETA1, BETA2 = 0.9, 0.999  # the usual values for Adam
+EPSILON = 1e-12  # smaller than the gradients of losses near zero
 
-Step = float | Tensor  # a tensor stays on its device: a CUDA graph holds the whole step
+Step = float | Tensor  # a tensor if a CUDA graph holds the step
 Moments = dict[str, Tensor]
 OneStep = Callable[[Tensor, Tensor, Moments, Step, Tensor], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Population(Record):
-    """labels, active, ident: (R, m), and the same of the best point of every run.
+    """The candidates of runs that grow.
 
-    born: numbers used up in each run.
-    last: step of each run's latest round.
-    events: what happened, see ``growth.py``.
-    stopped: why a run grows no more, "" while it may.
+    Attributes:
+        labels: Labels (R, m).
+        active: Slots in use (R, m).
+        ident: Number of the candidate in each slot (R, m).
+        best_labels: Labels at the best point of every run.
+        best_active: Slots in use at the best point of every run.
+        best_ident: Numbers of the candidates at the best point of every run.
+        born: How many numbers each run has used.
+        last: Step of the latest round of each run.
+        stopped: Why a run no longer grows, "" if it still grows.
+        events: The history of growth, see ``growth.py``.
     """
 
     labels: Tensor
@@ -77,35 +86,61 @@ class Population(Record):
 
     @classmethod
     def start(cls, runs: int, labels: Tensor) -> Population:
-        """Every run with the same candidates, all alive; labels: (m,)."""
+        """Create the population at the start: all runs have the same labels, and all slots are in use.
+
+        Args:
+            runs: Number of runs R.
+            labels: Labels (m,).
+
+        Returns:
+            The population.
+        """
         m = len(labels)
-        own = labels.expand(runs, m).clone()
+        run_labels = labels.expand(runs, m).clone()
         active = torch.ones(runs, m, dtype=torch.bool, device=labels.device)
         ident = torch.arange(m, device=labels.device).expand(runs, m).clone()
-        return cls(own, active, ident, own, active, ident, (m,) * runs, (0,) * runs, ("",) * runs)
+        return cls(
+            labels=run_labels,
+            active=active,
+            ident=ident,
+            best_labels=run_labels,
+            best_active=active,
+            best_ident=ident,
+            born=(m,) * runs,
+            last=(0,) * runs,
+            stopped=("",) * runs,
+        )
 
     def keep_best(self, better: Tensor) -> Population:
-        """Runs (R,) that reached a better point remember who was alive there."""
+        """Store the current candidates as those of the best point, for the runs ``better`` (R,)."""
         now = {f"best_{name}": getattr(self, name) for name in ("labels", "active", "ident")}
-        kept = {n: torch.where(better[:, None], t, getattr(self, n)) for n, t in now.items()}
-        return self.replace(**kept)
+        best = {n: torch.where(better[:, None], t, getattr(self, n)) for n, t in now.items()}
+        return self.replace(**best)
 
 
 @dataclass(frozen=True, eq=False)
 class SolverState(Record):
-    """An attack at one moment: all that is needed to go on.
+    """State of an attack, with everything that is needed to continue it.
 
-    x, best_x: (R, m, *shape). Tensors may share memory, so none of them is changed in place.
-    population: of an attack whose candidates grow, None otherwise.
-    lam, best_lam: (R, m, ...) stored multipliers.
-    best_loss, first_loss: (R,) at the best look so far, and at the first, which divergence is judged
-        by.
-    alive: (R,) runs that have not diverged.
-    step: how many are done.
-    fingerprint: of network, objective, knowledge and settings; a state of others is not gone on with.
-    moments: of the optimizer, by variable.
-    steps, loss, layers: the looks so far: step, (R,) and (R, L) each.
-    stopped: why no further step is taken, "" while some are.
+    Tensors may share memory, so none of them is changed in place.
+
+    Attributes:
+        x: Candidates (R, m, *shape).
+        lam: Stored multipliers (R, m, ...).
+        best_x: Candidates of the best point of each run.
+        best_lam: Stored multipliers of the best point of each run.
+        best_loss: Loss of the best point (R,).
+        first_loss: Loss at the first evaluation step (R,), which decides what counts as divergence.
+        alive: Runs that have not diverged (R,).
+        step: Number of steps done.
+        fingerprint: Hash of network, objective, knowledge and settings. Only an attack with the same hash can
+            continue from this state.
+        moments: Optimizer state by variable.
+        steps: The evaluation steps so far.
+        loss: Losses (R,) at the evaluation steps.
+        layers: Relative squared residuals of the layers (R, L) at the evaluation steps.
+        stopped: Why the attack stopped, "" if it continues.
+        population: Candidates of runs that grow, None without growth.
     """
 
     x: Tensor
@@ -126,16 +161,24 @@ class SolverState(Record):
 
     @property
     def moving(self) -> Tensor:
-        """(R,) runs, or (R, m) candidates of them, that steps may change."""
+        """Mask of the runs (R,), or of their candidates (R, m), that steps may change."""
         if self.population is None:
             return self.alive
         return self.alive[:, None] & self.population.active
 
 
 class Solver:
-    """One attack on one network: ``solve(start())`` runs it to its end.
+    """One attack on one network. ``solve(start())`` runs the whole attack.
 
-    per_run: settings of each restart where they differ, see ``PerRun``.
+    Args:
+        model: The network.
+        objective: Target, gradients and multipliers.
+        knowledge: What the attacker knows.
+        config: Settings of the attack.
+        shape: Shape of a sample.
+        outputs: Number of outputs of the network.
+        candidates: Number of candidates m.
+        per_run: Settings of each restart, if they differ (see ``PerRun``).
     """
 
     def __init__(
@@ -150,14 +193,16 @@ class Solver:
         per_run: Sequence[StationaritySettings] | None = None,
     ) -> None:
         keep_freed_memory()
-        if knowledge.mean is not None:  # once: a copy from the host cannot be part of a CUDA graph
+        if (
+            knowledge.mean is not None
+        ):  # move it now, because a CUDA graph cannot copy from the host
             knowledge = knowledge.replace(mean=knowledge.mean.to(config.device))
         self.config, self.knowledge, self.shape = config, knowledge, shape
         self.model, self.objective, self.outputs = model, objective, outputs
         self.dtype = config.numbers
         self.settings = PerRun(config, per_run, self.dtype, config.device)
         configs = [config, *self.settings.runs]
-        self.fingerprint = fingerprint(model, objective, knowledge, configs, candidates)
+        self.fingerprint = compute_fingerprint(model, objective, knowledge, configs, candidates)
         self.problem = self._problem(model, candidates)
         # If set, candidates are projected into its value range after every step.
         projects = config.constraint == "project" and knowledge.value_range is not None
@@ -178,30 +223,37 @@ class Solver:
         ]
         self.scale = self._stored_scale(candidates, lam_ndim)
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
-        self.deadline, self.step_seconds = math.inf, 0.0  # of the clock; 0: not yet measured
-        self.active: Tensor | None = None  # (R, m) slots in use, None: all
-        self.padding: float | Tensor = 0.0  # what priors charge for empty slots, (R,)
-        # A step of any network is many small operations already: one of them fills a graph.
+        self.deadline = math.inf  # on the monotonic clock
+        self.step_seconds = 0.0  # 0 before the first measurement
+        self.active: Tensor | None = None  # slots in use (R, m), None for all
+        self.padding: float | Tensor = 0.0  # penalty of the priors for empty slots (R,)
+        # One step of a general network is already a large graph, so a graph holds a single step.
         self.captured = CHECK_EVERY if self.problem.explicit is not None else 1
         self._static = StaticSteps(self.step, config, self.dtype, self.captured)
 
     def solve(self, state: SolverState, until: int | None = None) -> SolverState:
-        """Steps from this state to ``until``, by default the last, with a look at the loss after some.
+        """Take steps from this state up to step ``until``, and evaluate the loss at the evaluation steps.
 
-        The state that comes back says "finished" in ``stopped`` when no step is left to take, or no
-        run alive to take it.
+        Args:
+            state: The current state.
+            until: The last step, by default the last step of the attack.
+
+        Returns:
+            The new state. Its ``stopped`` is "finished" after the last step of the attack, or if all runs
+            have diverged.
         """
         config = self.config
         until = config.steps if until is None else min(until, config.steps)
         self._adopt(state)
-        if not state.steps:  # where the runs begin
-            state = self._look(state)
+        if not state.steps:  # the first evaluation
+            state = self._evaluate(state)
         while not state.stopped and state.step < until:
-            end = min(self.next_look(state.step), until, state.step + self._affordable_steps(state))
+            end = state.step + self._affordable_steps(state)
+            end = min(self.next_evaluation_step(state.step), until, end)
             start = time.monotonic()
             x, lam, moments = self.advance(state, end - state.step)
             self.step_seconds = (time.monotonic() - start) / (end - state.step)
-            state = self._look(state.replace(x=x, lam=lam, moments=moments, step=end))
+            state = self._evaluate(state.replace(x=x, lam=lam, moments=moments, step=end))
             if end == config.steps or not bool(state.alive.any()):
                 state = state.replace(stopped="finished")
             if time.monotonic() >= self.deadline:
@@ -211,10 +263,10 @@ class Solver:
     def _affordable_steps(self, state: SolverState) -> int:
         """Return how many steps fit before the deadline, at least one.
 
-        The steps of a large network take so long that a whole interval between two looks would overrun.
-        The first time a step is timed and discarded, so that the looks stay where they are.
+        For a large network, a whole interval between evaluation steps would exceed the deadline. The first
+        call times one step and discards its result, so that the evaluation steps do not change.
         """
-        on_gpu = self.config.device.startswith("cuda")  # steps are cheap, and captured in graphs
+        on_gpu = self.config.device.startswith("cuda")  # steps are fast, and captured in graphs
         if on_gpu or self.deadline == math.inf:
             return self.config.steps
         if not self.step_seconds:
@@ -226,12 +278,18 @@ class Solver:
     def advance(
         self, state: SolverState, count: int, fast: bool | None = None
     ) -> tuple[Tensor, Tensor, Moments]:
-        """Candidates, multipliers and moments after ``count`` steps, without a look.
+        """Take ``count`` steps without an evaluation of the loss.
 
-        fast: whether matrix products may round, by default while the search is on.
+        Args:
+            state: The current state.
+            count: Number of steps.
+            fast: Whether matrix products may use the fast precision, by default :meth:`is_fast`.
+
+        Returns:
+            Candidates, stored multipliers and optimizer state after the steps.
         """
         end = state.step + count
-        fast = self.searching(end) if fast is None else fast
+        fast = self.is_fast(end) if fast is None else fast
         with self.precision(fast):
             if self.config.device.startswith("cuda"):
                 if self._closed_form_due(state.step):
@@ -246,23 +304,26 @@ class Solver:
             return x, lam, moments
 
     def step(self, x: Tensor, lam: Tensor, moments: Moments, step: Step, moving: Tensor) -> None:
-        """One update of candidates and multipliers, in place: gradients, Adam or SGD, projection.
+        """Update candidates and multipliers in place: gradients, Adam or SGD, projection.
 
-        Both directions are worked out before either variable moves. Projection comes last: candidates
-        into the known box, multipliers above the least one, for a slot in use.
+        Both directions are computed before either variable changes. Then candidates are projected into the
+        known box, and multipliers of slots in use onto values of at least the minimum.
 
-        moments: of the optimizer, by variable; made where they are missing.
-        step: a number, or on a GPU a tensor, so that a captured step reads its schedule anew.
-        moving: see ``SolverState.moving``.
+        Args:
+            x: Candidates.
+            lam: Stored multipliers.
+            moments: Optimizer state by variable. Missing tensors are created.
+            step: A number, or on a GPU a tensor, so that a captured graph computes the current schedule.
+            moving: See :attr:`SolverState.moving`.
         """
         _, _, gx, gl = self.gradients(x, lam, step, measure=False)
         rate, moves = rate_at(self.config, step), []
         for name, variable, gradient in (("x", x, gx), ("lam", lam, gl)):
-            mask = _over(moving, variable)
+            mask = _expand(moving, variable)
             direction = self._direction(name, gradient.masked_fill_(~mask, 0.0), moments, step)
             moves.append((variable, torch.where(mask, direction, 0.0), self.rates[name]))
-        for variable, direction, own in moves:
-            variable.sub_(direction.mul_(own * rate))
+        for variable, direction, variable_rate in moves:
+            variable.sub_(direction.mul_(variable_rate * rate))
         if self.config.constraint != "project":
             return
         if self.box is not None:
@@ -270,56 +331,72 @@ class Solver:
         if self.objective.nonnegative and moving.ndim == 1:
             lam.clamp_(min=self.lam_min)
         elif self.objective.nonnegative:
-            # An empty slot has no multiplier, whatever the least one is.
-            lam.copy_(torch.where(_over(moving, lam), lam.clamp(min=self.lam_min), lam))
+            # The multiplier of an empty slot stays zero, even if the minimum is positive.
+            lam.copy_(torch.where(_expand(moving, lam), lam.clamp(min=self.lam_min), lam))
 
-    def next_look(self, step: int) -> int:
-        """The step after which the loss is looked at next.
+    def next_evaluation_step(self, step: int) -> int:
+        """Return the next step at which the loss is evaluated.
 
-        A captured chunk ends where closed-form multipliers are due: no graph can hold them.
+        On a GPU it comes no later than the next closed-form multipliers, because a CUDA graph cannot hold
+        them.
+
+        Args:
+            step: The current step.
+
+        Returns:
+            The evaluation step.
         """
         end = min(step + self.check_every, self.config.steps)
-        every = self.config.lam_every
-        if every and self.config.device.startswith("cuda"):
-            end = min(end, (step // every + 1) * every)
+        lam_every = self.config.lam_every
+        if lam_every and self.config.device.startswith("cuda"):
+            end = min(end, (step // lam_every + 1) * lam_every)
         return end
 
-    def searching(self, step: int) -> bool:
-        """Whether matrix products may round up to this step: ``polish`` is the share of the last ones."""
+    def is_fast(self, step: int) -> bool:
+        """Return True if matrix products may use the fast precision up to this step.
+
+        Args:
+            step: The step.
+
+        Returns:
+            False in the last steps, whose share is the setting ``polish``.
+        """
         config = self.config
         return config.precision in FAST and step <= config.steps * (1 - config.polish)
 
     def progress(self, state: SolverState) -> AttackProgress:
-        """The state as a watcher sees it."""
+        """Return the progress of the attack for a watcher."""
 
-        def living() -> list[Tensor]:
+        def active_candidates() -> list[Tensor]:
             x, population = state.x, state.population
             if population is None:
                 return list(x)
             return [x[run][population.active[run]] for run in range(len(x))]
 
         names = self.problem.layer_names
-        return AttackProgress(
-            state.step, self.config.steps, state.loss[-1], state.layers[-1], names, living
-        )
+        loss, layers = state.loss[-1], state.layers[-1]
+        return AttackProgress(state.step, self.config.steps, loss, layers, names, active_candidates)
 
     def multipliers(self, lam: Tensor) -> Tensor:
-        """Plain-sum multipliers of stored ones."""
+        """Return the plain-sum multipliers for stored multipliers."""
         return lam * self.scale
 
     def start(self) -> SolverState:
-        """Random candidates and multipliers; each restart has a generator of its own."""
+        """Return the initial state. Each restart draws random numbers from its own generator."""
         config, xs, lams = self.config, [], []
         for run in range(config.restarts):
             generator = stream("candidates", config.seed, run)
-            x = self._draw(self.settings.one(run).sigma, generator)
+            x = self._draw(self.settings.for_run(run).sigma, generator)
             xs.append(x.to(config.device, self.dtype))
             draw = torch.randn if config.lam_distribution == "normal" else torch.rand
             lam = draw(self.sizes[1], *self.lam_shape, generator=generator, dtype=torch.float64)
             low, high = config.lam_init
             spread = high if config.lam_distribution == "normal" else high - low
             lams.append((low + spread * lam).to(config.device, self.dtype))
-        x, lam = (part[0][None] if len(part) == 1 else torch.stack(part) for part in (xs, lams))
+        x, lam = (
+            tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
+            for tensors in (xs, lams)
+        )
         infinite = torch.full((config.restarts,), math.inf, dtype=self.dtype, device=config.device)
         alive = torch.ones(config.restarts, dtype=torch.bool, device=config.device)
         state = SolverState(x, lam, x, lam, infinite, infinite, alive, 0, self.fingerprint)
@@ -333,30 +410,28 @@ class Solver:
         return x.mul_(sigma)
 
     def _adopt(self, state: SolverState) -> None:
-        """Labels of the state's own candidates, and buffers for as many as it has.
+        """Use the labels and the number of candidates of this state.
 
-        Slots that nobody uses are candidates of zeros; what priors charge for them is taken off the
-        loss.
+        Empty slots hold candidates of zeros. The penalty of the priors for these is subtracted from the loss.
         """
         population = state.population
-        if population is None or population.active is self.active:  # nobody came or went
+        if population is None or population.active is self.active:  # nothing changed
             return
         self.problem.labels, self.active = population.labels, population.active
         self._static = StaticSteps(self.step, self.config, self.dtype, self.captured)
-        nobody = torch.zeros_like(state.x[:, :1]), torch.zeros_like(state.lam[:, :1])
-        charge = penalty(self.priors, *nobody)
-        self.padding = charge * (~population.active).sum(1)
+        empty_x, empty_lam = torch.zeros_like(state.x[:, :1]), torch.zeros_like(state.lam[:, :1])
+        empty_penalty = penalty(self.priors, empty_x, empty_lam)
+        self.padding = empty_penalty * (~population.active).sum(1)
 
-    def _look(self, state: SolverState) -> SolverState:
-        """History, best snapshots, and runs that left the finite numbers.
-
-        A run that began near zero may come back to what no candidates at all would cost.
-        """
+    def _evaluate(self, state: SolverState) -> SolverState:
+        """Evaluate the loss, record it, and update the best points and the runs that are alive."""
         loss, layers, _, _ = self.gradients(state.x, state.lam, state.step)
         first = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
-        fine = torch.isfinite(loss) & (loss <= DIVERGED * first.clamp(min=self.problem.empty_loss))
-        better = state.alive & fine & (loss < state.best_loss)
-        # A run stopped by the clock has been looked at where it goes on from.
+        # A small first loss is no measure of divergence, so the loss without candidates counts too.
+        limit = DIVERGED * first.clamp(min=self.problem.empty_loss)
+        is_fine = torch.isfinite(loss) & (loss <= limit)
+        better = state.alive & is_fine & (loss < state.best_loss)
+        # A run that the clock stopped has already been evaluated at this step.
         population = state.population
         past = len(state.steps) - (state.step in state.steps[-1:])
         return state.replace(
@@ -364,7 +439,7 @@ class Solver:
             best_lam=_where(better, state.lam, state.best_lam),
             best_loss=torch.where(better, loss, state.best_loss),
             first_loss=first,
-            alive=state.alive & fine,
+            alive=state.alive & is_fine,
             steps=(*state.steps[:past], state.step),
             loss=(*state.loss[:past], loss.detach().cpu().double()),
             layers=(*state.layers[:past], layers.detach().cpu().double()),
@@ -376,7 +451,7 @@ class Solver:
 
     @contextmanager
     def precision(self, fast: bool) -> Iterator[None]:
-        """Matrix products as ``dtype`` says while the search is on, in full float32 otherwise."""
+        """Use the precision of the settings for matrix products if ``fast``, otherwise full precision."""
         equation = self.problem.explicit
         if equation is not None:
             equation.half = fast and self.config.precision == "bf16"
@@ -390,26 +465,42 @@ class Solver:
     def gradients(
         self, x: Tensor, lam: Tensor, step: Step, measure: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Loss (R,), relative squared residuals (R, L), gradients in x and in the stored lam.
+        """Compute the loss with priors, the residuals and the gradients.
 
-        Priors are in the loss. Multipliers are stored over a scale, by default one that
-        makes the first sum as large as the target, so that one rate suits all networks: by the chain rule
-        their gradient is multiplied by it.
+        Stored multipliers are plain-sum multipliers over a scale. By default the scale makes the first sum as
+        large as the target, so that one learning rate suits all networks. By the chain rule, the gradient in
+        the stored multipliers is multiplied by the scale.
 
-        measure: the loss is wanted too, and not its gradients alone.
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Stored multipliers (R, m, ...).
+            step: The step, which decides the surrogate and the weights of the priors.
+            measure: Whether the loss and the residuals are needed, besides the gradients.
+
+        Returns:
+            Loss (R,), relative squared residuals (R, L), and gradients in x and in the stored lam.
         """
         share, sharpness = share_at(self.config, step), self.sharpness_at(step)
-        found = self.problem.evaluate(x, lam * self.scale, sharpness, measure)
-        loss, gx, gl = found.loss, found.grad_x, found.grad_lam * self.scale
+        result = self.problem.evaluate(x, lam * self.scale, sharpness, measure)
+        loss, gx, gl = result.loss, result.grad_x, result.grad_lam * self.scale
         if self.priors:
             total, prior_x, prior_lam = derivatives(self.priors, x, lam, share)
             gx, gl, loss = gx.add_(prior_x), gl.add_(prior_lam), loss + (total - self.padding)
-        return loss, found.layers, gx, gl
+        return loss, result.layers, gx, gl
 
     def _direction(self, name: str, g: Tensor, moments: Moments, step: Step) -> Tensor:
-        """What is subtracted, before the rate: momentum of SGD, or Adam's ratio of corrected moments.
+        """Return the descent direction of SGD with momentum or of Adam.
 
-        The moments are written in place, since a captured step must find them where it left them.
+        The optimizer state is changed in place, because a captured step uses fixed tensors.
+
+        Args:
+            name: The variable, "x" or "lam".
+            g: Gradient in the variable.
+            moments: Optimizer state by variable.
+            step: The step.
+
+        Returns:
+            The direction, to be multiplied by the learning rate and subtracted.
         """
 
         def moment(name: str) -> Tensor:
@@ -423,40 +514,39 @@ class Solver:
         first, second = moment(f"{name}/1"), moment(f"{name}/2")
         first.mul_(BETA1).add_(g, alpha=1 - BETA1)
         second.mul_(BETA2).addcmul_(g, g, value=1 - BETA2)
-        below = (second / (1 - BETA2**t)).sqrt_().add_(EPSILON)
-        return (first / (1 - BETA1**t)).div_(below)
+        denominator = (second / (1 - BETA2**t)).sqrt_().add_(EPSILON)
+        return (first / (1 - BETA1**t)).div_(denominator)
 
     def _closed_form(self, x: Tensor, lam: Tensor, step: Step) -> Tensor:
-        """The best multipliers for these candidates, per run; see ``problem.best_multipliers``.
+        """Return the best multipliers for these candidates, see :func:`fit_multipliers`.
 
-        Runs are solved one by one, each over its own slots in use, with its own floor and sharpness.
+        Runs are solved one after another, each with its slots in use, its floor and its sharpness.
         """
         best = lam.clone()
         for run in range(len(x)):
-            own = self.settings.one(run)
-            there = slice(None) if self.active is None else self.active[run]
+            settings = self.settings.for_run(run)
+            slots = slice(None) if self.active is None else self.active[run]
             scale = self.scale if isinstance(self.scale, float) else float(self.scale[run].max())
-            own_problem = self.problem.with_labels(self.problem.labels_of(run)[there])
-            best[run, there] = best_multipliers(
-                own_problem,
-                x[run, there][None],
-                lam[run, there][None],
-                own.lam_min if self.objective.nonnegative else None,
+            best[run, slots] = fit_multipliers(
+                self.problem.with_labels(self.problem.labels_of(run)[slots]),
+                x[run, slots][None],
+                lam[run, slots][None],
+                settings.lam_min if self.objective.nonnegative else None,
                 scale,
-                sharpness_at(own, step),
+                sharpness_at(settings, step),
             )[0]
         return best
 
     def sharpness_at(self, step: Step) -> Step:
-        """Of the surrogate at a step; a tensor where runs differ in it."""
+        """Return the sharpness of the surrogate at a step, a tensor if runs differ."""
         return sharpness_at(self.config, step, self.sharpness)
 
     def labels(self, count: int) -> Tensor:
-        """Labels for so many candidates."""
+        """Return labels for ``count`` candidates."""
         return self.objective.labels(count, self.outputs, self.knowledge)
 
     def _problem(self, model: nn.Module, candidates: int) -> Problem:
-        """Build the equation for so many candidates."""
+        """Build the problem for this number of candidates."""
         config = self.config
         return Problem(
             model,
@@ -471,7 +561,7 @@ class Solver:
         )
 
     def _stored_scale(self, candidates: int, ndim: int) -> float | Tensor:
-        """Factor from stored to plain-sum multipliers; per run where their sharpness differs."""
+        """Return plain-sum multiplier over stored multiplier, per run if their sharpness differs."""
         if self.config.lam_scale != "auto":
             return 1.0 if self.config.lam_scale == "one" else 1 / candidates
         if not isinstance(self.sharpness, Tensor):
@@ -489,14 +579,28 @@ class Solver:
 
 
 def share_at(config: StationaritySettings, step: Step) -> Step:
-    """Of the steps, 1 at the last one."""
+    """Return the share of the steps that is done.
+
+    Args:
+        config: Settings of the attack.
+        step: The step.
+
+    Returns:
+        A number from 0 at the first step to 1 at the last step.
+    """
     return _at_most(step / max(1, config.steps - 1), 1.0)
 
 
 def sharpness_at(config: StationaritySettings, step: Step, sharpness: Step | None = None) -> Step:
-    """The surrogate's alpha or beta at a step; a number, or a tensor that stays on its device.
+    """Return alpha or beta of the surrogate at a step.
 
-    sharpness: the one at the end, by default the configuration's own.
+    Args:
+        config: Settings of the attack.
+        step: The step.
+        sharpness: Sharpness at the last step, by default that of the settings.
+
+    Returns:
+        The sharpness, a tensor if the step or the final sharpness is a tensor.
     """
     sharpness = config.sharpness if sharpness is None else sharpness
     if config.anneal == "loo2024":  # as released: a decade every 20 000 steps, up to 200
@@ -507,7 +611,15 @@ def sharpness_at(config: StationaritySettings, step: Step, sharpness: Step | Non
 
 
 def rate_at(config: StationaritySettings, step: Step) -> Step:
-    """Factor on both learning rates: cosine from 1 down to ``lr_decay``; 1 keeps them fixed."""
+    """Return the factor on both learning rates, a cosine from 1 down to ``lr_decay``.
+
+    Args:
+        config: Settings of the attack. An ``lr_decay`` of 1 keeps the learning rates constant.
+        step: The step.
+
+    Returns:
+        The factor.
+    """
     angle = math.pi * _at_most(step / max(1, config.steps), 1.0)
     cosine = torch.cos(angle) if isinstance(angle, Tensor) else math.cos(angle)
     return config.lr_decay + (1 - config.lr_decay) * (1 + cosine) / 2
@@ -517,14 +629,20 @@ def _at_most(value: Step, limit: float) -> Step:
     return value.clamp(max=limit) if isinstance(value, Tensor) else min(value, limit)
 
 
-def _over(alive: Tensor, like: Tensor) -> Tensor:
-    return alive.view(*alive.shape, *[1] * (like.ndim - alive.ndim))
+def _expand(mask: Tensor, like: Tensor) -> Tensor:
+    return mask.view(*mask.shape, *[1] * (like.ndim - mask.ndim))
 
 
 class StaticSteps:
-    """step: changes x, lam and moments in place; chunk: steps that one captured graph holds.
+    """Runs steps with tensors at fixed addresses, as CUDA graphs require.
 
-    A captured graph keeps the shapes it was captured with: after growth a new object is needed.
+    A captured graph has fixed shapes. After the number of candidates grows, a new object is needed.
+
+    Args:
+        step: Changes candidates, multipliers and optimizer state in place.
+        config: Settings of the attack.
+        dtype: Number format.
+        chunk: Number of steps in a captured graph.
     """
 
     def __init__(
@@ -536,33 +654,42 @@ class StaticSteps:
         self.repeaters: dict[bool, Repeater] = {}
 
     def run(self, state: SolverState, count: int, fast: bool) -> tuple[Tensor, Tensor, Moments]:
-        """``count`` steps from this state: candidates, multipliers and moments after them."""
+        """Take ``count`` steps from this state.
+
+        Args:
+            state: The current state, which is not changed.
+            count: Number of steps.
+            fast: Whether matrix products use the fast precision.
+
+        Returns:
+            Candidates, stored multipliers and optimizer state after the steps.
+        """
         live, moments = self.live, self.moments
         now = {"x": state.x, "lam": state.lam, "moving": state.moving}
         if not live:
             for name, tensor in now.items():
                 live[name] = torch.empty_like(tensor)
             live["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
-        if fast not in self.repeaters:  # a captured graph keeps the precision it was captured in
-            body = torch.compile(self.step) if self.config.compile else self.step
+        if fast not in self.repeaters:  # a captured graph has a fixed precision
+            step = torch.compile(self.step) if self.config.compile else self.step
 
-            def one() -> None:
-                body(live["x"], live["lam"], moments, live["step"], live["moving"])
+            def take_step() -> None:
+                step(live["x"], live["lam"], moments, live["step"], live["moving"])
                 live["step"].add_(1)
 
-            self.repeaters[fast] = Repeater(one, self.config.device, self.chunk)
+            self.repeaters[fast] = Repeater(take_step, self.config.device, self.chunk)
         for name, tensor in now.items():
             live[name].copy_(tensor)
         live["step"].fill_(state.step)
         for name, moment in state.moments.items():
             moments.setdefault(name, torch.empty_like(moment)).copy_(moment)
         self.repeaters[fast].run(count)
-        kept = {name: moment.clone() for name, moment in moments.items()}
-        return live["x"].clone(), live["lam"].clone(), kept
+        copies = {name: moment.clone() for name, moment in moments.items()}
+        return live["x"].clone(), live["lam"].clone(), copies
 
 
 def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """new for these runs, old for the others; no copy where one of them serves all."""
+    """Return ``new`` for these runs and ``old`` for the others, without a copy if all runs agree."""
     if bool(runs.all()):
         return new
     if not bool(runs.any()):
@@ -573,9 +700,17 @@ def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:
 class PerRun:
     """Settings of R runs that share one program and one set of weights.
 
-    runs: one configuration each, or none where all are alike. A setting that is the same in every
-    run stays a plain number; one that differs is a tensor with one value per run, shaped to
-    broadcast against (R, m, ...).
+    A setting that is the same in all runs is a plain number. A setting that differs is a tensor with one
+    value per run, which broadcasts against (R, m, ...).
+
+    Args:
+        config: Settings of the attack.
+        runs: Settings of each run, None if all runs have the settings of the attack.
+        dtype: Number format of the tensors.
+        device: Device of the tensors.
+
+    Raises:
+        InputError: If the number of settings is wrong, or if they differ where they must not.
     """
 
     def __init__(
@@ -597,69 +732,96 @@ class PerRun:
         }
 
     def value(self, name: str, ndim: int = 1) -> float | Tensor:
-        """One number for all runs, or a tensor (R, 1, ...) of ``ndim`` dimensions."""
+        """Return a numeric setting.
+
+        Args:
+            name: Name of the setting.
+            ndim: Number of dimensions of the tensor.
+
+        Returns:
+            A number if all runs agree, otherwise a tensor (R, 1, ...) with ``ndim`` dimensions.
+        """
         if name not in self._tensors:
-            return getattr(self.one(0), name)
+            return getattr(self.for_run(0), name)
         tensor = self._tensors[name]
         return tensor.view(-1, *[1] * (ndim - 1))
 
     def priors(self) -> list[tuple[str, float | Tensor]]:
-        """Every prior that some run has, with its weight: a number, or (R,) with 0 where it is absent."""
+        """Return the priors of all runs with their weights: a number, or (R,) if runs differ."""
         if len({run.priors for run in self.runs}) < 2:
-            return list(self.one(0).priors or ())
-        own = [dict(run.priors or ()) for run in self.runs]
-        names = dict.fromkeys(name for priors in own for name in priors)
+            return list(self.for_run(0).priors or ())
+        by_run = [dict(run.priors or ()) for run in self.runs]
+        names = dict.fromkeys(name for priors in by_run for name in priors)
         return [
-            (name, torch.tensor([priors.get(name, 0.0) for priors in own], **self._numbers))
+            (name, torch.tensor([priors.get(name, 0.0) for priors in by_run], **self._numbers))
             for name in names
         ]
 
-    def one(self, run: int) -> StationaritySettings:
-        """The settings of one run."""
+    def for_run(self, run: int) -> StationaritySettings:
+        """Return the settings of one run."""
         return self.runs[run] if self.runs else self.config
 
     def _check(self) -> None:
         if len(self.runs) != self.config.restarts:
             raise InputError(
-                f"Settings per run must be as many as restarts; got {len(self.runs)} for "
-                f"{self.config.restarts}.",
-                "Give one configuration per restart.",
+                f"Settings per run need one entry per restart; got {len(self.runs)} entries for "
+                f"{self.config.restarts} restarts.",
+                "Pass one configuration per restart.",
             )
         for run in self.runs:
             common = {name: getattr(self.config, name) for name in VARIED}
             if run.changed(**common) != self.config:
                 raise InputError(
-                    f"Runs side by side may differ in {', '.join(VARIED)} alone.",
-                    "Run configurations that differ otherwise one after the other.",
+                    f"Runs side by side may differ in {', '.join(VARIED)} only; got other differences.",
+                    "Run configurations with other differences one after another.",
                 )
 
 
-def fingerprint(
+def compute_fingerprint(
     model: nn.Module,
     objective: Objective,
     knowledge: Knowledge,
     configs: Sequence[StationaritySettings],
     candidates: int,
 ) -> str:
-    """Hash of everything that decides an attack but its wall clock.
+    """Compute a hash of everything that decides an attack, except its time limit.
 
-    configs: the settings of all runs together, then each run's own where they differ.
+    Args:
+        model: The network.
+        objective: Target, gradients and multipliers.
+        knowledge: What the attacker knows.
+        configs: Settings of the attack, then the settings of each run if they differ.
+        candidates: Number of candidates.
+
+    Returns:
+        The hash.
     """
     settings = [{k: v for k, v in config.to_json().items() if k != "seconds"} for config in configs]
     tensors = [*model.state_dict().values(), *(knowledge.theta0 or {}).values()]
-    known = [t for t in (*tensors, knowledge.mean, knowledge.norms) if t is not None]
-    rest = [knowledge.shape, knowledge.value_range, knowledge.sample_count, knowledge.label_balance]
-    told = [rest, knowledge.loss, knowledge.weight_decay, knowledge.columns]
-    return digest([*settings, repr(objective), candidates], *known, told)
+    tensors += [t for t in (knowledge.mean, knowledge.norms) if t is not None]
+    samples = [knowledge.shape, knowledge.value_range]
+    samples += [knowledge.sample_count, knowledge.label_balance]
+    plain = [samples, knowledge.loss, knowledge.weight_decay, knowledge.columns]
+    return digest([*settings, repr(objective), candidates], *tensors, plain)
 
 
 def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState | None:
-    """The state saved at ``path``, None where there is none; another attack's state is refused."""
+    """Load a saved state. The state of another attack is refused with an ``InputError``.
+
+    Args:
+        path: The file, None for no file.
+        fingerprint: Hash of the attack that continues.
+        device: Device of the tensors.
+
+    Returns:
+        The state, None if there is no file.
+    """
     if path is None or not path.exists():
         return None
     state = SolverState.load(path)
     if state.fingerprint != fingerprint:
-        raise another(path.parent, "an attack", "settings or on other weights")
+        error: InputError = another(path.parent, "an attack", "settings or on other weights")
+        raise error
     stopped = "" if state.stopped == "time" else state.stopped
     population = None if state.population is None else _moved(state.population, device)
     moments = {name: t.to(device) for name, t in state.moments.items()}
@@ -668,6 +830,6 @@ def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState 
 
 
 def _moved(record: Any, device: str) -> Any:
-    """With its tensors on another device; a history of them stays where it is."""
+    """Return the record with its tensors on another device, except lists of tensors."""
     tensors = {name: t for name, t in vars(record).items() if isinstance(t, Tensor)}
     return record.replace(**{name: t.to(device) for name, t in tensors.items()})
