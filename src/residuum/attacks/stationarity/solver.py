@@ -799,7 +799,7 @@ def compute_fingerprint(
     settings = [{k: v for k, v in config.to_json().items() if k != "seconds"} for config in configs]
     tensors = [*model.state_dict().values(), *(knowledge.theta0 or {}).values()]
     tensors += [t for t in (knowledge.mean, knowledge.norms) if t is not None]
-    samples = [knowledge.shape, knowledge.value_range]
+    samples: list[Any] = [knowledge.shape, knowledge.value_range]
     samples += [knowledge.sample_count, knowledge.label_balance]
     plain = [samples, knowledge.loss, knowledge.weight_decay, knowledge.columns]
     return digest([*settings, repr(objective), candidates], *tensors, plain)
