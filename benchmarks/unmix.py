@@ -40,7 +40,7 @@ from benchmarks.harness import RESULTS, clock, draw_seeds, ended, threads
 from residuum.attacks import Auto, attack
 from residuum.attacks.random_streams import stream
 from residuum.attacks.unmixing.attack import CONFIDENT_VALUES, confidence_by_share
-from residuum.attacks.unmixing.ica import Effort, Sources, fastica, unmix, whitened
+from residuum.attacks.unmixing.ica import Effort, Sources, fastica, unmix, whiten
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
 from residuum.evaluation.matching import greedy
@@ -241,7 +241,7 @@ def support_figures(found: Sources, victim: Victim) -> list[list[float]]:
     first = torch.tensor(np.unique(found.group, return_index=True)[1])
     x = found.x.cpu()[first].reshape(-1, *victim.x.shape[1:])
     similarity, nearest = ncc(x, victim.x).abs().max(1)
-    columns = found.support[first], found.parts[first], similarity, nearest
+    columns = found.support[first], found.cluster_support[first], similarity, nearest
     return [[round(float(v), 4) for v in row] for row in zip(*columns, strict=True)]
 
 
@@ -443,8 +443,8 @@ def speed(rows: Tensor, shape: tuple[int, ...], r: int, iterations: int = 50) ->
 
     with threads(1), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it says that it did not converge: that is not asked here
-        V = Layer.of(rows).V[:r].reshape(r, *shape)
-        Z, _ = whitened(V, differences)
+        V = Layer.from_rows(rows).V[:r].reshape(r, *shape)
+        Z, _ = whiten(V, differences)
         Q = torch.linalg.qr(torch.randn(r, r, generator=stream("speed")))[0]
         a = torch.tensor([2.0])
 

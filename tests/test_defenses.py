@@ -461,7 +461,7 @@ def test_a_way_that_is_refused_is_said_and_stops_no_other() -> None:
     refused = {one.attacker: one.refused for one in outcome.attacks if one.refused}
     assert set(refused) == {"adapted", "unmix", "adapted-unmix", "told", "told-unmix"}
     assert "first layer's bias of an MLP" in refused["adapted"]
-    assert "no dense layer meets the input" in refused["unmix"]
+    assert "no dense layer receives the input" in refused["unmix"]
     assert outcome.adaptive is not None
     assert (outcome.adaptive.attacker, outcome.adaptive.tried) == ("unaware", 1)
     assert outcome.told is None

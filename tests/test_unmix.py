@@ -10,22 +10,22 @@ from torch import Tensor
 
 from residuum.attacks.random_streams import stream
 from residuum.attacks.unmixing import ica
-from residuum.attacks.unmixing.attack import told
+from residuum.attacks.unmixing.attack import estimate_signs_and_sizes
 from residuum.attacks.unmixing.ica import (
     Effort,
     Layer,
     Sources,
-    clean_rank,
     differences,
+    estimate_clean_rank,
     fastica,
-    held_by,
-    merged,
+    match_runs,
+    merge_sources,
     polar,
     roughness,
     unmix,
-    whitened,
+    whiten,
 )
-from residuum.attacks.unmixing.layers import Mixed
+from residuum.attacks.unmixing.layers import InputLayer
 from residuum.errors import InputError
 from residuum.records import Knowledge
 from residuum.similarity import ncc
@@ -122,7 +122,9 @@ def test_signs_are_those_of_samples_that_switch_their_neurons_on() -> None:
 def test_the_iteration_is_that_of_scikit_learn() -> None:
     from sklearn.decomposition import FastICA
 
-    Z, _ = whitened(Layer.of(mixture(blocks(8))).V[:8].double().reshape(-1, *SHAPE), differences)
+    Z, _ = whiten(
+        Layer.from_rows(mixture(blocks(8))).V[:8].double().reshape(-1, *SHAPE), differences
+    )
     Q = torch.linalg.qr(torch.randn(8, 8, generator=torch.Generator().manual_seed(2)).double())[0]
     for a in (1.0, 2.0):
         ours = fastica(Z[None], Q[None, None], torch.tensor([a]).double(), 5, tolerance=0.0)[0, 0]
@@ -135,7 +137,7 @@ def test_the_iteration_is_that_of_scikit_learn() -> None:
 
 
 def test_whitened_differences_are_uncorrelated() -> None:
-    Z, K = whitened(Layer.of(mixture(blocks(8))).V[:8].reshape(-1, *SHAPE), differences)
+    Z, K = whiten(Layer.from_rows(mixture(blocks(8))).V[:8].reshape(-1, *SHAPE), differences)
     assert torch.allclose(Z.T @ Z / len(Z), torch.eye(8), atol=1e-4)
     assert K.shape == (8, 8)
 
@@ -148,23 +150,23 @@ def test_polar_is_the_orthogonal_factor_of_the_svd() -> None:
 
 def test_the_rank_ends_at_a_cliff_where_the_rest_is_rounding() -> None:
     values = torch.cat([torch.logspace(0, -2, 20), torch.logspace(-7, -9, 40)]).double()
-    assert clean_rank(values, 60, 3072)[0] == 20
+    assert estimate_clean_rank(values, 60, 3072)[0] == 20
     slope = torch.logspace(0, -2, 20).double()
     noise = torch.linalg.svdvals(torch.randn(40, 3052, generator=torch.Generator().manual_seed(0)))
     noisy = torch.cat([slope, noise.double() * 1e-3 / noise.max()])
-    assert clean_rank(noisy, 60, 3072)[0] == 20
+    assert estimate_clean_rank(noisy, 60, 3072)[0] == 20
 
 
 def test_the_rank_ends_where_rounding_begins_even_without_a_cliff() -> None:
     values = torch.cat([torch.logspace(0, -7, 60), torch.logspace(-7.05, -9, 40)]).double()
-    assert clean_rank(values, 100, 3072)[0] in (59, 60)
+    assert estimate_clean_rank(values, 100, 3072)[0] in (59, 60)
 
 
 def test_a_direction_far_above_the_others_is_no_cliff() -> None:
     noise = torch.linalg.svdvals(torch.randn(40, 3052, generator=torch.Generator().manual_seed(0)))
     values = torch.cat([torch.tensor([50.0]), torch.logspace(0, -1, 19)]).double()
     values = torch.cat([values, noise.double() * 1e-2 / noise.max()])
-    assert clean_rank(values, 60, 3072)[0] == 20
+    assert estimate_clean_rank(values, 60, 3072)[0] == 20
 
 
 def test_merging_keeps_one_mean_per_source_and_counts_runs_once() -> None:
@@ -172,11 +174,11 @@ def test_merging_keeps_one_mean_per_source_and_counts_runs_once() -> None:
     tilted = torch.nn.functional.normalize(one + 0.1 * torch.eye(6)[2], dim=0)
     x = torch.stack([one, two, -tilted, one, torch.eye(6)[3]])
     run = torch.tensor([0, 0, 1, 1, 2])
-    assert held_by(x, x, run).sum(1).tolist() == [2, 1, 2, 2, 1]
-    kept, group = merged(x, run, torch.zeros(5), most=10)
+    assert match_runs(x, x, run).sum(1).tolist() == [2, 1, 2, 2, 1]
+    kept, group = merge_sources(x, run, torch.zeros(5), max_sources=10)
     assert group.tolist() == [0, 0, 1, 2]  # mean and sparsest member of the first, two singles
     assert float(kept[0] @ one) > 0.99  # two of three members say plus
-    assert len(merged(x, run, torch.zeros(5), most=2)[0]) == 2
+    assert len(merge_sources(x, run, torch.zeros(5), max_sources=2)[0]) == 2
 
 
 def test_a_smooth_ramp_is_rougher_than_nothing_and_smoother_than_edges():
@@ -213,19 +215,19 @@ def test_signs_are_told_though_sources_outnumber_the_directions_they_span():
     blends = torch.nn.functional.normalize(torch.randn(60, 40, generator=generator) @ x)
     every = torch.cat([-x, blends])  # in float32: 40 directions, and rounding
     found = Sources(every, *[torch.ones(100)] * 2, torch.arange(100), (1, 0), 40, 0.0)
-    layer = Mixed(rows, None, rows, SHAPE, True, 40, 1.0)
-    sign, _, _ = told(found, layer, Knowledge(), found.centers)
+    layer = InputLayer(rows, None, rows, SHAPE, True, 40, 1.0)
+    sign, _, _ = estimate_signs_and_sizes(found, layer, Knowledge(), found.centers)
     assert (sign[:40] == -1).all()  # with every direction 19 of 40: a coin toss
 
 
 def test_sources_that_fall_together_are_no_error(monkeypatch):
     """As happens in clusters of a few neurons: both are given, equal, and no others are lost."""
     generator = torch.Generator().manual_seed(0)
-    layer = ica.Layer.of(torch.randn(6, 8, generator=generator))
+    layer = ica.Layer.from_rows(torch.randn(6, 8, generator=generator))
     together = torch.tensor([[[1.0, 0.0], [1.0, 0.0]]])
-    monkeypatch.setattr(ica, "population", lambda *_: together)
+    monkeypatch.setattr(ica, "run_population", lambda *_: together)
     effort, domain = ica.Effort(), ica.DOMAINS["coordinates"]
-    (found,) = ica._sources(
+    (found,) = ica._separate(
         [replace(layer, rank=2)], 1.0, (1.0,), generator, shape=(8,), domain=domain, effort=effort
     )
     assert torch.allclose(found.norm(dim=1), torch.ones(2))

@@ -12,9 +12,13 @@ import residuum as rs
 from residuum.attacks import every_attack
 from residuum.attacks.unmixing import attack as unmixing
 from residuum.attacks.unmixing import ica, layers
-from residuum.attacks.unmixing.attack import LADDER, reach, within
+from residuum.attacks.unmixing.attack import LADDER, choose_effort, find_largest_factors
 from residuum.attacks.unmixing.ica import Effort
-from residuum.attacks.unmixing.layers import fed_by_input, layer_bytes, left_of
+from residuum.attacks.unmixing.layers import (
+    estimate_initial_share,
+    estimate_layer_bytes,
+    find_input_layer,
+)
 from residuum.auditing.published import publish
 from residuum.errors import InputError
 from residuum.networks import Architecture
@@ -93,21 +97,21 @@ def test_a_known_start_is_taken_off_as_far_as_decay_left_it(
     checkpoint, x = planted()
     start = start_of(checkpoint)
     mixed = checkpoint.replace(theta={n: t + 0.9 * start[n] for n, t in checkpoint.theta.items()})
-    assert left_of(mixed.theta["layers.0.weight"], start["layers.0.weight"]) == pytest.approx(
-        0.9, abs=1e-5
-    )
+    assert estimate_initial_share(
+        mixed.theta["layers.0.weight"], start["layers.0.weight"]
+    ) == pytest.approx(0.9, abs=1e-5)
     assert "neither small nor known" in why_not(mixed, rs.Knowledge())
     found = rs.attack(mixed, rs.Knowledge(theta0=start), QUICK)
     assert (ncc(found.x, x).abs().amax(0) > 0.9).sum() >= 8
-    assert "0.9 of the start was taken off" in found.notes[1]
+    assert "0.9 times the initial weights was subtracted" in found.notes[1]
 
 
 def test_noise_in_pixels_that_are_always_dark_does_not_shrink_a_source_to_nothing() -> None:
     x = torch.zeros(1, 100).double()
     x[0, 40:] = torch.linspace(0.1, 0.5, 60)
     x[0, :40] -= 1e-9  # pixels whose bound is 0
-    up = reach(x, torch.zeros(100).double(), torch.ones(100).double())
-    down = reach(-x, torch.zeros(100).double(), torch.ones(100).double())
+    up = find_largest_factors(x, torch.zeros(100).double(), torch.ones(100).double())
+    down = find_largest_factors(-x, torch.zeros(100).double(), torch.ones(100).double())
     assert 1.9 < float(up) < 2.3
     assert float(down) < 0.2 * float(up)
 
@@ -126,18 +130,20 @@ def test_what_it_refuses() -> None:
 def test_what_would_not_fit_the_memory_is_refused_with_the_figure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert layer_bytes(4096, 150_528) < layers.MOST_BYTES < layer_bytes(8192, 150_528)
-    monkeypatch.setattr(layers, "MOST_BYTES", 2**20)
-    assert "it would take about 0.0" in why_not(planted()[0], rs.Knowledge())
-    assert "GiB, above 0" in why_not(planted()[0], rs.Knowledge())
+    assert (
+        estimate_layer_bytes(4096, 150_528) < layers.MAX_BYTES < estimate_layer_bytes(8192, 150_528)
+    )
+    monkeypatch.setattr(layers, "MAX_BYTES", 2**20)
+    assert "it would need about 0.0 GiB" in why_not(planted()[0], rs.Knowledge())
+    assert "the limit is 0 GiB" in why_not(planted()[0], rs.Knowledge())
 
 
 def test_a_wide_layer_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = planted()[0].theta["layers.0.weight"]
     for one in (rows, rows.T.contiguous()):
-        whole = ica.Layer.of(one)
+        whole = ica.Layer.from_rows(one)
         monkeypatch.setattr(ica, "COLUMNS", 500)
-        parts = ica.Layer.of(one)
+        parts = ica.Layer.from_rows(one)
         monkeypatch.undo()
         assert parts.rank == whole.rank == 10
         assert torch.allclose(parts.S[:10], whole.S[:10])
@@ -158,7 +164,7 @@ def test_a_wide_layer_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_layer_on_the_input_is_found_by_what_it_is_given(
     model: nn.Module, expected: tuple[str, tuple[int, ...], bool]
 ) -> None:
-    assert fed_by_input(model, (3, 4, 4)) == expected
+    assert find_input_layer(model, (3, 4, 4)) == expected
 
 
 def test_patches_of_a_convolution_come_back_and_an_audit_leaves_them_out() -> None:
@@ -225,7 +231,7 @@ def test_a_patch_embedding_by_reshaping_is_not_taken_for_a_layer_on_the_input() 
         def forward(self, x: Tensor) -> Tensor:
             return self.embed(self.cut(x).mT).flatten(1)
 
-    assert fed_by_input(Embedding(), (3, 4, 4)) == ("", (), False)
+    assert find_input_layer(Embedding(), (3, 4, 4)) == ("", (), False)
 
 
 def test_the_domain_is_chosen_by_shape_can_be_named_and_is_said() -> None:
@@ -233,7 +239,7 @@ def test_the_domain_is_chosen_by_shape_can_be_named_and_is_said() -> None:
     assert "sparse in their differences" in rs.attack(checkpoint, None, QUICK).notes[0]
     flat = checkpoint.replace(input_shape=())
     found = rs.attack(flat, None, QUICK)
-    assert "sparse in their coordinates, since no shape is known" in found.notes[0]
+    assert "sparse in their coordinates, because their shape is not known" in found.notes[0]
     named = rs.attack(flat, None, QUICK.changed(domain="series"))
     assert named.notes[0].endswith("sparse in their series")
     assert not torch.allclose(found.x[:5], named.x[:5])
@@ -242,12 +248,14 @@ def test_the_domain_is_chosen_by_shape_can_be_named_and_is_said() -> None:
 
 
 def test_more_seconds_allow_more_runs_and_a_short_audit_one() -> None:
-    settings = [within(seconds, 80, 5952, "cpu") for seconds in (0.01, 2.5, 10.0, 100.0, math.inf)]
+    settings = [
+        choose_effort(seconds, 80, 5952, "cpu") for seconds in (0.01, 2.5, 10.0, 100.0, math.inf)
+    ]
     assert settings[:2] == [LADDER[0], LADDER[0]]
     assert (len(LADDER[0].ranks), len(LADDER[0].strengths), LADDER[0].starts) == (1, 1, 1)
     assert settings[2] == LADDER[1]
     assert settings[-1] == Effort()
-    assert within(2.5, 80, 5952, "cuda") == Effort()
+    assert choose_effort(2.5, 80, 5952, "cuda") == Effort()
 
 
 def test_confidence_grows_with_the_runs_that_agree() -> None:
@@ -289,8 +297,8 @@ def test_where_runs_agree_on_next_to_nothing_confidence_is_withheld() -> None:
     assert torch.equal(unmixing.confidence_by_share(share, 12, 784, rank=10), told)
     assert unmixing.confidence_by_share(share, 12, 784, rank=100).isnan().all()
     # Of two runs, what one alone holds is no agreement.
-    assert unmixing.disagree(torch.full((50,), 0.5), 2, 50)
-    assert not unmixing.disagree(torch.full((50,), 1.0), 2, 50)
+    assert unmixing.runs_disagree(torch.full((50,), 0.5), 2, 50)
+    assert not unmixing.runs_disagree(torch.full((50,), 1.0), 2, 50)
 
 
 def test_an_overfull_layer_says_that_confidence_is_withheld() -> None:
@@ -309,7 +317,7 @@ def test_an_overfull_layer_says_that_confidence_is_withheld() -> None:
     assert found.selection is not None
     assert found.selection.confidence.isnan().all()
     sure = rs.attack(planted()[0], None, named)
-    assert "withheld" not in " ".join(sure.notes)
+    assert "confidence" not in " ".join(sure.notes)
     assert sure.selection is not None
     assert sure.selection.confidence.max() > 0.8
 

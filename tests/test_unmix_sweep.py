@@ -11,7 +11,7 @@ import torch
 
 import residuum as rs
 from residuum.attacks.registry import rebuild_attack
-from residuum.attacks.unmixing.attack import LADDER, confidence_by_share, named
+from residuum.attacks.unmixing.attack import LADDER, apply_settings, confidence_by_share
 from residuum.attacks.unmixing.ica import Effort, unmix
 from residuum.cli.main import main
 from residuum.errors import InputError
@@ -32,12 +32,12 @@ def plan(trials: int = 4, **changes: Any) -> SweepRequest:
 
 
 def test_named_settings_replace_those_of_the_ladder_and_restarts_are_runs() -> None:
-    assert named(CONFIG, LADDER[0]) == LADDER[0]
+    assert apply_settings(CONFIG, LADDER[0]) == LADDER[0]
     asked = CONFIG.changed(rank=0.7, strength=3.0, starts=5)
-    assert named(asked, Effort()) == Effort(
+    assert apply_settings(asked, Effort()) == Effort(
         ranks=(0.7,), strengths=(3.0,), starts=5, repeats=CONFIG.restarts
     )
-    assert named(asked, LADDER[0]).overfull_partitions == ()
+    assert apply_settings(asked, LADDER[0]).overfull_partitions == ()
     found = rs.attack(planted()[0], None, asked.changed(restarts=3))
     assert found.restarts == 3
     assert found.selection is not None

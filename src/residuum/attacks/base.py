@@ -178,7 +178,10 @@ class Attack(AttackSettings):
         watch: Watcher | None = None,
         per_run: Sequence[Attack] | None = None,
     ) -> Reconstruction:
-        """Run the attack. Exceptions raised by a plug-in become PluginError, and its output is validated.
+        """Run the attack.
+
+        If the attack does not apply, this method raises an ``InputError``. If the attack comes from a
+        plug-in, its output is validated, and its exceptions become ``PluginError``.
 
         Args:
             target: The target: a release, the path of a release, a network, a live module, or one attack
@@ -191,10 +194,6 @@ class Attack(AttackSettings):
 
         Returns:
             The reconstruction.
-
-        Raises:
-            InputError: If the attack does not apply.
-            PluginError: If an attack from a plug-in fails.
 
         Example:
             >>> import residuum as rs
@@ -373,10 +372,10 @@ def validate_output(
         PluginError: If a field has the wrong type, shape or values.
     """
     if not isinstance(result, Reconstruction):
-        raise _invalid_output("a Reconstruction", type(result).__name__)
+        raise PluginError(*_describe_invalid_output("a Reconstruction", type(result).__name__))
     n, restarts, checks = len(result.x), result.restarts, len(result.steps)
     if not 0 < n <= MAX_RETURNED:
-        raise _invalid_output(f"1 to {MAX_RETURNED} candidates", n)
+        raise PluginError(*_describe_invalid_output(f"1 to {MAX_RETURNED} candidates", n))
     shapes = {
         "x": (n, *surface.shape(knowledge)),
         "labels": (n,),
@@ -387,20 +386,20 @@ def validate_output(
     }
     for name, shape in shapes.items():
         if (got := tuple(getattr(result, name).shape)) != shape:
-            raise _invalid_output(f"{name} of shape {shape}", got)
+            raise PluginError(*_describe_invalid_output(f"{name} of shape {shape}", got))
     for name in ("x", "labels", "lam"):
         if not getattr(result, name).isfinite().all():
-            raise _invalid_output(f"finite {name}", "infinite or NaN values")
+            raise PluginError(*_describe_invalid_output(f"finite {name}", "infinite or NaN values"))
     if not result.x.is_floating_point():
-        raise _invalid_output("x of a floating-point type", result.x.dtype)
+        raise PluginError(*_describe_invalid_output("x of a floating-point type", result.x.dtype))
     if result.run.dtype != torch.long or {*result.run.tolist()} - {*range(restarts)}:
         rule = f"integers from 0 to {restarts - 1} in run, one restart for each candidate"
-        raise _invalid_output(rule, result.run.dtype)
+        raise PluginError(*_describe_invalid_output(rule, result.run.dtype))
     return result
 
 
-def _invalid_output(rule: str, got: object) -> PluginError:
-    return PluginError(f"An attack must return {rule}; got {got}.", "Correct the attack.")
+def _describe_invalid_output(rule: str, got: object) -> tuple[str, str]:
+    return f"An attack must return {rule}; got {got}.", "Correct the attack."
 
 
 def predicted_labels(outputs: Tensor) -> Tensor:

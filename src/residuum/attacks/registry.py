@@ -79,16 +79,13 @@ def every_attack() -> dict[str, type[Attack]]:
 
 
 def attack_class(name: str) -> type[Attack]:
-    """Return the attack with a name. "auto" and "kkt" choose an attack when they see the network.
+    """Return the class of an attack. An unknown name raises an ``InputError``.
 
     Args:
-        name: Name of the attack.
+        name: Name of the attack. "auto" and "kkt" choose an attack when they see the network.
 
     Returns:
         The class of the attack.
-
-    Raises:
-        InputError: If there is no such attack.
     """
     attacks = {**CHOOSING, **every_attack()}
     require_known(name, attacks, "No attack")
@@ -98,6 +95,8 @@ def attack_class(name: str) -> type[Attack]:
 def make_attack(name: str = "auto", preset: str = "residuum", **settings: Any) -> Attack:
     """Return an attack with the settings of a preset.
 
+    An unknown attack or preset and an invalid setting raise an ``InputError``.
+
     Args:
         name: Name of the attack. "auto" means the attack of the preset.
         preset: Name of the preset. Settings that the attack does not have are ignored.
@@ -105,9 +104,6 @@ def make_attack(name: str = "auto", preset: str = "residuum", **settings: Any) -
 
     Returns:
         The attack.
-
-    Raises:
-        InputError: If there is no such attack or preset, or if a setting is not allowed.
     """
     require_known(preset, PRESETS, "No preset")
     values = PRESETS[preset]

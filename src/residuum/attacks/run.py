@@ -27,6 +27,8 @@ def attack(
 ) -> Reconstruction:
     """Reconstruct training samples from a release.
 
+    If the attack does not apply to the release, this function raises an ``InputError``.
+
     Args:
         target: A release, the path of a release, a network, or a live module.
         knowledge: What the attacker knows in addition to the release.
@@ -41,9 +43,6 @@ def attack(
 
     Returns:
         The reconstruction.
-
-    Raises:
-        InputError: If the attack does not apply to this release.
 
     Example:
         >>> import residuum as rs

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from residuum.attacks.unmixing.backbone import dense_behind
-from residuum.attacks.unmixing.layers import fed_by_input
+from residuum.attacks.unmixing.backbone import find_dense_layer
+from residuum.attacks.unmixing.layers import find_input_layer
 from residuum.auditing.inputs import Fit
 from residuum.auditing.outcomes import AttackOutcome
 from residuum.networks.network import Network
@@ -55,10 +55,10 @@ def facts(
 
 def _first(checkpoint: Network, knowledge: Knowledge) -> str:
     model, sample = checkpoint.module, checkpoint.sample_shape(knowledge)
-    name, shape, whole = fed_by_input(model, sample)
+    name, shape, whole = find_input_layer(model, sample)
     if not name:
         said = "none is dense on the samples or on patches of them: its rows are no mixtures of samples"
-        name, shape = dense_behind(model, sample)
+        name, shape = find_dense_layer(model, sample)
         maps = "x".join(map(str, shape))
         return f"{said}; behind the trunk {name} is given features {maps}" if name else said
     what = (

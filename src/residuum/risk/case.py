@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.unmixing.layers import Mixed, fed_by_input, mixed
+from residuum.attacks.unmixing.layers import InputLayer, find_input_layer, read_input_layer
 from residuum.errors import InputError, require_known
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
@@ -88,12 +88,15 @@ class Case:
                 held_out = _samples(holdout, task, outputs, device)
             except InputError as problem:
                 raise InputError(f"Held-out samples: {problem.message}", problem.remedy) from None
-        name, _, whole = fed_by_input(model, data.shape)
+        name, _, whole = find_input_layer(model, data.shape)
         input_layer = name if whole else ""
         rows = _mixtures(explained, network, knowledge, data.shape)
         row_space, share = None, 1.0
-        if isinstance(rows, Mixed):
-            noise, share = explained.name == WEIGHTS and knowledge.theta0 is None, rows.kept
+        if isinstance(rows, InputLayer):
+            noise, share = (
+                explained.name == WEIGHTS and knowledge.theta0 is None,
+                rows.initial_share,
+            )
             row_space = RowSpace.of(rows.rows.to(device), tuple(data.shape), noise)
         return cls(
             model=model,
@@ -149,12 +152,12 @@ def _samples(data: Dataset, task: str, outputs: int, device: str) -> Samples:
 
 def _mixtures(
     surface: Surface, network: Network, knowledge: Knowledge, shape: tuple[int, ...]
-) -> Mixed | str:
+) -> InputLayer | str:
     """Return the rows of the input layer less the initial weights, or why they mix no whole samples."""
-    # ``mixed`` takes what weight decay left of the initial weights off the weights themselves.
+    # ``read_input_layer`` subtracts the share of the initial weights that weight decay left.
     source = SURFACES[WEIGHTS](network, knowledge) if surface.name == CHANGE else surface
-    rows = mixed(source, knowledge.replace(shape=shape, provenance={}))
-    if isinstance(rows, Mixed) and not rows.whole:
+    rows = read_input_layer(source, knowledge.replace(shape=shape, provenance={}))
+    if isinstance(rows, InputLayer) and not rows.is_sample:
         return "the layer on the input sees patches of a sample"
     return rows
 

@@ -49,7 +49,7 @@ class RowSpace:
     @classmethod
     def of(cls, rows: Tensor, shape: tuple[int, ...], noise: bool) -> RowSpace:
         """Decompose ``rows`` (h, d); ``noise``: they include unknown initial weights."""
-        layer = Layer.of(rows)
+        layer = Layer.from_rows(rows)
         above_edge = noise_edge(layer.S.cpu(), *rows.shape)[0]
         above_rounding = int((ROUNDING * layer.S[0] < layer.S).sum())
         return cls(layer, shape, min(above_edge, above_rounding) if noise else layer.rank)

@@ -1,1 +1,1 @@
-"""Attacks that separate mixtures of samples in the rows of a dense layer."""
+"""Attacks that separate the mixtures of samples in the rows of a dense layer."""

@@ -1,4 +1,4 @@
-"""The unmixing attack: separate the rows of the first layer, then choose signs, sizes and effort."""
+"""The unmixing attack: separate the rows of the first layer, and choose signs, sizes and effort."""
 
 from __future__ import annotations
 
@@ -10,76 +10,97 @@ import torch
 from torch import Tensor
 
 from residuum.attacks.base import OneShotAttack
-from residuum.attacks.unmixing.ica import DOMAINS, SOUND, Effort, Sources, domain_of, unmix
-from residuum.attacks.unmixing.layers import Mixed, mixed
+from residuum.attacks.unmixing.ica import DOMAINS, SOUND, Effort, Sources, choose_domain, unmix
+from residuum.attacks.unmixing.layers import InputLayer, read_input_layer
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.settings import UnmixSettings
 from residuum.surfaces.surface import MOMENT, Surface
 
-SPEED = {"cpu": 1e10, "cuda": 1e12}  # of products and tanh a second, on the cautious side
-LADDER = (  # from one rank, one strength and one start to all
+SPEED = {"cpu": 1e10, "cuda": 1e12}  # products and tanh per second, a cautious estimate
+LADDER = (  # from one rank, one strength and one start to all of them
     Effort(ranks=(0.8,), strengths=(4.0,), starts=1, rounds=1, partitions=()),
     Effort(ranks=(0.8,), strengths=(4.0,), partitions=()),
     Effort(ranks=(0.8, 0.6), partitions=()),
     Effort(),
 )
-INSIDE = 0.02  # share of its values by which a source may leave the granted range
-SLACK = 0.05  # of the range, that a value may lie outside of it
-# Probability that a source has |NCC| > 0.8 with a sample: sigmoid(a + b s), s being the share of all runs
-# that hold it. Fitted on 217 sources of two networks each on 40 photos (3072-300-300-1) and 20 digits
-# (64-200-200-1), seven runs; of sources that half of the runs hold 84% were true. Of one run 56% were.
+OUTSIDE = 0.02  # share of the values of a source that may leave the known value range
+SLACK = 0.05  # distance by which a value may leave the range, as a share of the range
+# Probability that a source has |NCC| > 0.8 with a training sample: sigmoid(a + b s), where s is the share of
+# all runs that contain the source. Fitted on 217 sources of four networks, two on 40 photos
+# (3072-300-300-1) and two on 20 digits (64-200-200-1), with seven runs each. Of the sources in at least half
+# of the runs, 84% were true. Of the sources in one run, 56% were true.
 CONFIDENCE, BASE_RATE = (-2.8, 5.4), 0.56
-# See ``disagree``. In the gap of networks on images that no claim uses: of 400 images on 300 neurons runs
-# agree on 4.6% of the rank, and 2 of those 11 sources are true; of 400 and 250 on 150 neurons on 6.2%
-# and 7.9%, and 14 of those 20 are.
+# See ``runs_disagree``. The value lies in a gap that was measured on images which appear in no published
+# result. With 400 images and 300 neurons, the runs agree on 4.6% of the rank, and 2 of these 11 sources are
+# true. With 400 and 250 images and 150 neurons, they agree on 6.2% and 7.9%, and 14 of these 20 are true.
 AGREED = 0.055
-CONFIDENT_VALUES = (
-    784  # of a sample, at least; on 20 and 60 digits of 64 values 1 of 40 was true, not 26
-)
+# Minimum number of values of a sample. On 20 and 60 digits of 64 values, 1 of 40 sources was true, although
+# the confidence predicted 26.
+CONFIDENT_VALUES = 784
 SMALL = (
     f"no confidence is shown. For samples with fewer than {CONFIDENT_VALUES} values, repeated runs of the "
     "attack can agree on candidates that are no training samples"
 )
 DISAGREEING = (
-    "runs agree on next to nothing, as where a layer holds more samples than clean directions: "
-    "agreement may not tell a true source from a false one there, and confidence is withheld"
+    "no confidence is shown. The runs agree on almost no source, as in a layer that contains more samples "
+    "than clean directions. There, agreement may not separate true sources from false ones"
 )
 ASSUMES = (
-    "unmix assumes that training from a small or known start made the rows of the layer on the input "
-    "mixtures of samples, and that samples are sparse in their differences (images, series) or values "
-    "(tables); it knows no labels and needs no convergence."
+    "unmix assumes that the initial weights were small or are known, so that the rows of the input layer are "
+    "mixtures of samples. It also assumes that samples are sparse in their differences (images, series) or "
+    "values (tables). It needs neither labels nor convergence."
 )
 
 
 def confidence_by_share(share: Tensor, runs: int, values: int, rank: int = 0) -> Tensor:
-    """Return the probability that each source is true, by the share of the runs that hold it.
+    """Return the probability that each source is true, based on the share of runs that contain it.
 
     Args:
-        share: (k,) share of runs that hold each distinct source.
-        runs: number of runs.
-        values: number of values of a sample.
-        rank: of the layer, 0 where it is not known.
+        share: (k,) share of the runs that contain each distinct source.
+        runs: Number of runs.
+        values: Number of values of a sample.
+        rank: Number of clean directions of the layer, 0 if it is not known.
 
     Returns:
-        (k,) probabilities. NaN where confidence is withheld: for small samples, and where runs agree on
-        next to nothing.
+        (k,) probabilities. They are NaN for small samples, and if the runs agree on almost no source.
     """
-    if values < CONFIDENT_VALUES or (runs > 1 and disagree(share, runs, rank)):
+    if values < CONFIDENT_VALUES or (runs > 1 and runs_disagree(share, runs, rank)):
         return torch.full_like(share, torch.nan)
     if runs < 2:
         return torch.full_like(share, BASE_RATE)
     return torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * share)
 
 
-def disagree(share: Tensor, runs: int, rank: int) -> bool:
-    """Whether two runs, and a quarter of all, hold fewer distinct sources than the share ``AGREED`` of
-    the rank: the layer holds more samples than come apart.
+def runs_disagree(share: Tensor, runs: int, rank: int) -> bool:
+    """Return True if the runs agree on almost no source.
+
+    Runs agree on a source if at least two of them, and at least a quarter, contain it. If they agree on
+    fewer sources than the share ``AGREED`` of the rank, the layer contains more samples than can be
+    separated.
+
+    Args:
+        share: (k,) share of the runs that contain each distinct source.
+        runs: Number of runs.
+        rank: Number of clean directions of the layer.
+
+    Returns:
+        True if the runs disagree.
     """
     return int((share >= max(2, runs / 4) / runs - 1e-6).sum()) < AGREED * rank
 
 
-def within(seconds: float, rank: int, values: int, device: str) -> Effort:
-    """The most thorough effort that should end in time: the same for the same figures."""
+def choose_effort(seconds: float, rank: int, values: int, device: str) -> Effort:
+    """Choose the most thorough effort that should finish in time. The clock has no influence.
+
+    Args:
+        seconds: Time limit.
+        rank: Number of clean directions of the layer.
+        values: Number of values of a source in the sparse domain.
+        device: Device of the attack.
+
+    Returns:
+        The effort.
+    """
     allowed = seconds * SPEED["cuda" if device.startswith("cuda") else "cpu"]
 
     def work(effort: Effort) -> float:
@@ -92,70 +113,97 @@ def within(seconds: float, rank: int, values: int, device: str) -> Effort:
     return fitting[-1] if fitting else LADDER[0]
 
 
-def named(settings: UnmixSettings, effort: Effort) -> Effort:
-    """Return the effort with the rank, strength and starts that are set; 0 means that one is not set.
+def apply_settings(settings: UnmixSettings, effort: Effort) -> Effort:
+    """Apply the rank, strength and starts of the settings to an effort. The value 0 means "not set".
 
-    A single rank or strength leaves few runs that can agree, or none. Then ``restarts`` runs differ in their
-    random start. If there was no time for clusters of neurons, an overfull layer has none either.
+    A single rank or strength leaves too few runs that could agree. In this case there are ``restarts`` runs
+    with different random starts. If the effort has no time for clusters of neurons, an overfull layer uses
+    no clusters either.
+
+    Args:
+        settings: Settings of the attack.
+        effort: The effort that the time allows.
+
+    Returns:
+        The effort with the settings.
     """
     ranks = (settings.rank,) if settings.rank else effort.ranks
     strengths = (settings.strength,) if settings.strength else effort.strengths
-    chosen = settings.rank or settings.strength
+    is_single = settings.rank or settings.strength
     return replace(
         effort,
         ranks=ranks,
         strengths=strengths,
         starts=settings.starts or effort.starts,
-        repeats=settings.restarts if chosen else effort.repeats,
-        overfull_partitions=effort.overfull_partitions if effort.partitions or not chosen else (),
+        repeats=settings.restarts if is_single else effort.repeats,
+        overfull_partitions=effort.overfull_partitions
+        if effort.partitions or not is_single
+        else (),
     )
 
 
-def told(
-    found: Sources, layer: Mixed, knowledge: Knowledge, centers: Tensor
+def estimate_signs_and_sizes(
+    sources: Sources, layer: InputLayer, knowledge: Knowledge, centers: Tensor
 ) -> tuple[Tensor, Tensor, str]:
-    """(k,) signs and sizes of the sources, and what they rest on.
+    """Estimate the signs and sizes of the sources by votes of the network, the bias and the value range.
 
-    centers: (groups,) the first source of each group. All members of a group have one sign.
+    Args:
+        sources: The sources.
+        layer: The layer on the input.
+        knowledge: What the attacker knows.
+        centers: (groups,) first source of each group. All members of a group get consistent signs.
+
+    Returns:
+        (k,) signs, (k,) sizes, and a note on the evidence for them.
     """
-    X = found.x[centers].double()
-    # Sources are in float32: of their directions, those below SOUND of the largest are rounding.
+    X = sources.x[centers].double()
+    # The sources are in float32, so singular values below SOUND of the largest are rounding.
     C = torch.linalg.lstsq(X.T, layer.rows.double().T, rcond=SOUND, driver="gelsd").solution.T
-    on = (C.square() * (layer.weight.double() @ X.T)).sum(0)
-    votes, said = 1.5 * on.sign(), ["the network"]
+    activation = (C.square() * (layer.weight.double() @ X.T)).sum(0)
+    votes, voters = 1.5 * activation.sign(), ["the network"]
     size = torch.ones(len(X), dtype=torch.float64)
     if layer.bias is not None:
         b = layer.bias.double()[:, None]
         inverse = torch.linalg.lstsq(C, b, rcond=SOUND, driver="gelsd").solution[:, 0]
         votes, size = votes + inverse.sign(), 1 / inverse.abs().clamp(min=1e-12)
         size = size.clamp(size.median() / 3, 3 * size.median())
-        said.append("the bias")
-    of = said[-1] if len(said) > 1 else "nothing: length 1"
-    box = knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.whole else None
+        voters.append("the bias")
+    size_source = voters[-1] if len(voters) > 1 else "nothing: length 1"
+    box = knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.is_sample else None
     if box is not None:
-        up, down = reach(X, *box), reach(-X, *box)
+        up, down = find_largest_factors(X, *box), find_largest_factors(-X, *box)
         votes, size = votes + (up - down).sign(), torch.maximum(up, down)
-        said.append("the range")
-        of = "the range"
+        voters.append("the range")
+        size_source = "the range"
     sign = torch.where(votes < 0, -1.0, 1.0)
-    alike = (found.x * found.x[centers][found.group]).sum(1).sign()  # versions of one source
-    return alike * sign[found.group], size[found.group], f"sign by {', '.join(said)}; size by {of}"
+    # Each version of a source has the sign of its center, relative to the version.
+    relative = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
+    evidence = f"sign by {', '.join(voters)}; size by {size_source}"
+    return relative * sign[sources.group], size[sources.group], evidence
 
 
-def reach(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """(k,) the largest factors that keep almost all values of (k, d) sources about within bounds.
+def find_largest_factors(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """Find the largest factors that keep almost all values of the sources within the bounds.
 
-    A pixel that is never bright has its mean for a bound, so that any noise there would leave it:
-    bounds are taken a little wider than they are.
+    A pixel that is always dark has bounds close to its mean, so noise would leave the bounds. The function
+    therefore widens the bounds a little.
+
+    Args:
+        x: (k, d) sources.
+        low: Lower bounds of the values.
+        high: Upper bounds of the values.
+
+    Returns:
+        (k,) factors.
     """
     slack = SLACK * (high - low)
-    low, high = (part.flatten().expand(x.shape[1]) for part in (low - slack, high + slack))
-    most = torch.where(x > 0, high / x.clamp(min=1e-12), low / x.clamp(max=-1e-12))
-    return most.clamp(min=0).quantile(INSIDE, dim=1)
+    low, high = (bound.flatten().expand(x.shape[1]) for bound in (low - slack, high + slack))
+    factors = torch.where(x > 0, high / x.clamp(min=1e-12), low / x.clamp(max=-1e-12))
+    return factors.clamp(min=0).quantile(OUTSIDE, dim=1)
 
 
 class Unmix(UnmixSettings, OneShotAttack):
-    """Separate the rows of the input layer into samples (independent component analysis)."""
+    """An attack that separates the rows of the input layer into samples (``ica.py``)."""
 
     name: ClassVar[str] = "unmix"
     pace: ClassVar[str] = "sized"
@@ -163,73 +211,107 @@ class Unmix(UnmixSettings, OneShotAttack):
     assumes: ClassVar[str] = ASSUMES
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply."""
+        """Return why the attack does not apply.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, or "" if the attack applies.
+        """
         if surface.name != self.surface:
-            return "needs the state of an optimizer, from the file or from a live one"
-        found = mixed(surface, knowledge)
-        return found if isinstance(found, str) else ""
+            return "needs an optimizer state, from the file or from a live optimizer"
+        layer = read_input_layer(surface, knowledge)
+        return layer if isinstance(layer, str) else ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return why the attack applies."""
-        return "the layer on the input holds mixtures of samples, which come apart where sparse"
+        """Return a short reason why the attack applies."""
+        return "the rows of the input layer mix samples, and sparse samples can be separated"
 
     def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why an audit leaves the attack out: it compares samples, not patches."""
-        found = mixed(surface, knowledge)
-        if isinstance(found, str) or found.whole:
+        """Return why an audit skips the attack: an audit compares samples, not patches.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, or "" if the audit runs the attack.
+        """
+        layer = read_input_layer(surface, knowledge)
+        if isinstance(layer, str) or layer.is_sample:
             return ""
-        return "its sources are patches, which cannot be compared with samples: residuum attack"
+        return (
+            "it recovers patches, which an audit cannot compare with samples; "
+            "use `residuum attack` to see them"
+        )
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Return the sources, those that most runs agree on first. ``seconds`` decides the effort."""
-        layer = mixed(surface, knowledge)
-        assert isinstance(layer, Mixed)
-        domain = domain_of(self.domain, layer.shape)
+        """Separate the layer into sources. ``seconds`` decides the effort.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The sources. Those on which most runs agree come first.
+        """
+        layer = read_input_layer(surface, knowledge)
+        assert isinstance(layer, InputLayer)
+        domain = choose_domain(self.domain, layer.shape)
         values = DOMAINS[domain](torch.zeros(1, *layer.shape)).shape[1]
-        effort = named(self, within(self.seconds, layer.rank, values, self.device))
-        found = unmix(
+        effort = choose_effort(self.seconds, layer.rank, values, self.device)
+        effort = apply_settings(self, effort)
+        sources = unmix(
             layer.rows.to(self.device), layer.shape, effort, domain=domain, seed=self.seed
         )
-        centers = found.centers
-        sign, size, said = told(found, layer, knowledge, centers)
-        x = (found.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
+        centers = sources.centers
+        sign, size, evidence = estimate_signs_and_sizes(sources, layer, knowledge, centers)
+        x = (sources.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
         labels = torch.zeros(len(x))
-        held = found.support * found.runs[0] + found.parts * found.runs[1]
-        runs = sum(found.runs)
-        share = held / runs
+        run_count = sources.support * sources.runs[0] + sources.cluster_support * sources.runs[1]
+        runs = sum(sources.runs)
+        share = run_count / runs
         values = math.prod(layer.shape)
-        sure = confidence_by_share(share[centers], runs, values, found.rank)
-        support = held[centers].round().long()
-        chosen = Selection.plain(x, labels, centers, sure, support=support)
-        notes = self._notes(layer, found, domain, said)
+        confidence = confidence_by_share(share[centers], runs, values, sources.rank)
+        support = run_count[centers].round().long()
+        selection = Selection.plain(x, labels, centers, confidence, support=support)
+        notes = self._notes(layer, sources, domain, evidence)
         if values < CONFIDENT_VALUES:
             notes += (f"{self.name}: {SMALL}",)
-        elif runs > 1 and disagree(share[centers], runs, found.rank):
+        elif runs > 1 and runs_disagree(share[centers], runs, sources.rank):
             notes += (f"{self.name}: {DISAGREEING}",)
         result = Reconstruction.at_once(self.name, x, labels, torch.ones(len(x)), knowledge)
         return result.replace(
             status=("finished",) * runs,
             loss=torch.zeros(runs, 0),
             layers=torch.zeros(runs, 0, 0),
-            selection=chosen,
+            selection=selection,
             notes=notes,
         )
 
-    def _notes(self, layer: Mixed, found: Sources, domain: str, said: str) -> tuple[str, ...]:
-        """What was assumed of samples, and what was run."""
-        what = f"{self.name}: samples, or patches, are taken to be sparse in their {domain}"
+    def _notes(
+        self, layer: InputLayer, sources: Sources, domain: str, evidence: str
+    ) -> tuple[str, ...]:
+        """Return notes on the assumptions about the samples, and on the runs."""
+        assumption = f"{self.name}: assumes that samples or patches are sparse in their {domain}"
         if len(layer.shape) == 1 and domain == "coordinates":
-            what += ", since no shape is known: grant one for images, name series for signals"
+            assumption += (
+                ", because their shape is not known. Pass the shape of images; "
+                "for time series, set the domain to series"
+            )
         runs = (
-            f"{self.name}: {found.rank} clean directions, {found.runs[0]} runs on the layer and "
-            f"{found.runs[1]} on clusters of its neurons; {said}"
+            f"{self.name}: {sources.rank} clean directions, {sources.runs[0]} runs on the layer and "
+            f"{sources.runs[1]} on clusters of its neurons; {evidence}"
         )
-        start = f"; {layer.kept:.3g} of the start was taken off" if layer.kept != 1 else ""
-        return what, runs + start
+        if layer.initial_share != 1:
+            runs += f"; {layer.initial_share:.3g} times the initial weights was subtracted"
+        return assumption, runs
 
 
 class UnmixOptimizerState(Unmix):
-    """Separate the input layer's rows of an optimizer state into samples."""
+    """An attack that separates the rows of the input layer in an optimizer state into samples."""
 
     name: ClassVar[str] = "unmix-moment"
     surface: ClassVar[str] = MOMENT

@@ -1,19 +1,22 @@
-"""Trunk: training images whose features lie in what the first dense layer of a network spans.
+"""Trunk: recover training images whose features lie in the span of the first dense layer.
 
-Behind convolutions and pooling (the trunk t) the rows of a dense layer, in a moment of the optimizer or
-less their start, are mixtures of the samples' FEATURES, as those of a layer on the input are mixtures of
-samples (``ica.py``). A few dozen directions of thousands:
+Convolutions and pooling form the backbone t of a network. Behind it, the rows of the first dense layer mix
+the features of training images, in the same way as the rows of an input layer mix samples (``ica.py``). This
+holds for the weights minus their initial weights, and for an optimizer state. The rows span only a few dozen
+of thousands of directions:
 
     rows = C t(X),     t(x_i) in span(V),   V (r, D) the leading right singular vectors
 
-That few images have such features is what tells the training images: a mixture of features is no image's.
+Few images have features in this span, because a mixture of features is not the feature map of any image.
+This identifies the training images:
 
-    1. unmix     sources of the rows, sparse in the spatial differences of the feature maps, nonnegative
-    2. invert    x by descent on 1 - NCC(t(x), source), a fading sparse prior beside it
-    3. settle    x on by descent on   1 - |V t(x)|^2 / |t(x)|^2,   the share of its features outside
+    1. unmix     separate the rows into sources: nonnegative, sparse in spatial differences
+    2. invert    minimize 1 - NCC(t(x), source) over x, with a sparse prior that fades out
+    3. settle    minimize 1 - |V t(x)|^2 / |t(x)|^2, the share of the features outside the span
 
-The sources are half right, which is enough for the third step to begin from: it knows no source and ends
-at images that the layer was trained on. What it leaves outside says which to believe.
+The sources are only approximately right, but they are good starting points for the third step. That step
+uses no source and ends at training images. The share of the features that remains outside the span shows
+how reliable an image is.
 """
 
 from __future__ import annotations
@@ -32,34 +35,47 @@ from torch.overrides import TorchFunctionMode
 from residuum.attacks.base import OneShotAttack, predicted_labels
 from residuum.attacks.random_streams import stream
 from residuum.attacks.stationarity.priors import Prior, SparseGradients
-from residuum.attacks.unmixing.attack import within
-from residuum.attacks.unmixing.ica import ROUNDING, Layer, distinct, unmix
-from residuum.attacks.unmixing.layers import MOST_BYTES, VISIBLE, layer_bytes, left_of
+from residuum.attacks.unmixing.attack import choose_effort
+from residuum.attacks.unmixing.ica import ROUNDING, Layer, find_distinct, unmix
+from residuum.attacks.unmixing.layers import (
+    MAX_BYTES,
+    VISIBLE,
+    estimate_initial_share,
+    estimate_layer_bytes,
+)
 from residuum.attacks.work import REFERENCE, count_work
 from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.surfaces.surface import MOMENT, WEIGHTS, Surface
 
-LEADING = 0.03  # of the largest singular value: directions that sources are looked for in
-DRIFT = 3e-4  # likewise: the wider span that features kept to while they changed in training
-MOST_SHARE = 0.5  # of the neurons that leading directions may number: a full layer shows no samples
-CANDIDATES = 32  # sources that are inverted
-UNMIXING = 0.3  # of the seconds
-SAME = 0.9  # cosine of two images that are one
-# Probability that an image is above NCC 0.8 with a training image: sigmoid(a + b log10(share outside)),
-# fitted on 61 images of four networks that no claim uses (20 and 50 CIFAR images, 20 digits; 54 are above).
+LEADING = 0.03  # unmixing uses directions above this share of the largest singular value
+DRIFT = 3e-4  # the same for the wider span that contains the features as they changed in training
+MAX_RANK_SHARE = (
+    0.5  # leading directions per neuron; a layer with more directions hides the samples
+)
+CANDIDATES = 32  # number of sources to invert
+UNMIXING = 0.3  # share of the time for unmixing
+SAME = 0.9  # minimum cosine of two versions of the same image
+# Probability that an image has NCC > 0.8 with a training image: sigmoid(a + b log10(share outside)). Fitted
+# on 61 images (54 of them true) of four networks that appear in no published result. The networks were
+# trained on 20 and 50 CIFAR images and on 20 digits.
 CONFIDENCE = (-18.2, -5.9)
 ASSUMES = (
-    "trunk assumes that the first dense layer behind the convolutions was trained from a small or "
-    "known start, or that an optimizer kept its last gradients, on fewer samples than half of its "
-    "neurons."
+    "trunk assumes that the first dense layer behind the convolutions had small or known initial weights, "
+    "or that the optimizer state contains its last gradients. It also assumes fewer samples than half the "
+    "number of neurons in this layer."
 )
 
 
 @dataclass(frozen=True)
 class Descent:
-    """steps of Adam from ``rate`` down to a tenth of it; prior: weight of the sparse prior at first,
-    of which a tenth is left at the end; noise: deviation of the first images, in the value range.
+    """Settings of a descent with Adam.
+
+    Attributes:
+        steps: Number of steps.
+        rate: Learning rate at the start. It falls to a tenth at the end.
+        prior: Weight of the sparse prior at the start. It falls to a tenth at the end.
+        noise: Standard deviation of the initial images, as a share of the value range.
     """
 
     steps: int
@@ -69,19 +85,20 @@ class Descent:
 
 
 INVERT, SETTLE = Descent(150, 0.05, 0.3), Descent(250, 0.03, 0.03)
-LEFT = 0.1
+PRIOR_DECAY = 0.1  # share of the prior at the end of a descent
 
 
 @dataclass(frozen=True, eq=False)
-class Behind:
-    """A dense layer behind a trunk.
+class BackboneLayer:
+    """A dense layer behind a backbone.
 
-    name: of the layer.
-    rows: (h, D) less their start.
-    shape: of the features, (channels, height, width) where they are maps.
-    rank: leading directions of ``rows``.
-    span: (r, D) all that features kept to.
-    kept: how much of the start was taken off.
+    Attributes:
+        name: Name of the layer.
+        rows: (h, D) rows minus their initial weights.
+        shape: Shape of the features, (channels, height, width) if they are maps.
+        rank: Number of leading directions of ``rows``.
+        span: (r, D) directions that span the features.
+        initial_share: The share of the initial weights that was subtracted.
     """
 
     name: str
@@ -89,11 +106,14 @@ class Behind:
     shape: tuple[int, ...]
     rank: int
     span: Tensor
-    kept: float
+    initial_share: float
 
 
-class Trunk:
-    """Samples (n, *shape) to what the layer called ``name`` is given (n, D); the rest is not run."""
+class Backbone:
+    """The layers of a network below a dense layer.
+
+    A call maps samples (n, *shape) to the inputs (n, D) of that layer. The layers above do not run.
+    """
 
     class _Reached(Exception):
         """Carries the features past the layers above."""
@@ -102,125 +122,161 @@ class Trunk:
         self.model, self.layer = model, model.get_submodule(name)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """By the network's own forward, up to the layer."""
+        """Return the features of samples, computed by the forward method of the network."""
 
-        def stop(_: nn.Module, given: tuple[Any, ...]) -> None:
-            raise Trunk._Reached(given[0])
+        def stop(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+            raise Backbone._Reached(inputs[0])
 
         hook = self.layer.register_forward_pre_hook(stop)
         try:
             self.model(x)
-        except Trunk._Reached as reached:
+        except Backbone._Reached as reached:
             return reached.args[0]
         finally:
             hook.remove()
-        raise InputError("The layer behind the trunk was not reached.", "Use another attack.")
+        raise InputError("The layer behind the backbone was not reached.", "Use another attack.")
 
 
-class _Maps(TorchFunctionMode):
-    """Remembers the feature maps (n, channels, height, width) that a forward makes."""
+class _FeatureMaps(TorchFunctionMode):
+    """A context that records the feature maps (n, channels, height, width) of a forward pass."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[Tensor] = []
+        self.maps: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if type(out) is Tensor and out.ndim == 4 and min(out.shape[2:]) > 1:
-            self.seen.append(out)
+            self.maps.append(out)
         return out
 
 
-def dense_behind(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """Name of the first dense layer that is given one vector a sample, not the sample itself, and the
-    shape of the feature maps that this vector is; ("", ()) where there is none.
+def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+    """Find the first dense layer behind a backbone.
+
+    The layer receives one feature vector for each sample, and not the sample itself.
+
+    Args:
+        model: The network.
+        shape: Shape of a sample.
+
+    Returns:
+        The name of the layer, and the shape of the feature maps that form its input. The result is ("", ())
+        if there is no such layer.
     """
     probe = torch.randn(2, *shape, generator=stream("probe")).to(next(model.parameters()))
-    given: dict[str, Tensor] = {}
+    inputs: dict[str, Tensor] = {}
 
-    def look(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        return lambda _, args: given.update({name: args[0]} if name not in given else {})
+    def record(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        return lambda _, args: inputs.update({name: args[0]} if name not in inputs else {})
 
     hooks = [
-        layer.register_forward_pre_hook(look(name))
+        layer.register_forward_pre_hook(record(name))
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear)
     ]
     try:
-        with torch.no_grad(), _Maps() as maps:
+        with torch.no_grad(), _FeatureMaps() as recorded:
             model(probe)
     finally:
         for hook in hooks:
             hook.remove()
-    for name, x in given.items():
-        if x.ndim != 2 or len(x) != len(probe):  # tokens: its rows are sums over more than samples
+    for name, x in inputs.items():
+        if x.ndim != 2 or len(x) != len(probe):  # rows of a layer on tokens mix more than samples
             continue
         if x.numel() == probe.numel() and torch.equal(x.flatten(), probe.flatten()):
             return "", ()
-        for one in reversed(maps.seen):
-            if one.numel() == x.numel() and torch.equal(one.flatten(), x.flatten()):
-                return name, tuple(one.shape[1:])
+        for feature_map in reversed(recorded.maps):
+            if feature_map.numel() == x.numel() and torch.equal(feature_map.flatten(), x.flatten()):
+                return name, tuple(feature_map.shape[1:])
         return name, tuple(x.shape[1:])
     return "", ()
 
 
-@lru_cache(maxsize=2)  # asked whether it applies, then run
-def behind(surface: Surface, knowledge: Knowledge) -> Behind | str:
-    """The dense layer behind the trunk less its start; or the first condition that it does not meet.
+@lru_cache(maxsize=2)  # the attack first asks whether it applies, and then runs
+def read_backbone_layer(surface: Surface, knowledge: Knowledge) -> BackboneLayer | str:
+    """Read the dense layer behind the backbone and subtract its initial weights.
 
-    As for the layer on the input, but what its rows mix are features. There must be fewer of them than
-    half of the neurons: then their span is theirs, and not noise.
+    The conditions are those of the input layer, but the rows mix features. The number of leading directions
+    must be at most half the number of neurons. Only then is the span that of the features, and not of noise.
+
+    Args:
+        surface: The attack surface.
+        knowledge: What the attacker knows.
+
+    Returns:
+        The layer, or the first condition that is not met.
     """
-    sample = surface.shape(knowledge)
-    if len(sample) < 3:
-        return "needs images: samples of a network with a trunk have channels, height and width"
-    name, shape = dense_behind(surface.model(), sample)
+    sample_shape = surface.shape(knowledge)
+    if len(sample_shape) < 3:
+        return "needs images with channels, height and width"
+    name, shape = find_dense_layer(surface.model(), sample_shape)
     if not name:
-        return "no dense layer lies behind a trunk: the first meets the input, or there is none"
+        return (
+            "no dense layer lies behind a backbone: the first dense layer receives the input, or there "
+            "is none"
+        )
     if name not in surface.equations:
-        return f"the moment of {name}, the first dense layer, is not there"
+        return f"the optimizer state lacks {name}, the first dense layer"
     rows = surface.target[f"{name}.weight"].float()
-    if (needed := layer_bytes(*rows.shape)) > MOST_BYTES:
-        return f"it would take about {needed / 2**30:.1f} GiB, above {MOST_BYTES / 2**30:.0f}"
-    kept, start = 1.0, knowledge.theta0
-    if start is not None and surface.name == WEIGHTS:
-        before = start[f"{name}.weight"].to(rows)
-        kept, size = left_of(rows, before), rows.norm()
-        rows = rows - kept * before
+    if (needed := estimate_layer_bytes(*rows.shape)) > MAX_BYTES:
+        return (
+            f"it would need about {needed / 2**30:.1f} GiB of memory; the limit is "
+            f"{MAX_BYTES / 2**30:.0f} GiB"
+        )
+    initial_share, theta0 = 1.0, knowledge.theta0
+    if theta0 is not None and surface.name == WEIGHTS:
+        initial = theta0[f"{name}.weight"].to(rows)
+        initial_share, size = estimate_initial_share(rows, initial), rows.norm()
+        rows = rows - initial_share * initial
         if rows.norm() <= 10 * ROUNDING * size:
-            return "the first dense layer is its start, but for a factor and rounding"
+            return "the first dense layer equals its initial weights up to a factor and rounding"
     if not bool(rows.any()):
         return "the first dense layer was not trained"
-    layer = Layer.of(rows)
-    if start is None and surface.name == WEIGHTS and layer.edge > VISIBLE:
+    layer = Layer.from_rows(rows)
+    if theta0 is None and surface.name == WEIGHTS and layer.edge > VISIBLE:
         return (
-            f"the start of {name} is neither small nor known: its noise reaches "
+            f"the initial weights of {name} are neither small nor known: their noise reaches "
             f"{layer.edge:.0%} of the largest singular value"
         )
     rank, wide = (int((share * layer.S[0] < layer.S).sum()) for share in (LEADING, DRIFT))
-    if not 2 <= rank <= MOST_SHARE * len(rows):
+    if not 2 <= rank <= MAX_RANK_SHARE * len(rows):
         return (
-            f"{rank} directions of {name} are in use by {len(rows)} neurons: features show where "
-            f"directions number from 2 to {MOST_SHARE:.0%} of the neurons"
+            f"the {len(rows)} neurons of {name} use {rank} directions; the attack needs at least 2, and "
+            f"at most {MAX_RANK_SHARE:.0%} of the number of neurons"
         )
-    return Behind(name, rows, shape, rank, layer.V[:wide].float(), kept)
+    return BackboneLayer(name, rows, shape, rank, layer.V[:wide].float(), initial_share)
 
 
-def inverted(
-    trunk: Callable[[Tensor], Tensor],
+def invert_features(
+    backbone: Callable[[Tensor], Tensor],
     x: Tensor,
-    missed: Callable[[Tensor], Tensor],
-    how: Descent,
+    distance: Callable[[Tensor], Tensor],
+    descent: Descent,
     prior: Prior,
     box: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Images (k, *shape) after a descent on ``missed`` of their features, and what it is at the end."""
+    """Find images with given features by descent on a distance of their features.
+
+    Args:
+        backbone: Function from images (k, *shape) to features (k, D).
+        x: (k, *shape) initial images.
+        distance: Function from features (k, D) to distances (k,).
+        descent: Settings of the descent.
+        prior: Prior for images.
+        box: Lower and upper bounds of the values, None if they are not known.
+
+    Returns:
+        The images (k, *shape), and their distances (k,).
+    """
     x = x.detach().clone().requires_grad_()
-    one, adam = x.new_ones(1, len(x)), torch.optim.Adam([x], how.rate)
-    for step in range(how.steps):
-        share = step / how.steps
-        adam.param_groups[0]["lr"] = how.rate * (0.1 + 0.9 * (1 + math.cos(math.pi * share)) / 2)
-        loss = missed(trunk(x)).mean() + how.prior * LEFT**share * prior.penalty(x[None], one)[0]
+    ones, adam = x.new_ones(1, len(x)), torch.optim.Adam([x], descent.rate)
+    for step in range(descent.steps):
+        share = step / descent.steps
+        cosine = (1 + math.cos(math.pi * share)) / 2
+        adam.param_groups[0]["lr"] = descent.rate * (0.1 + 0.9 * cosine)
+        weight = descent.prior * PRIOR_DECAY**share
+        loss = distance(backbone(x)).mean() + weight * prior.penalty(x[None], ones)[0]
         adam.zero_grad()
         loss.backward(inputs=[x])
         adam.step()
@@ -228,98 +284,124 @@ def inverted(
             with torch.no_grad():
                 x.copy_(x.clamp(*box))
     with torch.no_grad():
-        return x.detach(), missed(trunk(x))
+        return x.detach(), distance(backbone(x))
 
 
-def from_source(source: Tensor) -> Callable[[Tensor], Tensor]:
-    """1 - NCC of features with the sources (k, D), row by row."""
-    wanted = F.normalize(source - source.mean(1, keepdim=True))
-    return lambda f: 1 - (F.normalize(f - f.mean(1, keepdim=True)) * wanted).sum(1)
+def distance_from_source(source: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the function 1 - NCC(f, source) of features f (k, D), row by row."""
+    target = F.normalize(source - source.mean(1, keepdim=True))
+    return lambda f: 1 - (F.normalize(f - f.mean(1, keepdim=True)) * target).sum(1)
 
 
-def outside(V: Tensor) -> Callable[[Tensor], Tensor]:
-    """1 - |V f|^2 / |f|^2: share of the features outside of the rows of V (r, D)."""
+def distance_from_span(V: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return the function 1 - |V f|^2 / |f|^2, the share of features f outside the rows of V (r, D)."""
     return lambda f: 1 - (F.normalize(f) @ V.T).square().sum(1)
 
 
-def nonnegative(sources: Tensor) -> Tensor:
-    """Sources with the sign that features behind a ReLU have: their large values are positive."""
+def orient_sources(sources: Tensor) -> Tensor:
+    """Return the sources with signs that make their large values positive, like features after a ReLU."""
     return sources * sources.pow(3).sum(1, keepdim=True).sign()
 
 
 class BehindBackbone(OneShotAttack):
-    """Separate the features in the first dense layer behind a backbone, and invert them."""
+    """An attack that separates the features in the first dense layer behind a backbone and inverts them."""
 
     name: ClassVar[str] = "trunk"
     pace: ClassVar[str] = "sized"
     assumes: ClassVar[str] = ASSUMES
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply."""
+        """Return why the attack does not apply.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, or "" if the attack applies.
+        """
         if surface.name != self.surface:
-            return "needs the state of an optimizer, from the file or from a live one"
-        found = behind(surface, knowledge)
-        return found if isinstance(found, str) else ""
+            return "needs an optimizer state, from the file or from a live optimizer"
+        layer = read_backbone_layer(surface, knowledge)
+        return layer if isinstance(layer, str) else ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return why the attack applies."""
+        """Return a short reason why the attack applies."""
         return "the first dense layer spans the features of training images, which few images share"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Run all three steps within ``seconds`` of a reference machine, candidates near the span first."""
-        layer = behind(surface, knowledge)
-        assert isinstance(layer, Behind)
+        """Run all three steps within ``seconds`` of a reference machine.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The candidates. Those with features close to the span come first.
+        """
+        layer = read_backbone_layer(surface, knowledge)
+        assert isinstance(layer, BackboneLayer)
         shape, device = surface.shape(knowledge), self.device
         rows = layer.rows.to(device)
         values = 2 * math.prod(layer.shape)
-        setting = within(UNMIXING * self.seconds, layer.rank, values, device)
-        found = unmix(rows, layer.shape, setting, rank=layer.rank, seed=self.seed)
-        first = found.centers
-        rest = torch.ones(len(found.x), dtype=torch.bool)
-        rest[first] = False
-        some = torch.cat([first, rest.nonzero().flatten()])[:CANDIDATES]  # distinct ones first
-        sources = nonnegative(found.x[some].to(device))
+        effort = choose_effort(UNMIXING * self.seconds, layer.rank, values, device)
+        separated = unmix(rows, layer.shape, effort, rank=layer.rank, seed=self.seed)
+        centers = separated.centers
+        is_version = torch.ones(len(separated.x), dtype=torch.bool)
+        is_version[centers] = False
+        order = torch.cat([centers, is_version.nonzero().flatten()])  # distinct sources first
+        sources = orient_sources(separated.x[order[:CANDIDATES]].to(device))
         model = surface.model().to(device, torch.float32).requires_grad_(False)
-        trunk = Trunk(model, layer.name)
+        backbone = Backbone(model, layer.name)
         low, high = knowledge.value_range or (0.0, 1.0)
         prior = SparseGradients(1.0, knowledge=Knowledge(shape=shape, value_range=(low, high)))
         x = torch.randn(len(sources), *shape, generator=stream("trunk", self.seed)).to(device)
         x = INVERT.noise * (high - low) * x
         box = knowledge.box(x[0])
-        parts = {INVERT: from_source(sources), SETTLE: outside(layer.span.to(device))}
-        share = self._share_of_steps(trunk, x)
-        for how, missed in parts.items():
-            shorter = replace(how, steps=max(1, int(share * how.steps)))
-            x, far = inverted(trunk, x, missed, shorter, prior, box)
-        far, order = far.double().cpu().clamp(min=1e-12).sort()
+        distances = {
+            INVERT: distance_from_source(sources),
+            SETTLE: distance_from_span(layer.span.to(device)),
+        }
+        share = self._share_of_steps(backbone, x)
+        for descent, distance in distances.items():
+            shorter = replace(descent, steps=max(1, int(share * descent.steps)))
+            x, share_outside = invert_features(backbone, x, distance, shorter, prior, box)
+        share_outside, order = share_outside.double().cpu().clamp(min=1e-12).sort()
         x = x.double().cpu()[order]
         with torch.no_grad():
             labels = predicted_labels(model(x.to(device, torch.float32))).cpu()
         result = Reconstruction.at_once(self.name, x, labels, torch.ones(len(x)), knowledge)
-        notes = self._notes(layer, found.runs, far)
-        return result.replace(selection=chosen(x, labels, far), notes=notes)
+        notes = self._notes(layer, separated.runs, share_outside)
+        return result.replace(selection=select_images(x, labels, share_outside), notes=notes)
 
-    def _share_of_steps(self, trunk: Trunk, x: Tensor) -> float:
+    def _share_of_steps(self, backbone: Backbone, x: Tensor) -> float:
         """Return the share of the steps of both descents that ``seconds`` allow."""
         if self.seconds == math.inf:
             return 1.0
 
         def step() -> None:
             images = x.detach().clone().requires_grad_()
-            trunk(images).sum().backward(inputs=[images])
+            backbone(images).sum().backward(inputs=[images])
 
         speed = REFERENCE["cuda" if self.device.startswith("cuda") else "cpu"]
         cost = (INVERT.steps + SETTLE.steps) * count_work(step).seconds(speed)
         return min(1.0, (1 - UNMIXING) * self.seconds / cost)
 
-    def _notes(self, layer: Behind, runs: tuple[int, int], far: Tensor) -> tuple[str, ...]:
-        start = f"; {layer.kept:.3g} of the start was taken off" if layer.kept != 1 else ""
+    def _notes(
+        self, layer: BackboneLayer, runs: tuple[int, int], share_outside: Tensor
+    ) -> tuple[str, ...]:
         maps = "x".join(map(str, layer.shape))
+        directions = (
+            f"{self.name}: {layer.name} receives features {maps}, which span {len(layer.span)} "
+            f"directions, {layer.rank} of them leading; {runs[0]} runs of unmix on these"
+        )
+        if layer.initial_share != 1:
+            directions += f"; {layer.initial_share:.3g} times the initial weights was subtracted"
         return (
-            f"{self.name}: {layer.name} is given features {maps}, which keep to {len(layer.span)} "
-            f"directions, {layer.rank} of them leading; {runs[0]} runs of unmix on these{start}",
-            f"{self.name}: features of its images lie outside of these by {float(far[0]):.1e} of their "
-            f"energy at least, {float(far.median()):.1e} in the median",
+            directions,
+            f"{self.name}: the features of the recovered images have at least "
+            f"{float(share_outside[0]):.1e} of their energy outside this span, "
+            f"{float(share_outside.median()):.1e} in the median",
         )
 
 
@@ -330,12 +412,22 @@ class BehindBackboneOptimizerState(BehindBackbone):
     surface: ClassVar[str] = MOMENT
 
 
-def chosen(x: Tensor, labels: Tensor, far: Tensor) -> Selection:
-    """Distinct images, those whose features lie the least outside first."""
+def select_images(x: Tensor, labels: Tensor, share_outside: Tensor) -> Selection:
+    """Select distinct images.
+
+    Args:
+        x: (k, *shape) images, sorted by ``share_outside``.
+        labels: (k,) labels.
+        share_outside: (k,) share of the energy of their features outside the span.
+
+    Returns:
+        The selection. Images with the smallest share outside the span come first.
+    """
     unit = F.normalize(x.flatten(1))
-    index = distinct(unit, SAME)
+    index = find_distinct(unit, SAME)
     members = torch.zeros(len(index), dtype=torch.long)
     nearest = (unit @ unit[index].T).abs().argmax(1)
     members.index_add_(0, nearest, torch.ones_like(nearest))
-    sure = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * far[index].log10()).float()
-    return Selection.plain(x, labels, index, sure, members=members)
+    log_share = share_outside[index].log10()
+    confidence = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * log_share).float()
+    return Selection.plain(x, labels, index, confidence, members=members)

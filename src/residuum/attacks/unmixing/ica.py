@@ -1,32 +1,34 @@
-"""Unmix: training samples out of one weight matrix, by independent component analysis.
+"""Unmix: recover training samples from one weight matrix by independent component analysis.
 
-Gradient descent from a small or known start adds multiples of the training samples to every row of a
-layer that the input feeds, at any time of the training and whatever the loss, the labels or the
-layers above; momentum and Adam keep a mean of such steps:
+Every step of gradient descent adds multiples of training samples to the rows of the input layer. This
+holds for every loss, for all labels and for all layers above. Momentum and Adam store averages of such
+steps. If the initial weights are small or known, the rows are therefore mixtures of samples:
 
-    W - c W0 = C X,   b - c b0 = C 1       c = 1, or what weight decay left of the start
+    W - c W0 = C X,   b - c b0 = C 1       c = 1, or less if weight decay shrank the initial weights
 
-So the rows are mixtures of samples, and images are sparse in their differences: taking them apart is
-blind source separation (for single gradients of federated learning: Kariyappa et al. 2023, "Cocktail
-Party Attack"; FastICA: Hyvarinen 1999).
+Images are sparse in their differences, so separating the mixtures is blind source separation. For single
+gradients in federated learning, see Kariyappa et al. 2023, "Cocktail Party Attack". For FastICA, see
+Hyvarinen 1999.
 
-    C X = U S V^T       r of the rows of V^T stand out of the noise of the start
+    C X = U S V^T       r of the rows of V^T exceed the noise of the initial weights
     G = D V_r           differences of neighboring values (N, r), the domain in which samples are sparse
     Z = G K^T           whitened, Z^T Z / N = 1
     Q <- polar(E[tanh(a y) z^T] - diag(E[a (1 - tanh^2(a y))]) Q),   y = Q z
-    X^ = Q K V_r^T                                                   up to order, and per row a factor
+    X^ = Q K V_r^T      the samples, up to their order and one factor for each row
 
-Nothing is assumed of the network but the span and of the samples but sparse differences; with more
-samples than clean directions only part of them, or none, come apart, and clusters of neurons, each of
-which mixes fewer samples, are taken apart one by one.
+The attack assumes only the span of the rows and the sparse differences of the samples. If there are more
+samples than clean directions, the layer separates incompletely or not at all. The attack then separates
+clusters of neurons one by one, because each cluster mixes fewer samples.
 
-The factor of a source (``told``): its sign is the one that most say of the network (a sample enters the
-rows of neurons that it switches on), the bias (all of C 1 is positive multiples of samples) and the
-granted range of values; its size is the largest that stays in that range, or what the bias says.
+``estimate_signs_and_sizes`` chooses the factor of each source. Three voters choose the sign: the network (a
+sample enters the rows of the neurons that it activates), the bias (C 1 contains positive multiples of all
+samples), and the known value range. The size is the largest that stays in the value range, or follows from
+the bias.
 
-One start of the iteration ends in a poor optimum. A run is therefore a small population: a few
-starts, then rounds in which every member begins anew from the sparsest sources of several others.
-Runs differ in rank and strength a and share nothing but V: what several of them find is true.
+A single start of the iteration usually ends in a poor optimum. A run is therefore a small population: it
+has a few starts, followed by rounds in which every member starts again from the sparsest sources of several
+other members. Runs differ in rank and strength a, and share only V. A source that several runs find is
+probably true.
 """
 
 from __future__ import annotations
@@ -48,31 +50,37 @@ from residuum.attacks.random_streams import stream
 from residuum.errors import InputError
 from residuum.networks.spectrum import noise_edge
 
-ROUNDING = 1e-7  # of float32, as a share of the largest singular value
-CLIFF = 10.0  # fall between two singular values that only the end of the samples explains
-SOUND = 1e-5  # share of the largest singular value of float32 sources below which is rounding
-SAME = 0.9  # cosine from which two sources are one
-COLUMNS = 1 << 16  # of a wide layer that are in float64 at a time
+ROUNDING = 1e-7  # rounding of float32, as a share of the largest singular value
+CLIFF = 10.0  # ratio of two singular values that separates the samples from the rest
+SOUND = 1e-5  # singular values of float32 sources below this share of the largest are rounding
+SAME = 0.9  # minimum cosine of two versions of the same source
+COLUMNS = 1 << 16  # columns of a wide layer that are converted to float64 at a time
 Domain = Callable[[Tensor], Tensor]
-APART = 0.5  # cosine in the whitened domain below which two sources can stand in one solution
-SMOOTH = 0.6  # share of the median roughness below which a source resembles images of any kind
+DISTINCT = 0.5  # maximum cosine, in the whitened domain, of two sources in the same solution
+SMOOTH = 0.6  # sources below this share of the median roughness resemble smooth images of any kind
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How hard to look.
+    """The amount of computation of the attack.
 
-    ranks: shares of the clean rank.
-    strengths: a, large ones suit sharp edges.
-    starts: members of a population.
-    rounds, iterations: of each.
-    partitions: into how many clusters the neurons are parted, of which come the share parted[0] of
-        their rank.
-    overfull: a layer is when half of the runs hold a smaller share of its sources; then
-        overfull_partitions and all of ``parted`` are tried as well, and below the share lost, with
-        partitions at all, each of them twice and with every strength.
-    repeats: runs with each rank that differ in their start alone.
-    most: sources brought back at most, in multiples of the clean rank.
+    Attributes:
+        ranks: Ranks of the runs, as shares of the clean rank.
+        strengths: Strengths a of the contrast. Large values suit sharp edges.
+        starts: Number of members of a population.
+        rounds: Number of rounds of a population.
+        iterations: Number of iterations in each round.
+        partitions: Numbers of clusters into which the attack divides the neurons.
+        cluster_ranks: Ranks of the runs on clusters, as shares of the rank of the clusters. By default only
+            the first is used.
+        overfull: If the runs agree on less than this share of the sources, the layer counts as overfull.
+            The attack then uses ``overfull_partitions`` and all ``cluster_ranks`` too. Runs agree on a
+            source if at least half of them contain it.
+        overfull_partitions: Additional numbers of clusters for an overfull layer.
+        lost: If the runs agree on less than this share, the attack uses every partition twice and with
+            every strength. This requires ``partitions``.
+        repeats: Number of runs for each rank. They differ only in their random start.
+        max_sources: Maximum number of returned sources, as a multiple of the clean rank.
     """
 
     ranks: tuple[float, ...] = (0.8, 0.6, 1.0, 0.7, 0.5, 0.9)
@@ -81,30 +89,32 @@ class Effort:
     rounds: int = 3
     iterations: int = 40
     partitions: tuple[int, ...] = (2, 4)
-    parted: tuple[float, ...] = (0.8, 0.6)
+    cluster_ranks: tuple[float, ...] = (0.8, 0.6)
     overfull: float = 0.5
     overfull_partitions: tuple[int, ...] = (8, 16, 32)
     lost: float = 0.055
     repeats: int = 1
-    most: int = 3
+    max_sources: int = 3
 
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """What came apart.
+    """The separated sources.
 
-    x: (k, d) of length 1, their signs as the neurons say, those that most runs agree on first.
-    support: (k,) share of the runs on the whole layer that hold such a source.
-    parts: (k,) likewise of the partitions of its neurons.
-    group: (k,) number of the source that a row is a version of.
-    runs: on the whole layer, and partitions.
-    rank: clean directions of the layer.
-    edge: of the noise, as a share of the largest singular value.
+    Attributes:
+        x: (k, d) sources of length 1, with the signs that the neurons suggest. Sources on which most runs
+            agree come first.
+        support: (k,) share of the runs on the whole layer that contain the source.
+        cluster_support: (k,) share of the runs on clusters of neurons that contain the source.
+        group: (k,) number of the source of which a row is a version.
+        runs: Number of runs on the whole layer, and number of runs on clusters.
+        rank: Number of clean directions of the layer.
+        edge: Edge of the noise, as a share of the largest singular value.
     """
 
     x: Tensor
     support: Tensor
-    parts: Tensor
+    cluster_support: Tensor
     group: Tensor
     runs: tuple[int, int]
     rank: int
@@ -112,9 +122,9 @@ class Sources:
 
     @property
     def centers(self) -> Tensor:
-        """(groups,) the first row of each source: the mean of its versions."""
-        every = range(int(self.group.max()) + 1)
-        return torch.stack([(self.group == g).nonzero()[0, 0] for g in every])
+        """Index (groups,) of the first row of each source, which is the mean of its versions."""
+        numbers = range(int(self.group.max()) + 1)
+        return torch.stack([(self.group == g).nonzero()[0, 0] for g in numbers])
 
 
 def unmix(
@@ -127,76 +137,104 @@ def unmix(
     seed: int = 0,
     seconds: float = math.inf,
 ) -> Sources:
-    """Sources of ``rows`` (h, d), each a mixture of samples of ``shape``, on the device of ``rows``.
+    """Separate the rows of a layer into sources. The computation runs on the device of ``rows``.
 
-    domain: a name in ``DOMAINS``; by default differences where samples have a shape, coordinates of
-        vectors.
-    rank: clean directions, 0 where the spectrum shall say.
-    seconds: no run is begun later than that, but the first one always.
+    Args:
+        rows: (h, d) mixtures of samples.
+        shape: Shape of a sample.
+        effort: Amount of computation. The default is the full effort.
+        domain: Name in ``DOMAINS``. The default is "differences" if samples have a shape, and "coordinates"
+            if they are vectors.
+        rank: Number of clean directions. If it is 0, it is estimated from the singular values.
+        seed: Seed of the random starts.
+        seconds: Time limit. After it, no new run starts, except that the first run always does.
+
+    Returns:
+        The sources.
+
+    Raises:
+        InputError: If the layer has fewer than two clean directions.
     """
     effort, end = effort or Effort(), time.monotonic() + seconds
-    sparse_in = DOMAINS[domain_of(domain, shape)]
-    layer = Layer.of(rows)
+    sparse_domain = DOMAINS[choose_domain(domain, shape)]
+    layer = Layer.from_rows(rows)
     layer = replace(layer, rank=rank or layer.rank)
     if layer.rank < 2:
         raise InputError(
-            f"Unmixing needs two clean directions at least; this layer has {layer.rank}.",
-            "Grant the initial weights, or use another attack.",
+            f"Unmixing needs at least two clean directions; this layer has {layer.rank}.",
+            "Pass the initial weights, or use another attack.",
         )
-    look = partial(_sources, shape=shape, domain=sparse_in, effort=effort)
-    found: list[Tensor] = []  # per run
-    for share, again in product(effort.ranks, range(effort.repeats)):
-        if not found or time.monotonic() < end:
-            generator = stream("unmix", seed, str(share), *([again] if again else []))
-            found += look([layer], share, effort.strengths, generator)
-    whole = len(found)
-    partitions, strengths = _partitions(effort, found)
-    for share, k, again in partitions:
+    separate = partial(_separate, shape=shape, domain=sparse_domain, effort=effort)
+    sources_by_run: list[Tensor] = []
+    for share, repeat in product(effort.ranks, range(effort.repeats)):
+        if not sources_by_run or time.monotonic() < end:
+            generator = stream("unmix", seed, str(share), *([repeat] if repeat else []))
+            sources_by_run += separate([layer], share, effort.strengths, generator)
+    layer_runs = len(sources_by_run)
+    partitions, strengths = _choose_partitions(effort, sources_by_run)
+    for share, k, repeat in partitions:
         if time.monotonic() < end:
             generator = stream(
-                "unmix", seed, "clusters", k, str(share), *([again] if again else [])
+                "unmix", seed, "clusters", k, str(share), *([repeat] if repeat else [])
             )
-            parted = [rows[mine] for mine in clusters(layer, k, generator)]
-            parts = [Layer.of(part) for part in parted if bool(part.any())]  # not dead neurons
-            # What one partition brings with one strength is one run: its clusters share samples.
-            if apart := look(parts, share, strengths, generator):
-                found += [torch.cat(apart[i :: len(strengths)]) for i in range(len(strengths))]
-    every, run = torch.cat(found), _owner(found)
-    if len(partitions) > len(effort.partitions):  # overfull: what stays mixed is smooth
-        rough = roughness(every.reshape(-1, *shape), sparse_in)
-        telling = rough >= SMOOTH * rough.nanmedian()  # of a source of zeros it is none
-        every, run = every[telling], run[telling.cpu()]
-    sparse = sparseness(sparse_in(every.reshape(-1, *shape)))
-    x, group = merged(every, run, sparse, effort.most * layer.rank)
-    holds = held_by(x.to(every), every, run).cpu().float()
-    runs = whole, len(found) - whole
-    support, of_parts = holds[:, :whole].sum(1) / whole, holds[:, whole:].sum(1) / max(1, runs[1])
-    return Sources(x, support, of_parts, group, runs, layer.rank, layer.edge)
+            clusters = [rows[neurons] for neurons in cluster_neurons(layer, k, generator)]
+            layers = [Layer.from_rows(cluster) for cluster in clusters if bool(cluster.any())]
+            # A partition with one strength counts as one run, because its clusters share samples.
+            if sources := separate(layers, share, strengths, generator):
+                step = len(strengths)
+                sources_by_run += [torch.cat(sources[i::step]) for i in range(step)]
+    versions, run = torch.cat(sources_by_run), _run_numbers(sources_by_run)
+    if len(partitions) > len(effort.partitions):  # overfull layer: unseparated mixtures are smooth
+        rough = roughness(versions.reshape(-1, *shape), sparse_domain)
+        is_rough = rough >= SMOOTH * rough.nanmedian()  # False for a source of zeros
+        versions, run = versions[is_rough], run[is_rough.cpu()]
+    sparse = sparseness(sparse_domain(versions.reshape(-1, *shape)))
+    x, group = merge_sources(versions, run, sparse, effort.max_sources * layer.rank)
+    in_run = match_runs(x.to(versions), versions, run).cpu().float()
+    runs = layer_runs, len(sources_by_run) - layer_runs
+    support = in_run[:, :layer_runs].sum(1) / layer_runs
+    cluster_support = in_run[:, layer_runs:].sum(1) / max(1, runs[1])
+    return Sources(x, support, cluster_support, group, runs, layer.rank, layer.edge)
 
 
-def _partitions(
-    effort: Effort, found: list[Tensor]
+def _choose_partitions(
+    effort: Effort, sources_by_run: list[Tensor]
 ) -> tuple[list[tuple[float, int, int]], tuple[float, ...]]:
-    """(share of the rank, number of clusters, which time), and strengths: more where few sources agree."""
-    first = [(effort.parted[0], k, 0) for k in effort.partitions]
-    every, one = torch.cat(found), effort.strengths[:1]
-    half = held_by(every, every, _owner(found)).sum(1) >= max(2, len(found) / 2)
-    agreed = float(half.float().mean())
-    if len(found) < 2 or agreed >= effort.overfull:
-        return first, one
-    lost = agreed < effort.lost and bool(effort.partitions)
-    every_k = (*effort.partitions, *effort.overfull_partitions)
-    whole = [(share, k, t) for t in range(1 + lost) for share, k in product(effort.parted, every_k)]
-    rest = [partition for partition in whole if partition not in first]
-    return first + rest, effort.strengths if lost else one
+    """Return the partitions (share of the rank, number of clusters, repeat) and the strengths.
+
+    The less the runs agree, the more partitions and strengths are used.
+
+    Args:
+        effort: Amount of computation.
+        sources_by_run: Sources of every run on the whole layer.
+
+    Returns:
+        The partitions and the strengths.
+    """
+    first = [(effort.cluster_ranks[0], k, 0) for k in effort.partitions]
+    versions, first_strength = torch.cat(sources_by_run), effort.strengths[:1]
+    count = match_runs(versions, versions, _run_numbers(sources_by_run)).sum(1)
+    agreed = float((count >= max(2, len(sources_by_run) / 2)).float().mean())
+    if len(sources_by_run) < 2 or agreed >= effort.overfull:
+        return first, first_strength
+    is_lost = agreed < effort.lost and bool(effort.partitions)
+    counts = (*effort.partitions, *effort.overfull_partitions)
+    partitions = [
+        (share, k, repeat)
+        for repeat in range(1 + is_lost)
+        for share, k in product(effort.cluster_ranks, counts)
+    ]
+    added = [partition for partition in partitions if partition not in first]
+    return first + added, effort.strengths if is_lost else first_strength
 
 
-def _owner(found: list[Tensor]) -> Tensor:
-    """(k,) number of the run of each source."""
-    return torch.arange(len(found)).repeat_interleave(torch.tensor([len(x) for x in found]))
+def _run_numbers(sources_by_run: list[Tensor]) -> Tensor:
+    """Return the number (k,) of the run of each source."""
+    lengths = torch.tensor([len(x) for x in sources_by_run])
+    return torch.arange(len(sources_by_run)).repeat_interleave(lengths)
 
 
-def _sources(
+def _separate(
     layers: list[Layer],
     share: float,
     strengths: tuple[float, ...],
@@ -206,37 +244,57 @@ def _sources(
     domain: Domain,
     effort: Effort,
 ) -> list[Tensor]:
-    """Sources (r, d) of every layer with every strength, length 1, signs as the neurons give them.
+    """Separate every layer with every strength. The sources (r, d) have length 1.
 
-    All have one rank, the share of the layers' median, so that they are found side by side; a layer
-    with fewer neurons than that is left out. A sample enters only rows of neurons that it switches
-    on, so of +x and -x the true one has positive products with the rows that hold it:
+    All layers are separated in one batch, so all use the same rank: a share of their median rank. Layers with
+    fewer neurons than this rank are skipped. A sample enters only the rows of neurons that it activates. Of
+    +x and -x, the true sample therefore has positive products with the rows that contain it:
     sum_j c_j^2 <w_j, x> > 0, where c is its column of C.
+
+    Args:
+        layers: The layers.
+        share: Rank as a share of the median rank of the layers.
+        strengths: Strengths of the contrast.
+        generator: Random number generator.
+        shape: Shape of a sample.
+        domain: Domain in which samples are sparse.
+        effort: Amount of computation.
+
+    Returns:
+        The sources, for each layer and within it for each strength.
     """
     r = max(2, round(share * sorted(layer.rank for layer in layers)[len(layers) // 2]))
     layers = [layer for layer in layers if len(layer.U) > r]
     if not layers:
         return []
-    white = [whitened(layer.V[:r].reshape(-1, *shape), domain) for layer in layers]
+    white = [whiten(layer.V[:r].reshape(-1, *shape), domain) for layer in layers]
     Z = torch.stack([Z for Z, _ in white for _ in strengths])
     a = torch.tensor(strengths * len(layers)).to(Z)
-    Q = iter(population(Z, a, effort.starts, effort.rounds, effort.iterations, generator))
-    found = []
+    Q = iter(run_population(Z, a, effort.starts, effort.rounds, effort.iterations, generator))
+    sources = []
     for layer, (_, K) in zip(layers, white, strict=True):
         V, A = layer.V[:r], (layer.U[:, :r] * layer.S[:r]).to(layer.V)
         for _ in strengths:
             B = next(Q) @ K
             C, singular = torch.linalg.solve_ex(B, A, left=False)
-            if singular:  # two sources of a small cluster that fell together
+            if singular:  # two sources of a small cluster coincide
                 C = A @ torch.linalg.pinv(B)
             sign = (C.square() * (A @ B.T)).sum(0).sign()
-            found.append(torch.nn.functional.normalize(B @ V) * sign[:, None])
-    return found
+            sources.append(torch.nn.functional.normalize(B @ V) * sign[:, None])
+    return sources
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Rows (h, d) = U S V^T; rank of its values stand out of the noise, whose edge is a share of S_1."""
+    """Singular value decomposition U S V^T of the rows (h, d) of a layer.
+
+    Attributes:
+        U: Left singular vectors.
+        S: Singular values, largest first.
+        V: Right singular vectors, one in each row.
+        rank: Number of singular values above the noise.
+        edge: Edge of the noise, as a share of the largest singular value.
+    """
 
     U: Tensor
     S: Tensor
@@ -245,32 +303,47 @@ class Layer:
     edge: float
 
     @classmethod
-    def of(cls, rows: Tensor) -> Layer:
-        """From the smaller Gram matrix in float64.
+    def from_rows(cls, rows: Tensor) -> Layer:
+        """Decompose the rows of a layer by means of the smaller Gram matrix in float64.
 
-        Its eigenvalues are squares, so values below 1e-8 of the largest are lost: those of weights
-        in float32 are rounding there.
+        The eigenvalues of the Gram matrix are squares, so singular values below 1e-8 of the largest are lost.
+        For weights in float32, such small values are rounding.
+
+        Args:
+            rows: (h, d) rows of the layer.
+
+        Returns:
+            The decomposition.
         """
         h, d = rows.shape
-        parts = rows.split(COLUMNS, int(h <= d))
+        blocks = rows.split(COLUMNS, int(h <= d))
         gram = torch.zeros(())
-        for part in map(Tensor.double, parts):
-            gram = gram.to(part) + (part @ part.T if h <= d else part.T @ part)
+        for block in map(Tensor.double, blocks):
+            gram = gram.to(block) + (block @ block.T if h <= d else block.T @ block)
         squares, vectors = torch.linalg.eigh(gram)
         S, vectors = squares.flip(0).clamp(min=0).sqrt(), vectors.flip(1)
         inverse = torch.where(1e-8 * S[0] < S, 1 / S, 0.0)
         if h <= d:
-            V = [(inverse[:, None] * (vectors.T @ part.double())).float() for part in parts]
-            return cls(vectors, S, torch.cat(V, 1), *clean_rank(S.cpu(), h, d))
-        U = torch.cat([(part.double() @ vectors) * inverse for part in parts])
-        return cls(U, S, vectors.T.float(), *clean_rank(S.cpu(), h, d))
+            V = [(inverse[:, None] * (vectors.T @ block.double())).float() for block in blocks]
+            return cls(vectors, S, torch.cat(V, 1), *estimate_clean_rank(S.cpu(), h, d))
+        U = torch.cat([(block.double() @ vectors) * inverse for block in blocks])
+        return cls(U, S, vectors.T.float(), *estimate_clean_rank(S.cpu(), h, d))
 
 
-def clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
-    """How many singular values of (h, d) rows samples made, and where the noise of the start ends.
+def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
+    """Estimate how many singular values of the rows come from training samples, and the noise edge.
 
-    Those above the noise edge and above rounding; of a moment or a difference, whose rest is no noise,
-    those before the cliff: the largest fall from one to the next, where it is tenfold.
+    Singular values count if they are above the noise edge and above rounding. An optimizer state or a
+    weight update contains no noise of the initialization. There the count ends at the cliff, which is the
+    largest ratio of two successive singular values, if that ratio is at least ten.
+
+    Args:
+        values: Singular values, largest first.
+        h: Number of rows.
+        d: Number of columns.
+
+    Returns:
+        The number of clean directions, and the noise edge as a share of the largest singular value.
     """
     rank, edge = noise_edge(values, h, d)
     floor = ROUNDING * float(values[0])
@@ -283,18 +356,18 @@ def clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
 
 
 def differences(x: Tensor) -> Tensor:
-    """(k, N) first differences of (k, *shape) along the last two axes of images, or the only one."""
-    along = [x.diff(dim=axis).flatten(1) for axis in range(-1, -min(x.ndim - 1, 2) - 1, -1)]
-    return torch.cat(along, 1)
+    """Return the first differences (k, N) of samples (k, *shape) along their last two axes or only axis."""
+    by_axis = [x.diff(dim=axis).flatten(1) for axis in range(-1, -min(x.ndim - 1, 2) - 1, -1)]
+    return torch.cat(by_axis, 1)
 
 
 def series(x: Tensor) -> Tensor:
-    """(k, N) first differences of (k, *shape) along the last axis, time."""
+    """Return the first differences (k, N) of samples (k, *shape) along the last axis, which is time."""
     return x.diff(dim=-1).flatten(1)
 
 
 def coordinates(x: Tensor) -> Tensor:
-    """(k, N) the values themselves: tables and embeddings have no neighbors."""
+    """Return the values themselves (k, N), because tables and embeddings have no neighboring values."""
     return x.flatten(1)
 
 
@@ -305,18 +378,34 @@ DOMAINS: dict[str, Domain] = {
 }
 
 
-def domain_of(name: str, shape: tuple[int, ...]) -> str:
-    """A key of ``DOMAINS``; "auto" or "": differences where samples have a shape, else coordinates."""
+def choose_domain(name: str, shape: tuple[int, ...]) -> str:
+    """Choose the domain in which samples are sparse.
+
+    Args:
+        name: Key of ``DOMAINS``. For "auto" or "", the shape decides.
+        shape: Shape of a sample.
+
+    Returns:
+        The name. If the shape decides, it is "differences" if samples have more than one axis, and
+        "coordinates" otherwise.
+    """
     if name in DOMAINS:
         return name
     return "differences" if len(shape) > 1 else "coordinates"
 
 
-def whitened(directions: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
-    """Z (N, r) and K (r, r) of directions (r, *shape): Z = (differences - mean) K^T has unit covariance.
+def whiten(directions: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
+    """Whiten directions in a domain: Z = (differences - mean) K^T has unit covariance.
 
-    After it every mixture of independent sources is a rotation of them, so that only r x r orthogonal
-    matrices are searched.
+    After whitening, every mixture of independent sources is a rotation of the sources. The search is then
+    limited to orthogonal r x r matrices.
+
+    Args:
+        directions: (r, *shape) directions.
+        domain: Domain in which samples are sparse.
+
+    Returns:
+        Z (N, r) and K (r, r).
     """
     G = domain(directions).T
     G = G - G.mean(0)
@@ -325,10 +414,19 @@ def whitened(directions: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
     return G @ K.T, K
 
 
-def polar(P: Tensor, tolerance: float = 1e-4, most: int = 40) -> Tensor:
-    """The nearest orthogonal matrices (..., r, r), (P P^T)^(-1/2) P.
+def polar(P: Tensor, tolerance: float = 1e-4, max_iterations: int = 40) -> Tensor:
+    """Return the nearest orthogonal matrices, (P P^T)^(-1/2) P.
 
-    On a GPU by Newton and Schulz, products alone: its eigenvalues take ten times as long there.
+    On a GPU, the function uses the Newton-Schulz iteration, which needs only matrix products. Eigenvalues
+    take ten times as long there.
+
+    Args:
+        P: (..., r, r) matrices.
+        tolerance: Maximum error of Q^T Q at which the iteration stops.
+        max_iterations: Maximum number of iterations.
+
+    Returns:
+        (..., r, r) orthogonal matrices.
     """
     if P.device.type == "cpu":
         squares, vectors = torch.linalg.eigh(P @ P.mT)
@@ -337,61 +435,98 @@ def polar(P: Tensor, tolerance: float = 1e-4, most: int = 40) -> Tensor:
         return scaled @ (vectors.mT @ P)
     norms = torch.linalg.matrix_norm(P, 1) * torch.linalg.matrix_norm(P, math.inf)
     Q = P / norms.sqrt()[..., None, None]
-    one = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
-    for k in range(most):
+    identity = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
+    for k in range(max_iterations):
         square = Q.mT @ Q
-        if k % 4 == 3 and float((square - one).abs().max()) < tolerance:
+        if k % 4 == 3 and float((square - identity).abs().max()) < tolerance:
             break
         Q = 1.5 * Q - 0.5 * Q @ square
     return Q
 
 
 def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float = 1e-4) -> Tensor:
-    """Symmetric FastICA with contrast log cosh(a y): P problems side by side, B starts of each.
+    """Run symmetric FastICA with the contrast log cosh(a y) on P problems with B starts each.
 
-    Z: (P, N, r) whitened.
-    Q: (P, B, r, r), sources in rows.
-    a: (P,).
+    Args:
+        Z: (P, N, r) whitened data.
+        Q: (P, B, r, r) starts, with one source in each row.
+        a: (P,) strengths of the contrast.
+        iterations: Maximum number of iterations.
+        tolerance: Maximum change of a source at which the iteration stops.
+
+    Returns:
+        (P, B, r, r) solutions.
     """
     Z, a, N = Z[:, None], a[:, None, None, None], Z.shape[1]
     for _ in range(iterations):
         g = (Z @ (a * Q).mT).tanh_()  # (P, B, N, r)
         slope = a * (1 - g.square().mean(2, keepdim=True))
         new = polar(g.mT @ Z / N - slope.mT * Q)
-        still = float(((new * Q).sum(3).abs() - 1).abs().max())
+        change = float(((new * Q).sum(3).abs() - 1).abs().max())
         Q = new
-        if still < tolerance:
+        if change < tolerance:
             break
     return Q
 
 
 def contrast(Z: Tensor, Q: Tensor, a: Tensor) -> Tensor:
-    """(P, B, r) E log cosh(a y) / a of every source: the less, the sparser."""
+    """Return the contrast E log cosh(a y) / a of every source. Sparse sources have small values.
+
+    Args:
+        Z: (P, N, r) whitened data.
+        Q: (P, B, r, r) solutions, with one source in each row.
+        a: (P,) strengths of the contrast.
+
+    Returns:
+        (P, B, r) contrasts.
+    """
     a = a[:, None, None, None]
     y = (a * (Z[:, None] @ Q.mT)).abs()
     return ((y + torch.log1p(torch.exp(-2 * y)) - math.log(2)) / a).mean(2)
 
 
-def population(
+def run_population(
     Z: Tensor, a: Tensor, starts: int, rounds: int, iterations: int, generator: torch.Generator
 ) -> Tensor:
-    """(P, r, r) of each problem the best solution of a few starts that learn from each other."""
+    """Run FastICA from several starts, which exchange sources between rounds.
+
+    Args:
+        Z: (P, N, r) whitened data.
+        a: (P,) strengths of the contrast.
+        starts: Number of starts.
+        rounds: Number of rounds.
+        iterations: Maximum number of iterations in each round.
+        generator: Random number generator.
+
+    Returns:
+        (P, r, r) the best solution of each problem.
+    """
     P, _, r = Z.shape
     Q = torch.linalg.qr(torch.randn(P, starts, r, r, generator=generator))[0].to(Z)
-    for left in reversed(range(rounds)):
+    for remaining in reversed(range(rounds)):
         Q = fastica(Z, Q, a, iterations)
         sparse = contrast(Z, Q, a)
-        if left and starts > 1:
+        if remaining and starts > 1:
             pairs = zip(Q.cpu(), sparse.cpu(), strict=True)
-            Q = polar(torch.stack([crossed(q, s, generator) for q, s in pairs]).to(Z), most=100)
+            children = torch.stack([cross_solutions(q, s, generator) for q, s in pairs])
+            Q = polar(children.to(Z), max_iterations=100)
     return Q[torch.arange(P, device=Q.device), sparse.sum(2).argmin(1)]
 
 
-def crossed(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Tensor:
-    """Starts of a next round (B, r, r): each from the sparsest sources of three in five members.
+def cross_solutions(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Tensor:
+    """Build the starts of the next round from the sparsest distinct sources of several members.
 
-    FastICA finds some sources from every start and not the same ones. Sparsest first, none twice; what
-    is missing is small noise, which ``polar`` turns into a direction orthogonal to the rest.
+    FastICA finds only some of the sources from each start, and different starts find different sources. Each
+    new start combines about three in five of the members. Missing rows are filled with small noise, which
+    ``polar`` turns into directions orthogonal to the sources.
+
+    Args:
+        Q: (B, r, r) solutions of the members.
+        sparse: (B, r) contrasts of their sources.
+        generator: Random number generator.
+
+    Returns:
+        (B, r, r) starts, not orthogonal yet.
     """
     B, r, _ = Q.shape
     pool, score = Q.reshape(B * r, r), sparse.flatten()
@@ -400,66 +535,114 @@ def crossed(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Tensor:
     for b in range(B):
         parents = torch.rand(B, generator=generator) < 0.6
         parents[b] = True
-        mine = parents[owner].nonzero().flatten()
-        mine = mine[score[mine].argsort()]
-        rows = pool[mine[distinct(pool[mine], APART)[:r]]]
-        rest = 0.01 * torch.randn(r - len(rows), r, generator=generator)
-        children.append(torch.cat([rows, rest]))
+        index = parents[owner].nonzero().flatten()
+        index = index[score[index].argsort()]
+        rows = pool[index[find_distinct(pool[index], DISTINCT)[:r]]]
+        noise = 0.01 * torch.randn(r - len(rows), r, generator=generator)
+        children.append(torch.cat([rows, noise]))
     return torch.stack(children)
 
 
-def distinct(rows: Tensor, similarity: float) -> Tensor:
-    """Indices of unit ``rows``, in their order, none more similar than that to one before it."""
-    near = ((rows @ rows.T).abs() >= similarity).numpy()
-    kept, free = [], np.ones(len(rows), dtype=bool)
+def find_distinct(rows: Tensor, similarity: float) -> Tensor:
+    """Find the rows that are not similar to an earlier selected row.
+
+    Args:
+        rows: (n, d) rows of length 1.
+        similarity: Minimum absolute cosine of two similar rows.
+
+    Returns:
+        Indices of the selected rows, in ascending order.
+    """
+    is_similar = ((rows @ rows.T).abs() >= similarity).numpy()
+    selected, free = [], np.ones(len(rows), dtype=bool)
     for i in range(len(rows)):
         if free[i]:
-            kept.append(i)
-            free &= ~near[i]
-    return torch.tensor(kept)
+            selected.append(i)
+            free &= ~is_similar[i]
+    return torch.tensor(selected)
 
 
-def clusters(layer: Layer, k: int, generator: torch.Generator) -> list[Tensor]:
-    """Neurons in ``k`` groups of similar direction.
+def cluster_neurons(layer: Layer, k: int, generator: torch.Generator) -> list[Tensor]:
+    """Divide the neurons of a layer into groups with similar directions.
 
-    With more samples than clean directions the whole layer cannot be taken apart; a group of neurons
-    that are on for the same samples mixes fewer of them.
+    If there are more samples than clean directions, the whole layer cannot be separated. Neurons that are
+    active on the same samples mix fewer samples.
+
+    Args:
+        layer: The layer.
+        k: Number of groups.
+        generator: Random number generator.
+
+    Returns:
+        Indices of the neurons in each group.
     """
     rows = torch.nn.functional.normalize(layer.U * layer.S)[:, : layer.rank]
     seed = int(torch.randint(2**31, (), generator=generator))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # clusters are empty where rows are dead or few
+        warnings.simplefilter("ignore")  # clusters can be empty if rows are zero or few
         _, label = kmeans2(rows.cpu().numpy(), k, minit="++", seed=seed)
     return [torch.from_numpy(label == i).nonzero().flatten() for i in range(k)]
 
 
 def sparseness(y: Tensor) -> Tensor:
-    """(k,) E|y| over the root of E y^2: the less, the sparser."""
+    """Return E|y| / sqrt(E y^2) of each source (k,). Sparse sources have small values."""
     return y.abs().mean(1) / y.square().mean(1).sqrt()
 
 
 def roughness(x: Tensor, domain: Domain) -> Tensor:
-    """(k,) energy in the sparse domain over the energy about the mean, of (k, *shape)."""
+    """Return the energy in the sparse domain divided by the energy around the mean.
+
+    Args:
+        x: (k, *shape) sources.
+        domain: Domain in which samples are sparse.
+
+    Returns:
+        (k,) ratios.
+    """
     centered = x.flatten(1) - x.flatten(1).mean(1, keepdim=True)
     return domain(x).square().sum(1) / centered.square().sum(1)
 
 
-def held_by(x: Tensor, every: Tensor, run: Tensor) -> Tensor:
-    """(k, runs) whether a run holds, among its part of ``every``, a source similar to each of ``x``."""
-    member = torch.nn.functional.one_hot(run).to(every)
-    near = [((part @ every.T).abs() >= SAME).to(every) @ member > 0 for part in x.split(4096)]
-    return torch.cat(near)
+def match_runs(x: Tensor, versions: Tensor, run: Tensor) -> Tensor:
+    """Find the runs that contain a version of each source.
 
+    Args:
+        x: (k, d) sources.
+        versions: (n, d) sources of all runs.
+        run: (n,) number of the run of each of them.
 
-def merged(x: Tensor, run: Tensor, sparse: Tensor, most: int) -> tuple[Tensor, Tensor]:
-    """At most ``most`` of the sources (k, d), and the group of each.
-
-    A group is a source, of those that most runs back the sparsest, and all that are similar to it and
-    in no group before. In this order, while there is room: the mean of each group that two runs back
-    unless it is similar to one before, the sparsest member of each such group (means are blurred),
-    and what one run alone found, sparsest first.
+    Returns:
+        (k, runs) True if the run contains a source that is similar to the given source.
     """
-    support = held_by(x, x, run).sum(1).cpu()
+    member = torch.nn.functional.one_hot(run).to(versions)
+    in_run = [
+        ((block @ versions.T).abs() >= SAME).to(versions) @ member > 0 for block in x.split(4096)
+    ]
+    return torch.cat(in_run)
+
+
+def merge_sources(
+    x: Tensor, run: Tensor, sparse: Tensor, max_sources: int
+) -> tuple[Tensor, Tensor]:
+    """Merge the versions of each source and sort the sources, best first.
+
+    A group starts with an ungrouped source: first the sources that most runs contain, and among these the
+    sparsest. It takes all ungrouped sources that are similar. The result lists, in this order:
+
+    - the mean of each group of at least two runs, unless it is similar to an earlier mean;
+    - the sparsest member of each of these groups, because means are blurred;
+    - the sources of single runs, sparsest first.
+
+    Args:
+        x: (k, d) sources of all runs.
+        run: (k,) number of the run of each source.
+        sparse: (k,) sparseness of each source.
+        max_sources: Maximum number of returned sources.
+
+    Returns:
+        The sources, and the group of each.
+    """
+    support = match_runs(x, x, run).sum(1).cpu()
     cosines, x, sparse = (x @ x.T).cpu(), x.cpu(), sparse.cpu()
     order = (support - 0.999 * sparse.argsort().argsort() / len(x)).argsort(descending=True)
     free = torch.ones(len(x), dtype=torch.bool)
@@ -467,18 +650,19 @@ def merged(x: Tensor, run: Tensor, sparse: Tensor, most: int) -> tuple[Tensor, T
     for i in order.tolist():
         if not free[i]:
             continue
-        mine = (free & (cosines[i].abs() >= SAME)).nonzero().flatten()
-        free[mine] = False
+        index = (free & (cosines[i].abs() >= SAME)).nonzero().flatten()
+        free[index] = False
         if support[i] < 2:
             singles.append(x[i])
             continue
-        alike = cosines[i, mine].sign()  # the sign of the group is that of most members
-        rows = x[mine] * (alike * (1.0 if alike.sum() >= 0 else -1.0))[:, None]
+        sign = cosines[i, index].sign()  # most members decide the sign of the group
+        rows = x[index] * (sign * (1.0 if sign.sum() >= 0 else -1.0))[:, None]
         mean, n = torch.nn.functional.normalize(rows.mean(0), dim=0), len(members)
         if n and float((means[:n] @ mean).abs().max()) >= SAME:
             continue
         means[n] = mean
-        members.append(rows[sparse[mine].argmin()])
+        members.append(rows[sparse[index].argmin()])
     n = len(members)
     group = [*range(n), *range(n), *range(n, n + len(singles))]
-    return torch.stack([*means[:n], *members, *singles][:most]), torch.tensor(group[:most])
+    x = torch.stack([*means[:n], *members, *singles][:max_sources])
+    return x, torch.tensor(group[:max_sources])

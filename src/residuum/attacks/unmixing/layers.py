@@ -1,4 +1,4 @@
-"""Find the layer that receives the input and check that its rows can be unmixed.
+"""Find the layer that receives the input, and check that its rows can be unmixed.
 
 The rows of this layer, minus the initial weights, are mixtures of training samples (``ica.py``).
 """
@@ -14,121 +14,149 @@ import torch
 from torch import Tensor, nn
 
 from residuum.attacks.random_streams import stream
-from residuum.attacks.unmixing.ica import COLUMNS, DOMAINS, ROUNDING, Effort, Layer, domain_of
+from residuum.attacks.unmixing.ica import COLUMNS, DOMAINS, ROUNDING, Effort, Layer, choose_domain
 from residuum.records import Knowledge
 from residuum.surfaces.surface import WEIGHTS, Surface
 
-# ---- the attack: which layer, what of it, how hard to look, and what a source is in pixels ----
-
-MOST_BYTES = 16 * 2**30  # a layer that would take more memory is refused before it is read
-MIN_WEIGHT, MAX_WEIGHT = (
-    1e-12,
-    1e12,
-)  # of the largest weight: sums of squares stay finite in float32
-VISIBLE = 0.1  # noise of a start that is too large to see samples through, as a share of S_1
-TOO_FEW_DIRECTIONS = "fewer than two directions of the first layer stand out of the noise"
+MAX_BYTES = 16 * 2**30  # the attack rejects layers that need more memory before it reads them
+# The largest weight must lie in this range, so that sums of squares stay finite in float32.
+MIN_WEIGHT, MAX_WEIGHT = (1e-12, 1e12)
+VISIBLE = 0.1  # noise of the initialization above this share of S_1 hides the samples
+TOO_FEW_DIRECTIONS = "fewer than two directions of the first layer exceed the noise"
 LARGE_INITIALIZATION = "the initial weights are neither small nor known"
 
 
 @dataclass(frozen=True, eq=False)
-class Mixed:
-    """What is unmixed.
+class InputLayer:
+    """The layer on the input, whose rows are unmixed.
 
-    rows: (h, d).
-    bias: (h,), None where there is none.
-    weight: (h, d) of the network itself.
-    shape: of what the rows mix.
-    whole: whether that is a sample, not a patch of one.
-    kept: c.
+    Attributes:
+        rows: (h, d) rows on the attack surface, minus the initial weights.
+        bias: (h,) bias, None if the layer has none.
+        weight: (h, d) weights in the network.
+        shape: Shape of a sample, or of a patch of a sample.
+        is_sample: Whether each row mixes samples. Otherwise it mixes patches of samples.
+        rank: Number of clean directions.
+        initial_share: The share c of the initial weights that the weights still contain.
     """
 
     rows: Tensor
     bias: Tensor | None
     weight: Tensor
     shape: tuple[int, ...]
-    whole: bool
+    is_sample: bool
     rank: int
-    kept: float
+    initial_share: float
 
 
-@lru_cache(maxsize=2)  # asked whether it applies, then run
-def mixed(surface: Surface, knowledge: Knowledge, domain: str = "") -> Mixed | str:
-    """The layer on the input, less its start; or the first condition that it does not meet.
+@lru_cache(maxsize=2)  # the attack first asks whether it applies, and then runs
+def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -> InputLayer | str:
+    """Read the layer on the input and subtract its initial weights.
 
-    Conditions in order of cost: there is such a layer, it fits into memory, the start is small or
-    known, and at least two directions stand out of its noise.
+    The conditions, in the order of their cost: there is such a layer, it fits into memory, its initial
+    weights are small or known, and at least two directions exceed their noise.
+
+    Args:
+        surface: The attack surface.
+        knowledge: What the attacker knows.
+        domain: Domain in which samples are sparse.
+
+    Returns:
+        The layer, or the first condition that is not met.
     """
-    name, shape, whole = fed_by_input(surface.model(), surface.shape(knowledge))
+    name, shape, is_sample = find_input_layer(surface.model(), surface.shape(knowledge))
     if not name:
-        return "no dense layer meets the input, nor a convolution whose stride is its kernel"
+        return "no dense layer receives the input, and no convolution with a stride equal to its kernel"
     if name not in surface.equations:
-        return f"the moment of {name}, which meets the input, is not there"
-    theta, start = surface.checkpoint.theta, knowledge.theta0
+        return f"the optimizer state lacks {name}, the layer that receives the input"
+    theta, theta0 = surface.checkpoint.theta, knowledge.theta0
     rows = surface.target[f"{name}.weight"].flatten(1).float()
     bias = surface.target.get(f"{name}.bias")
-    values = DOMAINS[domain_of(domain, shape)](torch.zeros(1, *shape)).shape[1]
-    if (needed := layer_bytes(*rows.shape)) > MOST_BYTES:
-        return _too_large(needed)
-    kept = 1.0
-    if start is not None and surface.name == WEIGHTS:
-        before = start[f"{name}.weight"].to(rows).flatten(1)
-        kept, size = left_of(rows, before), rows.norm()
-        rows = rows - kept * before
+    values = DOMAINS[choose_domain(domain, shape)](torch.zeros(1, *shape)).shape[1]
+    if (needed := estimate_layer_bytes(*rows.shape)) > MAX_BYTES:
+        return _describe_excess(needed)
+    initial_share = 1.0
+    if theta0 is not None and surface.name == WEIGHTS:
+        initial = theta0[f"{name}.weight"].to(rows).flatten(1)
+        initial_share, size = estimate_initial_share(rows, initial), rows.norm()
+        rows = rows - initial_share * initial
         if rows.norm() <= 10 * ROUNDING * size:
-            return "the first layer is its start, but for a factor and rounding"
-        bias = None if bias is None else bias - kept * start[f"{name}.bias"].to(bias)
+            return "the first layer equals its initial weights up to a factor and rounding"
+        bias = None if bias is None else bias - initial_share * theta0[f"{name}.bias"].to(bias)
     largest = float(rows.abs().max())
     if largest and not MIN_WEIGHT <= largest <= MAX_WEIGHT:
         return f"the largest weight of the first layer is {largest:.1g}: its squares would overflow or vanish"
-    layer = Layer.of(rows) if bool(rows.any()) else None  # a frozen or dead layer
+    layer = Layer.from_rows(rows) if bool(rows.any()) else None  # None for a frozen or dead layer
     if layer is None or layer.rank < 2:
         return TOO_FEW_DIRECTIONS
-    if start is None and surface.name == WEIGHTS and layer.edge > VISIBLE:
+    if theta0 is None and surface.name == WEIGHTS and layer.edge > VISIBLE:
         return (
             f"{LARGE_INITIALIZATION}: their noise reaches "
             f"{layer.edge:.0%} of the largest singular value"
         )
     full = Effort()
     needed = 12 * len(full.strengths) * full.starts * values * layer.rank
-    if needed > MOST_BYTES:
-        return _too_large(needed)
+    if needed > MAX_BYTES:
+        return _describe_excess(needed)
     weight = theta[f"{name}.weight"].flatten(1).to(rows)
     bias = None if bias is None else bias.to(rows)
-    return Mixed(rows, bias, weight, shape, whole, layer.rank, kept)
+    return InputLayer(rows, bias, weight, shape, is_sample, layer.rank, initial_share)
 
 
-def layer_bytes(h: int, d: int) -> int:
-    """What ``Layer.of`` holds at a time: the rows, a part of them twice in float64, U and V."""
-    part = 16 * min(h, d) * min(max(h, d), COLUMNS)
-    return 8 * h * d + part + 24 * min(h, d) ** 2 + (8 * h * d if h > d else 0)
+def estimate_layer_bytes(h: int, d: int) -> int:
+    """Estimate the peak memory of ``Layer.from_rows``.
+
+    The memory holds the rows, a block of them twice in float64, U and V.
+
+    Args:
+        h: Number of rows.
+        d: Number of columns.
+
+    Returns:
+        The number of bytes.
+    """
+    block = 16 * min(h, d) * min(max(h, d), COLUMNS)
+    return 8 * h * d + block + 24 * min(h, d) ** 2 + (8 * h * d if h > d else 0)
 
 
-def _too_large(needed: int) -> str:
-    return f"it would take about {needed / 2**30:.1f} GiB, above {MOST_BYTES / 2**30:.0f}"
+def _describe_excess(needed: int) -> str:
+    return (
+        f"it would need about {needed / 2**30:.1f} GiB of memory; the limit is "
+        f"{MAX_BYTES / 2**30:.0f} GiB"
+    )
 
 
-def fed_by_input(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...], bool]:
-    """Name of the layer that meets samples of ``shape``, what its rows mix, and whether that is all.
+def find_input_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...], bool]:
+    """Find the layer that receives the samples.
 
-    Dense, or a convolution whose stride is its kernel: each row is a sum over samples, or patches.
-    "" where there is none. One random input shows it: what the layer is given equals the input.
+    The layer is dense, or a convolution with a stride equal to its kernel. Each row is then a sum over
+    samples or patches. The function runs the model on a random input and looks for the layer whose input
+    equals it.
+
+    Args:
+        model: The network.
+        shape: Shape of a sample.
+
+    Returns:
+        The name of the layer, the shape of what its rows mix, and whether this is a complete sample. The
+        name is "" if there is no such layer.
     """
     probe = torch.randn(2, *shape, generator=stream("probe")).to(next(model.parameters()))
-    found: dict[str, tuple[int, ...]] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
 
-    def look(name: str, layer: nn.Linear | nn.Conv2d, given: tuple[Any, ...]) -> None:
-        x = given[0]
+    def compare_input(name: str, layer: nn.Linear | nn.Conv2d, inputs: tuple[Any, ...]) -> None:
+        x = inputs[0]
         if x.numel() != probe.numel() or not torch.equal(x.flatten(), probe.flatten()):
             return
         if isinstance(layer, nn.Linear):
-            found.setdefault(name, (layer.in_features,))
+            shapes.setdefault(name, (layer.in_features,))
         elif layer.padding in ((0, 0), "valid") and (
             (layer.stride, layer.dilation, layer.groups) == (layer.kernel_size, (1, 1), 1)
         ):
-            found.setdefault(name, tuple(layer.weight.shape[1:]))
+            shapes.setdefault(name, tuple(layer.weight.shape[1:]))
 
     hooks = [
-        layer.register_forward_pre_hook(partial(look, name))
+        layer.register_forward_pre_hook(partial(compare_input, name))
         for name, layer in model.named_modules()
         if isinstance(layer, nn.Linear | nn.Conv2d)
     ]
@@ -138,28 +166,36 @@ def fed_by_input(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tuple[i
     finally:
         for hook in hooks:
             hook.remove()
-    if not found:
+    if not shapes:
         return "", (), False
-    name, seen = next(iter(found.items()))
-    whole = math.prod(seen) == math.prod(shape)
-    return name, shape if whole else seen, whole
+    name, mixed_shape = next(iter(shapes.items()))
+    is_sample = math.prod(mixed_shape) == math.prod(shape)
+    return name, shape if is_sample else mixed_shape, is_sample
 
 
-def left_of(rows: Tensor, before: Tensor) -> float:
-    """c: how much of the start is left, fitted outside of what the samples span, a few times in turn.
+def estimate_initial_share(rows: Tensor, initial: Tensor) -> float:
+    """Estimate the share c of the initial weights W0 in W = c W0 + (sum of samples).
 
-    W = c W0 + sum of samples. The regression of W on W0 would count what of W0 lies along samples; the
-    part of W0 orthogonal to the change found last does not, and the change needs c: so in turn.
+    A regression of W on W0 is biased, because W0 has components along the samples. The estimate therefore
+    uses only the component of W0 that is orthogonal to the weight update W - c W0. This update depends on c,
+    so the estimate is repeated a few times.
+
+    Args:
+        rows: (h, d) weights W.
+        initial: (h, d) initial weights W0.
+
+    Returns:
+        The share c.
     """
-    apart, c = before, math.nan
+    orthogonal, c = initial, math.nan
     for _ in range(4):
-        inner = (rows * apart).sum(dtype=torch.float64)
-        square = apart.square().sum(dtype=torch.float64)
+        inner = (rows * orthogonal).sum(dtype=torch.float64)
+        square = orthogonal.square().sum(dtype=torch.float64)
         last, c = c, float(inner / square.clamp(min=1e-30))
-        change = rows - c * before
-        if abs(c - last) < 1e-6 or change.norm() <= 10 * ROUNDING * rows.norm():
+        update = rows - c * initial
+        if abs(c - last) < 1e-6 or update.norm() <= 10 * ROUNDING * rows.norm():
             break
-        layer = Layer.of(change)
+        layer = Layer.from_rows(update)
         V = layer.V[: min(layer.rank, len(layer.V) - 1)]
-        apart = before - (before @ V.T) @ V
+        orthogonal = initial - (initial @ V.T) @ V
     return c
