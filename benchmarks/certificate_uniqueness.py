@@ -42,7 +42,7 @@ def certificate_uniqueness(device: str) -> Report:
     x = data.x.double()
     mean = torch.zeros(x.shape[1:]) if data.mean is None else data.mean.reshape(x.shape[1:])
     box = (0 - mean.double(), 1 - mean.double())
-    given = KKTSet.of(model, x, data.y, lam)
+    given = KKTSet.from_samples(model, x, data.y, lam)
     cases: dict[str, tuple[KKTSet, Box]] = {
         "no range": (given, None),
         "0..1": (given, box),
@@ -127,7 +127,9 @@ def _change(given: KKTSet, found: Uniqueness, i: int) -> float:
     y = torch.cat([given.y[~same], given.y[i].repeat(2)])
     lam = torch.cat([given.lam[~same], torch.stack([w, mass - w])])
     other = KKTSet(given.models, given.target, x, y, lam, y[:, None, None], given.task)
-    return norm({n: other.left[n] - given.left[n] for n in given.left}) / norm(given.target)
+    return norm({n: other.remainder[n] - given.remainder[n] for n in given.remainder}) / norm(
+        given.target
+    )
 
 
 def _crowded(given: KKTSet, box: tuple[Tensor, Tensor]) -> KKTSet:

@@ -385,7 +385,11 @@ def exact_points() -> Iterator[tuple[str, KKTSet, dict[str, Box]]]:
     for seed in range(10):
         classes, size = 3 + seed % 3, 2 + seed % 2
         point = multiclass_point(classes, size, dim=classes + size + 3, seed=seed)
-        yield "classes", KKTSet.of(point.model, point.x, point.y, point.lam), _boxes(point.x)
+        yield (
+            "classes",
+            KKTSet.from_samples(point.model, point.x, point.y, point.lam),
+            _boxes(point.x),
+        )
 
 
 def _boxes(x: Tensor) -> dict[str, Box]:
@@ -412,7 +416,7 @@ def trained(seed: int, samples: int = 20, steps: int = 1000) -> tuple[KKTSet, di
     x = data.x.double()
     mean = torch.zeros_like(x[0]) if data.mean is None else data.mean.double().reshape(x[0].shape)
     boxes: dict[str, Box] = {"none": None, "mean" if center else "box": (0 - mean, 1 - mean)}
-    return KKTSet.of(model, x, data.y), boxes
+    return KKTSet.from_samples(model, x, data.y), boxes
 
 
 def falsifier(device: str) -> Report:

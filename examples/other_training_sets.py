@@ -40,7 +40,9 @@ def main(arguments: list[str] | None = None) -> Found:
     split = rs.load_dataset("digits", options.samples)
     state = rs.train(ARCH, split.train, rs.TrainingConfig(steps=options.steps))
     checkpoint = rs.Network(state.theta, ARCH, input_shape=split.train.shape)
-    kkt = KKTSet.of(checkpoint.copy_module(torch.float64), split.train.x, split.train.y).used()
+    kkt = KKTSet.from_samples(
+        checkpoint.copy_module(torch.float64), split.train.x, split.train.y
+    ).used()
 
     direction = kkt.directions("softest")  # no neuron sees it, as far as possible
     budget = kkt.budgets(direction).least  # how far a sample may go, exactly
@@ -62,7 +64,7 @@ def main(arguments: list[str] | None = None) -> Found:
 
 def _moved(kkt: KKTSet, by: torch.Tensor) -> float:
     """Residual of the samples moved, with the best multipliers they can have."""
-    return KKTSet.of(kkt.models[0], kkt.x + by, kkt.y).residual
+    return KKTSet.from_samples(kkt.models[0], kkt.x + by, kkt.y).residual
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ class ExactPoint:
     @property
     def set(self) -> KKTSet:
         """The samples with their multipliers."""
-        return KKTSet.of(self.model, self.x, self.y, self.lam)
+        return KKTSet.from_samples(self.model, self.x, self.y, self.lam)
 
 
 def grouped_samples(

@@ -160,7 +160,7 @@ def shift(context: Context, amounts: tuple[float, ...] = (0.5, 5.0)) -> Outcome:
     for name, amount, network in cases:
         found = context.attack(network, Knowledge(shape=data.shape), config)
         moved, held = (part.double() + amount for part in (data.x, split.holdout.x[:n]))
-        kkt, x = KKTSet.of(network.copy_module(), moved, data.y), found.x.double()
+        kkt, x = KKTSet.from_samples(network.copy_module(), moved, data.y), found.x.double()
         row = {"name": name, "per_pixel": amount, "margin": kkt.margin}
         row["residual_at_data"] = kkt.residual
         row["first_layer_residual"] = found.layers[:, -1, 0].sqrt().tolist()
@@ -525,7 +525,7 @@ def _merging(point: ExactPoint) -> Rows:
     y, best = other.y[[*keep, pair[0]]], math.inf
     for share in torch.linspace(0, 1, 41):
         mean = share * other.x[pair[0]] + (1 - share) * other.x[pair[1]]
-        merged = KKTSet.of(other.model, torch.cat([other.x[keep], mean[None]]), y)
+        merged = KKTSet.from_samples(other.model, torch.cat([other.x[keep], mean[None]]), y)
         best = min(best, merged.residual)
     note = "the best over the merged sample's place and all multipliers >= 0; network 12-4-1"
     yield "Lemma 6: residual after a merge across two patterns", best, 0.0, best, note
@@ -546,7 +546,7 @@ def _splitting(point: ExactPoint) -> Rows:
     yield "Lemma 7: the same, nu orthogonal to grad_x Phi", falls[1], 0.0, 0.0, ""
     far = given.far_set(1000.0)
     note = f"distance {given.distance(far):.6g}, margin {far.margin:.6g}, full KKT set: "
-    note += "yes" if far.full_kkt_set else "no"
+    note += "yes" if far.is_full_kkt_set else "no"
     yield "Theorem 4: residual of a set farther away than 1000", far.residual, 0.0, 0.0, note
 
 
@@ -566,7 +566,7 @@ def _budgets(point: ExactPoint) -> Rows:
 def _perturbed(point: ExactPoint) -> Rows:
     """Theorem 8 and Lemma 14 at an eps-KKT point, and Theorem 8 with the printed gamma."""
     model, nu = noisy(point.model, 0.05, seed=3), unit(normal(12, seed=1))
-    given = KKTSet.of(model, point.x, point.y, point.lam)
+    given = KKTSet.from_samples(model, point.x, point.y, point.lam)
     eps = given.residual * norm(given.target)
     sound = budget_certificates(model, point.x, point.lam, 0, nu, eps)
     what, note = "Theorem 8: budget at an eps-KKT point", f"eps = {eps:.3g}, two-sided gamma"
@@ -615,9 +615,11 @@ def _shifted(point: ExactPoint) -> Rows:
         u = length * torch.ones(12, dtype=torch.float64) / math.sqrt(12)
         moved = copy.deepcopy(point.model)
         moved.linears[0].bias.data.sub_(weight @ u)
-        given = KKTSet.of(moved, point.x + u, point.y, point.lam)
+        given = KKTSet.from_samples(moved, point.x + u, point.y, point.lam)
         formula = math.hypot(float(bias.norm()) * length, float((weight @ u).norm()))
-        note = f"refitted multipliers: {KKTSet.of(moved, point.x + u, point.y).residual:.3g}"
+        note = (
+            f"refitted multipliers: {KKTSet.from_samples(moved, point.x + u, point.y).residual:.3g}"
+        )
         what = f"Appendix D: residual after a shift of norm {length:g}"
         yield what, given.residual, 0.0, formula / norm(given.target), note
 

@@ -139,7 +139,7 @@ def flat(context: Context) -> Rows:
 def judged(context: Context, net: Victim, split: Split) -> dict[str, Any]:
     """Attack and score; the certificate and the budgets of the true samples."""
     checkpoint, n = net.checkpoint, len(split.train)
-    given = KKTSet.of(checkpoint.copy_module(), split.train.x, split.train.y)
+    given = KKTSet.from_samples(checkpoint.copy_module(), split.train.x, split.train.y)
     kkt = given.used()
     layers = sum(name.endswith("weight") for name in checkpoint.theta)  # the order of homogeneity
     budgets = kkt.budgets(kkt.directions("weights")).least / kkt.x.flatten(1).norm(dim=1)
@@ -177,7 +177,7 @@ def flatness(checkpoint: Network, split: Split) -> dict[str, Any]:
     """sigma_d, gamma, and the budgets along the last singular vector: Theorem 8 and exact."""
     model = checkpoint.double_module
     assert isinstance(model, MLP)
-    kkt = KKTSet.of(model, split.train.x, split.train.y)
+    kkt = KKTSet.from_samples(model, split.train.x, split.train.y)
     nu, sigma, gamma = data_direction(split.train.x)
     eps = kkt.residual * norm(kkt.target)
     used = (kkt.lam > 0).nonzero()[:, 0].tolist()
@@ -201,7 +201,7 @@ def convnet(context: Context) -> Rows:
         arch = f"convnet:{'x'.join(map(str, split.train.shape))}-4-8-1"
         steps = min(SIZES[context.scale.name].training, 2000)
         net = context.train(arch, split.train, steps=steps, seed=seed)
-        kkt = KKTSet.of(net.checkpoint.copy_module(), split.train.x, split.train.y)
+        kkt = KKTSet.from_samples(net.checkpoint.copy_module(), split.train.x, split.train.y)
         some = (kkt.lam > 0).nonzero()[:3, 0]
         nu = kkt.directions("softest", some)
         least = kkt.budgets(nu, some).least

@@ -32,8 +32,8 @@ def direction(dim: int, seed: int = 0) -> torch.Tensor:
 
 def test_the_printed_theorem_5_promises_too_much_where_an_output_weight_exceeds_one():
     point = steep_point(0.05)
-    s = KKTSet.of(point.model, point.x, point.y, point.lam)
-    assert s.exact
+    s = KKTSet.from_samples(point.model, point.x, point.y, point.lam)
+    assert s.is_exact
     assert point.model.linears[1].weight.abs().min() > 1
     broken = 0
     along = [*point.model.linears[0].weight.detach(), *(direction(12, seed) for seed in range(5))]
@@ -78,8 +78,8 @@ def test_a_one_sided_gamma_gives_a_false_budget():
 @settings(max_examples=60, deadline=None)
 def test_corrected_certificates_never_exceed_the_exact_budget(seed, shrink, i):
     point = steep_point(shrink)
-    s = KKTSet.of(point.model, point.x, point.y, point.lam)
-    assert s.exact
+    s = KKTSet.from_samples(point.model, point.x, point.y, point.lam)
+    assert s.is_exact
     found = budget_certificates(point.model, s.x, s.lam, i, direction(12, seed))
     assert found.theorem5_corrected <= found.exact * (1 + 1e-9)
     assert found.theorem8 <= found.exact * (1 + 1e-9)
@@ -96,7 +96,7 @@ def test_theorem_8_holds_off_exact_points(seed, noise, i):
             p.add_(
                 noise * torch.randn(p.shape, generator=rng).double() * p.norm() / p.numel() ** 0.5
             )
-    s = KKTSet.of(model, point.x, point.y, point.lam)
+    s = KKTSet.from_samples(model, point.x, point.y, point.lam)
     eps, nu = s.residual * norm(s.target), direction(12, seed)
     found = budget_certificates(model, s.x, s.lam, i, nu, eps)
     assert found.theorem8 <= found.exact * (1 + 1e-9)
@@ -131,7 +131,7 @@ def test_direction_finders_rank_as_their_names_say():
         torch.manual_seed(seed)
         model = MLP((8, 15, 12, 1), bias="all").double().requires_grad_(False)
         x, y = torch.randn(3, 8).double(), torch.tensor([1, -1, 1])
-        s = KKTSet.of(model, x, y, torch.ones(3))
+        s = KKTSet.from_samples(model, x, y, torch.ones(3))
         soft = softest_direction(s.models, s.x[0], s.gradients[0])
         large = largest_direction(s.models, s.x[0], s.gradients[0])
         random = s.directions("tangent")[0]
@@ -142,7 +142,7 @@ def test_direction_finders_rank_as_their_names_say():
         assert reach[2] >= reach[1]
         wins += reach[1] > reach[0]
         gains.append(reach[2] / reach[1])
-        assert s.split(0, large, 0.999 * reach[2]).stationary_set
+        assert s.split(0, large, 0.999 * reach[2]).is_stationary_set
     assert wins >= 7
     assert max(gains) > 1.05
 
@@ -151,8 +151,8 @@ def test_direction_finders_rank_as_their_names_say():
 @settings(max_examples=60, deadline=None)
 def test_levels_after_a_split_are_exact_and_inside_the_corrected_bound(seed, a, b, shrink):
     point = steep_point(shrink)
-    s = KKTSet.of(point.model, point.x, point.y, point.lam)
-    assert s.exact
+    s = KKTSet.from_samples(point.model, point.x, point.y, point.lam)
+    assert s.is_exact
     i, nu = seed % len(s), direction(12, seed)
     found = s.budgets(nu)
     alpha, beta = a * min(float(found.alpha[i]), 3), b * min(float(found.beta[i]), 3)
@@ -182,15 +182,15 @@ def test_the_corrected_bound_of_theorem_9_is_all_but_attained(i, alpha, beta):
     """
     x = torch.tensor([[1, 0.2, 0], [1, -0.4, 0], [-0.1, 0, 99]]).double()
     point = relu_point_on(x, torch.tensor([0, 0, 1]), bias=False)
-    s = KKTSet.of(point.model, point.x, point.y, point.lam)
-    assert s.exact
+    s = KKTSet.from_samples(point.model, point.x, point.y, point.lam)
+    assert s.is_exact
     levels = split_levels(s, i, torch.tensor([1.0, 0, 0]).double(), alpha, beta)
     assert 1 / 1.1 < levels.delta_after / levels.bound <= 1
 
 
 def test_the_printed_theorem_9_fails_at_the_same_margin():
     point = steep_point(0.5)
-    s = KKTSet.of(point.model, point.x, point.y, point.lam)
+    s = KKTSet.from_samples(point.model, point.x, point.y, point.lam)
     nu = s.gradients[0, 0]
     length = 0.05 * float(s.budgets(nu / nu.norm()).least[0])
     levels = split_levels(s, 0, nu, length, length)
@@ -201,7 +201,7 @@ def test_the_printed_theorem_9_fails_at_the_same_margin():
 @pytest.mark.parametrize("seed", range(6))
 def test_the_inverse_of_theorem_9_is_tight(seed):
     point = relu_point(groups=4, dim=16, seed=seed)
-    s = KKTSet.of(point.model, point.x, point.y, point.lam)
+    s = KKTSet.from_samples(point.model, point.x, point.y, point.lam)
     nu, i = direction(16, seed), seed % len(s)
     budget = float(s.budgets(nu).least[i])
     for delta in (1e-4, 1e-2, 1e-1):
@@ -219,7 +219,7 @@ def test_the_inverse_of_theorem_9_is_tight(seed):
 def test_the_kkt_loss_in_both_forms():
     point = relu_point()
     lam = point.lam + torch.tensor([0.1, -1, 0, 0, 0, 0])
-    s = KKTSet.of(point.model, point.x, point.y, lam)
+    s = KKTSet.from_samples(point.model, point.x, point.y, lam)
     size, negative = s.residual * norm(s.target), float((-lam).clamp(min=0).sum())
     assert kkt_loss(s, 1, 2, 3) == pytest.approx(2 * size + 3 * negative)
     assert kkt_loss(s, 2, 2, 3) == pytest.approx(2 * size**2 + 3 * negative)
@@ -229,7 +229,7 @@ def test_printed_theorems_refuse_other_networks():
     deep, many = relu_point(3), multiclass_point()
     with pytest.raises(HypothesisError, match="two-layer"):
         budget_certificates(deep.model, deep.x, deep.lam, 0, direction(12))
-    s = KKTSet.of(many.model, many.x, many.y, many.lam)
+    s = KKTSet.from_samples(many.model, many.x, many.y, many.lam)
     for call in (
         lambda: split_levels(s, 0, direction(14), 0.01, 0.01),
         lambda: largest_split(s, 0, direction(14), 1.0),
@@ -237,7 +237,7 @@ def test_printed_theorems_refuse_other_networks():
         with pytest.raises(HypothesisError, match="binary"):
             call()
     levels = split_levels(
-        KKTSet.of(deep.model, deep.x, deep.y, deep.lam), 0, direction(12), 0.1, 0.1
+        KKTSet.from_samples(deep.model, deep.x, deep.y, deep.lam), 0, direction(12), 0.1, 0.1
     )
     assert levels.printed is None
     assert levels.bound is None

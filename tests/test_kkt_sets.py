@@ -34,7 +34,7 @@ POINTS = [
 
 def kkt_set(build, options) -> KKTSet:
     point = build(**options)
-    return KKTSet.of(point.model, point.x, point.y, point.lam)
+    return KKTSet.from_samples(point.model, point.x, point.y, point.lam)
 
 
 def naive_residual(s: KKTSet) -> float:
@@ -53,15 +53,15 @@ def direction(dim: int, seed: int = 0) -> torch.Tensor:
 def assert_exact(s: KKTSet) -> None:
     assert s.residual < 1e-9
     assert (s.margins - 1).abs().max() < 1e-9
-    assert s.stationary_set
-    assert s.full_kkt_set
+    assert s.is_stationary_set
+    assert s.is_full_kkt_set
     assert naive_residual(s) < 1e-9
 
 
 @pytest.mark.parametrize(("build", "options"), POINTS)
 def test_merging_keeps_an_exact_point(build, options):
     point = build(**options)
-    s = KKTSet.of(point.model, point.x, point.y, point.lam)
+    s = KKTSet.from_samples(point.model, point.x, point.y, point.lam)
     merged = s.merge(0, 1)
     assert len(merged) == len(s) - 1
     assert merged.lam[0] == s.lam[0] + s.lam[1]
@@ -101,14 +101,14 @@ def test_a_generic_split_is_stationary_and_no_full_kkt_set(build, options):
     nu = direction(s.x.shape[1], 3)
     length = 0.9 * float(s.budgets(nu).least[0])
     after = s.split(0, nu, length, 0.5 * length)
-    assert after.stationary_set
+    assert after.is_stationary_set
     assert after.residual < 1e-9
-    assert not after.full_kkt_set
-    assert not after.on_margin
+    assert not after.is_full_kkt_set
+    assert not after.is_on_margin
     assert after.margin < 1 - 1e-3
     # Slack moves between the halves and is conserved: lam+ (m+ - p) + lam- (m- - p) = lam (m - p).
     assert after.slack[:2].sum() == pytest.approx(float(s.slack[0]), abs=1e-12)
-    assert after.before is s
+    assert after.parent is s
 
 
 @pytest.mark.parametrize(("build", "options"), POINTS)
@@ -131,7 +131,7 @@ def test_just_inside_the_exact_budget_and_just_beyond(build, options):
                 s.split(0, way * nu, edge * 1.001, other)
             beyond = s.split(0, way * nu, edge * 1.001, other, check=False)
             assert beyond.residual > 1e-4
-            assert not beyond.stationary_set
+            assert not beyond.is_stationary_set
     assert tried >= 3
 
 
@@ -139,7 +139,7 @@ def test_budgets_equal_a_walk_along_the_line():
     """The naive twin: walk in small steps until the pattern changes, on random deep networks."""
     torch.manual_seed(0)
     model = MLP((5, 9, 8, 1), bias="all").double().requires_grad_(False)
-    s = KKTSet.of(model, torch.randn(4, 5), torch.tensor([1, -1, 1, -1]), torch.ones(4))
+    s = KKTSet.from_samples(model, torch.randn(4, 5), torch.tensor([1, -1, 1, -1]), torch.ones(4))
     nu = direction(5)
     found = s.budgets(nu)
     for i in range(4):
@@ -166,7 +166,7 @@ def test_split_then_merge_is_the_identity(seed, a, b, depth):
     assert torch.allclose(back.x, s.x, atol=1e-12)
     assert torch.allclose(back.lam, s.lam, rtol=1e-12)
     assert torch.equal(back.y, s.y)
-    assert back.full_kkt_set
+    assert back.is_full_kkt_set
 
 
 def refused(hypothesis: str, call, *words: str) -> None:
@@ -182,7 +182,7 @@ def refused(hypothesis: str, call, *words: str) -> None:
 def test_failing_hypotheses_are_refused_by_name():
     s = kkt_set(relu_point, {"groups": 4, "dim": 16})
     nu = direction(16)
-    refused("label", lambda: s.merge(0, 3), "one label")
+    refused("label", lambda: s.merge(0, 3), "same label", "samples 0 and 3")
     refused("label", lambda: s.merge(0, 0), "two samples")
     refused("pattern", lambda: s.merge(0, 6), "2 neurons", "layers.0[0]", "layers.0[2]")
     refused("direction", lambda: s.split(0, torch.zeros(16), 0.1), "positive finite length")
@@ -194,10 +194,12 @@ def test_failing_hypotheses_are_refused_by_name():
 
     refused("direction", lambda: tangent(gradient, s.gradients[0]), "parallel")
     point = relu_point()
-    zero = KKTSet.of(point.model, point.x, point.y, point.lam * torch.tensor([0, 1, 1, -1, 1, 1]))
+    zero = KKTSet.from_samples(
+        point.model, point.x, point.y, point.lam * torch.tensor([0, 1, 1, -1, 1, 1])
+    )
     refused("multiplier", lambda: zero.merge(0, 1), "sample 0")
     refused("multiplier", lambda: zero.split(3, direction(12), 0.1), "sample 3")
-    assert not zero.stationary_set  # a negative multiplier
+    assert not zero.is_stationary_set  # a negative multiplier
 
 
 def test_merging_across_patterns_would_not_be_stationary():
@@ -205,7 +207,7 @@ def test_merging_across_patterns_would_not_be_stationary():
     s = kkt_set(relu_point, {"groups": 4, "dim": 16})
     keep = [k for k in range(len(s)) if k not in (0, 6)]
     x = (s.lam[0] * s.x[0] + s.lam[6] * s.x[6]) / (s.lam[0] + s.lam[6])
-    merged = KKTSet.of(
+    merged = KKTSet.from_samples(
         s.models[0], torch.cat([s.x[keep], x[None]]), torch.cat([s.y[keep], s.y[:1]])
     )
     assert merged.residual > 1e-2
@@ -213,24 +215,26 @@ def test_merging_across_patterns_would_not_be_stationary():
 
 def test_a_kink_is_named_and_a_direction_along_it_is_free():
     point = relu_point(width=2)
-    s = KKTSet.of(point.model, point.x, point.y, point.lam)
+    s = KKTSet.from_samples(point.model, point.x, point.y, point.lam)
     model = s.models[0]
     w, b = model.linears[0].weight[2], model.linears[0].bias[2]
     x = s.x.clone()
     x[0] -= (x[0] @ w + b) / w.square().sum() * w  # onto the hyperplane of neuron 2
-    on_kink = KKTSet.of(model, x, s.y, s.lam)
+    on_kink = KKTSet.from_samples(model, x, s.y, s.lam)
     nu = direction(12)
     found = on_kink.budgets(nu)
     assert found.alpha[0] == found.beta[0] == 0
     assert found.kinks[0].sum() == 2  # neurons 2 and 3 share their hyperplane
-    refused("kink", lambda: on_kink.split(0, nu, 1e-3), "sits on 2", "layers.0[2], layers.0[3]")
+    refused(
+        "kink", lambda: on_kink.split(0, nu, 1e-3), "sample 0 has 2", "layers.0[2], layers.0[3]"
+    )
     flat = nu - w * (nu @ w) / w.square().sum()
     assert on_kink.budgets(flat / flat.norm()).least[0] > 0.01
 
 
 def test_a_full_rank_first_layer_has_no_far_set():
     torch.manual_seed(0)
-    s = KKTSet.of(MLP((3, 20, 1)), torch.randn(4, 3), torch.tensor([1, -1, 1, -1]))
+    s = KKTSet.from_samples(MLP((3, 20, 1)), torch.randn(4, 3), torch.tensor([1, -1, 1, -1]))
     refused("subspace", lambda: s.far_set(1.0), "full rank 3")
 
 
@@ -238,11 +242,11 @@ def test_samples_of_multiplier_zero_are_left_out_of_a_far_set():
     point = relu_point()
     model, extra = point.model, 1.2 * point.x[:1]
     x, y = torch.cat([point.x, extra]), torch.cat([point.y, point.y[:1]])
-    s = KKTSet.of(model, x, y, torch.cat([point.lam, torch.zeros(1)]))
-    assert s.full_kkt_set
+    s = KKTSet.from_samples(model, x, y, torch.cat([point.lam, torch.zeros(1)]))
+    assert s.is_full_kkt_set
     far = s.far_set(5.0)
     assert len(far) == 2 * len(point.x)
-    assert far.full_kkt_set
+    assert far.is_full_kkt_set
     assert far.distance(s) >= 5
 
 
@@ -253,11 +257,11 @@ def test_ntk_sets_merge_and_split(gradients):
     start.load_state_dict(theta0)
     points = {"theta": (model,), "theta0": (start,), "both": (model, start)}[gradients]
     target = {name: t - theta0[name] for name, t in model.state_dict().items()}
-    s = KKTSet.weighted(points, target, x, x.new_zeros(len(x)), lam, "ntk")
+    s = KKTSet.from_covectors(points, target, x, x.new_zeros(len(x)), lam, "ntk")
     assert s.residual < 1e-12
     nu = direction(7)
     after = s.split_all(nu[None], 0.99 * s.budgets(nu).least.clamp(max=5))
-    assert after.stationary_set
+    assert after.is_stationary_set
     assert after.residual < 1e-12
     assert after.merge(0, 1).residual < 1e-12
     beyond = s.split(0, nu, 1.5 * float(s.budgets(nu).least[0]), check=False)
@@ -269,11 +273,11 @@ def test_regression_sets_merge_and_split():
     torch.manual_seed(1)
     model, x = MLP((6, 8, 3), bias="all").double(), torch.randn(5, 6).double()
     targets = torch.randn(5, 3).double()
-    s = KKTSet.of(model, x, targets, torch.randn(15), task="regression")
+    s = KKTSet.from_samples(model, x, targets, torch.randn(15), task="regression")
     nu = direction(6)
     after = s.split_all(nu[None], 0.99 * s.budgets(nu).least.clamp(max=5))
     assert after.residual == pytest.approx(s.residual, rel=1e-12)
-    assert after.stationary_set
+    assert after.is_stationary_set
     assert after.margins is None
     assert after.merge(2, 3).residual == pytest.approx(s.residual, rel=1e-12)
 
@@ -292,7 +296,7 @@ class Pooled(nn.Module):
 def test_convnets_split_inside_their_pooling_and_activation_patterns(build):
     torch.manual_seed(0)
     model, x = build().double(), torch.randn(6, 1, 6, 6).double()
-    s = KKTSet.of(model, x, torch.tensor([1, -1] * 3), torch.rand(6) + 0.1)
+    s = KKTSet.from_samples(model, x, torch.tensor([1, -1] * 3), torch.rand(6) + 0.1)
     nu = s.directions("softest")
     found = s.budgets(nu)
     assert (found.least > 1e-4).all()
@@ -325,11 +329,13 @@ def _values(model, z):
 def test_linear_networks_can_be_split_without_end_and_polynomial_ones_not_at_all():
     torch.manual_seed(0)
     x, y = torch.randn(4, 5), torch.tensor([1, -1, 1, -1])
-    s = KKTSet.of(MLP((5, 3, 1), activation=Linear()), x, y)
+    s = KKTSet.from_samples(MLP((5, 3, 1), activation=Linear()), x, y)
     assert torch.isinf(s.budgets(direction(5)).least).all()
     assert len(s.used().merge_all()[0]) <= 2
     cubic = MLP((5, 3, 1), activation=Polynomial((0, 0, 0, 1)))
-    refused("pattern", lambda: KKTSet.of(cubic, x, y), "Polynomial")
+    refused("pattern", lambda: KKTSet.from_samples(cubic, x, y), "Polynomial")
     refused(
-        "pattern", lambda: KKTSet.of(nn.Sequential(nn.Linear(5, 1), nn.Sigmoid()), x, y), "Sigmoid"
+        "pattern",
+        lambda: KKTSet.from_samples(nn.Sequential(nn.Linear(5, 1), nn.Sigmoid()), x, y),
+        "Sigmoid",
     )

@@ -505,7 +505,7 @@ def test_a_part_of_an_exact_point_is_one(made):
     half = some_neurons(whole, 0.5, seed=0).copy_module()
     kept = (half(point.x)[:, 0] != 0).nonzero()[:, 0]
     assert len(kept) == 4
-    part = KKTSet.of(half, point.x[kept], point.y[kept], point.lam[kept])
+    part = KKTSet.from_samples(half, point.x[kept], point.y[kept], point.lam[kept])
     assert part.residual < 1e-12
     accesses = [row["access"] for row in made("uniqueness:partial")["details"]["rows"]]
     assert len(accesses) == len(set(accesses)) == 8

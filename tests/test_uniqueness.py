@@ -64,7 +64,7 @@ def random_set(widths: tuple[int, ...], m: int, seed: int = 0, clamp: float = 9.
     model = MLP(widths).double()
     x = torch.randn(m, widths[0], dtype=torch.float64)
     y = torch.where(torch.arange(m) % 2 == 0, 1.0, -1.0).double()
-    return KKTSet.of(model, x.clamp(-clamp, clamp), y, torch.rand(m).double() + 0.5)
+    return KKTSet.from_samples(model, x.clamp(-clamp, clamp), y, torch.rand(m).double() + 0.5)
 
 
 NETWORKS = {
@@ -201,7 +201,7 @@ def test_examples_are_sets_that_exist(case: str) -> None:
         kkt = relu_point(2, 3, 3, 10).set
     elif case == "classes":
         point = multiclass_point(3, 2, 9)
-        kkt = KKTSet.of(point.model, point.x, point.y, point.lam)
+        kkt = KKTSet.from_samples(point.model, point.x, point.y, point.lam)
     else:
         kkt = NETWORKS[case]()
     model, u = kkt.models[0], kkt.u[:, 0]
@@ -312,7 +312,7 @@ def test_dense_and_first_layer_agree(monkeypatch: pytest.MonkeyPatch) -> None:
     from residuum.theory.uniqueness import sums
 
     point = multiclass_point(3, 2, 9)
-    cases = (relu_point(3, 3, 2).set, KKTSet.of(point.model, point.x, point.y, point.lam))
+    cases = (relu_point(3, 3, 2).set, KKTSet.from_samples(point.model, point.x, point.y, point.lam))
     fast = [find_pinned_sums(kkt, Groups.build(kkt)) for kkt in cases]
     monkeypatch.setattr(
         sums,
@@ -391,7 +391,7 @@ def test_few_rows_prove_as_much_as_the_dense_matrix(
     x, y = split.train.x.double(), split.train.y
     lam = certify(model, x, y).multipliers
     some = lam.argsort(descending=True)[:10]
-    kkt = KKTSet.of(model, x[some], y[some], lam[some], task="binary")
+    kkt = KKTSet.from_samples(model, x[some], y[some], lam[some], task="binary")
     found = uniqueness(kkt)
     dense()
     wanted = uniqueness(kkt)
@@ -437,7 +437,9 @@ def dependent_patterns() -> KKTSet:
         model.linears[1].weight.copy_(torch.tensor([[1.0, 1.5, 1.0]]))
     signs = torch.tensor([[1.0, -1], [-1, 1], [1, 1], [-1, -1]]).double()
     x = torch.cat([signs, 0.5 + torch.rand(4, 2).double()], 1)
-    kkt = KKTSet.of(model, x, torch.tensor([1.0, 1, 1, -1]).double(), torch.ones(4).double())
+    kkt = KKTSet.from_samples(
+        model, x, torch.tensor([1.0, 1, 1, -1]).double(), torch.ones(4).double()
+    )
     ones = torch.ones(4).double()
     return dataclasses.replace(kkt, y=ones, covectors=ones.view(4, 1, 1))
 
@@ -461,7 +463,7 @@ def test_linear_networks_determine_only_the_sums() -> None:
     torch.manual_seed(0)
     model = MLP((5, 4, 1), activation=Linear()).double()
     x, y = torch.randn(6, 5).double(), torch.tensor([1.0, -1] * 3).double()
-    kkt = KKTSet.of(model, x, y, torch.rand(6).double() + 0.5)
+    kkt = KKTSet.from_samples(model, x, y, torch.rand(6).double() + 0.5)
     found = uniqueness(kkt)
     assert found.sums.patterns == 2  # by label
     assert float(found.determined_at_least.max()) == 0
@@ -473,7 +475,7 @@ def test_multipliers_without_a_sign_leave_the_cell_alone() -> None:
     there = MLP((7, 9, 2)).double()
     there.load_state_dict(theta0)
     target = {n: t - theta0[n] for n, t in model.state_dict().items()}
-    kkt = KKTSet.weighted((model, there), target, x, x.new_zeros(len(x)), lam, "ntk")
+    kkt = KKTSet.from_covectors((model, there), target, x, x.new_zeros(len(x)), lam, "ntk")
     wide, narrow = (uniqueness(kkt, share=t) for t in (0.5, 0.02))
     assert not wide.pinned.any()
     assert torch.allclose(wide.determined_at_least, narrow.determined_at_least, atol=1e-5)
@@ -493,7 +495,7 @@ def test_samples_on_a_kink_are_told_and_bounded() -> None:
         model.linears[0].bias[:3] = 0
     x = kkt.x.clone()
     x[0, :3] = 0
-    kkt = KKTSet.of(model, x, kkt.y, kkt.lam)
+    kkt = KKTSet.from_samples(model, x, kkt.y, kkt.lam)
     found = uniqueness(kkt)
     assert found.kinks.tolist() == [3, 0, 0, 0, 0]
     assert any("kinks" in note for note in found.notes)
@@ -531,7 +533,7 @@ def slope_of_output(model: nn.Module, x: Tensor) -> Tensor:
 
 def test_margin_slopes_are_those_of_the_margins() -> None:
     point = multiclass_point(4, 2, 9)
-    kkt = KKTSet.of(point.model, point.x, point.y, point.lam)
+    kkt = KKTSet.from_samples(point.model, point.x, point.y, point.lam)
     assert kkt.margins is not None
     step = 1e-6 * torch.randn(kkt.x.shape, generator=torch.Generator().manual_seed(0)).double()
     moved = dataclasses.replace(kkt, x=kkt.x + step)
@@ -542,11 +544,11 @@ def test_margin_slopes_are_those_of_the_margins() -> None:
 
 def test_rivals_that_differ_bound_the_totals_and_move_one_candidate() -> None:
     point = multiclass_point(3, 2, 9)
-    kkt = KKTSet.of(point.model, point.x, point.y, point.lam)
+    kkt = KKTSet.from_samples(point.model, point.x, point.y, point.lam)
     u = kkt.u.clone()
     shift = torch.tensor([0.0, 0.2, -0.2]).double() * kkt.lam[0]
     u[0, 0] += shift  # label 0: multipliers of the two rivals now differ from those of sample 1
-    kkt = KKTSet.weighted(kkt.models, kkt.target, kkt.x, kkt.y, u, "multiclass")
+    kkt = KKTSet.from_covectors(kkt.models, kkt.target, kkt.x, kkt.y, u, "multiclass")
     found = uniqueness(kkt, share=0.3)
     assert found.members[0] == 2
     assert float(found.change.max()) < 1e-12
@@ -560,7 +562,7 @@ def test_convnets_have_certificates_too() -> None:
     torch.manual_seed(3)
     model = ConvNet((1, 4, 4), (8,), 1).double()
     x, y = torch.randn(3, 1, 4, 4).double(), torch.tensor([1.0, -1.0, 1.0]).double()
-    kkt = KKTSet.of(model, x, y, torch.ones(3).double())
+    kkt = KKTSet.from_samples(model, x, y, torch.ones(3).double())
     found = uniqueness(kkt)
     assert found.pinned.all()
     assert float(found.change.max()) < 1e-12
@@ -661,7 +663,9 @@ def test_limits_idle_candidates_and_refusals() -> None:
         with pytest.raises(InputError, match="share"):
             uniqueness(kkt, share=share)
     with pytest.raises(InputError, match="affine"):
-        KKTSet.of(nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1)), kkt.x, kkt.y)
+        KKTSet.from_samples(
+            nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1)), kkt.x, kkt.y
+        )
 
 
 def test_time_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -867,7 +871,7 @@ def test_samples_that_no_neuron_hears_pin_nothing_and_stop_nothing() -> None:
         model.linears[0].weight.fill_(-1.0)
         model.linears[0].bias.fill_(-1.0)
     x, lam = torch.rand(2, 3, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
-    kkt = KKTSet.of(model, x, torch.tensor([1.0, -1.0], dtype=torch.float64), lam)
+    kkt = KKTSet.from_samples(model, x, torch.tensor([1.0, -1.0], dtype=torch.float64), lam)
     found = find_pinned_sums(kkt, Groups.build(kkt))
     assert not bool(found.groups.any())
     assert not bool(uniqueness(kkt, box=(0.0, 1.0)).determined_at_least.isnan().any())

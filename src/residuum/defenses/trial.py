@@ -36,7 +36,7 @@ from residuum.records import (
 )
 from residuum.stationarity import Rows, norm, parameters, residual
 from residuum.theory import certify
-from residuum.theory.kkt import fit_multipliers, posed
+from residuum.theory.kkt import fit_multipliers, pose_problem
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.rows import accuracy, normalize_labels
 from residuum.theory.uniqueness import uniqueness
@@ -468,7 +468,7 @@ def rewritten_certificate(
     before: Network, after: Network, train: Dataset, task: str, shift: Tensor
 ) -> dict[str, float]:
     """:func:`rewrite_residuals` at the best multipliers of the network before."""
-    old, x, _, _, task, rows = posed(before.copy_module(), train.x, train.y, task)
+    old, x, _, _, task, rows = pose_problem(before.copy_module(), train.x, train.y, task)
     lam = fit_multipliers(old, x, rows, free=task == "regression")[0]
     new = after.copy_module(torch.float64).requires_grad_(False)
     return rewrite_residuals(old, new, x, train.y, lam, rows, shift)
@@ -485,7 +485,7 @@ def determined(
     box = knowledge.box(train.x[0].double())  # as the defended network receives it
     try:
         found = uniqueness(
-            KKTSet.of(model, train.x[order], train.y[order], lam[order], task="binary"),
+            KKTSet.from_samples(model, train.x[order], train.y[order], lam[order], task="binary"),
             box=box and (secret.inputs(box[0]), secret.inputs(box[1])),
             samples=CERTIFIED,
             seconds=CERTIFYING,

@@ -36,7 +36,7 @@ from residuum.report.drawing import Array
 from residuum.report.glossary import GLOSSARY, entry, pattern
 from residuum.report.members import named_samples
 from residuum.similarity import cosine, ncc
-from residuum.theory.kkt import EXACT, NEAR
+from residuum.theory.kkt import EXACT_KKT, NEAR_KKT
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -62,9 +62,9 @@ CARD_CAVEAT = "This is evidence about the tests that ran. It is no guarantee of 
 MAX_BYTES = 2_000_000  # of pictures in one file: it is mailed, and opened on phones
 BEYOND = 1e300  # stands for infinity, which JSON has not
 STATUS = {  # of a KKT certificate, in words
-    "kkt": f"Clarke residual at most {EXACT:g}: a KKT point up to rounding",
-    "near_kkt": f"Clarke residual at most {NEAR:g}: near a KKT point",
-    "far_from_kkt": f"Clarke residual above {NEAR:g}: far from a KKT point, which the KKT attack "
+    "kkt": f"Clarke residual at most {EXACT_KKT:g}: a KKT point up to rounding",
+    "near_kkt": f"Clarke residual at most {NEAR_KKT:g}: near a KKT point",
+    "far_from_kkt": f"Clarke residual above {NEAR_KKT:g}: far from a KKT point, which the KKT attack "
     "assumes; the verdict does not rest on it",
     "not_separated": "some sample is on the wrong side of its margin: not a KKT point",
 }

@@ -109,7 +109,7 @@ def merge_alternative(given: KKTSet) -> Alternative:
             f"No two of the {len(used)} samples in use share label and activation pattern.",
             "Nothing can be merged; try --budget-frac 0.9.",
         )
-    after = dataclasses.replace(merged, before=given)
+    after = dataclasses.replace(merged, parent=given)
     no_budgets = torch.zeros(0, dtype=torch.float64)
     return Alternative("merge", used, after, tuple(map(tuple, groups)), index, no_budgets)
 

@@ -20,7 +20,7 @@ from residuum.records import Dataset, Record, make_directory
 from residuum.records.rundir import another, digest
 from residuum.settings import TrainingConfig
 from residuum.stationarity import by_layer, norm, parameters, residual
-from residuum.theory.kkt import evaluate, fit_multipliers, posed
+from residuum.theory.kkt import evaluate, fit_multipliers, pose_problem
 from residuum.theory.rows import choose_task, margins, normalize_labels
 from residuum.training import methods
 from residuum.training.methods import LOSSES, choose_loss
@@ -212,7 +212,7 @@ class _Run:
 
     def _residual(self) -> float:
         """||theta - sum lam_r g_r|| with the best multipliers, in float64 on the CPU."""
-        model, x, _, _, _, rows = posed(self.model, self.x, self.y, self.task)
+        model, x, _, _, _, rows = pose_problem(self.model, self.x, self.y, self.task)
         lam, _, _ = fit_multipliers(model, x, rows, free=self.task == "regression")
         return norm(residual(model, parameters(model), x, rows.combine(lam, len(x))))
 

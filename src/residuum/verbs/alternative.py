@@ -41,16 +41,16 @@ class Alternatives:
             "residual_before": given.residual,
             "residual_after": after.residual,
             "min_distance": after.distance(given),
-            "on_margin": after.on_margin,
-            "stationary_set": after.stationary_set,
-            "full_kkt_set": after.full_kkt_set,
+            "on_margin": after.is_on_margin,
+            "stationary_set": after.is_stationary_set,
+            "full_kkt_set": after.is_full_kkt_set,
             "n_before": len(given),
             "n_after": len(after),
             "kind": found.kind,
             "direction": None if found.kind == "merge" else self.direction,
             "in_use": len(found.before),
             "changed": found.changed,
-            "exact_kkt_point": given.exact,
+            "exact_kkt_point": given.is_exact,
             "margin_before": given.margin,
             "margin_after": after.margin,
             "delta_before": given.delta,
@@ -87,7 +87,7 @@ def alternatives(
         refuse_foreign(Path(out), "alternatives", {SUMMARY})
     released = as_network(model, arch)
     task = released.task if task == "auto" and released.task else task
-    given = KKTSet.of(released.module, data.x, data.y, task=task)
+    given = KKTSet.from_samples(released.module, data.x, data.y, task=task)
     if merge:
         found = kinds.merge_alternative(given)
     elif far is not None:

@@ -127,7 +127,7 @@ def kkt_set(
     )
     target = {k: t.double() for k, t in objective.create_surface(theta, known).target.items()}
     task = objective.task or ("binary" if u.shape[2] == 1 else "multiclass")
-    return KKTSet.weighted(tuple(models), target, x, labels, u.detach(), task)
+    return KKTSet.from_covectors(tuple(models), target, x, labels, u.detach(), task)
 
 
 @dataclass(frozen=True, eq=False)

@@ -368,7 +368,7 @@ def _select_active(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
             "Check the reconstruction.",
         )
     active_index = is_active.nonzero()[:, 0]
-    return dataclasses.replace(kkt_set.take(active_index), before=None), active_index
+    return dataclasses.replace(kkt_set.take(active_index), parent=None), active_index
 
 
 def _move_to_device(kkt_set: KKTSet, device: str) -> KKTSet:
@@ -377,7 +377,7 @@ def _move_to_device(kkt_set: KKTSet, device: str) -> KKTSet:
     moved = {name: getattr(kkt_set, name).to(device) for name in ("x", "y", "lam", "covectors")}
     models = tuple(copy.deepcopy(model).to(device) for model in kkt_set.models)
     target = {name: t.to(device) for name, t in kkt_set.target.items()}
-    return dataclasses.replace(kkt_set, models=models, target=target, before=None, **moved)
+    return dataclasses.replace(kkt_set, models=models, target=target, parent=None, **moved)
 
 
 def _notes(kkt_set: KKTSet, record: Uniqueness, cells: Cells, requested: int) -> tuple[str, ...]:
