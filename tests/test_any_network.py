@@ -549,9 +549,9 @@ def test_a_file_of_weights_with_the_code_of_its_network_is_audited_and_repeated(
 @pytest.mark.parametrize(
     ("factory", "words"),
     [
-        ("wrong", "it says: ValueError: no such size"),
+        ("wrong", "it raised ValueError: no such size"),
         ("nothing", "it made a int"),
-        ("missing", "it says: AttributeError"),
+        ("missing", "it raised AttributeError"),
         ("a b", "as package.module:factory"),
     ],
 )
@@ -572,8 +572,8 @@ def test_weights_of_another_network_are_refused(files: Path) -> None:
     assert torch.equal(one.module[1].running_mean, state["1.running_mean"])  # type: ignore[index]
     for change, words in (
         ({"0.weight": None}, "they lack 0.weight"),
-        ({"9.weight": torch.ones(1)}, "they hold besides 9.weight"),
-        ({"0.bias": torch.ones(9)}, "another shape of 0.bias"),
+        ({"9.weight": torch.ones(1)}, "they also hold 9.weight"),
+        ({"0.bias": torch.ones(9)}, "another shape for 0.bias"),
     ):
         torch.save({k: v for k, v in {**state, **change}.items() if v is not None}, "x.pt")
         with pytest.raises(CheckpointError, match=words):

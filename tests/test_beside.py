@@ -99,7 +99,7 @@ def test_layers_that_were_frozen_have_no_equation(tmp_path: Path) -> None:
     knowledge = add_stored_knowledge(open_release(tmp_path / "m.pt"), released, rs.Knowledge())
     surface = SURFACES[MOMENT](released, knowledge)
     assert any(
-        "last which fit" in note
+        "last ones that fit" in note
         for note in read_stored_knowledge(open_release(tmp_path / "m.pt"), released).notes
     )
     assert surface.equations == ("layers.2", "layers.3")

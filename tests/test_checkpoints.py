@@ -980,7 +980,7 @@ class Twice(Own):
             "of shape (2,); the forward of Sequential raised: mat1 and mat2",
         ),
         (nn.Sequential(nn.Linear(2, 1), nn.GELU()), (3,), "of shape (3,); the forward of Seq"),
-        (CNN, (), "The shape of one sample must be said"),
+        (CNN, (), "needs the shape of one sample"),
         (CNN, (1, 5, 5), "of shape (1, 5, 5); the forward of Sequential raised:"),
         (nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Flatten(0)), (), "this one returned (4,)"),
         (Twice(nn.Linear(2, 1), nn.GELU()), (), "for 2 samples this one returned (4, 1)"),

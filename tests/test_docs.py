@@ -28,7 +28,7 @@ from residuum.datasets import DATASETS, load_dataset
 from residuum.defenses import DEFENSES
 from residuum.evaluation import METRICS
 from residuum.report.glossary import GLOSSARY
-from residuum.schemas import derived_schemas
+from residuum.schemas import derive_schemas
 from residuum.settings import MODELS, PRESETS
 from residuum.training import TrainingConfig, released, train
 from tests import documents
@@ -425,7 +425,7 @@ def test_the_site_builds_without_warnings_and_asks_nothing_of_the_network(tmp_pa
     words = html.unescape((site / "glossary.html").read_text(encoding="utf-8"))
     assert all(f"<strong>{word}</strong>: {text}" in words for word, text in GLOSSARY.items())
     schemas = {path.name: path.read_text("utf-8") for path in (site / "schemas").iterdir()}
-    assert schemas == derived_schemas()
+    assert schemas == derive_schemas()
     linked = re.findall(r'href="schemas/([^"]+)"', (site / "schemas.html").read_text("utf-8"))
     assert {*linked} == {*schemas}
     start = (site / "start.html").read_text(encoding="utf-8")

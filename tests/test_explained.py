@@ -178,7 +178,7 @@ def test_frozen_layers_have_no_say_in_what_a_change_must_equal() -> None:
 
 def test_weights_that_equal_their_start_leave_nothing_to_explain() -> None:
     checkpoint = small()
-    with pytest.raises(InputError, match="equal the start"):
+    with pytest.raises(InputError, match="equal the initial weights"):
         attack(checkpoint, Knowledge(theta0=dict(checkpoint.theta)), rs.attacks.NTK())
 
 

@@ -17,7 +17,7 @@ from residuum.auditing.verdict import EXIT_CODES, OUTCOMES, Verdict
 from residuum.records import Record
 from residuum.records.published import published_form
 from residuum.scanning.findings import KINDS
-from residuum.schemas import derived_schemas
+from residuum.schemas import derive_schemas
 from tests.schemas import schema
 
 NAMES = ["comparison", "dry-run", "exposure", "result", "scan"]
@@ -31,7 +31,7 @@ def test_the_files_are_what_the_records_give() -> None:
         for file in folder.iterdir()
         if file.name.endswith("json")
     }
-    assert kept == derived_schemas()
+    assert kept == derive_schemas()
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -83,7 +83,7 @@ def _adapter(folder: Path) -> dict[str, Tensor]:
 def test_an_adapter_of_another_base_is_refused(folder: Path, tmp_path: Path) -> None:
     other = nn.Sequential(nn.Linear(32, 30), nn.ReLU(), nn.Linear(30, 1))
     torch.save(other.state_dict(), tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match="fits the layers of its base"):
+    with pytest.raises(CheckpointError, match="must have the shapes of its base"):
         load_tuned(open_release(folder / "adapter_model.safetensors"), tmp_path / "other.pt")
 
 
@@ -95,11 +95,11 @@ def test_a_head_on_frozen_layers_is_a_network_on_their_features(folder: Path) ->
     assert head.frozen == ("layers.0",)
     assert head.checkpoint.arch == "mlp:30-20-1,bias=all"
     data = Dataset.from_npz(folder / "train.npz")
-    features = head.features(data)
+    features = head.compute_features(data)
     model, whole = head.checkpoint.copy_module(), released.copy_module()
     x = data.x.flatten(1).to(next(whole.parameters()))
     assert torch.allclose(model(features.x.to(x)), whole(x), atol=1e-6)
-    told = head.knowledge(rs.Knowledge(theta0=start, shape=(1, 8, 8), value_range=(0, 1)))
+    told = head.translate_knowledge(rs.Knowledge(theta0=start, shape=(1, 8, 8), value_range=(0, 1)))
     assert told.granted == ("theta0",)
     assert torch.equal((told.theta0 or {})["layers.0.weight"], start["layers.1.weight"])
     assert "compared with those of the data" in head.note
@@ -151,7 +151,7 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
     assert main([*command, "--surface", "moment", "--out", str(tmp_path / "m")]) in (1, 3)
     ran = {row["name"]: row["surface"] for row in printed(capsys)["attacks"] if row["ran"]}
     assert ran == {"moment": "moment", "unmix-moment": "moment"}
-    with pytest.raises(InputError, match="--surface change needs a start"):
+    with pytest.raises(InputError, match="--surface change needs initial weights"):
         selected_attacks(AuditRequest(surface="change"), rs.Knowledge())
     file = str(folder / "all-saved.pt")
     there = add_stored_knowledge(

@@ -396,10 +396,10 @@ class _Reader:
 def _behind_frozen_layers(case: Case, head: Head) -> Case:
     """Return the case of the trained layers above frozen ones, with the samples as features."""
     train, holdout = (
-        None if samples is None else head.features(samples)
+        None if samples is None else head.compute_features(samples)
         for samples in (case.train, case.holdout)
     )
-    knowledge = head.knowledge(case.knowledge)
+    knowledge = head.translate_knowledge(case.knowledge)
     return replace(
         case, network=head.checkpoint, knowledge=knowledge, train=train, holdout=holdout, head=head
     )

@@ -1,4 +1,7 @@
-"""Adapters: read as what they make of their base, W + (alpha / r) B A; the base is the start."""
+"""Add an adapter (LoRA) to its base network: W + (alpha / r) B A.
+
+The base has the initial weights, and the adapter is the weight update.
+"""
 
 from __future__ import annotations
 
@@ -21,17 +24,29 @@ LORA = re.compile(r"^(.*)\.lora_(A|B|embedding_A|embedding_B)(\.\w+)?(\.weight)?
 
 
 def find_adapter_pairs(content: Any) -> dict[str, tuple[Block, Block]]:
-    """A and B by the layer that they change."""
-    found: dict[str, dict[str, Block]] = {}
+    """Return the matrices A and B of an adapter, by the name of the layer that they change."""
+    matrices: dict[str, dict[str, Block]] = {}
     for place in walk(content):
         if isinstance(place.value, Block) and (match := LORA.match(place.path)):
-            part = match[2].rpartition("_")[2] or match[2]
-            found.setdefault(match[1], {})[part] = place.value
-    return {name: (ab["A"], ab["B"]) for name, ab in found.items() if {*ab} == {"A", "B"}}
+            letter = match[2].rpartition("_")[2] or match[2]
+            matrices.setdefault(match[1], {})[letter] = place.value
+    return {name: (ab["A"], ab["B"]) for name, ab in matrices.items() if {*ab} == {"A", "B"}}
 
 
 def compute_update(a: Block, b: Block, config: Mapping[str, Any]) -> Tensor:
-    """B A times alpha / r (or its root, as the configuration says)."""
+    """Return the weight update of one layer: alpha / r B A, or alpha / sqrt(r) B A for rank-stabilized LoRA.
+
+    Args:
+        a: The matrix A, (r, in).
+        b: The matrix B, (out, r).
+        config: The content of adapter_config.json. Without ``lora_alpha`` the factor is 1.
+
+    Returns:
+        The update, (out, in).
+
+    Raises:
+        CheckpointError: If the shapes of A and B do not fit.
+    """
     A, B = a.tensor().double(), b.tensor().double()
     alpha, rank = config.get("lora_alpha"), A.shape[0]
     factor = 1.0
@@ -39,21 +54,42 @@ def compute_update(a: Block, b: Block, config: Mapping[str, Any]) -> Tensor:
         factor = float(alpha) / (rank**0.5 if config.get("use_rslora") is True else rank)
     if A.ndim != 2 or B.ndim != 2 or B.shape[1] != rank:
         raise CheckpointError(
-            f"An adapter's parts are (r, in) and (out, r); got {a.shape} and {b.shape}.",
+            f"The matrices of an adapter have shapes (r, in) and (out, r); got {a.shape} and {b.shape}.",
             "Save the adapter again.",
         )
     return factor * (B @ A)
 
 
 def load_tuned(release: Release, base: str | Path, arch: str | None = None) -> Network:
-    """Return the network that an adapter makes of its base, or the tuned network itself."""
+    """Return a fine-tuned network.
+
+    Args:
+        release: An adapter, or the fine-tuned network itself.
+        base: File of the base network, which is used only for an adapter.
+        arch: Architecture string, if the file does not show it.
+
+    Returns:
+        The network.
+    """
     if find_adapter_pairs(release.content):
         return merge_adapter(release, base, arch)
     return load_checkpoint(release, arch)
 
 
 def merge_adapter(adapter: Release, base: str | Path, arch: str | None = None) -> Network:
-    """W + (alpha / r) B A for every layer that the adapter names."""
+    """Return the base network after adding an adapter to its layers.
+
+    Args:
+        adapter: The release that holds the adapter.
+        base: File of the base network.
+        arch: Architecture string of the base network, if its file does not show it.
+
+    Returns:
+        The network with the weights W + (alpha / r) B A.
+
+    Raises:
+        CheckpointError: If the adapter does not fit the base, or the sum is not finite.
+    """
     start = load_checkpoint(base, arch)
     ours = {WRAPPER_PREFIX.sub("", theirs): name for name, theirs in start.source_names.items()}
     theta = dict(start.theta)
@@ -61,22 +97,22 @@ def merge_adapter(adapter: Release, base: str | Path, arch: str | None = None) -
         target = ours.get(f"{WRAPPER_PREFIX.sub('', name)}.weight")
         if target is None:
             raise CheckpointError(
-                f"An adapter changes layers of its base; this base has no {name[:80]!r}.",
-                "Give the base that adapter_config.json names.",
+                f"An adapter changes layers of its base; this base has no layer {name[:80]!r}.",
+                "Pass the base that adapter_config.json names.",
             )
-        change = compute_update(a, b, adapter.config)
-        if change.shape != theta[target].shape:
+        update = compute_update(a, b, adapter.config)
+        if update.shape != theta[target].shape:
             raise CheckpointError(
-                f"An adapter fits the layers of its base; {name[:80]!r} is "
-                f"{list(change.shape)} and the base has {list(theta[target].shape)}.",
-                "Give the base that adapter_config.json names.",
+                f"An adapter must have the shapes of its base; {name[:80]!r} has "
+                f"{list(update.shape)} and the base has {list(theta[target].shape)}.",
+                "Pass the base that adapter_config.json names.",
             )
-        theta[target] = (theta[target].double() + change).to(theta[target])
+        theta[target] = (theta[target].double() + update).to(theta[target])
     if not all(bool(t.isfinite().all()) for t in theta.values()):
         raise CheckpointError(
-            "Weights must be finite; with this adapter they are not.", "Check it."
+            "Weights must be finite; with this adapter they are not.", "Check the adapter."
         )
-    said = "the adapter was added to its base"
+    note = "the adapter was added to its base"
     if not isinstance(adapter.config.get("lora_alpha"), int | float):
-        said += ", with the factor 1, since adapter_config.json names no lora_alpha"
-    return start.replace(theta=theta, assumptions=(*start.assumptions, said))
+        note += " with the factor 1, because adapter_config.json names no lora_alpha"
+    return start.replace(theta=theta, assumptions=(*start.assumptions, note))

@@ -1,4 +1,4 @@
-"""Read a live module as a network."""
+"""Convert a live torch module to a network."""
 
 from __future__ import annotations
 
@@ -33,30 +33,55 @@ def checkpoint_from_module(
     task: str = "",
     fallback_shape: tuple[int, ...] | None = None,
 ) -> Network:
-    """A checkpoint of a live network, its weights copied to the CPU.
+    """Return the network of a live module, with a copy of its weights on the CPU.
 
-    A network of a class in ``KINDS``, and any that computes what one of them does, becomes what its
-    string describes. Any other module is kept as given and runs in evaluation mode; the shape of one
-    sample must be said unless its first layer is Linear and takes the input as it is.
+    A module that computes the same function as a class in ``KINDS`` becomes a network with an architecture
+    string. Any other module is run as it is, in evaluation mode. Such a module needs the shape of a sample,
+    unless its first layer is Linear and receives the input.
+
+    Args:
+        model: The module.
+        input_shape: Shape of one sample. It must fit the architecture.
+        labels: Names of the classes.
+        task: The task, such as "multiclass". If it is empty, it is inferred later.
+        fallback_shape: Shape of one sample, used only if the module is run as it is.
+
+    Returns:
+        The network.
+
+    Example:
+        >>> import residuum as rs
+        >>> network = rs.checkpoint_from_module(model)  # doctest: +SKIP
     """
-    model, shown = unwrap(model), tuple(input_shape or fallback_shape or ())
+    model, sample_shape = unwrap(model), tuple(input_shape or fallback_shape or ())
     try:
-        found = _describe(model, shown)
+        description = _describe(model, sample_shape)
     except (ArchitectureError, CheckpointError):  # no string describes these biases or shapes
-        found = None
-    if found is None:
-        kept = _wrap_module(model, shown)
-        return kept.replace(labels=tuple(labels), task=task)
-    arch, state = found
+        description = None
+    if description is None:
+        wrapped = _wrap_module(model, sample_shape)
+        return wrapped.replace(labels=tuple(labels), task=task)
+    arch, state = description
     theta, _, notes = clean_state(state)
-    own_names = {id(t): name for name, t in model.state_dict(keep_vars=True).items()}
-    source = {name: own_names[id(t)] for name, t in state.items()}
+    module_names = {id(t): name for name, t in model.state_dict(keep_vars=True).items()}
+    source = {name: module_names[id(t)] for name, t in state.items()}
     shape = check_input_shape(arch, input_shape)
     return Network(theta, str(arch), shape, tuple(labels), task, tuple(notes), source)
 
 
 def check_input_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """``shape`` of one sample, known to fit; () becomes the image shape of a convnet."""
+    """Return the shape of one sample after checking that it fits the architecture.
+
+    Args:
+        arch: The architecture.
+        shape: Shape of one sample. For an empty shape, the image shape of a convnet is used.
+
+    Returns:
+        The shape, or () if it is not known.
+
+    Raises:
+        ArchitectureError: If the shape has another number of values than an input of the network.
+    """
     shape = tuple(shape) or arch.image_shape or ()
     if shape and (min(shape) < 1 or math.prod(shape) != arch.inputs):
         raise ArchitectureError(
@@ -69,7 +94,7 @@ def check_input_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, 
 def _describe(
     model: nn.Module, shape: tuple[int, ...]
 ) -> tuple[Architecture, dict[str, Tensor]] | None:
-    """The architecture, and the live parameters under its names in its order; None without any."""
+    """Return the architecture of a module and its parameters under the names of this architecture."""
     kind = kind_of(model)
     arch = None if kind is None else kind.describe(model)
     if arch is not None:
@@ -78,7 +103,7 @@ def _describe(
 
 
 def _wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
-    """A network of any class, which takes samples of ``shape``, or of its first Linear layer."""
+    """Return a network that runs a copy of a module of any class on samples of ``shape``."""
     name = type(model).__name__
     theta = {n: p.detach() for n, p in model.named_parameters()}
     if not any(p.ndim > 1 for p in theta.values()):
@@ -92,32 +117,31 @@ def _wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
         )
     double = any(p.dtype == torch.float64 for p in theta.values())
     model = copy.deepcopy(model).cpu().to(torch.float64 if double else torch.float32).eval()
-    first = next(part for part in model.modules() if list(part.parameters(recurse=False)))
+    first = next(m for m in model.modules() if list(m.parameters(recurse=False)))
     if not shape and isinstance(first, nn.Linear):
         shape = (first.in_features,)
     if not shape:
         raise ArchitectureError(
-            f"The shape of one sample must be said for a network that is kept as given; this {name} does "
-            "not show it.",
-            "Grant it: Knowledge(shape=(3, 32, 32)), or give the data.",
+            f"A network that is run as it is needs the shape of one sample; this {name} does not show it.",
+            "Pass Knowledge(shape=(3, 32, 32)), or pass the data.",
         )
     try:
-        found = probe(model, shape)
+        probed = probe(model, shape)
     except ArchitectureError:
-        flat = (math.prod(shape),)  # images may be given to a network that takes them laid flat
+        flat = (math.prod(shape),)  # the network may take flattened images
         if shape == flat or not isinstance(first, nn.Linear) or (first.in_features,) != flat:
             raise
-        shape, found = flat, probe(model, flat)
+        shape, probed = flat, probe(model, flat)
     model.register_forward_pre_hook(functools.partial(_as_samples, shape))
-    if found.is_flat:
+    if probed.is_flat:
         model.register_forward_hook(add_output_dimension)
-    arch = Architecture("module", (found.outputs,), shape, {"class": name[:80]})
+    arch = Architecture("module", (probed.outputs,), shape, {"class": name[:80]})
     theta = {n: p.detach().clone() for n, p in model.named_parameters()}
-    notes, names = (RUN_AS_IS.format(name[:40]), *found.notes), {n: n for n in theta}
+    notes, names = (RUN_AS_IS.format(name[:40]), *probed.notes), {n: n for n in theta}
     return Network(theta, str(arch), shape, assumptions=notes, source_names=names, live=model)
 
 
 def _as_samples(shape: tuple[int, ...], _: nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """Before the forward of a kept network: flat samples get their shape."""
-    x, *others = inputs
-    return (x.reshape(len(x), *shape), *others)
+    """Reshape flat samples before the forward pass of a module that is run as it is."""
+    x, *remaining = inputs
+    return (x.reshape(len(x), *shape), *remaining)

@@ -11,8 +11,8 @@ from torch import Tensor, nn, optim
 from residuum.errors import ArchitectureError, InputError
 from residuum.io.modules import checkpoint_from_module
 
-# Names under which optimizers store means of gradients, and of their squares.
-TORCH_MOMENTS = ("exp_avg", "momentum_buffer")  # names under which torch keeps a mean of gradients
+TORCH_MOMENTS = ("exp_avg", "momentum_buffer")  # names under which torch stores a mean of gradients
+# Names under which optimizers of any package store means of gradients, and means of their squares.
 FIRST_MOMENTS = {"exp_avg", "momentum_buffer", "grad_avg", "velocities", "ms", "mu", "trace"}
 SECOND_MOMENTS = {
     "exp_avg_sq",
@@ -27,80 +27,106 @@ SECOND_MOMENTS = {
 
 
 def read_moment(trained: Any, model: nn.Module | None = None) -> dict[str, Tensor]:
-    """The mean of the last gradients that a live optimizer keeps, weight decay taken out.
+    """Return the mean of recent gradients that an optimizer stores, without weight decay.
 
-    trained: a torch optimizer with momentum or a first moment, of ``model``; or a fitted
-    MLPClassifier or MLPRegressor of scikit-learn, whose optimizer stays in it.
+    Pass the result as ``Knowledge(moment=...)`` to an attack.
+
+    Args:
+        trained: The torch optimizer of ``model``, with momentum or Adam's first moment. Or a fitted
+            MLPClassifier or MLPRegressor of scikit-learn, which contains its optimizer.
+        model: The network that a torch optimizer trained. Not used for scikit-learn.
+
+    Returns:
+        The mean gradients by parameter name.
+
+    Raises:
+        InputError: If the optimizer stores no mean of gradients.
+
+    Example:
+        >>> import residuum as rs
+        >>> moment = rs.read_moment(optimizer, model)  # doctest: +SKIP
     """
     if isinstance(trained, optim.Optimizer) and model is not None:
-        found = _read_torch_moment(trained, model)
+        moment = _read_torch_moment(trained, model)
     else:
-        found = _read_sklearn_moment(trained)
-    if not found:
+        moment = _read_sklearn_moment(trained)
+    if not moment:
         raise InputError(
-            "A moment is kept by an optimizer with momentum, or Adam, that has taken a step, and by "
-            f"an MLPClassifier fitted with one; {type(trained).__name__} shows none.",
-            "Say read_moment(optimizer, model) or read_moment(estimator).",
+            "read_moment needs Adam or an optimizer with momentum that has taken a step, or an "
+            f"MLPClassifier fitted with one; {type(trained).__name__} stores no mean of gradients.",
+            "Call read_moment(optimizer, model) or read_moment(estimator).",
         )
-    return found
+    return moment
 
 
 def _read_torch_moment(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """By our names."""
-    own = dict(model.named_parameters())
+    """Return the mean gradients of a torch optimizer by our parameter names."""
+    parameters = dict(model.named_parameters())
     try:
         checkpoint = checkpoint_from_module(model)
         names = {name: checkpoint.source_names.get(name, name) for name in checkpoint.theta}
-    except ArchitectureError:  # kept as given once its shape is said, under its own names
-        names = {name: name for name in own}
+    except ArchitectureError:  # a module that is run as it is keeps its own names
+        names = {name: name for name in parameters}
     group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
-    found = {}
+    moments = {}
     for name, source in names.items():
-        p = own[source]
+        p = parameters[source]
         group = group_of.get(p, {})
-        apart = isinstance(optimizer, optim.AdamW) or bool(group.get("decoupled_weight_decay"))
-        kept = remove_weight_decay(optimizer.state.get(p, {}), group, p.detach(), apart)
-        if kept is not None:
-            found[name] = kept.detach().cpu()
-    return found
+        is_decoupled = isinstance(optimizer, optim.AdamW) or bool(
+            group.get("decoupled_weight_decay")
+        )
+        moment = remove_weight_decay(optimizer.state.get(p, {}), group, p.detach(), is_decoupled)
+        if moment is not None:
+            moments[name] = moment.detach().cpu()
+    return moments
 
 
 def remove_weight_decay(
-    state: Mapping[str, Any], group: Mapping[str, Any], weight: Tensor, apart: bool
+    state: Mapping[str, Any], group: Mapping[str, Any], weight: Tensor, is_decoupled: bool
 ) -> Tensor | None:
-    """The moment of one parameter; None where none is kept. apart: decay is no part of the gradients.
+    """Return the mean of recent gradients of one parameter, without the weight decay in it.
 
-    Decay that is part of the gradients is part of their mean: w W, or w W / (1 - momentum).
+    If weight decay w is added to the gradients, it is in their mean, too: as w W for Adam, and as
+    w W (1 - dampening) / (1 - momentum) for momentum.
+
+    Args:
+        state: What a torch optimizer stores for this parameter.
+        group: The options of its parameter group.
+        weight: The parameter W.
+        is_decoupled: Whether weight decay is not added to the gradients, as in AdamW.
+
+    Returns:
+        The mean, or None if the optimizer stores none.
     """
     numbers = (group.get(name) for name in ("weight_decay", "momentum", "dampening"))
     decay, momentum, dampening = (v if isinstance(v, int | float) else 0.0 for v in numbers)
     if (adam := state.get("exp_avg")) is not None:
-        return adam - (0.0 if apart else decay) * weight
+        return adam - (0.0 if is_decoupled else decay) * weight
     if (buffer := state.get("momentum_buffer")) is not None:
         return buffer - decay * (1 - dampening) / max(1 - momentum, 1e-6) * weight
     return None
 
 
 def _read_sklearn_moment(estimator: Any) -> dict[str, Tensor]:
-    """By our parameter names: the mean of the last gradients in a fitted MLP of scikit-learn.
+    """Return the mean of recent gradients in a fitted MLP of scikit-learn, by our parameter names.
 
-    Its gradients hold alpha W / batch of weight decay, which is taken out; its SGD keeps a velocity,
-    the mean gradient times minus the rate over 1 - momentum. Its matrices are transposed to ours.
+    The gradients of scikit-learn include alpha W / batch of weight decay, which we subtract. Its SGD stores
+    a velocity: the mean gradient times -rate / (1 - momentum). Its matrices are transposed to ours.
     """
-    kept = getattr(estimator, "_optimizer", None)
-    moments = getattr(kept, "ms", None) or getattr(kept, "velocities", None)
-    if kept is None or not moments:
+    optimizer = getattr(estimator, "_optimizer", None)
+    moments = getattr(optimizer, "ms", None) or getattr(optimizer, "velocities", None)
+    if optimizer is None or not moments:
         return {}
     batch, samples = estimator.batch_size, round(estimator.t_ / estimator.n_iter_)
     batch = min(200, samples) if batch == "auto" else min(batch, samples)
     factor = 1.0
-    if hasattr(kept, "velocities"):
-        factor = -estimator.learning_rate_init / (1 - kept.momentum)
-    found = {}
+    if hasattr(optimizer, "velocities"):
+        factor = -estimator.learning_rate_init / (1 - optimizer.momentum)
+    named_moments = {}
     for l, (m, weight) in enumerate(zip(moments, estimator.coefs_, strict=False)):
-        found[f"layers.{l}.weight"] = torch.tensor(
+        named_moments[f"layers.{l}.weight"] = torch.tensor(
             (m / factor - estimator.alpha * weight / batch).T
         )
     for l, m in enumerate(moments[len(estimator.coefs_) :]):
-        found[f"layers.{l}.bias"] = torch.tensor(m / factor)
-    return found
+        named_moments[f"layers.{l}.bias"] = torch.tensor(m / factor)
+    return named_moments

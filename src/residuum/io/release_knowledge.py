@@ -1,4 +1,4 @@
-"""Knowledge that a release itself holds next to the weights: optimizer state and initial weights."""
+"""Read what a release stores with the weights: optimizer state and initial weights."""
 
 from __future__ import annotations
 
@@ -17,12 +17,18 @@ from residuum.io.tree import walk
 from residuum.networks.network import Network
 from residuum.records import Knowledge
 
-RELEASE = "release"  # where a fact comes from that the file itself holds
+RELEASE = "release"  # the provenance of facts that the file itself stores
 
 
 @dataclass(frozen=True, eq=False)
 class StoredKnowledge:
-    """What a file holds beside the weights, by our parameter names; notes: how it was matched."""
+    """What a file stores with the weights.
+
+    Attributes:
+        moment: Mean of recent gradients by parameter name, None if there is none.
+        theta0: Initial weights by parameter name, None if there are none.
+        notes: How the optimizer state was matched with the weights, and where the initial weights are from.
+    """
 
     moment: dict[str, Tensor] | None = None
     theta0: dict[str, Tensor] | None = None
@@ -30,24 +36,39 @@ class StoredKnowledge:
 
 
 def add_stored_knowledge(release: Release, checkpoint: Network, knowledge: Knowledge) -> Knowledge:
-    """Return the knowledge together with what the release itself holds.
+    """Return the knowledge together with what the release itself stores.
 
-    Everybody who has the weights also has the optimizer state and the initial weights in the same file.
+    An attacker who has the weights also has the optimizer state and the initial weights in the same file.
+    Facts that ``knowledge`` already holds are not replaced.
+
+    Args:
+        release: The release that holds the weights.
+        checkpoint: The network that was read from ``release``.
+        knowledge: What the attacker knows besides the release.
+
+    Returns:
+        The joint knowledge.
     """
-    found = read_stored_knowledge(release, checkpoint)
-    facts: dict[str, Any] = {}
-    if found.moment is not None and knowledge.moment is None:
-        facts["moment"] = found.moment
-    if found.theta0 is not None and knowledge.theta0 is None:
-        facts["theta0"] = found.theta0
-    provenance = {**knowledge.provenance, **dict.fromkeys(facts, RELEASE)}
-    return knowledge.replace(**facts, provenance=provenance) if facts else knowledge
+    stored = read_stored_knowledge(release, checkpoint)
+    added: dict[str, Any] = {}
+    if stored.moment is not None and knowledge.moment is None:
+        added["moment"] = stored.moment
+    if stored.theta0 is not None and knowledge.theta0 is None:
+        added["theta0"] = stored.theta0
+    provenance = {**knowledge.provenance, **dict.fromkeys(added, RELEASE)}
+    return knowledge.replace(**added, provenance=provenance) if added else knowledge
 
 
 def remove_stored_knowledge(knowledge: Knowledge) -> Knowledge:
-    """Return the knowledge without the facts that the release itself holds.
+    """Return the knowledge without the facts that the release itself stores.
 
-    Reading the release again adds them (:func:`add_stored_knowledge`), if it still holds them.
+    :func:`add_stored_knowledge` adds them again from the release, if the release still stores them.
+
+    Args:
+        knowledge: Knowledge that may include facts from the release.
+
+    Returns:
+        The knowledge without these facts.
     """
     names = [name for name, source in knowledge.provenance.items() if source == RELEASE]
     provenance = {k: v for k, v in knowledge.provenance.items() if k not in names}
@@ -55,7 +76,15 @@ def remove_stored_knowledge(knowledge: Knowledge) -> Knowledge:
 
 
 def read_stored_knowledge(release: Release, checkpoint: Network) -> StoredKnowledge:
-    """Return what the release of ``checkpoint`` holds next to the weights."""
+    """Read what a release stores with the weights.
+
+    Args:
+        release: The release that holds the weights.
+        checkpoint: The network that was read from ``release``.
+
+    Returns:
+        The optimizer state and the initial weights.
+    """
     if release.kind == "pickle":
         return StoredKnowledge(*read_training_state(release))
     if release.kind != "torch":
@@ -67,37 +96,38 @@ def read_stored_knowledge(release: Release, checkpoint: Network) -> StoredKnowle
 def _read_optimizer_state(
     release: Release, checkpoint: Network
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Moments of every parameter that an optimizer in the file keeps one of."""
+    """Return the mean of recent gradients of each parameter that has one, and notes about the match."""
     ours = {theirs: name for name, theirs in checkpoint.source_names.items()}
     try:
-        own = [name for name in flatten_blocks(find_weights(release)) if name in ours]
+        parameters = [name for name in flatten_blocks(find_weights(release)) if name in ours]
     except CheckpointError:
         return {}, ()
-    found: dict[str, Tensor] = {}
+    moments: dict[str, Tensor] = {}
     notes: list[str] = []
     for place in walk(release.content):
         value = place.value
         if not (isinstance(value, dict) and {"state", "param_groups"} <= {*value}):
             continue
-        matched, how = _match_parameters(value, own, checkpoint, ours)
-        for name, (kept, group) in matched.items():
+        matches, match_notes = _match_parameters(value, parameters, checkpoint, ours)
+        for name, (state, group) in matches.items():
             weight = checkpoint.theta[ours[name]]
-            tensors = {k: kept[k].tensor().to(weight) for k in TORCH_MOMENTS if k in kept}
-            # As torch says since 2.7; where nobody says, AdamW, whose decay stays out of the gradients.
-            said = group.get("decoupled_weight_decay")
-            apart = said if isinstance(said, bool) else "betas" in group
-            part = remove_weight_decay(tensors, group, weight, apart)
-            if part is not None and bool(part.isfinite().all()):
-                found[ours[name]] = part
-        notes += how if matched else []
-    return found, tuple(notes)
+            tensors = {k: state[k].tensor().to(weight) for k in TORCH_MOMENTS if k in state}
+            # torch stores this flag since version 2.7. Without the flag we take Adam for AdamW, whose weight
+            # decay is not added to the gradients.
+            flag = group.get("decoupled_weight_decay")
+            is_decoupled = flag if isinstance(flag, bool) else "betas" in group
+            moment = remove_weight_decay(tensors, group, weight, is_decoupled)
+            if moment is not None and bool(moment.isfinite().all()):
+                moments[ours[name]] = moment
+        notes += match_notes if matches else []
+    return moments, tuple(notes)
 
 
 def _match_parameters(
-    optimizer: dict[str, Any], own: list[str], checkpoint: Network, ours: dict[str, str]
+    optimizer: dict[str, Any], parameters: list[str], checkpoint: Network, ours: dict[str, str]
 ) -> tuple[dict[str, tuple[dict[str, Block], dict[str, Any]]], list[str]]:
-    """State and group of the parameters, by the names in the file."""
-    shapes = {name: tuple(checkpoint.theta[ours[name]].shape) for name in own}
+    """Return the state and the group of each parameter by its name in the file, and notes."""
+    shapes = {name: tuple(checkpoint.theta[ours[name]].shape) for name in parameters}
     state, groups = optimizer["state"], optimizer["param_groups"]
     state = state if isinstance(state, dict) else {}
     entries: list[tuple[Any, str, dict[str, Block], dict[str, Any]]] = []
@@ -105,12 +135,13 @@ def _match_parameters(
         if not isinstance(group, dict) or not isinstance(group.get("params"), list):
             continue
         names = group.get("param_names")
-        named = names if isinstance(names, list) and len(names) == len(group["params"]) else None
+        has_names = isinstance(names, list) and len(names) == len(group["params"])
+        param_names = names if has_names else None
         for i, number in enumerate(group["params"]):
-            kept = state.get(number) if isinstance(number, str | int) else None
-            kept = kept if isinstance(kept, dict) else {}
-            blocks = {k: b for k, b in kept.items() if isinstance(b, Block)}
-            name = named[i] if named else number
+            entry = state.get(number) if isinstance(number, str | int) else None
+            entry = entry if isinstance(entry, dict) else {}
+            blocks = {k: b for k, b in entry.items() if isinstance(b, Block)}
+            name = param_names[i] if param_names else number
             entries.append((number, name if isinstance(name, str) else "", blocks, group))
 
     def shape(blocks: dict[str, Block]) -> tuple[int, ...] | None:
@@ -120,16 +151,17 @@ def _match_parameters(
     if by_name:
         return by_name, []
     count = len(entries)
-    for first in reversed(range(len(own) - count + 1)):  # all, or else the last that fit: a head
-        pairs = list(zip(own[first : first + count], entries, strict=True))
+    # Match all parameters in their order, or the last ones that fit if only a head was trained.
+    for first in reversed(range(len(parameters) - count + 1)):
+        pairs = list(zip(parameters[first : first + count], entries, strict=True))
         if pairs and all(shape(b) in (None, shapes[n]) for n, (_, _, b, _) in pairs):
-            note = f"optimizer state of {count} parameters was taken as that of the last which fit"
-            found = {n: (b, g) for n, (_, _, b, g) in pairs if shape(b) is not None}
-            return found, [note] if count < len(own) else []
-    free, found = list(own), dict[str, tuple[dict[str, Block], dict[str, Any]]]()
+            note = f"optimizer state of {count} parameters was matched with the last ones that fit"
+            matches = {n: (b, g) for n, (_, _, b, g) in pairs if shape(b) is not None}
+            return matches, [note] if count < len(parameters) else []
+    free, matches = list(parameters), dict[str, tuple[dict[str, Block], dict[str, Any]]]()
     for _, _, blocks, group in entries:
         name = next((n for n in free if shapes[n] == shape(blocks)), None)
         if name is not None:
             free.remove(name)
-            found[name] = (blocks, group)
-    return found, ["optimizer state was matched with the weights by shape"]
+            matches[name] = (blocks, group)
+    return matches, ["optimizer state was matched with the weights by shape"]

@@ -13,10 +13,19 @@ from residuum.io.tree import AVERAGES
 
 
 def find_weights(release: Release) -> dict[str, Any]:
-    """The state dict of a release, or several under their names, as blocks.
+    """Return the state dict of a release as blocks, or several state dicts under their names.
 
-    Trainers wrap it (``model``, ``state_dict``, ...): wrappers are opened as long as there is one. A
-    pickled module is refused: its weights are known only to its class, which is not imported.
+    Training code often wraps a state dict (``model``, ``state_dict``, ...). All wrappers are removed. A
+    pickled module is refused, because only its class knows its weights, and the class is not imported.
+
+    Args:
+        release: The release, a file of torch or safetensors.
+
+    Returns:
+        Blocks, or dicts of blocks, by name.
+
+    Raises:
+        CheckpointError: If the release holds no state dict, or nothing but optimizer state and averages.
     """
     content = release.content
     if release.kind not in ("torch", "safetensors"):
@@ -27,8 +36,8 @@ def find_weights(release: Release) -> dict[str, Any]:
         )
     if isinstance(content, InertObject):
         raise CheckpointError(
-            f"Weights are stripped from a state dict; this file holds a whole {content.class_name}.",
-            "If it is your own: torch.save(torch.load(path, weights_only=False).state_dict(), new).",
+            f"The file must hold a state dict; this file holds a pickled {content.class_name}.",
+            "If you trust it, run torch.save(torch.load(path, weights_only=False).state_dict(), new).",
         )
     for _ in range(MAX_DEPTH):
         inside = content if isinstance(content, dict) else {}
@@ -36,38 +45,48 @@ def find_weights(release: Release) -> dict[str, Any]:
         if wrapper is None:
             break
         content = inside[wrapper]
-    kept = _select_weights(content)
-    if not kept:
+    weights = _select_weights(content)
+    if not weights:
         raise CheckpointError(
-            "A release holds weights; this file holds none beside what is to be left out.",
-            "Name the file of the network.",
+            "A release must hold weights; this file holds none besides optimizer state and averages.",
+            "Pass the file of the network.",
         )
-    return kept
+    return weights
 
 
 def _select_weights(content: Any, depth: int = 0) -> dict[str, Any]:
-    """Blocks of a dict, and of dicts in it, without optimizers and averages."""
+    """Return the blocks of nested dicts, without optimizer state and averaged weights."""
     if not isinstance(content, dict) or depth > MAX_DEPTH:
         return {}
     if "state" in content and "param_groups" in content:
         return {}
-    kept: dict[str, Any] = {}
+    weights: dict[str, Any] = {}
     for name, value in content.items():
         if not isinstance(name, str) or any(map(AVERAGES.match, name.split("."))):
             continue
         if name.rpartition(".")[2] in FIRST_MOMENTS | SECOND_MOMENTS:
             continue
         if isinstance(value, Block):
-            kept[name] = value
+            weights[name] = value
         elif inner := _select_weights(value, depth + 1):
-            kept[name] = inner
-    return kept
+            weights[name] = inner
+    return weights
 
 
-def flatten_blocks(kept: dict[str, Any], at: str = "") -> dict[str, Block]:
-    """Blocks of nested dicts by their path; those of one state dict keep their names."""
-    found: dict[str, Block] = {}
-    for name, value in kept.items():
-        one = isinstance(value, Block)
-        found |= {f"{at}{name}": value} if one else flatten_blocks(value, f"{at}{name}/")
-    return found
+def flatten_blocks(weights: dict[str, Any], prefix: str = "") -> dict[str, Block]:
+    """Flatten nested dicts of blocks.
+
+    Args:
+        weights: The result of :func:`find_weights`.
+        prefix: Path of ``weights``, which begins the names.
+
+    Returns:
+        Blocks by path, such as ``generator/layer.weight``. Blocks of a single state dict keep their names.
+    """
+    blocks: dict[str, Block] = {}
+    for name, value in weights.items():
+        is_block = isinstance(value, Block)
+        blocks |= (
+            {f"{prefix}{name}": value} if is_block else flatten_blocks(value, f"{prefix}{name}/")
+        )
+    return blocks

@@ -1,7 +1,8 @@
 """Load weights into a network that user code defines.
 
-A file of weights has no ``forward``. If no architecture string describes the network, user code can
-define it: ``package.module:factory``. Importing that code runs it, so the caller must say that it is trusted.
+A file of weights has no ``forward``. If no architecture string describes the network, user code can define
+it: ``package.module:factory``. Importing this code runs it, so the caller must state that the code is
+trusted.
 """
 
 from __future__ import annotations
@@ -28,11 +29,17 @@ FACTORY_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*"
 def load_with_code(
     path: str | Path | Release, factory: str, shape: tuple[int, ...] | None, *, trusted: bool
 ) -> Network:
-    """The weights in a file, in the network that ``factory`` makes.
+    """Load the weights of a file into the network that user code makes.
 
-    factory: ``package.module:name`` of a class or function that needs no arguments, or of a
-        network, found as Python finds modules, from the working folder first.
-    shape: of one sample.
+    Args:
+        path: The file, or the release that was read from it.
+        factory: ``package.module:name`` of a class or function without arguments, or of a network. Python
+            searches the working folder first, then its usual path.
+        shape: Shape of one sample, None if the first layer shows it.
+        trusted: Whether the user trusts this code, which is imported and run.
+
+    Returns:
+        The network with the weights of the file.
     """
     network = build_network(factory, trusted=trusted)
     network.load_state_dict(_read_fitting_state(path, network))
@@ -40,7 +47,15 @@ def load_with_code(
 
 
 def load_into_copy(path: str | Path | Release, checkpoint: Network) -> dict[str, Tensor]:
-    """Initial weights of a network that is kept as given, from a file of its state dict."""
+    """Read weights for a network that is run as it is, from a file of its state dict.
+
+    Args:
+        path: The file, or the release that was read from it.
+        checkpoint: The network with a live module.
+
+    Returns:
+        The weights in the file by parameter name.
+    """
     assert checkpoint.live is not None
     network = copy.deepcopy(checkpoint.live)
     network.load_state_dict(_read_fitting_state(path, network))
@@ -48,28 +63,40 @@ def load_into_copy(path: str | Path | Release, checkpoint: Network) -> dict[str,
 
 
 def build_network(factory: str, *, trusted: bool) -> nn.Module:
-    """What the factory makes."""
+    """Import user code and return the network that it makes.
+
+    Args:
+        factory: ``package.module:name`` of a class or function without arguments, or of a network.
+        trusted: Whether the user trusts this code.
+
+    Returns:
+        The network.
+
+    Raises:
+        InputError: If the code cannot be imported, fails, or makes no network.
+        UnsafeFileError: If the code is not trusted.
+    """
     if not FACTORY_NAME.fullmatch(factory):
         raise InputError(
-            f"--model names code as package.module:factory; got {factory[:80]!r}.",
+            f"--model needs code as package.module:factory; got {factory[:80]!r}.",
             "Example: --model mynet.models:build --trust-code.",
         )
     if not trusted:
         raise UnsafeFileError(
-            f"--model imports and runs the code of {factory!r}, and nobody said that it is trusted.",
-            "Read it, then add --trust-code.",
+            f"--model imports and runs the code of {factory!r}, which is not marked as trusted.",
+            "Read the code, then add --trust-code.",
         )
-    place, _, name = factory.partition(":")
+    module_name, _, name = factory.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        found: Any = importlib.import_module(place)
-        for part in name.split("."):
-            found = getattr(found, part)
-        network = found if isinstance(found, nn.Module) else found()
-    except Exception as problem:  # code of somebody's own may raise anything
+        target: Any = importlib.import_module(module_name)
+        for attribute in name.split("."):
+            target = getattr(target, attribute)
+        network = target if isinstance(target, nn.Module) else target()
+    except Exception as problem:  # user code may raise anything
         raise InputError(
-            f"--model {factory} must make a network; it says: {type(problem).__name__}: "
-            f"{(str(problem) or 'nothing').splitlines()[0][:200]}",
+            f"--model {factory} must make a network; it raised {type(problem).__name__}: "
+            f"{(str(problem) or 'no message').splitlines()[0][:200]}",
             "Name a function that needs no arguments and returns the network.",
         ) from problem
     finally:
@@ -83,23 +110,24 @@ def build_network(factory: str, *, trusted: bool) -> nn.Module:
 
 
 def _read_fitting_state(path: str | Path | Release, network: nn.Module) -> dict[str, Tensor]:
-    """The file's tensors under the network's names, buffers too, or what does not fit."""
+    """Return the tensors of a file, buffers included, and refuse a file that does not fit the network."""
     state = find_state(open_release(path).content)
     short = strip_prefixes(list(state))
-    own = {
+    tensors = {
         short[name]: value.tensor() if isinstance(value, Block) else value
         for name, value in state.items()
     }
-    wanted = network.state_dict()
-    missing, beyond = sorted(wanted.keys() - own.keys()), sorted(own.keys() - wanted.keys())
-    both = sorted(wanted.keys() & own.keys())
-    other = [name for name in both if own[name].shape != wanted[name].shape]
-    faults = {"lack": missing, "hold besides": beyond, "have another shape of": other}
+    expected = network.state_dict()
+    missing = sorted(expected.keys() - tensors.keys())
+    extra = sorted(tensors.keys() - expected.keys())
+    shared = sorted(expected.keys() & tensors.keys())
+    misshapen = [name for name in shared if tensors[name].shape != expected[name].shape]
+    faults = {"lack": missing, "also hold": extra, "have another shape for": misshapen}
     for what, names in faults.items():
         if names:
             raise CheckpointError(
                 f"The weights must be those of the network that --model makes; they {what} "
                 f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}.",
-                "Name the factory with the settings that the network was trained with.",
+                "Name a factory that makes the network with the settings of its training.",
             )
-    return own
+    return tensors

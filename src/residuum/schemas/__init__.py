@@ -1,7 +1,7 @@
 """JSON Schemas of the JSON that residuum writes: one file for each kind of output.
 
-The files are derived from the records. ``python -m residuum.schemas`` writes them again after a record
-changed, and a test compares them with the records.
+The files are derived from the records. If you change a record, run ``python -m residuum.schemas`` to write
+the files again. A test compares the files with the records.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 
 
-def derived_schemas() -> dict[str, str]:
-    """Return the text of every schema file, as the records give it.
+def derive_schemas() -> dict[str, str]:
+    """Derive the text of every schema file from the records.
 
     Returns:
-        The texts, by the name of the file.
+        The texts by file name.
     """
     from residuum.auditing import published
     from residuum.auditing.comparing import Comparison
@@ -32,10 +32,13 @@ def derived_schemas() -> dict[str, str]:
         json_schema(scan.Scan, "scan", scan.SCHEMA_VERSION),
         json_schema(exposure.PublishedExposure, "exposure", exposure.SCHEMA_VERSION),
     )
-    return {f"{one['$id'].split(':')[2]}.json": json.dumps(one, indent=2) + "\n" for one in schemas}
+    return {
+        f"{schema['$id'].split(':')[2]}.json": json.dumps(schema, indent=2) + "\n"
+        for schema in schemas
+    }
 
 
 def write_schemas() -> None:
     """Write every schema file into this folder."""
-    for name, text in derived_schemas().items():
+    for name, text in derive_schemas().items():
         (FOLDER / name).write_text(text, encoding="utf-8")

@@ -1,7 +1,7 @@
 """The layers above frozen layers of an MLP, as a network of their own.
 
-The inputs of this network are the features that the frozen layers compute. Candidates are features, and
-they are compared with the features of the data.
+The inputs of this network are the features that the frozen layers compute. So the candidates of an attack
+are features, and they are compared with the features of the data.
 """
 
 from __future__ import annotations
@@ -18,16 +18,22 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.stationarity import by_layer, moved_layers
 
-FEATURES = (
-    "{} kept their start, so samples were seen through fixed features only: candidates are features, "
-    "compared with those of the data ({} numbers each); features are not samples, though inverting them "
-    "may be possible; layers are counted from the first one that moved"
+FEATURES_NOTE = (
+    "{} were frozen, so training saw samples only through fixed features: candidates are features, "
+    "compared with those of the data ({} numbers each); features are not samples, but inverting them "
+    "may be possible; layers are numbered from the first one that moved"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """The layers above those that were frozen, as a network: its weights, and what it is fed with."""
+    """The trained layers above frozen layers, as a network.
+
+    Attributes:
+        checkpoint: The network of the trained layers.
+        body: The frozen layers, which compute the inputs of ``checkpoint``.
+        frozen: Names of the frozen layers.
+    """
 
     checkpoint: Network
     body: nn.Module
@@ -35,47 +41,64 @@ class Head:
 
     @property
     def note(self) -> str:
-        """What it means for candidates and scores."""
+        """Explanation for users what candidates and scores mean."""
         inputs = self.checkpoint.architecture.inputs
-        return FEATURES.format(", ".join(self.frozen), inputs)
+        return FEATURES_NOTE.format(", ".join(self.frozen), inputs)
 
     @torch.no_grad()
-    def features(self, data: Dataset) -> Dataset:
-        """The same records as the head receives them."""
-        kind = next(self.body.parameters()).dtype
-        parts = [self.body(part.flatten(1).to(kind)) for part in data.x.split(1000)]
-        return data.replace(x=torch.cat(parts).to(data.x.dtype), mean=None)
+    def compute_features(self, data: Dataset) -> Dataset:
+        """Return the samples as the head receives them: their features instead of their values."""
+        dtype = next(self.body.parameters()).dtype
+        features = [self.body(batch.flatten(1).to(dtype)) for batch in data.x.split(1000)]
+        return data.replace(x=torch.cat(features).to(data.x.dtype), mean=None)
 
-    def knowledge(self, whole: Knowledge) -> Knowledge:
-        """What is granted of the whole network, in the head's names; samples' shape and range are not."""
+    def translate_knowledge(self, knowledge: Knowledge) -> Knowledge:
+        """Translate knowledge about the full network to the head.
+
+        The layers get the head's numbers. Facts about samples, such as their shape and value range, are
+        removed, because they do not hold for features.
+
+        Args:
+            knowledge: What the attacker knows about the full network.
+
+        Returns:
+            The knowledge about the head.
+        """
         first = len(self.frozen)
 
-        def mine(theta: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
+        def select(theta: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
             return None if theta is None else renumber_layers(theta, first)
 
-        gone = ("shape", "value_range", "mean", "norms", "columns")
-        facts = {"theta0": mine(whole.theta0), "moment": mine(whole.moment) or None}
-        provenance = {k: v for k, v in whole.provenance.items() if k not in gone}
-        if facts["moment"] is None:
+        removed = ("shape", "value_range", "mean", "norms", "columns")
+        tensors = {"theta0": select(knowledge.theta0), "moment": select(knowledge.moment) or None}
+        provenance = {k: v for k, v in knowledge.provenance.items() if k not in removed}
+        if tensors["moment"] is None:
             provenance.pop("moment", None)
-        return whole.replace(**facts, **dict.fromkeys(gone), provenance=provenance)
+        return knowledge.replace(**tensors, **dict.fromkeys(removed), provenance=provenance)
 
 
 def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
-    """The head that was trained on frozen layers of an MLP, None where the first layer moved.
+    """Return the head of an MLP whose first layers were frozen.
 
-    Samples were then seen through fixed features only: the layers above are a network of their own,
-    whose samples are the outputs of ``body``. Anything an attack finds lives in that space.
+    Training then saw the samples only through fixed features. The layers above are a network of their own,
+    whose samples are the outputs of ``body``. An attack on this network reconstructs features.
+
+    Args:
+        checkpoint: The full network.
+        knowledge: What the attacker knows. The initial weights show which layers were frozen.
+
+    Returns:
+        The head, or None if the first layer moved or the network is not an MLP.
     """
-    start = knowledge.theta0
-    if start is None or checkpoint.live is not None:
+    theta0 = knowledge.theta0
+    if theta0 is None or checkpoint.live is not None:
         return None
     arch = checkpoint.architecture
     chain = checkpoint.chain
     if arch.kind != "mlp" or chain is None:
         return None
     layers = tuple(by_layer(checkpoint.theta))
-    moved = moved_layers(checkpoint.theta, start)
+    moved = moved_layers(checkpoint.theta, theta0)
     if not moved or layers[0] in moved:
         return None
     first = layers.index(moved[0])
@@ -83,8 +106,8 @@ def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
     theta = renumber_layers(checkpoint.theta, first)
     has_bias = [f"layers.{l}.bias" in theta for l in range(len(layers) - first)]
     options = {**arch.options, "bias": bias_rule(has_bias)}
-    said = str(Architecture("mlp", tuple(widths[first - 1 :]), None, options))
-    head = checkpoint.replace(theta=theta, arch=said, input_shape=(), source_names={})
+    head_arch = str(Architecture("mlp", tuple(widths[first - 1 :]), None, options))
+    head = checkpoint.replace(theta=theta, arch=head_arch, input_shape=(), source_names={})
     body = nn.Sequential()
     for linear in chain.linears[:first]:
         body.append(linear)
@@ -93,10 +116,18 @@ def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
 
 
 def renumber_layers(theta: dict[str, Tensor], first: int) -> dict[str, Tensor]:
-    """Layers from ``first`` on, counted anew."""
-    found = {}
+    """Return the layers from number ``first`` on, numbered from 0.
+
+    Args:
+        theta: Parameters by name.
+        first: Number of the first layer to return.
+
+    Returns:
+        The parameters by their new names.
+    """
+    renumbered = {}
     for name, t in theta.items():
         match = re.fullmatch(r"layers\.(\d+)\.(\w+)", name)
         if match and int(match[1]) >= first:
-            found[f"layers.{int(match[1]) - first}.{match[2]}"] = t
-    return found
+            renumbered[f"layers.{int(match[1]) - first}.{match[2]}"] = t
+    return renumbered

@@ -10,7 +10,7 @@ from residuum.networks.spectrum import count_directions, rank_above, singular_va
 from residuum.records import Record
 from residuum.records.published import Count
 
-# Shares of the largest singular value above which ranks are counted.
+# Fractions of the largest singular value. Ranks count the singular values above each of them.
 TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
 
 
@@ -18,7 +18,7 @@ TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
 class ParameterSummary(Record):
     """One parameter tensor: its name, shape, number of entries and Euclidean norm.
 
-    The norm is null in JSON if it is too large for a number.
+    The norm is null in JSON if it is too large for a JSON number.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Inspection(Record):
         dtype: Number format of the weights.
         homogeneity_order: Measured order, None if the network is not homogeneous.
         directions: Number of directions that training left in the first layer, None if it is not known.
-        directions_of: Above what they were counted, or why they are not known.
+        directions_of: The noise level above which directions were counted, or why they are not known.
         ranks: Number of singular values of the first layer above each share of the largest one.
         balance: Gap between the incoming and outgoing norms of the hidden neurons of an MLP (0 if all are
             balanced), None for other networks.
@@ -65,9 +65,15 @@ class Inspection(Record):
     assumptions: tuple[str, ...] = ()
 
     def directions_for(self, samples: int | None) -> tuple[int | None, str]:
-        """Directions and what they are of, where the network is known to have had ``samples``.
+        """Return ``directions`` and ``directions_of`` for a known number of samples.
 
-        More samples than inputs fill every direction, and their number says nothing.
+        More samples than inputs fill every direction, so the number of directions then says nothing.
+
+        Args:
+            samples: Number of training samples, None if it is not known.
+
+        Returns:
+            The number of directions, or None, and its explanation.
         """
         if self.directions is not None and samples is not None and samples > self.inputs:
             return None, f"more samples ({samples}) than inputs ({self.inputs})"
@@ -77,9 +83,9 @@ class Inspection(Record):
 def inspect_network(network: Network) -> Inspection:
     """Measure a network. No data is needed.
 
-    Homogeneity and balance say whether the theory of the attacks applies. The directions of the first layer
-    are those that stand out of the noise of its initialization. None of this predicts how many samples can
-    be reconstructed.
+    Homogeneity and balance show whether the theory of the attacks applies. The directions of the first layer
+    are those that exceed the noise of its initialization. None of these numbers predicts how many samples
+    can be reconstructed.
 
     Args:
         network: The network to measure.
@@ -92,11 +98,11 @@ def inspect_network(network: Network) -> Inspection:
     weight = first_layer(theta)
     values = singular_values(weight)
     if network.live is not None:
-        count, of = None, "which layer of a network kept as given meets the input is not known"
+        count, source = None, "it is not known which layer receives the input"
     elif weight.ndim > 2:
-        count, of = None, "the first layer is a convolution: its filters see patches"
+        count, source = None, "the first layer is a convolution: its filters see patches"
     else:
-        count, of = count_directions(values, *weight.shape)
+        count, source = count_directions(values, *weight.shape)
     return Inspection(
         arch=network.arch,
         input_shape=network.input_shape,
@@ -111,7 +117,7 @@ def inspect_network(network: Network) -> Inspection:
         dtype=str(next(iter(theta.values())).dtype).removeprefix("torch."),
         homogeneity_order=network.homogeneity_order,
         directions=count,
-        directions_of=of,
+        directions_of=source,
         ranks={f"{share:g}": rank_above(values, share) for share in TOLERANCES},
         balance=balance(network.double_module),
         assumptions=network.assumptions,

@@ -1,4 +1,4 @@
-"""Attack surfaces: things in a release on which a sum over training samples must equal a target.
+"""Attack surfaces: tensors of a release that equal a sum over the training samples.
 
     target = sum_i grad_theta <u_i, Phi(theta; x_i)>
 
@@ -7,15 +7,15 @@ surface          target           why the target is such a sum
 ===============  ===============  =================================================================
 weights          theta            in the limit: training has converged (KKT, weight decay)
 weights - start  theta - theta0   every training step added gradients at the samples
-moment           m                momentum and Adam keep a mean of the last gradients
+moment           m                momentum and Adam store a mean of recent gradients
 ===============  ===============  =================================================================
 
-An attack that finds nothing is evidence of absence only if it fits the layers that carry information.
-If the initial weights are known, these are the layers that moved by more than rounding. A frozen layer
-has a gradient that training did not follow, so no candidate has to fit it. If the first layer itself was
-frozen, the network saw the inputs only through fixed features, and many images share one feature. Fitting
-the layers above then says little about images. If the initial weights are not known, only the first layer
-is known to have moved far. The other layers are measured and not judged.
+If an attack finds nothing, this is evidence of absence only if the attack fits the layers that carry
+information. If the initial weights are known, these are the layers that moved by more than rounding.
+Training did not follow the gradient of a frozen layer, so no candidate has to fit it. If the first layer
+was frozen, the network saw the inputs only through fixed features, and many images share one feature.
+Fitting the layers above then says little about images. If the initial weights are not known, only the first
+layer is known to have moved far. The other layers are measured, but not judged.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ WEIGHTS, CHANGE, MOMENT = "weights", "weights - start", "moment"
 
 @dataclass(frozen=True, eq=False)
 class Surface:
-    """One thing in a release that training samples left their trace in.
+    """An attack surface of one release.
 
-    checkpoint: the weights at which gradients are taken, and the network they belong to.
-    target: by parameter name, in their numbers.
-    layers: those that carry information.
+    Attributes:
+        name: A key of ``SURFACES``.
+        checkpoint: The network, with the weights at which gradients are taken.
+        target: The target of the sum by parameter name, in the dtype of the weights.
+        layers: Names of the layers that carry information.
     """
 
     name: str
@@ -51,15 +53,17 @@ class Surface:
 
     @property
     def equations(self) -> tuple[str, ...]:
-        """Layers in which the sum must equal the target: those that moved, or that kept a moment."""
+        """Layers in which the sum must equal the target: those that moved or have a moment."""
         if self.name == MOMENT:
-            own = by_layer(self.target).items()
-            return tuple(layer for layer, names in own if any(self.target[n].any() for n in names))
+            layers = by_layer(self.target).items()
+            return tuple(
+                layer for layer, names in layers if any(self.target[n].any() for n in names)
+            )
         return self.layers if self.name == CHANGE else tuple(by_layer(self.target))
 
     @property
     def chain(self) -> MLP | None:
-        """The network if it is a chain of dense layers, else None."""
+        """The network as a chain of dense layers, None if it is not such a chain."""
         return self.checkpoint.chain
 
     def model(self) -> nn.Module:
@@ -68,23 +72,31 @@ class Surface:
 
     @property
     def outputs(self) -> int:
-        """Of the network."""
+        """Number of outputs of the network."""
         return self.checkpoint.architecture.outputs
 
     @property
     def task(self) -> str:
-        """Of the network."""
+        """Task of the network, such as "multiclass"."""
         return self.checkpoint.inferred_task
 
     def shape(self, knowledge: Knowledge) -> tuple[int, ...]:
-        """Of one sample."""
+        """Return the shape of one sample."""
         return self.checkpoint.sample_shape(knowledge)
 
 
 def build_weights_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
-    """The weights themselves."""
+    """Build the surface of the weights themselves.
+
+    Args:
+        checkpoint: The network.
+        knowledge: What the attacker knows. The initial weights determine which layers moved.
+
+    Returns:
+        The surface.
+    """
     target = {name: t.detach() for name, t in checkpoint.theta.items()}
-    # Which layer of a network kept as given meets the input is not known: none may be left out.
+    # For a network that is run as it is, we do not know which layer receives the input, so we take all.
     first = tuple(by_layer(target))[: 1 if checkpoint.live is None else None]
     if knowledge.theta0 is None:
         return Surface(WEIGHTS, checkpoint, target, first)
@@ -93,41 +105,62 @@ def build_weights_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
 
 
 def build_update_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
-    """What training added to the start that was granted."""
-    if (start := knowledge.theta0) is None:
+    """Build the surface of the weight update W - W0.
+
+    Args:
+        checkpoint: The network.
+        knowledge: What the attacker knows, with the initial weights.
+
+    Returns:
+        The surface.
+
+    Raises:
+        InputError: If the initial weights are not known, do not fit, or equal the weights.
+    """
+    if (theta0 := knowledge.theta0) is None:
         raise InputError(
-            "The change of the weights needs the initial weights theta0; none were granted.",
+            "The weight update needs the initial weights theta0; they are not known to the attacker.",
             "Pass --init init.safetensors, or use another attack.",
         )
-    whole = build_weights_surface(checkpoint, knowledge)
-    if not whole.layers:
+    surface = build_weights_surface(checkpoint, knowledge)
+    if not surface.layers:
         raise InputError(
-            "An attack on the change of the weights explains how far they moved; these equal the "
-            "start that was granted.",
-            "Grant the weights before training, not those after it.",
+            "An attack on the weight update needs weights that moved; these equal the initial weights.",
+            "Pass the weights before training, not those after it.",
         )
-    target = {name: t - start[name].to(t) for name, t in whole.target.items()}
-    return Surface(CHANGE, checkpoint, target, whole.layers)
+    target = {name: t - theta0[name].to(t) for name, t in surface.target.items()}
+    return Surface(CHANGE, checkpoint, target, surface.layers)
 
 
 def build_moment_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
-    """What the optimizer kept of the gradients."""
-    if (kept := knowledge.moment) is None:
+    """Build the surface of the mean of recent gradients that the optimizer stores.
+
+    Args:
+        checkpoint: The network.
+        knowledge: What the attacker knows, with the optimizer state.
+
+    Returns:
+        The surface.
+
+    Raises:
+        InputError: If the optimizer state is not known, or does not fit the network.
+    """
+    if (moments := knowledge.moment) is None:
         raise InputError(
-            "The moment of an optimizer must be in the file or handed over; there is none.",
-            "Give the training checkpoint, or Knowledge(moment=rs.read_moment(optimizer, model)).",
+            "This attack needs optimizer state, from the file or as attacker knowledge; there is none.",
+            "Pass the training checkpoint, or Knowledge(moment=rs.read_moment(optimizer, model)).",
         )
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}
-    if wrong := [name for name, t in kept.items() if t.shape != shapes.get(name)]:
+    if wrong := [name for name, t in moments.items() if t.shape != shapes.get(name)]:
         raise InputError(
-            f"A moment has the names and shapes of the weights; {wrong[0]!r} has others.",
-            "Grant that of the optimizer of this very network.",
+            f"A moment must have the names and shapes of the weights; {wrong[0]!r} does not.",
+            "Pass the state of the optimizer that trained this network.",
         )
-    # A parameter without state was frozen: nothing is asked of it.
-    there = {name: kept.get(name, torch.zeros(())).expand(shapes[name]) for name in shapes}
-    target = {name: t.detach().to(checkpoint.theta[name]) for name, t in there.items()}
-    layers = tuple(name for name, own in by_layer(target).items() if {*own} & {*kept})
-    # As of weights without a start, only the first layer of a network is judged.
+    # A parameter without state was frozen. Its target is zero.
+    padded = {name: moments.get(name, torch.zeros(())).expand(shapes[name]) for name in shapes}
+    target = {name: t.detach().to(checkpoint.theta[name]) for name, t in padded.items()}
+    layers = tuple(layer for layer, names in by_layer(target).items() if {*names} & {*moments})
+    # Only the first layer of a network is judged, as for weights without known initial weights.
     return Surface(MOMENT, checkpoint, target, layers[: 1 if checkpoint.live is None else None])
 
 
@@ -138,33 +171,54 @@ SURFACES: dict[str, Callable[[Network, Knowledge], Surface]] = {
 }
 
 
-SURFACE_CHOICES = {"weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}  # as a user names them
+SURFACE_CHOICES = {"weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}  # names that users type
 
 
 def resolve_surface(name: str, knowledge: Knowledge) -> str:
-    """The surface that a user names, which must be there."""
+    """Return the surface that a user names.
+
+    Args:
+        name: A key of ``SURFACE_CHOICES``.
+        knowledge: What the attacker knows.
+
+    Returns:
+        The key of ``SURFACES``.
+
+    Raises:
+        InputError: If there is no such surface, or the attacker does not know enough for it.
+    """
     require_known(name, SURFACE_CHOICES, "No surface")
     missing = {"change": knowledge.theta0, "moment": knowledge.moment}
     if name in missing and missing[name] is None:
-        what = "a start (--init, --base)" if name == "change" else "the state of an optimizer"
-        raise InputError(f"--surface {name} needs {what}; there is none.", "Leave --surface out.")
+        what = "initial weights (--init, --base)" if name == "change" else "optimizer state"
+        raise InputError(
+            f"--surface {name} needs {what}; none are known to the attacker.", "Omit --surface."
+        )
     return SURFACE_CHOICES[name]
 
 
 def build_surfaces(checkpoint: Network, knowledge: Knowledge) -> dict[str, Surface]:
-    """All that a release has, with what is granted."""
+    """Build every surface of a release for which the attacker knows enough.
+
+    Args:
+        checkpoint: The network.
+        knowledge: What the attacker knows.
+
+    Returns:
+        The surfaces by name, in the order of ``SURFACES``.
+    """
     needs = {CHANGE: knowledge.theta0, MOMENT: knowledge.moment}
     names = [name for name in SURFACES if name not in needs or needs[name] is not None]
     return {name: SURFACES[name](checkpoint, knowledge) for name in names}
 
 
-def _find_moved_layers(checkpoint: Network, start: Theta) -> tuple[str, ...]:
-    """Layers that left a start of the same network."""
+def _find_moved_layers(checkpoint: Network, theta0: Theta) -> tuple[str, ...]:
+    """Return the layers whose weights differ from the initial weights ``theta0``."""
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}
-    if {name: t.shape for name, t in start.items()} != shapes:
+    if {name: t.shape for name, t in theta0.items()} != shapes:
         raise InputError(
             f"The initial weights must be weights of {checkpoint.arch or 'the same network'}; "
-            "theirs have other names or shapes.",
-            "Grant the initial weights of this very network.",
+            "these have other names or shapes.",
+            "Pass the initial weights of this network.",
         )
-    return moved_layers(checkpoint.theta, start)
+    return moved_layers(checkpoint.theta, theta0)
