@@ -15,7 +15,7 @@ import residuum as rs
 from residuum.attacks import attack, make_attack
 from residuum.attacks.stationarity.objectives import NTK, BinaryKKT
 from residuum.attacks.stationarity.problem import Problem
-from residuum.attacks.stationarity.solution import explained
+from residuum.attacks.stationarity.solution import measure_fit
 from residuum.attacks.stationarity.solver import sharpness_at
 from residuum.auditing.verdict import NO_LEAK_FOUND, decide
 from residuum.errors import InputError
@@ -119,7 +119,7 @@ def test_residuals_are_those_of_the_naive_loop_in_float64(objective: str, dtype:
     config = make_attack(objective, candidates=6, restarts=3, steps=40, dtype=dtype)
     found = attack(checkpoint, known, config)
     surface = build_surfaces(checkpoint, known)[CHANGE if objective == "ntk" else WEIGHTS]
-    far = explained(surface, found)
+    far = measure_fit(surface, found)
 
     theta = {n: t.double() for n, t in checkpoint.theta.items()}
     target = (

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save
 
 import residuum.records.rundir as files
-from residuum.attacks.stationarity.solution import Explained
+from residuum.attacks.stationarity.solution import WeightFit
 from residuum.attacks.stationarity.solver import Population, SolverState
 from residuum.auditing.plan import AttackPlan, Batch
 from residuum.auditing.power import ControlSize, PositiveControls
@@ -270,7 +270,7 @@ RECORDS: dict[str, Callable[[], Record]] = {
         None,
         ("a",),
     ),
-    "Explained": lambda: Explained({"layers.0": 0.5}, ("layers.0",)),
+    "WeightFit": lambda: WeightFit({"layers.0": 0.5}, ("layers.0",)),
     "ParameterSummary": lambda: ParameterSummary("w", (2, 3), 6, 0.5),
     "Inspection": lambda: Inspection(
         arch="mlp:3-1",

@@ -30,7 +30,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from papers.points import relu_point, steep_point
-from residuum.attacks.stationarity.solution import best_residual, solution
+from residuum.attacks.stationarity.solution import build_solution, find_best_residual
 from residuum.cli.main import main
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
@@ -763,19 +763,19 @@ def reconstruction(kkt: KKTSet, **settings: str) -> Reconstruction:
 def test_a_solution_is_the_selection_or_the_best_restart() -> None:
     kkt = NETWORKS["two layers"]()
     model, found = kkt.models[0], reconstruction(kkt)
-    selected, best = solution(model, found), solution(model, found, "best")
+    selected, best = build_solution(model, found), build_solution(model, found, "best")
     assert torch.equal(selected.x, kkt.x)
     assert selected.kkt.residual == pytest.approx(kkt.residual)
     order = kkt.lam.argsort(descending=True)
     assert torch.equal(best.index, 5 + order)
     assert torch.equal(best.x, (kkt.x + 0.01)[order])
-    other = best_residual(model, [found])
+    other = find_best_residual(model, [found])
     assert other == pytest.approx(best.kkt.layer_residuals)
     with pytest.raises(InputError, match="No candidates"):
-        solution(model, found, "all")
+        build_solution(model, found, "all")
     diverged = dataclasses.replace(found, status=("diverged",) * 2, selection=None)
     with pytest.raises(InputError, match="converged"):
-        solution(model, diverged)
+        build_solution(model, diverged)
 
 
 def test_tied_multipliers_are_refused_and_negative_ones_left_out() -> None:
@@ -783,11 +783,11 @@ def test_tied_multipliers_are_refused_and_negative_ones_left_out() -> None:
     found = reconstruction(kkt, attack="weight-decay")
     known = dataclasses.replace(found.knowledge, weight_decay=0.1, sample_count=5, loss="logistic")
     with pytest.raises(InputError, match="tied to the loss"):
-        solution(kkt.models[0], dataclasses.replace(found, knowledge=known))
+        build_solution(kkt.models[0], dataclasses.replace(found, knowledge=known))
     found = reconstruction(kkt)
     lam = found.lam.clone()
     lam[2] = -1
-    chosen = solution(kkt.models[0], dataclasses.replace(found, lam=lam)).kkt
+    chosen = build_solution(kkt.models[0], dataclasses.replace(found, lam=lam)).kkt
     assert float(chosen.lam[2]) == 0
     assert uniqueness(chosen).index.tolist() == [0, 1, 3, 4]
 
@@ -811,7 +811,7 @@ def test_rivals_of_an_attack_are_those_of_its_objective() -> None:
         Knowledge(),
         {"objective": "multiclass-kkt"},
     )
-    chosen = solution(point.model, part, "best")
+    chosen = build_solution(point.model, part, "best")
     assert chosen.kkt.residual < 1e-12
     assert torch.allclose(chosen.kkt.lam, lam.sum(1)[chosen.index])
     assert uniqueness(chosen.kkt).task == "multiclass"

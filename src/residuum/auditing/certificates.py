@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from residuum.attacks.stationarity.solution import best_residual, best_rows, solution
+from residuum.attacks.stationarity.solution import (
+    build_solution,
+    find_best_residual,
+    select_best_rows,
+)
 from residuum.errors import InconclusiveError, ResiduumError
 from residuum.networks import dense_chain
 from residuum.networks.network import Network
@@ -92,7 +96,7 @@ def kkt_certificate(
     if train is not None:
         x, y, subject = train.x, train.y, TRAINING
     else:
-        rows = best_rows(reconstructions[0]) if reconstructions else None
+        rows = select_best_rows(reconstructions[0]) if reconstructions else None
         if rows is None:
             return None, NOT_CONVERGED
         x, y, subject = reconstructions[0].x[rows], reconstructions[0].labels[rows], CANDIDATES
@@ -132,16 +136,16 @@ def _uniqueness(
     if network.live is not None:
         why = "where a network that is kept as given has its switches is not known"
         return None, f"not for this kind: {why}"
-    if not reconstructions or (rows := best_rows(reconstructions[0])) is None:
+    if not reconstructions or (rows := select_best_rows(reconstructions[0])) is None:
         return None, NOT_CONVERGED
     best = reconstructions[0]
     if best.x[rows].numel() > MAX_UNKNOWNS:
         return None, f"not computed for more than {MAX_UNKNOWNS} unknown values"
     try:
-        chosen = solution(network.module, best, "best")
+        chosen = build_solution(network.module, best, "best")
         box = knowledge.box(chosen.x[0])
         unique = uniqueness(chosen.kkt, box=box, samples=MAX_CERTIFIED, seconds=seconds)
-        unique = unique.replace(best_residual=best_residual(network.module, reconstructions))
+        unique = unique.replace(best_residual=find_best_residual(network.module, reconstructions))
     except ResiduumError as problem:  # candidates are not the user's input: no error for the user
         return None, f"not computed: {problem.message}"
     return unique.replace(index=rows[unique.index]), ""

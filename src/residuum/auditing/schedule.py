@@ -17,7 +17,7 @@ import torch
 from residuum import plugins
 from residuum.attacks import PRESETS, Attack, attack_class, every_attack, select
 from residuum.attacks.registry import CHOICES
-from residuum.attacks.stationarity.solution import Explained, explained
+from residuum.attacks.stationarity.solution import WeightFit, measure_fit
 from residuum.auditing.listener import SILENT, AuditListener
 from residuum.auditing.outcomes import AttackOutcome
 from residuum.auditing.plan import (
@@ -370,7 +370,7 @@ def merged(batches: list[Reconstruction]) -> Reconstruction:
 def outcome_of(attack: Attack, surface: Surface, result: Reconstruction) -> AttackOutcome:
     """Return the row of an attack that ran, with the residuals of its best restart."""
     measured = attack.has_residual and (attack.pace == "batches" or not attack.is_plugin)
-    explanation = explained(surface, result) if measured else Explained()
+    fit = measure_fit(surface, result) if measured else WeightFit()
     return AttackOutcome(
         result.attack,
         not attack.baseline,
@@ -382,8 +382,8 @@ def outcome_of(attack: Attack, surface: Surface, result: Reconstruction) -> Atta
         steps=int(result.steps[-1]) if len(result.steps) else 0,
         candidates=len(result.x),
         diverged=sum(status == "diverged" for status in result.status),
-        residual=explanation.worst,
-        **vars(explanation),
+        residual=fit.worst,
+        **vars(fit),
         seconds=result.seconds,
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from residuum.attacks.stationarity.solution import Solution, best_residual, solution
+from residuum.attacks.stationarity.solution import Solution, build_solution, find_best_residual
 from residuum.io.checkpoints import as_network
 from residuum.networks.canonical import canonical
 from residuum.networks.network import Network
@@ -123,14 +123,14 @@ def certified(
     part = found if isinstance(found, Reconstruction) else load_run(Path(found))
     released = as_network(model, arch)
     network = (canonical(released) if part.canonical else released).double_module
-    chosen = solution(network, part, candidates)
+    chosen = build_solution(network, part, candidates)
     box = part.knowledge.box(chosen.x[0])
     cost = theory.estimate_cost(chosen.kkt, box=box, samples=samples, device=device)
     if say is not None:
         say(f"cost: {cost}")
     unique = theory.uniqueness(
         chosen.kkt, box=box, share=share, samples=samples, device=device, watch=watch
-    ).replace(best_residual=best_residual(network, [part]))
+    ).replace(best_residual=find_best_residual(network, [part]))
     files = isinstance(model, str | Path) and not isinstance(found, Reconstruction)
     if files and attacked_other(Path(str(model)), Path(str(found))):
         unique = unique.replace(notes=(*unique.notes, OTHER))

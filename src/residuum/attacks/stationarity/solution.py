@@ -1,8 +1,8 @@
-"""What an attack brought back as one set that is to explain the target, and how well it does.
+"""The candidates of an attack as one solution of the equation, and how well an attack fits the weights.
 
-``selected``: the attack's own choice, those that several restarts hold where any do; each image with
-the multiplier of the candidate that represents it. ``best``: all candidates of the restart with the least
-loss, heaviest first, which together are one solution of the equation.
+``selected`` is the selection of the attack: if several restarts agree on some candidates, only these. Each
+image has the multiplier of the candidate that represents it. ``best`` is all candidates of the restart with
+the smallest loss, largest multiplier first. Together these candidates are one solution of the equation.
 """
 
 from __future__ import annotations
@@ -27,13 +27,18 @@ from residuum.surfaces.surface import Surface
 from residuum.theory.kkt import evaluate
 from residuum.theory.kkt_sets import KKTSet
 
-SETS = ("selected", "best")
+CANDIDATE_SETS = ("selected", "best")
 
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """kkt: the set; x: (k, *shape) its images; index: (k,) their rows in the reconstruction; support,
-    confidence: (k,) if selected.
+    """A set of candidates that solves the equation approximately.
+
+    Attributes:
+        kkt: The candidates with their multipliers.
+        index: Rows of the candidates in the reconstruction (k,).
+        support: Number of restarts that hold each candidate (k,), None unless selected.
+        confidence: Confidence of each candidate (k,), None unless selected.
     """
 
     kkt: KKTSet
@@ -43,97 +48,172 @@ class Solution:
 
     @property
     def x(self) -> Tensor:
-        """(k, *shape) as the network receives them."""
+        """Candidates (k, *shape) as the network receives them."""
         return self.kkt.x
 
 
-def solution(model: nn.Module, found: Reconstruction, which: str = "selected") -> Solution:
-    """The set ``which`` of a reconstruction; candidates that are not finite are left out."""
-    require_known(which, SETS, "No candidates")
-    part = found.selection
-    if which == "selected" and part is not None and len(part):
-        agreed = part.support > 1
-        keep = agreed if bool(agreed.any()) else torch.ones_like(agreed)
-        rows = part.index[keep]
-        kkt = kkt_set(model, found, part.x[keep], part.labels[keep], found.lam[rows])
-        return Solution(kkt, rows, part.support[keep], part.confidence[keep])
-    best = best_rows(found)
+def build_solution(
+    model: nn.Module, reconstruction: Reconstruction, which: str = "selected"
+) -> Solution:
+    """Build a solution from the candidates of a reconstruction. Candidates that are not finite are left out.
+
+    Args:
+        model: The network.
+        reconstruction: The result of an attack.
+        which: The candidates, "selected" or "best".
+
+    Returns:
+        The solution. Without a selection, it is that of the best restart.
+
+    Raises:
+        InputError: If no restart has finite candidates.
+    """
+    require_known(which, CANDIDATE_SETS, "No candidates")
+    selection = reconstruction.selection
+    if which == "selected" and selection is not None and len(selection):
+        has_agreement = selection.support > 1
+        keep = has_agreement if bool(has_agreement.any()) else torch.ones_like(has_agreement)
+        rows = selection.index[keep]
+        kkt = build_kkt_set(
+            model,
+            reconstruction,
+            selection.x[keep],
+            selection.labels[keep],
+            reconstruction.lam[rows],
+        )
+        return Solution(kkt, rows, selection.support[keep], selection.confidence[keep])
+    best = select_best_rows(reconstruction)
     if best is None:
         raise InputError(
-            "No restart of the reconstruction converged to candidates.", "Attack again."
+            "A solution needs a restart that converged to finite candidates; this reconstruction has none.",
+            "Run the attack again.",
         )
-    return Solution(kkt_set(model, found, found.x[best], found.labels[best], found.lam[best]), best)
+    return Solution(_kkt_set_of_rows(model, reconstruction, best), best)
 
 
-def best_rows(found: Reconstruction) -> Tensor | None:
-    """(k,) candidates of the restart with the least loss, heaviest first; None where there are none."""
-    if (run := found.best_restart) is None:
+def select_best_rows(reconstruction: Reconstruction) -> Tensor | None:
+    """Return the candidates (k,) of the restart with the smallest loss, largest multiplier first.
+
+    Args:
+        reconstruction: The result of an attack.
+
+    Returns:
+        Rows of the reconstruction, None if there are no finite candidates with a multiplier.
+    """
+    if (run := reconstruction.best_restart) is None:
         return None
-    mine = (found.run == run) & found.x.flatten(1).isfinite().all(1) & (found.weight > 0)
-    rows = mine.nonzero().flatten()
-    return rows[found.weight[rows].argsort(descending=True, stable=True)] if len(rows) else None
+    weight = reconstruction.weight
+    is_finite = reconstruction.x.flatten(1).isfinite().all(1)
+    mask = (reconstruction.run == run) & is_finite & (weight > 0)
+    rows = mask.nonzero().flatten()
+    return rows[weight[rows].argsort(descending=True, stable=True)] if len(rows) else None
 
 
-def best_residual(model: nn.Module, found: Sequence[Reconstruction]) -> dict[str, float]:
-    """Layer residuals of the best restart that explains the first layer best; {} without any."""
+def find_best_residual(
+    model: nn.Module, reconstructions: Sequence[Reconstruction]
+) -> dict[str, float]:
+    """Find the attack whose best restart fits the first layer best.
+
+    Args:
+        model: The network.
+        reconstructions: Results of attacks.
+
+    Returns:
+        Residuals of all layers of that restart, {} if there is none.
+    """
     best: dict[str, float] = {}
-    for part in found:
-        rows = best_rows(part)
-        if rows is None or (objective := objective_of(model, part)).follows_outputs:
+    for reconstruction in reconstructions:
+        rows = select_best_rows(reconstruction)
+        if rows is None:
             continue
-        kkt = kkt_set(model, part, part.x[rows], part.labels[rows], part.lam[rows])
+        objective = restore_objective(model, reconstruction)
+        if objective.follows_outputs:
+            continue
+        kkt = _kkt_set_of_rows(model, reconstruction, rows)
         layer = next(iter(kkt.layer_residuals))
-        comparable = objective.surface == BinaryKKT.surface
-        if comparable and (not best or kkt.layer_residuals[layer] < best[layer]):
+        is_comparable = objective.surface == BinaryKKT.surface
+        if is_comparable and (not best or kkt.layer_residuals[layer] < best[layer]):
             best = kkt.layer_residuals
     return best
 
 
-def objective_of(model: nn.Module, found: Reconstruction) -> Objective:
-    """The objective as the attack was configured; by the number of outputs where nobody said."""
-    attack = rebuild_attack(found)
-    if isinstance(attack, Stationarity):
-        return attack.objective.from_settings(attack, found.knowledge)
-    outputs = evaluate(model, found.x[:1].to(next(model.parameters()))).shape[1]
-    objective = BinaryKKT if outputs == 1 else MulticlassKKT
-    return objective.from_settings(attack, found.knowledge)
+def restore_objective(model: nn.Module, reconstruction: Reconstruction) -> Objective:
+    """Return the objective of the attack that made a reconstruction.
 
+    Args:
+        model: The network.
+        reconstruction: The result of an attack.
 
-def kkt_set(
-    model: nn.Module, found: Reconstruction, x: Tensor, labels: Tensor, lam: Tensor
-) -> KKTSet:
-    """Candidates as a set that explains the objective's target, gradients where it takes them.
-
-    In float64, with true activations: an attack's surrogate is for searching, a certificate is about
-    the network. Multipliers that follow the outputs are refused, since other sets would have other
-    ones.
+    Returns:
+        The objective. If the attack is not known, it is the KKT objective for the number of outputs.
     """
-    objective, known = objective_of(model, found), found.knowledge
+    attack = rebuild_attack(reconstruction)
+    if isinstance(attack, Stationarity):
+        return attack.objective.from_settings(attack, reconstruction.knowledge)
+    sample = reconstruction.x[:1].to(next(model.parameters()))
+    outputs = evaluate(model, sample).shape[1]
+    objective = BinaryKKT if outputs == 1 else MulticlassKKT
+    return objective.from_settings(attack, reconstruction.knowledge)
+
+
+def build_kkt_set(
+    model: nn.Module, reconstruction: Reconstruction, x: Tensor, labels: Tensor, lam: Tensor
+) -> KKTSet:
+    """Build the set of candidates that solves the objective's equation, at its gradient points.
+
+    The set has float64 numbers and true activations, because a certificate describes the network and not the
+    surrogate of the attack.
+
+    Args:
+        model: The network.
+        reconstruction: The result of the attack, with its knowledge and settings.
+        x: Candidates (k, *shape).
+        labels: Labels (k,).
+        lam: Multipliers of the plain sum (k, ...).
+
+    Returns:
+        The set.
+
+    Raises:
+        InputError: If the multipliers depend on the outputs. Other candidates would then have other
+        multipliers.
+    """
+    objective = restore_objective(model, reconstruction)
+    knowledge = reconstruction.knowledge
     if objective.follows_outputs:
         raise InputError(
-            "Multipliers tied to the loss follow the candidates; the certificate holds them fixed.",
-            "Attack without --weight-decay to have one.",
+            "The certificate needs fixed multipliers, and those of this attack are tied to the loss.",
+            "Run the attack without --weight-decay.",
         )
     model = copy.deepcopy(model).double().requires_grad_(False)
     theta, x, lam = parameters(model), x.double(), lam.double()
     models = []
     for point in objective.gradient_points():
-        there = copy.deepcopy(model)
+        model_at_point = copy.deepcopy(model)
         if point == "theta0":
-            there.load_state_dict({k: t.clone() for k, t in (known.theta0 or {}).items()})
-        models.append(there)
+            theta0 = {k: t.clone() for k, t in (knowledge.theta0 or {}).items()}
+            model_at_point.load_state_dict(theta0)
+        models.append(model_at_point)
     u = torch.stack(
         [objective.covectors(p, evaluate(m, x), labels, lam) for p, m in enumerate(models)], 1
     )
-    target = {k: t.double() for k, t in objective.create_surface(theta, known).target.items()}
+    target = {k: t.double() for k, t in objective.create_surface(theta, knowledge).target.items()}
     task = objective.task or ("binary" if u.shape[2] == 1 else "multiclass")
     return KKTSet.from_covectors(tuple(models), target, x, labels, u.detach(), task)
 
 
+def _kkt_set_of_rows(model: nn.Module, reconstruction: Reconstruction, rows: Tensor) -> KKTSet:
+    x, labels = reconstruction.x[rows], reconstruction.labels[rows]
+    return build_kkt_set(model, reconstruction, x, labels, reconstruction.lam[rows])
+
+
 @dataclass(frozen=True, eq=False)
-class Explained(Record):
-    """residuals: norm over norm of every layer, of the best restart; judged: the layers that count;
-    worst: the largest of theirs, None where nothing could be measured.
+class WeightFit(Record):
+    """How well an attack fits the weights.
+
+    Attributes:
+        residuals: Norm of the residual over norm of the target, for every layer, at the best restart.
+        judged: Layers that count.
     """
 
     residuals: dict[str, float] = field(default_factory=dict)
@@ -141,54 +221,71 @@ class Explained(Record):
 
     @property
     def worst(self) -> float | None:
-        """Of the judged layers."""
-        found = [self.residuals[name] for name in self.judged if name in self.residuals]
-        return max(found) if len(found) == len(self.judged) and found else None
+        """Largest residual of the layers that count, None if one of them was not measured."""
+        values = [self.residuals[name] for name in self.judged if name in self.residuals]
+        return max(values) if len(values) == len(self.judged) and values else None
 
 
-def explained(surface: Surface, found: Reconstruction) -> Explained:
-    """The best restart that did not diverge, measured anew in float64 with its own surrogate.
+def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
+    """Measure the residuals of the best restart that did not diverge, in float64 with its surrogate.
 
-    r_l = || target_l - sum_i grad_l <u_i, Phi(x_i)> || / || target_l ||, layer by layer; the layers
-    that count are the surface's.
+    The residual of a layer is r_l = || target_l - sum_i grad_l <u_i, Phi(x_i)> || / || target_l ||.
+
+    Args:
+        surface: The attack surface, which also decides the layers that count.
+        reconstruction: The result of an attack.
+
+    Returns:
+        The residuals, without any if all restarts diverged.
     """
     judged = surface.layers
-    best = _best_restart(found, judged)
+    best = _best_restart(reconstruction, judged)
     if best is None:
-        return Explained({}, judged)
-    attack = rebuild_attack(found)
+        return WeightFit({}, judged)
+    attack = rebuild_attack(reconstruction)
     if not isinstance(attack, Stationarity):
-        # Recovered in closed form: its one residual is of all equations, exact.
-        return Explained({found.layer_names[0]: best[2]}, found.layer_names[:1])
+        # An attack in closed form has a single residual, of all equations together. It is exact.
+        return WeightFit({reconstruction.layer_names[0]: best[2]}, reconstruction.layer_names[:1])
     run, step, _ = best
-    objective = attack.objective.from_settings(attack, found.knowledge)
-    mine = found.run == run
+    objective = attack.objective.from_settings(attack, reconstruction.knowledge)
+    mask = reconstruction.run == run
     problem = Problem(
         surface.model(),
         objective,
-        found.knowledge,
-        found.labels[mine],
+        reconstruction.knowledge,
+        reconstruction.labels[mask],
         surrogate=attack.surrogate,
         layers="all",
         dtype=torch.float64,
     )
-    x, lam = found.x[mine].double()[None], found.lam[mine].double()[None]
+    x, lam = reconstruction.x[mask].double()[None], reconstruction.lam[mask].double()[None]
     squared = problem.evaluate(x, lam, sharpness_at(attack, step)).layers[0].tolist()
     values = dict(zip(problem.layer_names, squared, strict=True))
     finite = {name: math.sqrt(max(v, 0.0)) for name, v in values.items() if math.isfinite(v)}
-    return Explained(finite, judged)
+    return WeightFit(finite, judged)
 
 
-def _best_restart(found: Reconstruction, judged: tuple[str, ...]) -> tuple[int, int, float] | None:
-    """(restart, step, residual) of the kept point whose worst judged layer is least, as recorded."""
-    wanted = [i for i, name in enumerate(found.layer_names) if name in judged] or [0]
+def _best_restart(
+    reconstruction: Reconstruction, judged: tuple[str, ...]
+) -> tuple[int, int, float] | None:
+    """Return the restart with the smallest residual at its best point, as the attack recorded it.
+
+    Args:
+        reconstruction: The result of an attack.
+        judged: Layers that count. The largest of their residuals is compared.
+
+    Returns:
+        (restart, step, residual), None if all restarts diverged.
+    """
+    names = reconstruction.layer_names
+    layers = [i for i, name in enumerate(names) if name in judged] or [0]
     best: tuple[int, int, float] | None = None
-    for run, status in enumerate(found.status):
-        if status == "diverged" or not found.loss.shape[1]:
+    for run, status in enumerate(reconstruction.status):
+        if status == "diverged" or not reconstruction.loss.shape[1]:
             continue
-        loss = found.loss[run].nan_to_num(nan=math.inf)
-        at = int(loss.argmin())
-        worst = float(found.layers[run, at, wanted].max())
+        loss = reconstruction.loss[run].nan_to_num(nan=math.inf)
+        index = int(loss.argmin())
+        worst = float(reconstruction.layers[run, index, layers].max())
         if math.isfinite(worst) and (best is None or worst < best[2] ** 2):
-            best = run, int(found.steps[at]), math.sqrt(max(worst, 0.0))
+            best = run, int(reconstruction.steps[index]), math.sqrt(max(worst, 0.0))
     return best
