@@ -7,7 +7,14 @@ import math
 import pytest
 import torch
 
-from residuum.attacks.stationarity.priors import CARRIES, PRIORS, STEEP, box, derivatives, penalty
+from residuum.attacks.stationarity.priors import (
+    MAX_MULTIPLIER,
+    PRIORS,
+    STEEPNESS,
+    box,
+    derivatives,
+    penalty,
+)
 from residuum.errors import InputError
 from residuum.records import Knowledge
 
@@ -63,7 +70,7 @@ def neighbors(x):
 
 
 def carried(lam):
-    return [min(sum(abs(float(value)) for value in one.flatten()), CARRIES) for one in lam]
+    return [min(sum(abs(float(value)) for value in one.flatten()), MAX_MULTIPLIER) for one in lam]
 
 
 def log_cosh(v):
@@ -81,7 +88,7 @@ def sparse(x, lam):
                 math.sqrt(float((one[:, k, l] - one[:, i, j]).square().mean()) + 1e-8)
                 for i, j, k, l in steps
             ]
-            total += weight * sum(log_cosh(STEEP * v) / STEEP for v in values) / len(values)
+            total += weight * sum(log_cosh(STEEPNESS * v) / STEEPNESS for v in values) / len(values)
     return total / len(x)
 
 
@@ -267,7 +274,7 @@ def test_missing_knowledge_is_refused(name):
 
 @pytest.mark.parametrize("name", ["total-variation", "high-frequency"])
 def test_smoothness_of_vectors_is_refused(name):
-    with pytest.raises(InputError, match="samples here are vectors"):
+    with pytest.raises(InputError, match="these samples are vectors"):
         prior(name, Knowledge(shape=(24,))).penalty(*candidates())
 
 

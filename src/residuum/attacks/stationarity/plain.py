@@ -1,24 +1,30 @@
-"""The whole attack in one file: any ``nn.Module``, automatic differentiation, torch's own Adam.
+"""The whole attack in one file, for any ``nn.Module``, with automatic differentiation and torch's Adam.
 
-Training that has come to rest leaves weights that are a weighted sum of gradients at the training
-samples (Haim et al. 2022; ``objectives.py`` holds the relatives of this equation):
+The weights of a network whose training converged are a weighted sum of gradients at the training samples
+(Haim et al. 2022; ``objectives.py`` lists related equations):
 
     theta = sum_i lam_i y_i grad_theta Phi(theta; x_i)
 
-The attacker has theta and looks for the rest. With the target and the covectors u of the objective
-(here theta, and u_i = lam_i y_i) candidates x and multipliers lam descend on
+The attacker knows theta and searches for the samples. An objective gives the target and the covectors u. Here
+the target is theta, and u_i = lam_i y_i. The attack minimizes
 
     L(x, lam) = sum_l |r_l|^2 / |target_l|^2 + priors(x, lam)                      over layers l
     r(x, lam) = target - sum_i grad_theta <u_i, Phi(theta; x_i)>
 
-Phi: the network, (m, *shape) -> (m, C); theta: its parameters by name; x: (m, *shape); y: (m,) the
-labels that candidates are given; lam: (m, ...), searched as mu = lam / scale, which is of order one.
+over candidates x and multipliers lam:
 
-L holds gradients of Phi, so descent needs the derivative of a ReLU's gate 1[z > 0], which is zero
-wherever it exists. The gate is therefore sigmoid(alpha z), sharper with every step.
+    Phi      the network, (m, *shape) -> (m, C)
+    theta    its parameters by name
+    x        candidates (m, *shape)
+    y        labels of the candidates (m,)
+    lam      multipliers (m, ...), searched as mu = lam / scale, which is of order one
 
-``residuum.attack`` equals this file to rounding. It adds speed (explicit derivatives, restarts side
-by side, a GPU), resuming, and candidates that grow in number.
+L contains gradients of Phi, so its gradient contains the derivative of a ReLU's gate 1[z > 0]. That
+derivative is zero wherever it exists. The gate is therefore replaced by sigmoid(alpha z), with a sharpness
+alpha that increases with every step.
+
+``residuum.attack`` gives the same results as this file, up to rounding. It adds speed (explicit derivatives,
+restarts side by side, GPUs), resuming, and candidates that split and merge.
 """
 
 from __future__ import annotations
@@ -40,7 +46,7 @@ from residuum.networks.probing import second_derivatives
 from residuum.records import Knowledge, Reconstruction
 from residuum.stationarity import Theta, by_layer, parameters
 
-LOOK = 25  # steps between looks at the loss; what was best at a look is brought back
+CHECK_EVERY = 25  # steps between evaluation steps; the result is the best of these
 
 
 def residual(
@@ -52,12 +58,25 @@ def residual(
     y: Tensor,
     lam: Tensor,
 ) -> Theta:
-    """r(x, lam) by parameter name, differentiable in both; gradients are summed over ``thetas``."""
+    """Compute r(x, lam), differentiable in x and lam.
+
+    Args:
+        Phi: The network.
+        thetas: Weights at which gradients are taken. Their sum is used.
+        target: The target by parameter name.
+        objective: The objective, which gives the covectors.
+        x: Candidates (m, *shape).
+        y: Labels (m,).
+        lam: Multipliers (m, ...).
+
+    Returns:
+        The residual by parameter name.
+    """
     r = target
     for k, theta in enumerate(thetas):
         outputs = functional_call(Phi, theta, (x,))
         u = objective.covectors(k, outputs, y, lam)
-        # One vector-Jacobian product is the whole sum over i; u is not differentiated in theta.
+        # One vector-Jacobian product is the sum over all i. u is not differentiated in theta.
         terms = torch.autograd.grad(
             outputs, list(theta.values()), u, create_graph=True, materialize_grads=True
         )
@@ -83,43 +102,58 @@ def attack(
     seed: int = 0,
     restart: int = 0,
 ) -> Reconstruction:
-    """Candidates and multipliers that explain the weights of ``Phi``: one descent, its best point.
+    """Reconstruct training samples by one descent, and return its best point.
 
     Args:
-        Phi: any module; its kinks are smoothed wherever they are called (``networks/surrogates.py``).
-        objective: target, covectors, labels and shape of the multipliers.
-        knowledge: what the attacker is told; the shape of a sample is needed.
-        candidates: m; twice the number of training samples is a good choice.
-        steps: of Adam.
-        lr_x, lr_lam: its first rates; a cosine brings both down to the share lr_decay.
-        sigma: standard deviation of the random candidates at the start.
+        Phi: Any module. Surrogates replace its kinks wherever they are called (``networks/surrogates.py``).
+        objective: Target, covectors, labels and shape of the multipliers.
+        knowledge: What the attacker knows. The shape of a sample is required.
+        candidates: m. Twice the number of training samples is a good choice.
+        steps: Steps of Adam.
+        lr_x: First learning rate of the candidates.
+        lr_lam: First learning rate of the multipliers.
+        lr_decay: Final over first learning rate. The rates follow a cosine.
+        sigma: Standard deviation of the random initial candidates.
         sharpness: alpha at the first and at the last step, geometric in between.
-        layers: "all", or "first" where the others hardly left their initialization.
-        priors: names in ``PRIORS`` with their weights.
-        seed, restart: which random start; restarts of one seed differ in nothing else.
+        layers: "all", or "first" if the other layers hardly changed since initialization.
+        priors: Names in ``PRIORS`` with their weights.
+        seed: Seed of the random numbers.
+        restart: Number of the restart. Restarts with the same seed differ in their random numbers only.
+
+    Returns:
+        Candidates and multipliers of the best evaluation step.
+
+    Raises:
+        InputError: If the shape of a sample is not known, or no layer is left to fit.
     """
     if (shape := knowledge.shape) is None:
-        raise InputError("An attack needs the shape of a sample.", "Grant it: shape=(1, 8, 8).")
+        raise InputError(
+            "An attack needs the shape of a sample; it is not known.",
+            "Pass it: Knowledge(shape=(1, 8, 8)).",
+        )
     m, real, released = candidates, torch.float64, parameters(Phi)
     Phi = copy.deepcopy(Phi).to("cpu", real).eval()
     C = Phi(torch.zeros(1, *shape, dtype=real)).shape[-1]
     objective.check(C, knowledge)
     y = objective.labels(m, C, knowledge)
 
-    # What the sum must equal, and the weights at which its gradients are taken.
+    # The target, and the weights at which gradients are taken.
     theta = parameters(Phi)
     target = objective.create_surface(theta, knowledge).target
     sizes = squares(target)
-    sizes[sizes == 0] = 1.0  # a layer whose target is zero counts absolutely
-    # A change of the weights is explained where they moved: a frozen layer's gradient led nowhere.
+    sizes[sizes == 0] = 1.0  # if the target of a layer is zero, its residual is not divided
+    # A weight update is fitted in the layers that moved. Frozen layers did not follow their gradients.
     names = tuple(by_layer(target))
     moved = objective.create_surface(released, knowledge).equations
-    counted = [l for l, name in enumerate(names) if name in moved and (layers == "all" or l == 0)]
-    if not counted:
-        raise InputError("The first layer did not move.", 'Explain the others: layers="all".')
-    known = {"theta": theta, "theta0": knowledge.theta0 or {}}
+    fitted = [l for l, name in enumerate(names) if name in moved and (layers == "all" or l == 0)]
+    if not fitted:
+        raise InputError(
+            "The attack fits the first layer only, and the first layer did not move.",
+            'Pass layers="all" to fit the other layers.',
+        )
+    weights = {"theta": theta, "theta0": knowledge.theta0 or {}}
     thetas = [
-        {name: known[point][name].to(theta[name], copy=True).requires_grad_() for name in theta}
+        {name: weights[point][name].to(theta[name], copy=True).requires_grad_() for name in theta}
         for point in objective.gradient_points()
     ]
 
@@ -129,15 +163,15 @@ def attack(
     def r(x: Tensor, lam: Tensor, alpha: float) -> Theta:
         return residual(gated(alpha), thetas, target, objective, x, y, lam)
 
-    # The scale of lam: at mu = 1 the sum over random samples is as large as its target.
+    # The scale of lam: at mu = 1, the sum over random samples is as large as the target.
     low, high = knowledge.value_range or (0.0, 1.0)
     x = (high - low) / 4 * torch.randn(m, *shape, generator=stream("scale"), dtype=real)
     mu = torch.ones(m, *objective.multiplier_shape(C), dtype=real)
-    rest = r(x, mu, sharpness[1])
-    sums = squares({name: target[name] - rest[name].detach() for name in rest})[counted]
-    scale = float(sizes[counted][0] / sums[0]) ** 0.5 if sums[0] > 0 else 1.0
+    r_random = r(x, mu, sharpness[1])
+    sums = squares({name: target[name] - r_random[name].detach() for name in r_random})[fitted]
+    scale = float(sizes[fitted][0] / sums[0]) ** 0.5 if sums[0] > 0 else 1.0
 
-    # The start.
+    # Initial candidates and multipliers.
     generator = stream("candidates", seed, restart)
     x = sigma * torch.randn(x.shape, generator=generator, dtype=real)
     mu = torch.rand(mu.shape, generator=generator, dtype=real)
@@ -151,16 +185,16 @@ def attack(
     penalties = [PRIORS[name](weight, knowledge=knowledge) for name, weight in priors]
 
     best = math.inf
-    looks: list[tuple[int, Tensor, Tensor]] = []
+    history: list[tuple[int, Tensor, Tensor]] = []
     for t in range(steps + 1):
         # Loss.
         share = min(t / max(1, steps - 1), 1.0)
         alpha = sharpness[0] * (sharpness[1] / sharpness[0]) ** share
-        parts = squares(r(x, scale * mu, alpha)) / sizes
-        loss = parts[counted].sum() + penalty(penalties, x[None], mu[None], share)[0]
-        # The best so far.
-        if t % LOOK == 0 or t == steps:
-            looks.append((t, loss.detach(), parts.detach()))
+        relative = squares(r(x, scale * mu, alpha)) / sizes
+        loss = relative[fitted].sum() + penalty(penalties, x[None], mu[None], share)[0]
+        # The best point so far.
+        if t % CHECK_EVERY == 0 or t == steps:
+            history.append((t, loss.detach(), relative.detach()))
             if t == 0 or loss < best:
                 best, best_x, best_lam = loss.item(), x.detach().clone(), scale * mu.detach()
         # Step.
@@ -175,16 +209,16 @@ def attack(
             if objective.nonnegative:
                 mu.clamp_(min=0)
 
-    seen, losses, relative = zip(*looks, strict=True)
+    evaluated, losses, residuals = zip(*history, strict=True)
     return Reconstruction(
         attack=objective.name,
         x=best_x,
         labels=y,
         lam=best_lam,
         run=torch.zeros(m, dtype=torch.long),
-        steps=torch.tensor(seen),
+        steps=torch.tensor(evaluated),
         loss=torch.stack(losses)[None],
-        layers=torch.stack(relative)[None],
+        layers=torch.stack(residuals)[None],
         layer_names=names,
         status=("finished" if losses[-1].isfinite() else "diverged",),
         knowledge=knowledge,
@@ -192,7 +226,7 @@ def attack(
 
 
 def squares(r: Theta) -> Tensor:
-    """(L,) |r_l|^2 of every layer."""
+    """Return the squared norm |r_l|^2 of every layer (L,)."""
     groups = by_layer(r).values()
     return torch.stack(
         [torch.cat([r[n].flatten() for n in names]).square().sum() for names in groups]

@@ -1,8 +1,10 @@
 """Priors: penalties on candidates and stored multipliers, each a small frozen class.
 
-x: (R, m, *shape) candidates as the network receives them; lam: (R, m, ...) STORED multipliers.
-A penalty returns one number per run. A new prior is one class and one line in ``PRIORS``; one of this
-repository also has its name in ``settings.PRIOR_NAMES`` and a naive twin in ``tests/test_priors.py``.
+Shapes: x holds candidates (R, m, *shape) as the network receives them, and lam holds stored multipliers
+(R, m, ...). A penalty returns one number per run.
+
+To add a prior, write one class and add one line to ``PRIORS``. A prior in this repository also needs its name
+in ``settings.PRIOR_NAMES`` and a naive reference implementation in ``tests/test_priors.py``.
 """
 
 from __future__ import annotations
@@ -19,23 +21,27 @@ from residuum.errors import InputError
 from residuum.plugins import Table
 from residuum.records import Knowledge
 
-FADE = 1e-3  # of a sparse prior's weight left at the last step
-STEEP = 20.0  # differences below 1/20 of the value range count as noise, those above as edges
-CARRIES = 2.0  # stored multiplier from which a candidate counts no further
+FADE = 1e-3  # share of its weight that a sparse prior has at the last step
+STEEPNESS = 20.0  # differences below 1/20 of the value range count as noise, larger ones as edges
+MAX_MULTIPLIER = 2.0  # larger stored multipliers do not increase the weight of a candidate
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Base: no penalty.
+    """Base class without a penalty.
 
-    needs: facts of ``Knowledge`` without which it refuses.
-    weight: of the penalty in the loss; a number, or (R,) where runs differ.
-    lam_min: the least multiplier that is wanted.
-    knowledge: what the attacker was told.
+    Attributes:
+        needs: Fields of ``Knowledge`` that the prior requires.
+        weight: Weight of the penalty in the loss, a number or (R,) if runs differ.
+        lam_min: Smallest multiplier without a penalty, a number or (R, 1, ...) if runs differ.
+        knowledge: What the attacker knows.
+
+    Raises:
+        InputError: If the attacker does not know what the prior requires.
     """
 
     needs: ClassVar[tuple[str, ...]] = ()
-    weight: float | Tensor = 1.0  # a number, or (R,) where runs differ
+    weight: float | Tensor = 1.0
     lam_min: float | Tensor = 0.0
     knowledge: Knowledge | None = None
 
@@ -44,66 +50,82 @@ class Prior:
         if missing:
             raise InputError(
                 f"Prior {type(self).__name__} needs to know {', '.join(missing)}.",
-                "Grant it (--value-range 0,1 for instance), or choose another prior.",
+                "Pass it (for example --value-range 0,1), or choose another prior.",
             )
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """(R,) zeros."""
+        """Return the penalty of every run.
+
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Stored multipliers (R, m, ...).
+
+        Returns:
+            The penalties (R,), before the multiplication by the weight.
+        """
         return x.new_zeros(len(x))
 
     def weight_at(self, share: float | Tensor) -> float | Tensor:
-        """The weight when this share of the steps is done."""
+        """Return the weight after this share of the steps."""
         return self.weight
 
-    def by_hand(self, x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """The penalty, and its derivatives in x and in lam, of a prior that is faster so."""
+    def explicit_derivatives(self, x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return the penalty and its derivatives, if there is a method faster than autograd.
+
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Stored multipliers (R, m, ...).
+
+        Returns:
+            Penalty (R,) and its derivatives in x and in lam, None to use automatic differentiation.
+        """
         return None
 
 
 class ValueBox(Prior):
-    """Squared distance to the known value range, the known mean added back."""
+    """Squared distance of x plus the known mean to the known value range."""
 
     needs: ClassVar[tuple[str, ...]] = ("value_range",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """sum relu(low - x)^2 + relu(x - high)^2."""
+        """Return sum relu(low - x)^2 + relu(x - high)^2."""
         assert self.knowledge is not None
         low, high = box(self.knowledge, x)
         return _sum((low - x).clamp(min=0).square() + (x - high).clamp(min=0).square())
 
 
 class UnitBox(Prior):
-    """sum relu(|x| - 1)^2, as released with Haim et al. 2022."""
+    """Squared distance to [-1, 1], as in the released code of Haim et al. 2022."""
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Zero inside [-1, 1]."""
+        """Return sum relu(|x| - 1)^2."""
         return _sum((x.abs() - 1).clamp(min=0).square())
 
 
 class PixelBox(Prior):
-    """mean of the linear hinge outside [0, 1], as in the text of Haim et al. 2022."""
+    """Mean distance to [0, 1], as in the text of Haim et al. 2022."""
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Averaged over pixels, summed over candidates."""
+        """Return the distance, averaged over pixels and summed over candidates."""
         hinge = (-x).clamp(min=0) + (x - 1).clamp(min=0)
         return hinge.flatten(2).mean(2).sum(1)
 
 
 class MeanBox(Prior):
-    """m times the mean squared hinge outside the known range, as released with Loo et al. 2024."""
+    """m times the mean squared distance to the known range, as in the released code of Loo et al. 2024."""
 
     needs: ClassVar[tuple[str, ...]] = ("value_range",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """ValueBox over the number of pixels."""
+        """Return the penalty of ``ValueBox`` over the number of pixels."""
         return ValueBox(knowledge=self.knowledge).penalty(x, lam) / x[0, 0].numel()
 
 
 class MultiplierFloor(Prior):
-    """sum relu(lam_min - lam)^2 on stored multipliers (Haim et al. 2022, weight 5)."""
+    """Penalty for stored multipliers below ``lam_min`` (Haim et al. 2022, weight 5)."""
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Zero above lam_min."""
+        """Return sum relu(lam_min - lam)^2."""
         return _sum((self.lam_min - lam).clamp(min=0).square())
 
 
@@ -113,65 +135,71 @@ class TotalVariation(Prior):
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Anisotropic; smoothed at 1e-3 so that its gradient exists."""
-        parts = [_sum((d.square() + 1e-6).sqrt()) for d in _differences(x, self.knowledge)]
-        return parts[0] + parts[1]
+        """Return the anisotropic total variation, smoothed at 1e-3 so that its gradient exists."""
+        horizontal, vertical = (
+            _sum((d.square() + 1e-6).sqrt()) for d in _differences(x, self.knowledge)
+        )
+        return horizontal + vertical
 
 
 class HighFrequency(Prior):
-    """Sum of squared differences of neighboring pixels: a quadratic smoothness prior."""
+    """Sum of squared differences of neighboring pixels, a quadratic smoothness prior."""
 
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Quadratic in x."""
-        parts = [_sum(d.square()) for d in _differences(x, self.knowledge)]
-        return parts[0] + parts[1]
+        """Return the sum of squared differences."""
+        horizontal, vertical = (_sum(d.square()) for d in _differences(x, self.knowledge))
+        return horizontal + vertical
 
 
 class SparseGradients(Prior):
-    """Images are flat almost everywhere: log cosh of neighboring pixels' differences, fading.
+    """log cosh of the differences of neighboring pixels, because most images are piecewise flat.
 
-    A quadratic prior cannot tell a mixture of images from its parts, this one can; strong at first it
-    chooses the basin, and with FADE of its weight left at the end it blurs nothing. Colors change
-    together, so a difference is the length over channels. Mean over pixels, in units of the value
-    range, and over candidates, each as far as it carries weight: it means the same for every image
-    size, range and number of candidates, beside a loss that is 1 where nothing is explained.
+    Unlike a quadratic prior, this prior distinguishes an image from a mixture of images. It is strong at
+    first, so that it decides the basin of the search. At the last step, FADE of its weight is left, so that
+    it does not blur the images. Channels change together, so a difference is a length over channels.
+
+    The penalty is a mean over pixels, in units of the value range, and a mean over candidates, weighted by
+    their multipliers. The same weight therefore suits every image size, value range and number of candidates.
+    The loss without candidates is about 1.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """mean_i min(|mu_i|, CARRIES) sum_axis mean log cosh(STEEP |d|) / STEEP."""
+        """Return mean_i min(|mu_i|, MAX_MULTIPLIER) sum_axis mean log cosh(k |d|) / k, k = STEEPNESS."""
         rough = x.new_zeros(x.shape[:2])
         for d in self._steps(x):
-            u = STEEP * _length(d)
-            rough = rough + (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean((2, 3)) / STEEP
-        return (_carried(lam)[0] * rough).mean(1)
+            u = STEEPNESS * _length(d)
+            rough = (
+                rough + (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean((2, 3)) / STEEPNESS
+            )
+        return (_candidate_weights(lam)[0] * rough).mean(1)
 
     def weight_at(self, share: float | Tensor) -> float | Tensor:
-        """Geometric from the weight to FADE of it."""
+        """Return the weight, which falls geometrically to FADE of its initial value."""
         return self.weight * FADE**share
 
-    def by_hand(self, x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """A third of the time of automatic differentiation: tanh(STEEP |d|) d / (channels |d|)."""
-        carried, slope = _carried(lam)
+    def explicit_derivatives(self, x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Return penalty and derivatives from tanh(k |d|) d / (channels |d|), 3 times as fast as autograd."""
+        weights, slope = _candidate_weights(lam)
         rough, grad = x.new_zeros(x.shape[:2]), torch.zeros_like(x)
         images = grad.view(*x.shape[:2], *_image_shape(self.knowledge))
         for axis, d in zip((-1, -2), self._steps(x), strict=True):
             length = _length(d)
-            u = STEEP * length
-            rough += (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean((2, 3)) / STEEP
+            u = STEEPNESS * length
+            rough += (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean((2, 3)) / STEEPNESS
             pixels, channels = length.shape[-1] * length.shape[-2], d.shape[2]
-            pull = u.tanh_().div_(length).mul_((carried / pixels / channels)[..., None, None])
+            pull = u.tanh_().div_(length).mul_((weights / pixels / channels)[..., None, None])
             d.mul_(pull[:, :, None] / (self._range() * x.shape[1]))
             images.narrow(axis, 1, d.shape[axis]).add_(d)
             images.narrow(axis, 0, d.shape[axis]).sub_(d)
-        each = (rough / x.shape[1]).view(*x.shape[:2], *[1] * (lam.ndim - 2))
-        return (carried * rough).mean(1), grad, each * slope
+        candidate_rough = (rough / x.shape[1]).view(*x.shape[:2], *[1] * (lam.ndim - 2))
+        return (weights * rough).mean(1), grad, candidate_rough * slope
 
     def _steps(self, x: Tensor) -> list[Tensor]:
-        """(R, m, channels, height, width) differences in units of the value range."""
+        """Return differences (R, m, channels, height, width) in units of the value range."""
         return [
             d.reshape(*d.shape[:2], -1, *d.shape[-2:]) / self._range()
             for d in _differences(x, self.knowledge)
@@ -184,16 +212,16 @@ class SparseGradients(Prior):
 
 
 class TypedColumns(Prior):
-    """Squared distance to the nearest row that the granted types of columns allow, in their own units.
+    """Squared distance to the nearest row with the known column types, in the units of the columns.
 
-    Whole numbers, and one 1 among zeros; other columns cost nothing. From FADE of its weight it rises:
-    early on the nearest row is chance, at the end candidates are to be rows.
+    Types are integers and one-hot codes. Other columns have no penalty. The weight rises from FADE of its
+    final value, because the nearest row is arbitrary early in the search.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("columns",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """sum |v - nearest(v)|^2, v = scale (x + mean)."""
+        """Return sum |v - nearest(v)|^2 with v = scale (x + mean)."""
         assert self.knowledge is not None
         mean = 0.0 if self.knowledge.mean is None else self.knowledge.mean.to(x).flatten()
         rows, total = x.flatten(2) + mean, x.new_zeros(len(x))
@@ -207,46 +235,75 @@ class TypedColumns(Prior):
         return total
 
     def weight_at(self, share: float | Tensor) -> float | Tensor:
-        """Geometric from FADE of the weight to all of it."""
+        """Return the weight, which rises geometrically from FADE of its final value."""
         return self.weight * FADE ** (1 - share)
 
 
 def penalty(priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tensor = 1.0) -> Tensor:
-    """(R,) of all priors; every prior is a sum over candidates. share: of the steps done."""
+    """Return the weighted sum of all priors.
+
+    Args:
+        priors: The priors.
+        x: Candidates (R, m, *shape).
+        lam: Stored multipliers (R, m, ...).
+        share: Share of the steps that is done.
+
+    Returns:
+        The penalty of every run (R,).
+    """
     return sum((p.weight_at(share) * p.penalty(x, lam) for p in priors), x.new_zeros(len(x)))
 
 
 def derivatives(
     priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """:func:`penalty` (R,), and its derivatives in x and in lam."""
-    own = [(p, found) for p in priors if (found := p.by_hand(x, lam)) is not None]
-    rest = [p for p in priors if all(p is not q for q, _ in own)]
+    """Return :func:`penalty` and its derivatives.
+
+    Args:
+        priors: The priors.
+        x: Candidates (R, m, *shape).
+        lam: Stored multipliers (R, m, ...).
+        share: Share of the steps that is done.
+
+    Returns:
+        The penalty of every run (R,), and its derivatives in x and in lam.
+    """
+    explicit = [(p, t) for p in priors if (t := p.explicit_derivatives(x, lam)) is not None]
+    automatic = [p for p in priors if all(p is not q for q, _ in explicit)]
     with torch.enable_grad():
         xl, ll = x.detach().requires_grad_(), lam.detach().requires_grad_()
-        total = penalty(rest, xl, ll, share)
+        total = penalty(automatic, xl, ll, share)
         gx, gl = torch.zeros_like(x), torch.zeros_like(lam)
-        if rest:
+        if automatic:
             gx, gl = torch.autograd.grad(
                 total.sum(), (xl, ll), allow_unused=True, materialize_grads=True
             )
     total = total.detach()
-    for p, (value, own_x, own_lam) in own:
+    for p, (value, prior_x, prior_lam) in explicit:
         weight = p.weight_at(share)
         total = total + weight * value
-        gx, gl = (g + _each(weight, g) * part for g, part in ((gx, own_x), (gl, own_lam)))
+        gx = gx + _expand(weight, gx) * prior_x
+        gl = gl + _expand(weight, gl) * prior_lam
     return total, gx, gl
 
 
-def _each(weight: float | Tensor, like: Tensor) -> float | Tensor:
-    """A weight, or weights of runs (R,), against (R, m, ...)."""
+def _expand(weight: float | Tensor, like: Tensor) -> float | Tensor:
+    """Return a weight, or the weights of runs (R,), so that it broadcasts against (R, m, ...)."""
     if isinstance(weight, Tensor) and weight.ndim:
         return weight.view(-1, *[1] * (like.ndim - 1))
     return weight
 
 
 def box(knowledge: Knowledge, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Lower and upper bound of a candidate as the network receives it, broadcastable to x."""
+    """Return the bounds of a candidate as the network receives it.
+
+    Args:
+        knowledge: What the attacker knows, with a value range.
+        x: Candidates (R, m, *shape).
+
+    Returns:
+        Lower and upper bounds that broadcast against x.
+    """
     bounds = knowledge.box(x[0, 0])
     assert bounds is not None
     return bounds
@@ -262,25 +319,33 @@ def _image_shape(knowledge: Knowledge | None) -> tuple[int, ...]:
     assert knowledge.shape is not None
     if len(knowledge.shape) < 2:
         raise InputError(
-            "Smoothness needs images; samples here are vectors.", "Choose another prior."
+            "Smoothness priors need images; these samples are vectors.", "Choose another prior."
         )
     return knowledge.shape
 
 
 def _length(d: Tensor) -> Tensor:
-    """(R, m, height, width) root mean square over channels, smooth at zero."""
+    """Return the root mean square over channels (R, m, height, width), smooth at zero."""
     return (d.square().mean(2) + 1e-8).sqrt()
 
 
-def _carried(lam: Tensor) -> tuple[Tensor, Tensor]:
-    """(R, m) sizes of stored multipliers up to CARRIES, and (R, m, ...) their derivatives in lam.
+def _candidate_weights(lam: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weight of every candidate (R, m), and its derivative in lam (R, m, ...).
 
-    Sizes: some objectives leave the sign free, and a negative weight would reward what is penalized.
+    The weight is the sum of absolute stored multipliers, at most MAX_MULTIPLIER. Multipliers of some
+    objectives can be negative, and a negative weight would reward rough images.
+
+    Args:
+        lam: Stored multipliers (R, m, ...).
+
+    Returns:
+        The weights and their derivatives.
     """
     sign = torch.where(lam < 0, -1.0, 1.0).to(lam.dtype)
     total = (sign * lam).reshape(*lam.shape[:2], -1).sum(-1)
-    free = (total <= CARRIES).to(lam.dtype)
-    return total.clamp(max=CARRIES), sign * free.view(*free.shape, *[1] * (lam.ndim - 2))
+    is_below = (total <= MAX_MULTIPLIER).to(lam.dtype)
+    slope = sign * is_below.view(*is_below.shape, *[1] * (lam.ndim - 2))
+    return total.clamp(max=MAX_MULTIPLIER), slope
 
 
 def _sum(values: Tensor) -> Tensor:
