@@ -26,7 +26,7 @@ from residuum.records import Dataset, Knowledge, Reconstruction, Record, Split
 from residuum.records.inputs import with_mean
 from residuum.similarity import cosine, l2, ncc
 from residuum.stationarity import norm, parameters, residual
-from residuum.theory.polynomial import form_coefficients, identifiability
+from residuum.theory.polynomial import count_form_coefficients, measure_identifiability
 
 THRESHOLD = 2.5  # L2 below which 784 pixels count as reconstructed (Loo et al. 2024)
 TOP, SHOWN, FOLLOWED, FRAMES = 25, 30, 3, 8
@@ -379,8 +379,8 @@ def theorem41(context: Context) -> Outcome:
     out = Outcome(details={"sizes": SIZES[context.scale.name]}, notes=[COLLAPSE])
     for n, d in SIZES[context.scale.name]:
         name, point = f"cubic, n={n}, d={d}", polynomial_point(n, d, 3, seed=context.seed)
-        stated = identifiability(point.model)
-        needs = [f"needs {count}" for count in (form_coefficients(d, 3), stated.n_r)]
+        stated = measure_identifiability(point.model)
+        needs = [f"needs {count}" for count in (count_form_coefficients(d, 3), stated.n_r)]
         note = "printed in the input space, where it fails if n < d; here in span of the neurons"
         rank = f"{stated.rank_k} of {stated.n_r}"
         out.row(f"{name}: {RANK}", rank, needs[0], corrected=needs[1], note=note)
@@ -416,7 +416,10 @@ def aggregates(context: Context) -> Outcome:
     linear, quadratic = (polynomial_point(n, d, alpha, seed=context.seed) for alpha in (1, 2))
     out = Outcome(details={"n": n, "d": d})
     sums = identify(rs.checkpoint_from_module(linear.model)).aggregate
-    moment, true_moment = identifiability(quadratic.model).moment, quadratic.x.T * quadratic.b
+    moment, true_moment = (
+        measure_identifiability(quadratic.model).moment,
+        quadratic.x.T * quadratic.b,
+    )
     for what, found, true in (
         ("linear: error of sum_i lam_i y_i x_i", sums, linear.b @ linear.x),
         ("quadratic: error of sum_i lam_i y_i x_i x_i^T", moment, true_moment @ quadratic.x),

@@ -354,7 +354,7 @@ def test_data_that_do_not_fit_are_2_and_leave_nothing(
     assert data.mean is not None
     for name, changed, message in (
         ("--data", data.replace(x=torch.zeros(20, 5), mean=None), "must fit the network's input"),
-        ("--data", data.replace(y=ten), "One output takes labels"),
+        ("--data", data.replace(y=ten), "A network with one output needs labels"),
         ("--data", data.replace(x=data.x * 255), "outside the granted value range"),
         (
             "--holdout",

@@ -838,7 +838,7 @@ def test_a_refused_request_stands_in_nobodys_way(
     Dataset(held.x, torch.arange(150) % 10).to_npz(tmp_path / "classes.npz")
     asked = ["exposure", str(trained), "--data", str(trained), "--out", str(tmp_path / "e")]
     assert main([*asked, "--holdout", str(tmp_path / "classes.npz")]) == 2
-    assert "Held-out samples: One output takes labels" in capsys.readouterr().err
+    assert "Held-out samples: A network with one output needs labels" in capsys.readouterr().err
     assert main([*asked, "--holdout", str(tmp_path / "held.npz"), "--quiet"]) == 0
 
 

@@ -321,9 +321,9 @@ def test_the_slope_matrix_is_the_jacobian_of_the_switches(build):
 
 
 def _values(model, z):
-    from residuum.theory.patterns import _record
+    from residuum.theory.patterns import _record_switches
 
-    return torch.cat([v for _, v in _record(model, z[None])], 1)[0]
+    return torch.cat([v for _, v in _record_switches(model, z[None])], 1)[0]
 
 
 def test_linear_networks_can_be_split_without_end_and_polynomial_ones_not_at_all():

@@ -13,7 +13,12 @@ from residuum.errors import InputError
 from residuum.networks import MLP, Polynomial, PolynomialNetwork, ReLU
 from residuum.records.identification import Identification
 from residuum.theory import certify
-from residuum.theory.polynomial import identifiability, interpolate, live_neurons, signal_subspace
+from residuum.theory.polynomial import (
+    estimate_signal_subspace,
+    find_live_neurons,
+    interpolate,
+    measure_identifiability,
+)
 from tests.cases import ExactPoint, coherent_point, polynomial_point
 
 
@@ -97,8 +102,8 @@ def test_samples_that_are_not_orthogonal_need_dual_vectors(n: int, coherence: fl
     assert certify(point.model, point.x, point.y).residual_plain <= 1e-9
     found = recover(point.model)
     assert max(errors(point, found, 3)) <= 1e-7
-    neurons = live_neurons(point.model)
-    signal = signal_subspace(neurons)
+    neurons = find_live_neurons(point.model)
+    signal = estimate_signal_subspace(neurons)
     x = found.x @ signal.basis
     printed = (x * interpolate(neurons, signal)(x)).sum(1)  # T(x_k, ..., x_k), as in the paper
     assert (printed / found.weights - 1).abs().max() > 1e-3
@@ -146,7 +151,7 @@ def test_the_leading_coefficient_counts(lower: tuple[float, ...]) -> None:
 
 def test_balance_is_reported() -> None:
     point = polynomial_point(4, 6, 3)
-    assert identifiability(point.model).balance_gap <= 1e-12
+    assert measure_identifiability(point.model).balance_gap <= 1e-12
     weight, coefficient = point.model.weight.detach(), point.model.coefficient.detach()
     off = recover(network(weight, 1.1 * coefficient, (0, 0, 0, 1)))
     assert 0.01 < off.balance_gap < 1
@@ -177,7 +182,9 @@ def test_noise_is_not_amplified_when_the_rank_is_given() -> None:
     residual = certify(point.model, point.x, point.y).residual_plain
     found = recover(point.model, rank=8)
     assert errors(point, found, 3)[0] <= 20 * residual
-    assert identifiability(point.model).r == 20  # what noise does to a rank that is not given
+    assert (
+        measure_identifiability(point.model).r == 20
+    )  # what noise does to a rank that is not given
 
 
 def test_single_precision_keeps_the_rank() -> None:
@@ -216,8 +223,8 @@ def test_degree_one_gives_the_sum() -> None:
     again = (y / 2) @ other
     for data in (x, other):
         assert (y * (data @ s) * 2 - 1).abs().max() <= 1e-12
-    first = identifiability(linear_network(s, 4, torch.tensor([1.0, -2, 0.5]).double()))
-    second = identifiability(linear_network(again, 4, torch.tensor([0.3, 1]).double()))
+    first = measure_identifiability(linear_network(s, 4, torch.tensor([1.0, -2, 0.5]).double()))
+    second = measure_identifiability(linear_network(again, 4, torch.tensor([0.3, 1]).double()))
     assert first.aggregate is not None
     assert second.aggregate is not None
     assert (first.aggregate - s).abs().max() <= 1e-10
@@ -243,7 +250,7 @@ def test_degree_two_gives_the_moment_matrix() -> None:
     for data in (x, turned):
         model, b = quadratic_network(data, y, copies)
         assert residual_by_hand(ExactPoint(model, data, y, b.abs(), y), 2, 1.0) <= 1e-10
-        stated.append(identifiability(model))
+        stated.append(measure_identifiability(model))
         moment = stated[-1].moment
         assert moment is not None
         assert (moment - (data.T * b) @ data).abs().max() <= 1e-10
@@ -261,7 +268,7 @@ def cubic(width: int, fill: float) -> nn.Module:
 def test_bad_input_is_refused() -> None:
     point = polynomial_point(3, 5, 3)
     for model, message in [
-        (MLP((4, 3, 1)), "this network is a MLP"),
+        (MLP((4, 3, 1)), "got a MLP"),
         (PolynomialNetwork(4, 3, ReLU()), "PolynomialNetwork with ReLU"),
         (cubic(0, 1.0), "no neurons"),
         (cubic(3, 0.0), "zero output"),

@@ -12,7 +12,7 @@ from residuum.attacks.exact.polynomial import recover
 from residuum.attacks.exact.power import Completion, misfit, normal_equations
 from residuum.records.identification import Identification
 from residuum.theory import certify
-from residuum.theory.polynomial import interpolate, live_neurons, signal_subspace
+from residuum.theory.polynomial import estimate_signal_subspace, find_live_neurons, interpolate
 from tests.cases import ExactPoint, polynomial_point
 from tests.test_polynomial import errors, network
 
@@ -85,8 +85,8 @@ def test_noise_at_a_stated_residual(seed: int) -> None:
 @pytest.mark.parametrize("alpha", [3, 4])
 def test_normal_equations_against_autograd(alpha: int) -> None:
     point = polynomial_point(5, 7, alpha, "one", seed=2)
-    neurons = live_neurons(point.model)
-    f = interpolate(neurons, signal_subspace(neurons))
+    neurons = find_live_neurons(point.model)
+    f = interpolate(neurons, estimate_signal_subspace(neurons))
     rng = torch.Generator().manual_seed(0)
     g = torch.randn(3, 5, generator=rng, dtype=torch.float64)
     sign = torch.tensor([1.0, -1, 1]).double()
@@ -100,8 +100,8 @@ def test_normal_equations_against_autograd(alpha: int) -> None:
 @pytest.mark.parametrize("alpha", [3, 4])
 def test_completed_forms_have_the_known_gradients(alpha: int) -> None:
     point = polynomial_point(4, 6, alpha, "one", seed=1)
-    neurons = live_neurons(part(point, distinct(point)[:6]))
-    f = interpolate(neurons, signal_subspace(neurons))
+    neurons = find_live_neurons(part(point, distinct(point)[:6]))
+    f = interpolate(neurons, estimate_signal_subspace(neurons))
     form = Completion(f).form(f.sizes[:, None] * f.values)
     w = f.directions.clone().requires_grad_()
     p = ((w @ form.directions.T) ** (alpha - 1) * (w @ form.coefficients.T)).sum()

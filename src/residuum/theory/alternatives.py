@@ -1,12 +1,12 @@
-"""Alternative training sets: other samples that explain the same weights as well as the true ones.
+"""Alternative training sets: other samples that fit the same weights as well as the true ones.
 
-    far       every sample split at least r away (Refael et al. 2025, Theorem 4): along a direction
-              the first layer does not see, or, where there is none, inside its own exact budget
-    budget    every sample split by a share of its exact budget, on its margin
-    merge     samples of one label and one activation pattern replaced by their weighted mean
+    far       every sample is split at least r away (Refael et al. 2025, Theorem 4): along a direction that
+              the first layer ignores, or, if there is none, within its own exact budget
+    budget    every sample is split by a share of its exact budget, on its margin
+    merge     samples with the same label and activation pattern are replaced by their weighted mean
 
-A sample that cannot be moved (it sits on kinks, or its budget is too small) stays as it is and is
-reported with the neurons in its way.
+Some samples cannot be moved, because they have kinks or too small a budget. They do not change, and they are
+reported with the neurons that limit them.
 """
 
 from __future__ import annotations
@@ -22,12 +22,19 @@ from residuum.theory.budgets import Budgets
 from residuum.theory.kkt_sets import KKTSet, Watcher
 from residuum.theory.patterns import HypothesisError
 
-LEAST = 1e-9  # of a sample's size: a smaller budget is none
+MIN_BUDGET = 1e-9  # relative to a sample's size: a smaller budget counts as zero
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """A sample that stays, and what is in its way: how many neurons, the first of them by name."""
+    """A sample that does not move, and what limits it.
+
+    Attributes:
+        sample: Index of the sample.
+        budget: Its budget.
+        neurons: Number of neurons that limit it.
+        names: Names of the first of these neurons.
+    """
 
     sample: int
     budget: float
@@ -37,11 +44,16 @@ class Blocked:
 
 @dataclass(frozen=True, eq=False)
 class Alternative:
-    """before: the samples in use; after: the alternative; parents[j]: rows of before behind row j.
+    """An alternative training set.
 
-    index: row of the given set behind each row of before.
-    budgets: (k,) exact symmetric budgets of the samples in use (infinite ones included), empty for
-        a merge.
+    Attributes:
+        kind: far, budget, or merge.
+        before: The samples in use.
+        after: The alternative.
+        parents: Rows of ``before`` behind each row of ``after``.
+        index: Row of the given set behind each row of ``before``.
+        budgets: (k,) exact symmetric budgets of the samples in use, which may be infinite. Empty for a merge.
+        blocked: Samples that do not move.
     """
 
     kind: str
@@ -54,62 +66,102 @@ class Alternative:
 
     @property
     def changed(self) -> int:
-        """How many of the samples in use were moved or merged."""
+        """The number of samples in use that were moved or merged."""
         merged = sum(len(p) for p in self.parents if len(p) > 1)
         return merged if self.kind == "merge" else len(self.before) - len(self.blocked)
 
 
-def far_alternative(
-    given: KKTSet, r: float, direction: str = "softest", watch: Watcher | None = None
+def build_far_alternative(
+    kkt_set: KKTSet, r: float, direction: str = "softest", watch: Watcher | None = None
 ) -> Alternative:
-    """A set at distance r where the weights allow it; samples whose budget is too small stay.
+    """Build a set at distance ``r``, as far as the weights allow it.
 
-    Where the first layer leaves a direction of input space unseen, every sample moves along it as far
-    as one likes. Otherwise each is split along its own direction, by r and by what other samples have
-    of that direction, so that a half is far from all of them and not only from its own sample.
+    If the first layer ignores a direction of input space, every sample can move along it without limit.
+    Otherwise each sample is split along its own direction, by ``r`` plus the range of all samples in this
+    direction. So each half is far from all samples, not only from its own. Samples with too small a budget do
+    not move.
+
+    Args:
+        kkt_set: Samples and multipliers of the network.
+        r: The distance.
+        direction: A rule of ``DIRECTIONS``.
+        watch: Called with the number of finished samples and their total.
+
+    Returns:
+        The alternative.
+
+    Raises:
+        HypothesisError: If the distance is not positive and finite.
     """
-    used, index = _used(given)
-    everything = torch.full((len(used),), torch.inf, dtype=torch.float64)
+    used, index = _select_used(kkt_set)
+    infinite = torch.full((len(used),), torch.inf, dtype=torch.float64)
     try:
-        after = given.far_set(r)
+        after = kkt_set.far_set(r)
         pairs = tuple((i,) for i in range(len(used)) for _ in range(2))
-        return Alternative("far", used, after, pairs, index, everything)
+        return Alternative("far", used, after, pairs, index, infinite)
     except HypothesisError as problem:
         if problem.hypothesis != "subspace":
             raise
     nu = used.directions(direction, watch=watch)
-    found = used.budgets(nu)
-    along = given.x.flatten(1) @ nu.T  # (n, k): what others have of each sample's direction
+    budgets = used.budgets(nu)
+    along = kkt_set.x.flatten(1) @ nu.T  # (n, k): components of all samples along each direction
     lengths = r * (1 + 1e-12) + along.amax(0) - along.amin(0)
-    return _split("far", used, index, nu, found, lengths, found.least > lengths)
+    return _split("far", used, index, nu, budgets, lengths, budgets.least > lengths)
 
 
-def budget_alternative(
-    given: KKTSet, share: float, direction: str = "softest", watch: Watcher | None = None
+def build_budget_alternative(
+    kkt_set: KKTSet, share: float, direction: str = "softest", watch: Watcher | None = None
 ) -> Alternative:
-    """Every sample split by ``share`` of its budget; of an unlimited one, of the largest sample."""
+    """Split every sample by a share of its budget.
+
+    Args:
+        kkt_set: Samples and multipliers of the network.
+        share: The share. An infinite budget counts as the norm of the largest sample.
+        direction: A rule of ``DIRECTIONS``.
+        watch: Called with the number of finished samples and their total.
+
+    Returns:
+        The alternative.
+
+    Raises:
+        InputError: If the share is not between 0 and 1.
+    """
     if not 0 < share < 1:
         raise InputError(
-            f"The share of a budget lies between 0 and 1; got {share}.", "Use --budget-frac 0.9."
+            f"The share of a budget must lie between 0 and 1; got {share}.",
+            "Pass --budget-frac 0.9.",
         )
-    used, index = _used(given)
+    used, index = _select_used(kkt_set)
     nu = used.directions(direction, watch=watch)
-    found = used.budgets(nu)
+    budgets = used.budgets(nu)
     size = used.x.flatten(1).norm(dim=1)
-    lengths = share * found.least.clamp(max=float(size.max()))
-    return _split("budget", used, index, nu, found, lengths, found.least > LEAST * (1 + size))
+    lengths = share * budgets.least.clamp(max=float(size.max()))
+    return _split(
+        "budget", used, index, nu, budgets, lengths, budgets.least > MIN_BUDGET * (1 + size)
+    )
 
 
-def merge_alternative(given: KKTSet) -> Alternative:
-    """Samples of one label, multipliers and pattern replaced by one."""
-    used, index = _used(given)
+def build_merged_alternative(kkt_set: KKTSet) -> Alternative:
+    """Merge samples with the same label, multipliers and pattern.
+
+    Args:
+        kkt_set: Samples and multipliers of the network.
+
+    Returns:
+        The alternative.
+
+    Raises:
+        InconclusiveError: If no two samples can be merged.
+    """
+    used, index = _select_used(kkt_set)
     merged, groups = used.merge_all()
     if len(merged) == len(used):
         raise InconclusiveError(
-            f"No two of the {len(used)} samples in use share label and activation pattern.",
-            "Nothing can be merged; try --budget-frac 0.9.",
+            "Merging needs two samples with the same label and activation pattern; there are none among "
+            f"the {len(used)} samples in use.",
+            "Pass --budget-frac 0.9 to split samples instead.",
         )
-    after = dataclasses.replace(merged, parent=given)
+    after = dataclasses.replace(merged, parent=kkt_set)
     no_budgets = torch.zeros(0, dtype=torch.float64)
     return Alternative("merge", used, after, tuple(map(tuple, groups)), index, no_budgets)
 
@@ -119,35 +171,37 @@ def _split(
     used: KKTSet,
     index: Tensor,
     nu: Tensor,
-    found: Budgets,
+    budgets: Budgets,
     lengths: Tensor,
     free: Tensor,
 ) -> Alternative:
-    """Split the samples that may move so far; those in whose way a switch stands stay, and are named."""
-    blocked = tuple(_blocked(found, i, int(index[i])) for i in (~free).nonzero()[:, 0].tolist())
+    """Split the samples that can move so far. The others do not move, and their limits are described."""
+    blocked = tuple(
+        _describe_blocked(budgets, i, int(index[i])) for i in (~free).nonzero()[:, 0].tolist()
+    )
     if not free.any():
         raise InconclusiveError(
             f"None of the {len(used)} samples in use can be moved that far inside its activation "
-            f"pattern; the largest budget is {float(found.least.max()):.4g}.",
-            "Try --budget-frac 0.9, or --direction largest.",
+            f"pattern; the largest budget is {float(budgets.least.max()):.4g}.",
+            "Pass --budget-frac 0.9, or --direction largest.",
         )
-    some = free.nonzero()[:, 0]
-    after = used.split_all(nu[some], lengths[some], samples=some)
+    movable = free.nonzero()[:, 0]
+    after = used.split_all(nu[movable], lengths[movable], samples=movable)
     parents = tuple((i,) for i, split in enumerate(free.tolist()) for _ in range(1 + split))
-    return Alternative(kind, used, after, parents, index, found.least, blocked)
+    return Alternative(kind, used, after, parents, index, budgets.least, blocked)
 
 
-def _blocked(found: Budgets, i: int, sample: int) -> Blocked:
-    kinks = int(found.kinks[i].sum())
-    neurons = kinks or int(found.blocking[i].sum())
-    return Blocked(sample, float(found.least[i]), neurons, found.names(i))
+def _describe_blocked(budgets: Budgets, i: int, sample: int) -> Blocked:
+    kinks = int(budgets.kinks[i].sum())
+    neurons = kinks or int(budgets.blocking[i].sum())
+    return Blocked(sample, float(budgets.least[i]), neurons, budgets.names(i))
 
 
-def _used(given: KKTSet) -> tuple[KKTSet, Tensor]:
-    index = (given.lam > 0).nonzero()[:, 0]
+def _select_used(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
+    index = (kkt_set.lam > 0).nonzero()[:, 0]
     if not len(index):
         raise InconclusiveError(
-            "No sample has a positive multiplier: these samples explain nothing of the weights.",
+            "No sample has a positive multiplier, so these samples do not contribute to the weights.",
             "Check that they are the network's training data.",
         )
-    return given.used(), index
+    return kkt_set.used(), index

@@ -1,11 +1,11 @@
 """How far a sample can be split along a direction before its activation pattern changes.
 
-Refael et al. 2025, Theorems 5 and 8. Inside a pattern every switch is affine in x, so the budgets
+Refael et al. 2025, Theorems 5 and 8. Inside a pattern every switch is affine in x. So the budgets
 
     alpha_max = min_k { -s_k(x) / <grad s_k, nu> : > 0 },    beta_max: the same along -nu
 
-are exact, one-sided, and need no hypothesis on depth or on how good a KKT point is. The published
-bounds on them, printed and corrected, are in ``papers/refael2025.py``.
+are exact and one-sided. They need no hypothesis on the depth or on how exact a KKT point is. The published
+bounds on them, as printed and corrected, are in ``papers/refael2025.py``.
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ from residuum.theory.patterns import ROUNDING, HypothesisError, Switches, sizes,
 class Budgets:
     """Exact one-sided budgets of n samples, each along its own direction.
 
-    alpha, beta: (n,) how far along +nu and -nu, infinite where nothing is in the way.
-    blocking: (n, K) the switches that stop a sample first on either side.
-    kinks: (n, K) switches the sample sits on and that the direction would move: both budgets are 0
-        then.
+    Attributes:
+        alpha: (n,) how far a sample can move along +nu, infinite if nothing limits it.
+        beta: (n,) how far a sample can move along -nu.
+        blocking: (n, K) switches that limit a sample first on either side.
+        kinks: (n, K) switches that are zero at the sample and that the direction would move. If there are
+            any, both budgets are 0.
+        switches: The switches at the samples.
     """
 
     alpha: Tensor
@@ -38,20 +41,29 @@ class Budgets:
 
     @property
     def least(self) -> Tensor:
-        """(n,) the smaller side: how far a symmetric split can go."""
+        """(n,) the smaller side, i.e. how far a symmetric split can go."""
         return torch.minimum(self.alpha, self.beta)
 
     def names(self, i: int) -> str:
-        """The neurons that stop sample i: all kinks it sits on, otherwise the first on each side."""
+        """Return the neurons that limit sample i: all its kinks, or else the first on each side."""
         return self.switches.names(self.kinks[i] if self.kinks[i].any() else self.blocking[i])
 
 
 @torch.no_grad()
 def exact_budgets(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Budgets:
-    """Budgets of x: (n, *shape) along unit directions (n, *shape) or (*shape)."""
-    found = switches(models, x)
-    value, slope = found.values, slopes(models, x, direction)
-    size = sizes(models, x, found.layers)
+    """Compute the budgets of samples along unit directions.
+
+    Args:
+        models: The network at every gradient point.
+        x: (n, *shape) samples.
+        direction: (n, *shape) or (*shape) unit directions.
+
+    Returns:
+        The budgets.
+    """
+    at_samples = switches(models, x)
+    value, slope = at_samples.values, slopes(models, x, direction)
+    size = sizes(models, x, at_samples.layers)
     moves = slope.abs() > ROUNDING * size
     reach = 1 + x.flatten(1).norm(dim=1, keepdim=True)
     kinks = moves & (value.abs() <= 10 * ROUNDING * size * reach)
@@ -61,18 +73,28 @@ def exact_budgets(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> 
     alpha, beta = (_least(side) for side in (ahead, behind))
     stopped = (ahead <= alpha[:, None]) & alpha.isfinite()[:, None]
     stopped |= (behind <= beta[:, None]) & beta.isfinite()[:, None]
-    return Budgets(alpha, beta, stopped, kinks, found)
+    return Budgets(alpha, beta, stopped, kinks, at_samples)
 
 
 def unit(direction: Tensor) -> Tensor:
-    """(d,) the direction with length 1; one of zero length is refused."""
+    """Return the (d,) direction with length 1.
+
+    Args:
+        direction: A direction.
+
+    Returns:
+        The unit direction.
+
+    Raises:
+        HypothesisError: If its length is zero or not finite.
+    """
     flat = direction.flatten().double()
     length = float(flat.norm())
     if not 0 < length < math.inf:
         raise HypothesisError(
             "direction",
             f"A splitting direction must have a positive finite length; got {length}.",
-            "Take one from residuum.theory.directions.",
+            "Pass a direction from residuum.theory.directions.",
         )
     return flat / length
 

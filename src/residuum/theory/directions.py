@@ -1,16 +1,16 @@
-"""Directions along which a sample can be split, and how large the budget along them is.
+"""Directions along which a sample can be split.
 
-What limits a split is <grad s_k, nu> for the switches near the sample, hence:
+A split is limited by <grad s_k, nu> for the switches near the sample. Hence these directions nu:
 
     data       last left singular vector of the d x n data matrix: gamma = max_i |<x_i, nu>| lies
                between sigma_d / sqrt(n) and sigma_d (Refael et al. 2025, Theorem 15)
-    weights    last right singular vector of the first layer: what the network hardly sees
+    weights    last right singular vector of the first layer, which the network hardly depends on
     tangent    a random direction
     softest    argmin_nu || diag(1/|s|) G nu ||, G (K, d) the gradients of the switches at the sample
-    largest    from there, max ||z|| s.t. |<grad s_k, z>| <= |s_k| by linear programmes that each move
-               along the last solution: a symmetric split of length ||z||, larger with every round
+    largest    from there, max ||z|| s.t. |<grad s_k, z>| <= |s_k| by linear programs, each of which
+               moves along the last solution: a symmetric split of length ||z||, larger with every round
 
-Each is made orthogonal to grad_x Phi(x_i), so that both halves stay on the margin.
+Each direction is made orthogonal to grad_x Phi(x_i), so that both halves stay on the margin.
 """
 
 from __future__ import annotations
@@ -25,33 +25,40 @@ from residuum.networks import dense_chain
 from residuum.theory.budgets import exact_budgets, unit
 from residuum.theory.patterns import ROUNDING, HypothesisError, sizes, slope_matrix, switches
 
-ROUNDS = 4  # linear programmes at most, each budget at least as long as the last
-SECONDS = 30.0  # for one linear programme: past a thousand neurons they take minutes
-WALL = 1e6  # softest: a switch this many times nearer than the farthest counts as no nearer
+MAX_ROUNDS = 4  # linear programs, each of which gives at least the budget of the last
+PROGRAM_SECONDS = 30.0  # for one linear program: with more than a thousand neurons it takes minutes
+DISTANCE_RATIO = 1e6  # softest: distances below the largest divided by this number count as equal
 
 
 def data_direction(x: Tensor) -> tuple[Tensor, float, float]:
-    """nu (d,), sigma_d and gamma of samples x: (n, ...); sigma_d = 0 where they do not span."""
+    """Return nu (d,), sigma_d and gamma of samples (n, ...). sigma_d is 0 if the samples do not span."""
     flat = x.flatten(1).double()
-    nu, lowest = _least_seen(flat)
+    nu, lowest = _find_least_visible(flat)
     return nu, lowest, float((flat @ nu).abs().max())
 
 
 def weight_direction(model: nn.Module) -> tuple[Tensor, float]:
-    """nu (d,) and the lowest singular value of an MLP's first layer (0 where it does not span)."""
-    return _least_seen(_first_layer(model))
+    """Return nu (d,) and the smallest singular value of an MLP's first layer, or 0 if it does not span."""
+    return _find_least_visible(_first_layer(model))
 
 
-def _least_seen(matrix: Tensor) -> tuple[Tensor, float]:
-    """The last right singular vector, and its singular value: 0 if the rows do not span."""
+def _find_least_visible(matrix: Tensor) -> tuple[Tensor, float]:
+    """Return the last right singular vector and its singular value, or 0 if the rows do not span."""
     _, sigma, vectors = torch.linalg.svd(matrix, full_matrices=True)
     return vectors[-1], float(sigma[-1]) if len(sigma) == matrix.shape[1] else 0.0
 
 
 def hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """(d, k) orthonormal directions that no first layer sees, those outside the data's span first.
+    """Return directions that no first layer depends on, those outside the span of the data first.
 
-    Along them nothing a network computes changes: budgets are infinite and margins stay.
+    Along these directions the outputs of the network do not change, so budgets are infinite and margins stay.
+
+    Args:
+        models: The network at every gradient point.
+        x: (n, *shape) samples.
+
+    Returns:
+        (d, k) orthonormal directions.
     """
     weight = torch.cat([_first_layer(model) for model in models])
     _, sigma, rows = torch.linalg.svd(weight, full_matrices=True)
@@ -60,18 +67,28 @@ def hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     if not hidden.shape[1]:
         return hidden
     _, _, order = torch.linalg.svd(x.flatten(1) @ hidden, full_matrices=True)
-    basis = hidden @ order.T.flip(1)  # what the data have least of comes first
-    for _ in range(2):  # orthogonal to every w_j to rounding, however long the step along it is
+    basis = hidden @ order.T.flip(1)  # directions with the least data come first
+    for _ in range(2):  # repeated, to be orthogonal to every w_j even for long steps
         basis = basis - rows[:rank].T @ (rows[:rank] @ basis)
         basis = basis / basis.norm(dim=0)
     return basis
 
 
 def tangent(direction: Tensor, gradients: Tensor) -> Tensor:
-    """Unit direction (d,) without its components along gradients (g, d); refused where none is left.
+    """Project a direction so that it is orthogonal to gradients, and normalize it.
 
-    A split x +- nu stays on the margin only where nu is orthogonal to the gradient of every margin in use.
-    Twice: what rounding leaves of a gradient after one projection is multiplied by the length of the split.
+    A split x +- nu stays on the margin only if nu is orthogonal to the gradients of all margins in use. The
+    projection is repeated, because the length of the split multiplies the rounding errors of the first one.
+
+    Args:
+        direction: (d,) a direction.
+        gradients: (g, d) gradients.
+
+    Returns:
+        (d,) unit direction.
+
+    Raises:
+        HypothesisError: If nothing remains of the direction.
     """
     nu = unit(direction)
     basis = torch.linalg.svd(gradients.reshape(-1, nu.numel()), full_matrices=False)
@@ -82,17 +99,26 @@ def tangent(direction: Tensor, gradients: Tensor) -> Tensor:
     if float(nu.norm()) <= 1e-8:
         raise HypothesisError(
             "direction",
-            "The direction is parallel to grad_x Phi: nothing of it keeps the sample on its margin.",
-            "Take another direction.",
+            "The direction is parallel to grad_x Phi, so it does not keep the sample on its margin.",
+            "Pass another direction.",
         )
     return unit(nu)
 
 
 def softest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
-    """(d,) the direction along which the switches near sample x (*shape) move least, on its margin.
+    """Return the direction on the margin along which switches near a sample move least.
 
-    The least eigenvector of sum_j (slope_j / distance_j)^2: a switch counts by how soon it would be
-    reached. The budget is a maximum over switches and this a sum, so it is a start, not the optimum.
+    This is the eigenvector of sum_j (slope_j / distance_j)^2 with the smallest eigenvalue, so a switch counts
+    by how soon it is reached. The budget is a maximum over switches, while this is a sum. So the result is a
+    good start but not the optimum.
+
+    Args:
+        models: The network at every gradient point.
+        x: (*shape) a sample.
+        gradients: (g, d) gradients of its margins.
+
+    Returns:
+        (d,) unit direction.
     """
     return _softest(*_scaled_slopes(models, x, gradients))
 
@@ -105,9 +131,18 @@ def _softest(scaled: Tensor, free: Tensor) -> Tensor:
 
 
 def largest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
-    """(d,) a direction of large symmetric budget: successive linear programmes from the softest one.
+    """Return a direction of large symmetric budget, by successive linear programs from the softest one.
 
-    Maximizing a length over a polytope has many local answers; every round is at least as long.
+    The maximum length over a polytope has many local solutions. Every round gives at least the length of the
+    round before.
+
+    Args:
+        models: The network at every gradient point.
+        x: (*shape) a sample.
+        gradients: (g, d) gradients of its margins.
+
+    Returns:
+        (d,) unit direction.
     """
     from scipy.optimize import linprog
 
@@ -118,47 +153,60 @@ def largest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor)
         return best
     a = scaled.numpy()
     lines = np.concatenate([a, -a])
-    for _ in range(ROUNDS):
-        goal = (best @ free).numpy()
-        limit = {"time_limit": SECONDS}
-        ends, ones = (None, None), np.ones(len(lines))
-        found = linprog(-goal, lines, ones, bounds=ends, method="highs", options=limit)
-        if found.status != 0:  # out of time, or unbounded: then the softest direction was free
+    for _ in range(MAX_ROUNDS):
+        objective = (best @ free).numpy()
+        options = {"time_limit": PROGRAM_SECONDS}
+        unbounded, bounds = (None, None), np.ones(len(lines))
+        solution = linprog(
+            -objective, lines, bounds, bounds=unbounded, method="highs", options=options
+        )
+        if solution.status != 0:  # the time limit was reached, or the budget is unbounded
             break
-        nu = unit(free @ torch.from_numpy(found.x))
-        longer = _budget(models, x, nu)
-        if not longer > reach * (1 + 1e-9):
+        nu = unit(free @ torch.from_numpy(solution.x))
+        new_reach = _budget(models, x, nu)
+        if not new_reach > reach * (1 + 1e-9):
             break
-        best, reach = nu, longer
+        best, reach = nu, new_reach
     return best
 
 
 def _scaled_slopes(
     models: Sequence[nn.Module], x: Tensor, gradients: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """diag(1/|s|) G in coordinates of the tangent space (J, t), and its basis (d, t).
+    """Return diag(1/|s|) G in coordinates of the tangent space (J, t), and the basis (d, t) of that space.
 
-    s_j: distance of switch j from zero; G: slopes of all switches at x. Along a direction of the tangent
-    space with coordinates c, switch j is reached after 1 / |row_j c|, whichever way.
+    s_j is the distance of switch j from zero, and G has the slopes of all switches at x. Along a direction
+    of the tangent space with coordinates c, switch j is reached after 1 / |row_j c|, in either direction.
+
+    Args:
+        models: The network at every gradient point.
+        x: (*shape) a sample.
+        gradients: (g, d) gradients of its margins.
+
+    Returns:
+        The scaled slopes and the basis.
+
+    Raises:
+        HypothesisError: If the sample has one coordinate.
     """
-    found, matrix = switches(models, x[None]), slope_matrix(models, x)
-    size = sizes(models, x[None], found.layers)[0]
-    distance = found.values[0].abs()
+    all_switches, matrix = switches(models, x[None]), slope_matrix(models, x)
+    size = sizes(models, x[None], all_switches.layers)[0]
+    distance = all_switches.values[0].abs()
     _, sigma, rows = torch.linalg.svd(gradients.reshape(-1, x.numel()), full_matrices=True)
     rank = int((sigma > ROUNDING * sigma.max().clamp(min=1e-300)).sum())
     free = rows[rank:].T
     if not free.shape[1]:
         raise HypothesisError(
             "direction",
-            "No direction is orthogonal to grad_x Phi: the sample has one coordinate.",
-            "Nothing can be split on the margin here.",
+            "No direction is orthogonal to grad_x Phi, because the sample has one coordinate.",
+            "Samples with one coordinate cannot be split on their margin.",
         )
-    moving = matrix.norm(dim=1) > ROUNDING * size
-    matrix, distance = matrix[moving], distance[moving]
+    is_moving = matrix.norm(dim=1) > ROUNDING * size
+    matrix, distance = matrix[is_moving], distance[is_moving]
     if not len(matrix):
         return matrix, free
     relative = distance / matrix.norm(dim=1)
-    floor = (relative.max() / WALL).clamp(min=1e-300)
+    floor = (relative.max() / DISTANCE_RATIO).clamp(min=1e-300)
     return (matrix / torch.maximum(distance, floor * matrix.norm(dim=1))[:, None]) @ free, free
 
 
@@ -170,8 +218,8 @@ def _first_layer(model: nn.Module) -> Tensor:
     if (chain := dense_chain(model)) is None:
         raise HypothesisError(
             "subspace",
-            f"A first layer that sees the whole input is needed; {type(model).__name__} has none.",
-            "Use the direction 'softest'.",
+            f"A first layer that is connected to the full input is needed; {type(model).__name__} has none.",
+            "Pass the direction 'softest'.",
         )
     return chain.linears[0].weight.detach().double()
 
@@ -179,31 +227,44 @@ def _first_layer(model: nn.Module) -> Tensor:
 Finder = Callable[[Sequence[nn.Module], Tensor, Tensor, Tensor], Tensor]
 
 
-def _each(nu: Tensor, gradients: Tensor) -> Tensor:
-    return torch.stack([tangent(nu, own) for own in gradients])
+def _project_each(nu: Tensor, gradients: Tensor) -> Tensor:
+    return torch.stack([tangent(nu, sample_gradients) for sample_gradients in gradients])
 
 
-def _random(models: Sequence[nn.Module], x: Tensor, some: Tensor, gradients: Tensor) -> Tensor:
+def _random(models: Sequence[nn.Module], x: Tensor, indices: Tensor, gradients: Tensor) -> Tensor:
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(len(some), gradients.shape[2], generator=generator, dtype=torch.float64)
-    return torch.stack([tangent(nu, own) for nu, own in zip(drawn, gradients, strict=True)])
+    random_directions = torch.randn(
+        len(indices), gradients.shape[2], generator=generator, dtype=torch.float64
+    )
+    return torch.stack(
+        [
+            tangent(nu, sample_gradients)
+            for nu, sample_gradients in zip(random_directions, gradients, strict=True)
+        ]
+    )
 
 
-def _one_by_one(find: Callable[[Sequence[nn.Module], Tensor, Tensor], Tensor]) -> Finder:
-    def finder(models: Sequence[nn.Module], x: Tensor, some: Tensor, gradients: Tensor) -> Tensor:
-        pairs = zip(some.tolist(), gradients, strict=True)
-        return torch.stack([find(models, x[i], own) for i, own in pairs])
+def _one_by_one(find_direction: Callable[[Sequence[nn.Module], Tensor, Tensor], Tensor]) -> Finder:
+    def finder(
+        models: Sequence[nn.Module], x: Tensor, indices: Tensor, gradients: Tensor
+    ) -> Tensor:
+        pairs = zip(indices.tolist(), gradients, strict=True)
+        return torch.stack(
+            [find_direction(models, x[i], sample_gradients) for i, sample_gradients in pairs]
+        )
 
     return finder
 
 
-# finder(models, x, some, gradients): unit directions (k, d) for the samples x[some] that keep them on
-# their margins; gradients: (k, g, d) of their margins.
+# finder(models, x, indices, gradients) returns unit directions (k, d) for the samples x[indices] that
+# keep them on their margins. gradients (k, g, d) are those of their margins.
 DIRECTIONS: dict[str, Finder] = {
-    "data": lambda models, x, some, gradients: _each(data_direction(x)[0], gradients),
-    "weights": lambda models, x, some, gradients: _each(weight_direction(models[0])[0], gradients),
+    "data": lambda models, x, indices, gradients: _project_each(data_direction(x)[0], gradients),
+    "weights": lambda models, x, indices, gradients: _project_each(
+        weight_direction(models[0])[0], gradients
+    ),
     "tangent": _random,
     "softest": _one_by_one(softest_direction),
     "largest": _one_by_one(largest_direction),
 }
-SLOW = ("softest", "largest")  # one sample after the other
+SLOW = ("softest", "largest")  # these process one sample after the other

@@ -89,12 +89,12 @@ def alternatives(
     task = released.task if task == "auto" and released.task else task
     given = KKTSet.from_samples(released.module, data.x, data.y, task=task)
     if merge:
-        found = kinds.merge_alternative(given)
+        found = kinds.build_merged_alternative(given)
     elif far is not None:
-        found = kinds.far_alternative(given, far, direction, watch)
+        found = kinds.build_far_alternative(given, far, direction, watch)
     else:
         share = SHARE if share is None else share
-        found = kinds.budget_alternative(given, share, direction, watch)
+        found = kinds.build_budget_alternative(given, share, direction, watch)
     result = Alternatives(given, found, direction, released.arch)
     if out is not None:
         _write(Path(out), data, result)

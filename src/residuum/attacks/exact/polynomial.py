@@ -35,11 +35,11 @@ from residuum.records.identification import Identification
 from residuum.surfaces.surface import Surface
 from residuum.theory.polynomial import (
     Interpolant,
-    conditions,
-    identifiability,
+    estimate_signal_subspace,
+    find_live_neurons,
     interpolate,
-    live_neurons,
-    signal_subspace,
+    measure_conditions,
+    measure_identifiability,
 )
 
 PAIRS = 10  # random pairs of slices: the one whose eigenvalues lie farthest apart is used
@@ -69,11 +69,11 @@ def recover(
     augmented: their last coordinate is the constant 1, which settles scale and sign.
     Without either, samples are unit vectors, up to scale.
     """
-    neurons = live_neurons(model)
+    neurons = find_live_neurons(model)
     _check(neurons.degree, pairs, norm, augmented)
-    signal = signal_subspace(neurons, rank)
+    signal = estimate_signal_subspace(neurons, rank)
     f = interpolate(neurons, signal)
-    stated = conditions(neurons, signal, f)
+    stated = measure_conditions(neurons, signal, f)
     generator = stream("polynomial", seed)
     exact = diagonalise(f, pairs, steps, generator) if stated.samples else None
     found, grown = exact, None
@@ -196,7 +196,7 @@ def _check(degree: int, pairs: int, norm: float | None, augmented: bool) -> None
         raise InputError(
             f"Samples are not identifiable from a network of degree {degree}; an aggregate "
             "of them is.",
-            "Use `identifiability(model)`.",
+            "Use `measure_identifiability(model)`.",
         )
     if pairs < 1:
         raise InputError(f"At least one pair of slices is needed; got {pairs}.", "Use `pairs=10`.")
@@ -288,7 +288,7 @@ def identify(
     margin = None if data is None else _min_margin(model, data, biased)
     augmented = augmented or (biased and norm is None)
     found = (
-        identifiability(model, rank)
+        measure_identifiability(model, rank)
         if model.activation.degree < 3  # type: ignore[operator]
         else recover(model, rank=rank, norm=norm, augmented=augmented, seed=seed)
     )
