@@ -13,10 +13,10 @@ from residuum.attacks import every_attack
 from residuum.attacks.tabular.hyperplanes import (
     Hyperplanes,
     Planes,
-    beyond,
-    on_lines,
-    search,
-    upper,
+    count_excess,
+    find_crossings,
+    make_upper_counter,
+    search_corners,
 )
 from residuum.errors import InputError
 from residuum.networks import Architecture
@@ -83,7 +83,7 @@ def test_ranges_and_means_are_taken_into_account() -> None:
 
 def test_corners_are_those_of_a_plain_loop() -> None:
     weight, bias, _ = planted(1, seed=3)
-    planes = Planes.of(
+    planes = Planes.from_layer(
         weight[:8], bias[:8], torch.zeros(COLUMNS).double(), torch.ones(COLUMNS).double()
     )
     picked = torch.tensor(list(itertools.combinations(range(8), COLUMNS)))
@@ -94,15 +94,17 @@ def test_corners_are_those_of_a_plain_loop() -> None:
             x = torch.linalg.lstsq(weight[rows], -bias[rows, None]).solution[:, 0]
             naive += [x] if bool(((x > -0.02) & (x < 1.02)).all()) else []
     assert len(naive) > 3
-    assert torch.allclose(planes.corners(picked), torch.stack(naive))
+    assert torch.allclose(planes.intersect(picked), torch.stack(naive))
 
 
 def test_points_on_lines_are_those_where_more_hyperplanes_meet_than_anywhere() -> None:
     """Against a plain loop; one of them is the planted row."""
     weight, bias, x = planted(1)
-    planes = Planes.of(weight, bias, torch.zeros(COLUMNS).double(), torch.ones(COLUMNS).double())
+    planes = Planes.from_layer(
+        weight, bias, torch.zeros(COLUMNS).double(), torch.ones(COLUMNS).double()
+    )
     around = x + 0.05 * torch.randn(20, COLUMNS, generator=torch.Generator().manual_seed(1))
-    found = on_lines(planes, around, torch.Generator().manual_seed(2))
+    found = find_crossings(planes, around, torch.Generator().manual_seed(2))
     assert hits(found, x, 1e-3) == 1
     for point in found:
         passing = sum(
@@ -110,7 +112,7 @@ def test_points_on_lines_are_those_where_more_hyperplanes_meet_than_anywhere() -
             for n, o in zip(weight, bias, strict=True)
         )
         assert passing >= COLUMNS + 2
-    assert int(beyond(planes, x)[0, 0]) >= 12 - COLUMNS
+    assert int(count_excess(planes, x)[0, 0]) >= 12 - COLUMNS
 
 
 def test_hyperplanes_that_hold_a_line_need_fewer_that_cross_it() -> None:
@@ -121,9 +123,11 @@ def test_hyperplanes_that_hold_a_line_need_fewer_that_cross_it() -> None:
     along = torch.nn.functional.normalize(other - one, dim=0)
     weight[:10] -= (weight[:10] @ along)[:, None] * along
     bias[:11] = -(weight[:11] @ one)
-    planes = Planes.of(weight, bias, torch.zeros(COLUMNS).double(), torch.ones(COLUMNS).double())
+    planes = Planes.from_layer(
+        weight, bias, torch.zeros(COLUMNS).double(), torch.ones(COLUMNS).double()
+    )
     between = (one + other) / 2 + 1e-3 * torch.randn(40, COLUMNS, generator=generator)
-    assert hits(on_lines(planes, between, generator), one[None], 1e-3) == 1
+    assert hits(find_crossings(planes, between, generator), one[None], 1e-3) == 1
 
 
 def test_counts_of_layers_above_are_those_of_a_plain_loop() -> None:
@@ -144,7 +148,7 @@ def test_counts_of_layers_above_are_those_of_a_plain_loop() -> None:
                 a, b = (middle, b) if pre(middle, 1)[j] * pre(a, 1)[j] > 0 else (a, middle)
             points.append(a + 2e-4 * torch.rand(COLUMNS).double())
     assert len(points) > 3
-    found = upper(model, low, high)(torch.stack(points))
+    found = make_upper_counter(model, low, high)(torch.stack(points))
     for layer, counts in enumerate(found, 1):
         for x, count in zip(points, counts, strict=True):
             steps = [pre(x + 1e-7 * e, layer) for e in torch.eye(COLUMNS).double()]
@@ -158,8 +162,13 @@ def test_a_hyperplane_counts_once() -> None:
     weight, bias, _ = planted(0)
     twice = torch.cat([weight, -2 * weight]), torch.cat([bias, -2 * bias])
     box = torch.zeros(COLUMNS).double(), torch.ones(COLUMNS).double()
-    assert len(Planes.of(*twice, *box).offsets) == len(Planes.of(weight, bias, *box).offsets)
-    same = [search(Planes.of(*part, *box), 4000, 1).x for part in (twice, (weight, bias))]
+    assert len(Planes.from_layer(*twice, *box).offsets) == len(
+        Planes.from_layer(weight, bias, *box).offsets
+    )
+    same = [
+        search_corners(Planes.from_layer(*part, *box), 4000, 1).x
+        for part in (twice, (weight, bias))
+    ]
     assert torch.allclose(*same)
 
 

@@ -1,1 +1,1 @@
-"""Attacks on networks that were trained on tables."""
+"""Attacks on networks trained on tables."""

@@ -1,21 +1,25 @@
-"""Corners: rows of a table where more switching surfaces meet than can be by accident.
+"""Corners: recover rows of a table as points where more activation boundaries meet than expected by chance.
 
-Training moves the hyperplanes w_j x + b_j = 0 on which neurons of the first layer switch onto training
-samples (*kinks*), and the surfaces on which those of the layers above do. In d dimensions d of them meet
-in a point wherever they are; one more that passes through it is no accident. Without labels and multipliers:
+The activation boundary of a neuron in the first layer is the hyperplane w_j x + b_j = 0. Training moves these
+hyperplanes, and the boundaries of the layers above, onto training samples (*kinks*). Any d hyperplanes meet
+in a point in d dimensions. A further hyperplane through the same point is unlikely by chance. The attack
+needs neither labels nor multipliers:
 
-    draw    d - 1 hyperplanes among the nearest of a random point of the known range: they meet in a line.
-            Hyperplanes that pass through the same two samples hold the line between these: l more hold it
-    cross   it with the others near by; where m of them cross within WIDTH of each other and m + l >= GROUP
-            lies a corner
-    settle  it by least squares on the hyperplanes that pass it
-    count   surfaces within eps of it, of the first layer beyond d, and of every other layer: k_eps; at
-            corners of any d hyperplanes their mean is lam_eps
-    rank    by  s = sum over layers of  max_eps -log P(Poisson(lam_eps) >= k_eps),  less UNEQUAL times how far
-            the margin there is from that of the best (samples of a network at its margin share it)
+    draw    d - 1 of the hyperplanes closest to a random point of the known range. They meet in a line.
+            Hyperplanes through the same two samples contain the line between them. Let l be the number of
+            further hyperplanes that contain the line.
+    cross   the line with the other hyperplanes nearby. If m of them cross it within WIDTH of each other, and
+            m + l >= GROUP, the crossing is a corner.
+    settle  the corner by least squares on the hyperplanes that pass through it.
+    count   the boundaries within eps of the corner, k_eps: those of the first layer in excess of d, and those
+            of each other layer. Let lam_eps be the mean count at the corners of any d hyperplanes.
+    rank    by  s = sum over layers of  max_eps -log P(Poisson(lam_eps) >= k_eps),  minus MARGIN_PENALTY times
+            the deviation of the margin from that of the best corners. If training ended at the maximum
+            margin, its samples share one margin.
 
-What comes back is within a percent of its sample, all columns together. Few rows are the hard case: their
-hyperplanes are few. Below four dimensions every point of the range is near some corner.
+A recovered row differs from its sample by less than a percent in all columns. Small tables are difficult,
+because few hyperplanes lie on their rows. In fewer than four dimensions, every point of the range is close
+to a corner.
 """
 
 from __future__ import annotations
@@ -38,96 +42,132 @@ from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.surfaces.surface import Surface
 from residuum.theory.rows import margins
 
-LEAST, MOST = 4, 10  # columns
-EPS = (1e-4, 3e-4, 1e-3)  # of the range: how exactly surfaces pass through a sample
-GROUP, WIDTH = 3, 4e-4  # hyperplanes that cross a line so close to each other, in the range
-SPARE, PASSING = (
-    7,
-    60,
-)  # hyperplanes to draw from beyond d, and to cross, of those nearest to a point
-DRAWS, BATCH = 8, 500  # lines at a point, points at a time
-RATE = 60_000  # lines a second of one core; the same for the same seconds
-MOST_LINES, MOST_POINTS = (
-    3_000_000,
-    30_000,
-)  # bound time and memory; of the points the most telling,
-LINES_A_POINT = 40  # and so few that scoring takes no longer than drawing, whatever the seconds
-FLAT = 0.05  # sine of the angle with a line below which where a hyperplane crosses it is not known
-HELD = 5e-3  # likewise, below which it holds the line that it passes within the last of EPS
-FAR, AWAY = 1.5, 1e9  # of a crossing from the point, in the range; stands for one that is none
-STEEP = 1e-3  # determinant of unit normals below which a corner is no point
-DEAD = 1e-3  # of the longest row: neurons that hold nothing
-SAME = 1e-4  # 1 - cosine of two hyperplanes that are one
-CELL, APART = 0.01, 0.05  # of the range: of corners in a cell one is scored, closer ones are one
-OUTSIDE = 0.02  # of the range, that a corner may lie outside of it
-UNEQUAL, LARGEST = (
-    20.0,
-    0.5,
-)  # off the score for margins that are so far from the median of the best
-BEST, SHARED = 12, 0.15  # corners, which must be so close to it themselves, or margins say nothing
+# Distances are shares of the range, which is scaled to [0, 1] in each column.
+MIN_COLUMNS, MAX_COLUMNS = 4, 10
+EPS = (1e-4, 3e-4, 1e-3)  # maximum distances of a boundary from a sample on it
+GROUP = 3  # minimum number of hyperplanes that cross a line in a corner
+WIDTH = 4e-4  # maximum distance between the first and the last of these crossings
+SPARE = 7  # the lines use hyperplanes among the d + SPARE closest ones
+CROSSING = 60  # number of close hyperplanes whose crossings are computed
+DRAWS = 8  # lines at each point
+BATCH = 500  # points in each batch
+RATE = 60_000  # lines per second on one core; fixed, so that results do not depend on the machine
+MAX_LINES, MAX_POINTS = 3_000_000, 30_000  # bound the time and memory
+LINES_PER_POINT = 40  # limits the scored points, so that scoring takes no longer than drawing
+FLAT = 0.05  # minimum sine of the angle between a line and a hyperplane with a reliable crossing
+CONTAINING = (
+    5e-3  # maximum sine of the angle between a line and a hyperplane that contains the line
+)
+MAX_DISTANCE = 1.5  # maximum distance of a crossing from the point
+NO_CROSSING = 1e9  # position that marks a missing crossing
+STEEP = 1e-3  # minimum determinant of the unit normals that define a corner
+DEAD = 1e-3  # neurons below this share of the longest row are dead
+SAME = 1e-4  # maximum 1 - cosine of two equal hyperplanes
+CELL = 0.01  # one corner is scored in each cell of this size
+MIN_SEPARATION = 0.05  # minimum distance of two distinct corners, in at least one column
+OUTSIDE = 0.02  # distance by which a corner may lie outside the range
+# Penalty for the deviation of a margin from the median of the best corners, and limit of the deviation. The
+# penalty applies only if the margins of the best corners themselves deviate by less than SHARED_MARGIN.
+MARGIN_PENALTY, MAX_DEVIATION = 20.0, 0.5
+BEST_CORNERS, SHARED_MARGIN = 12, 0.15
 CANDIDATES = 240
-# Probability that a corner is within 5% of a row in every column: sigmoid(a + b s), fitted on 960 corners of
-# four networks (80 rows of five columns) that no claim uses; of the 29 above 0.95, 28 were.
+# Probability that a corner is within 5% of a row in every column: sigmoid(a + b s). Fitted on 960 corners of
+# four networks (80 rows of five columns) that appear in no published result. Of the 29 corners with a
+# probability above 0.95, 28 were true.
 CONFIDENCE = (-5.2, 0.18)
 ASSUMES = (
-    "corners assumes that a ReLU network was trained on samples until surfaces on which its neurons "
-    "switch lie on them, and knows the range of the columns."
+    "corners assumes that training moved the activation boundaries of a ReLU network onto training samples. "
+    "It needs the value range of the columns."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Planes:
-    """Unit normals (N, d) and offsets (N,) of hyperplanes in the range, which is [0, 1] in each column."""
+    """Hyperplanes in the range, which is scaled to [0, 1] in each column.
+
+    Attributes:
+        normals: (N, d) unit normals.
+        offsets: (N,) offsets.
+    """
 
     normals: Tensor
     offsets: Tensor
 
     @classmethod
-    def of(cls, weight: Tensor, bias: Tensor, low: Tensor, high: Tensor) -> Planes:
-        """Of the neurons of a layer (h, d), each hyperplane once."""
-        alive = weight.norm(dim=1) > DEAD * weight.norm(dim=1).max()
-        weight, bias = weight[alive], bias[alive]
+    def from_layer(cls, weight: Tensor, bias: Tensor, low: Tensor, high: Tensor) -> Planes:
+        """Return the distinct hyperplanes of a layer.
+
+        Args:
+            weight: (h, d) weights.
+            bias: (h,) biases.
+            low: (d,) lower bounds of the columns.
+            high: (d,) upper bounds of the columns.
+
+        Returns:
+            The hyperplanes. Equal hyperplanes appear once.
+        """
+        is_alive = weight.norm(dim=1) > DEAD * weight.norm(dim=1).max()
+        weight, bias = weight[is_alive], bias[is_alive]
         rows = torch.cat([weight * (high - low), (bias + weight @ low)[:, None]], 1)
         rows = rows / rows[:, :-1].norm(dim=1, keepdim=True).clamp(min=1e-30)
         unit = F.normalize(rows)
-        alike = (unit @ unit.T).abs() > 1 - SAME
-        first = alike.int().argmax(1) == torch.arange(len(rows))  # of every bundle the first
+        is_equal = (unit @ unit.T).abs() > 1 - SAME
+        first = is_equal.int().argmax(1) == torch.arange(len(rows))  # first of equal hyperplanes
         return cls(rows[first, :-1], rows[first, -1])
 
     def distances(self, x: Tensor) -> Tensor:
-        """(n, N) of points (n, d)."""
+        """Return the distances (n, N) of points (n, d) from all hyperplanes."""
         return (x @ self.normals.T + self.offsets).abs()
 
     def nearest(self, x: Tensor, count: int) -> Tensor:
-        """(n, count) of those that pass points (n, d) closest, or all of them, closest first."""
+        """Return the closest hyperplanes of each point.
+
+        Args:
+            x: (n, d) points.
+            count: Number of hyperplanes for each point.
+
+        Returns:
+            (n, count) indices, closest first. There are fewer columns if there are fewer hyperplanes.
+        """
         return self.distances(x).topk(min(count, len(self.offsets)), 1, largest=False).indices
 
-    def corners(self, picked: Tensor) -> Tensor:
-        """(k, d) where the hyperplanes picked (n, d) meet in one point inside of the range."""
-        normals, offsets = self.normals[picked], self.offsets[picked]
-        steep = torch.linalg.det(normals).abs() > STEEP
-        x = torch.linalg.solve(normals[steep], -offsets[steep])
-        return x[inside(x)]
+    def intersect(self, index: Tensor) -> Tensor:
+        """Return the points (k, d) inside the range where the hyperplanes with indices (n, d) meet."""
+        normals, offsets = self.normals[index], self.offsets[index]
+        is_steep = torch.linalg.det(normals).abs() > STEEP
+        x = torch.linalg.solve(normals[is_steep], -offsets[is_steep])
+        return x[is_inside(x)]
 
-    def settled(self, x: Tensor) -> Tensor:
-        """Points (n, d) by least squares on the hyperplanes that pass them, nearer ones in each round."""
+    def settle(self, x: Tensor) -> Tensor:
+        """Move points (n, d) by least squares onto the hyperplanes close to them, in narrowing rounds."""
         d, widest = x.shape[1], EPS[-1]
         squares = (self.normals[:, :, None] * self.normals[:, None]).flatten(1)
         for share in (1, 2, 3):
-            far = x @ self.normals.T + self.offsets
-            on = (far.abs() < widest / share).double()
-            normal = (on @ squares).reshape(-1, d, d) + 1e-4 * torch.eye(d, dtype=x.dtype)
-            step = torch.linalg.solve(normal, -(on * far) @ self.normals)
+            distance = x @ self.normals.T + self.offsets
+            is_close = (distance.abs() < widest / share).double()
+            normal = (is_close @ squares).reshape(-1, d, d) + 1e-4 * torch.eye(d, dtype=x.dtype)
+            step = torch.linalg.solve(normal, -(is_close * distance) @ self.normals)
             x = x + step.clamp(-widest, widest)
         return x
 
 
-Counts = Callable[[Tensor], list[Tensor]]
+Counter = Callable[[Tensor], list[Tensor]]
 
 
-def upper(chain: MLP, low: Tensor, high: Tensor) -> Counts:
-    """Points (n, d) of the range to (n, len(EPS)) of each hidden layer above the first: surfaces on
-    which its neurons switch within each eps, by |z| / |dz/dx| at the point.
+def make_upper_counter(chain: MLP, low: Tensor, high: Tensor) -> Counter:
+    """Return a function that counts the boundaries of the layers above the first near given points.
+
+    The distance of a point from the boundary of a neuron is estimated as |z| / |dz/dx|, where z is the
+    pre-activation of the neuron.
+
+    Args:
+        chain: The network.
+        low: (d,) lower bounds of the columns.
+        high: (d,) upper bounds of the columns.
+
+    Returns:
+        A function from points (n, d) to one tensor (n, len(EPS)) for each hidden layer above the first. The
+        tensor holds the number of boundaries within each eps.
     """
     layers = [
         (
@@ -140,155 +180,195 @@ def upper(chain: MLP, low: Tensor, high: Tensor) -> Counts:
 
     def counts(x: Tensor) -> list[Tensor]:
         if len(x) > BATCH:
-            parts = [counts(part) for part in x.split(BATCH)]
-            return [torch.cat(layer) for layer in zip(*parts, strict=True)]
-        (first, bias), found = layers[0], []
+            batches = [counts(batch) for batch in x.split(BATCH)]
+            return [torch.cat(layer) for layer in zip(*batches, strict=True)]
+        (first, bias), result = layers[0], []
         z = (low + (high - low) * x) @ first.T + bias
         slope = (first * (high - low)).expand(len(x), *first.shape)
         for (weight, bias), out in zip(layers[1:], leaving[1:], strict=True):
             slope = weight @ (slope * (z > 0)[..., None])
             z = z.relu() @ weight.T + bias
             size = weight.norm(dim=1) * out
-            far = (z.abs() / slope.norm(dim=2).clamp(min=1e-30))[:, size > DEAD * size.max()]
-            found.append(torch.stack([(far < eps).sum(1) for eps in EPS], 1))
-        return found
+            distance = (z.abs() / slope.norm(dim=2).clamp(min=1e-30))[:, size > DEAD * size.max()]
+            result.append(torch.stack([(distance < eps).sum(1) for eps in EPS], 1))
+        return result
 
     return counts
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
-    """Corners (k, d), most telling first; score: (k,) s; lines: that were drawn."""
+class Corners:
+    """Points where more activation boundaries meet than expected by chance, best first.
+
+    Attributes:
+        x: (k, d) corners.
+        score: (k,) score s of each corner.
+        lines: Number of lines that were drawn.
+    """
 
     x: Tensor
     score: Tensor
     lines: int
 
 
-def search(
+def search_corners(
     planes: Planes,
     lines: int,
     seed: int,
-    above: Counts | None = None,
+    count_upper: Counter | None = None,
     margin: Callable[[Tensor], Tensor] | None = None,
-) -> Found:
-    """What ranks on at least so many lines, each place once.
+) -> Corners:
+    """Search for corners on random lines and rank them.
 
-    A row of the table lies on more surfaces than accident brings together: corners rank by tails of
-    Poisson distributions with the rates of accidents (:func:`by_accident`).
+    A row of the table lies on more boundaries than expected by chance. The score uses the tails of Poisson
+    distributions with the rates of chance corners (:func:`sample_chance_corners`).
 
-    above: counts of the layers above (``upper``).
-    margin: of points (n, d), (n,), where samples share it.
+    Args:
+        planes: Hyperplanes of the first layer.
+        lines: Minimum number of lines to draw.
+        seed: Seed of the random lines.
+        count_upper: Function that counts the boundaries of the layers above (:func:`make_upper_counter`).
+        margin: Function from points (n, d) to margins (n,). Pass it if training samples share one margin.
+
+    Returns:
+        The distinct corners, best first.
     """
-    generator, drawn, d = stream("corners", seed), 0, planes.normals.shape[1]
+    generator, lines_drawn, d = stream("corners", seed), 0, planes.normals.shape[1]
     points = [planes.normals[:0]]
-    while drawn < lines:
+    while lines_drawn < lines:
         around = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
-        points.append(on_lines(planes, around, generator))
-        drawn += BATCH * DRAWS
-    x = _thinned(planes, torch.cat(points), min(MOST_POINTS, drawn // LINES_A_POINT))
-    x = planes.settled(x)
-    x = x[inside(x)]
+        points.append(find_crossings(planes, around, generator))
+        lines_drawn += BATCH * DRAWS
+    x = _thin(planes, torch.cat(points), min(MAX_POINTS, lines_drawn // LINES_PER_POINT))
+    x = planes.settle(x)
+    x = x[is_inside(x)]
 
-    def counted(x: Tensor) -> list[Tensor]:
-        return [beyond(planes, x), *(above(x) if above is not None else [])]
+    def count_layers(x: Tensor) -> list[Tensor]:
+        return [count_excess(planes, x), *(count_upper(x) if count_upper is not None else [])]
 
-    chance = counted(by_accident(planes, generator))
+    chance_counts = count_layers(sample_chance_corners(planes, generator))
     score = torch.zeros(len(x), dtype=torch.float64)
-    for found, anywhere in zip(counted(x), chance, strict=True):
-        # What samples add to the mean is cut off.
-        rates = anywhere.clamp(max=3).double().sum(0) / max(1, len(anywhere))
-        # The chance that a Poisson number of this rate is as large as what was found.
-        tails = torch.from_numpy(gammainc(found.numpy(), rates.clamp(min=1e-6).numpy()))
+    for counts, chance in zip(count_layers(x), chance_counts, strict=True):
+        # The clamp removes the contribution of training samples to the mean.
+        rates = chance.clamp(max=3).double().sum(0) / max(1, len(chance))
+        # Probability that a Poisson variable with this rate is at least as large as the count.
+        tails = torch.from_numpy(gammainc(counts.numpy(), rates.clamp(min=1e-6).numpy()))
         score -= tails.log().amin(1).clamp(min=-700.0)
     if margin is not None and len(x):
-        here, best = margin(x), _apart(x, score)[:BEST]
-        off = (here / here[best].median().clamp(min=1e-30) - 1).abs()
-        if off[best].median() < SHARED:
-            score -= UNEQUAL * off.clamp(max=LARGEST)
-    kept = _apart(x, score)
-    return Found(x[kept], score[kept], drawn)
+        margin_of_x, best = margin(x), _select_distinct(x, score)[:BEST_CORNERS]
+        deviation = (margin_of_x / margin_of_x[best].median().clamp(min=1e-30) - 1).abs()
+        if deviation[best].median() < SHARED_MARGIN:
+            score -= MARGIN_PENALTY * deviation.clamp(max=MAX_DEVIATION)
+    index = _select_distinct(x, score)
+    return Corners(x[index], score[index], lines_drawn)
 
 
-def _thinned(planes: Planes, x: Tensor, most: int) -> Tensor:
-    """The point of every cell that most hyperplanes pass: a row with many is found thousands of times."""
-    passing = [(planes.distances(part) < EPS[-1]).sum(1) for part in x.split(20 * BATCH)]
+def _thin(planes: Planes, x: Tensor, max_points: int) -> Tensor:
+    """Return one point for each cell: the point on most hyperplanes. Rows are found many times."""
+    passing = [(planes.distances(batch) < EPS[-1]).sum(1) for batch in x.split(20 * BATCH)]
     x = x[torch.cat(passing).argsort(descending=True, stable=True)]
     cell = (x / CELL).floor().unique(dim=0, return_inverse=True)[1]
     best = torch.full((len(x),), len(x)).scatter_reduce(0, cell, torch.arange(len(x)), "amin")
-    return x[best[best < len(x)].sort().values[:most]]
+    return x[best[best < len(x)].sort().values[:max_points]]
 
 
-def beyond(planes: Planes, x: Tensor) -> Tensor:
-    """(k, len(EPS)) hyperplanes within each eps of points (k, d) beyond the d that meet anywhere."""
-    far, d = planes.distances(x), x.shape[1]
-    return torch.stack([(far < eps).sum(1) - d for eps in EPS], 1).clamp(min=0)
+def count_excess(planes: Planes, x: Tensor) -> Tensor:
+    """Count the hyperplanes near each point, in excess of the d hyperplanes that meet in any corner.
+
+    Args:
+        planes: Hyperplanes of the first layer.
+        x: (k, d) points.
+
+    Returns:
+        (k, len(EPS)) counts within each eps.
+    """
+    distance, d = planes.distances(x), x.shape[1]
+    return torch.stack([(distance < eps).sum(1) - d for eps in EPS], 1).clamp(min=0)
 
 
-def by_accident(planes: Planes, generator: torch.Generator) -> Tensor:
-    """(k, d) corners of any d hyperplanes that pass a point closely."""
+def sample_chance_corners(planes: Planes, generator: torch.Generator) -> Tensor:
+    """Sample corners of any d hyperplanes close to random points.
+
+    Args:
+        planes: Hyperplanes of the first layer.
+        generator: Random number generator.
+
+    Returns:
+        (k, d) corners.
+    """
     d = planes.normals.shape[1]
     around = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
-    near = planes.nearest(around, PASSING)
-    order = [torch.rand(near.shape, generator=generator).argsort(1)[:, :d] for _ in range(DRAWS)]
-    return torch.cat([planes.corners(near.gather(1, some)) for some in order])
+    close = planes.nearest(around, CROSSING)
+    order = [torch.rand(close.shape, generator=generator).argsort(1)[:, :d] for _ in range(DRAWS)]
+    return torch.cat([planes.intersect(close.gather(1, index)) for index in order])
 
 
-def on_lines(planes: Planes, around: Tensor, generator: torch.Generator) -> Tensor:
-    """Points (k, d) of the range at which others cross DRAWS lines near each of ``around`` (B, d).
+def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -> Tensor:
+    """Find the points at which several hyperplanes cross a random line close to each other.
 
-    A line is x + t u: of d - 1 hyperplanes, x nearest to the point in a random direction in which u has
-    no component of zero.
+    A line x + t u is the intersection of d - 1 hyperplanes. Its origin x is the point on the line whose
+    offset from the given point is orthogonal to a random direction.
+
+    Args:
+        planes: Hyperplanes of the first layer.
+        around: (B, d) points. DRAWS lines are drawn near each of them.
+        generator: Random number generator.
+
+    Returns:
+        (k, d) points inside the range.
     """
     n, d = around.shape
-    near = planes.nearest(around, PASSING)
-    A = planes.normals[near]
-    c = planes.offsets[near] + (A @ around[..., None])[..., 0]  # seen from the point
-    spare = min(d + SPARE, near.shape[1])
+    close = planes.nearest(around, CROSSING)
+    A = planes.normals[close]
+    c = planes.offsets[close] + (A @ around[..., None])[..., 0]  # relative to the given point
+    spare = min(d + SPARE, close.shape[1])
     picked = torch.rand(n, DRAWS, spare, generator=generator).topk(d - 1, 2).indices
-    each = torch.arange(n)[:, None, None]
+    point = torch.arange(n)[:, None, None]
     across = torch.randn(n, DRAWS, 1, d, generator=generator, dtype=torch.float64)
     sides = torch.zeros(n, DRAWS, d, 2, dtype=torch.float64)
-    sides[:, :, :-1, 0], sides[:, :, -1, 1] = -c[each, picked], 1
-    line = torch.linalg.solve_ex(torch.cat([A[each, picked], across], 2), sides).result
+    sides[:, :, :-1, 0], sides[:, :, -1, 1] = -c[point, picked], 1
+    line = torch.linalg.solve_ex(torch.cat([A[point, picked], across], 2), sides).result
     x, u = line[..., 0], F.normalize(line[..., 1], dim=2)
-    slope, far = u @ A.mT, x @ A.mT + c[:, None]
-    held = ((slope.abs() < HELD) & (far.abs() < EPS[-1])).sum(2) - (d - 1)
-    t = -far / slope
-    none = AWAY * (1 + torch.arange(t.shape[2], dtype=torch.float64))  # apart: they form no group
-    t = torch.where((slope.abs() > FLAT) & (t.abs() < FAR), t, none).sort(2).values
-    found = [around[:0]]
+    slope, distance = u @ A.mT, x @ A.mT + c[:, None]
+    contains_line = (slope.abs() < CONTAINING) & (distance.abs() < EPS[-1])
+    containing = contains_line.sum(2) - (d - 1)
+    t = -distance / slope
+    # The values for missing crossings differ from each other, so that they form no group.
+    missing = NO_CROSSING * (1 + torch.arange(t.shape[2], dtype=torch.float64))
+    crosses = (slope.abs() > FLAT) & (t.abs() < MAX_DISTANCE)
+    t = torch.where(crosses, t, missing).sort(2).values
+    points = [around[:0]]
     for crossing in range(1, GROUP + 1):
-        i, k = (crossing + held.clamp(min=0) >= GROUP).nonzero(as_tuple=True)
+        i, k = (crossing + containing.clamp(min=0) >= GROUP).nonzero(as_tuple=True)
         first = t[i, k][:, : t.shape[2] + 1 - crossing]
         last = t[i, k][:, crossing - 1 :]
-        row, j = ((last - first < WIDTH) & (first < FAR)).nonzero(as_tuple=True)
-        at = (first[row, j] + last[row, j]) / 2
+        row, j = ((last - first < WIDTH) & (first < MAX_DISTANCE)).nonzero(as_tuple=True)
+        middle = (first[row, j] + last[row, j]) / 2
         i, k = i[row], k[row]
-        found.append(around[i] + x[i, k] + u[i, k] * at[:, None])
-    points = torch.cat(found)
-    return points[inside(points)]
+        points.append(around[i] + x[i, k] + u[i, k] * middle[:, None])
+    x = torch.cat(points)
+    return x[is_inside(x)]
 
 
-def inside(x: Tensor) -> Tensor:
-    """(n,) points of the range, or about."""
+def is_inside(x: Tensor) -> Tensor:
+    """Return the mask (n,) of the points inside the range, with a tolerance."""
     return ((x > -OUTSIDE) & (x < 1 + OUTSIDE)).all(1)
 
 
-def _apart(x: Tensor, score: Tensor) -> Tensor:
-    """Indices, best score first, none within APART of one before it in every column."""
-    free, kept = torch.ones(len(x), dtype=torch.bool), []
+def _select_distinct(x: Tensor, score: Tensor) -> Tensor:
+    """Return indices of corners that differ by MIN_SEPARATION in at least one column, best first."""
+    free, index = torch.ones(len(x), dtype=torch.bool), []
     for i in score.argsort(descending=True, stable=True).tolist():
         if free[i]:
-            kept.append(i)
-            free &= (x - x[i]).abs().amax(1) > APART
-            if len(kept) == CANDIDATES:
+            index.append(i)
+            free &= (x - x[i]).abs().amax(1) > MIN_SEPARATION
+            if len(index) == CANDIDATES:
                 break
-    return torch.tensor(kept, dtype=torch.long)
+    return torch.tensor(index, dtype=torch.long)
 
 
 class Hyperplanes(OneShotAttack):
-    """Corners of the first layer's hyperplanes that too many others pass through."""
+    """An attack that recovers table rows as corners where many activation boundaries meet."""
 
     name: ClassVar[str] = "corners"
     pace: ClassVar[str] = "sized"
@@ -296,37 +376,63 @@ class Hyperplanes(OneShotAttack):
     assumes: ClassVar[str] = ASSUMES
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply."""
+        """Return why the attack does not apply.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, or "" if the attack applies.
+        """
         columns = math.prod(surface.shape(knowledge))
-        if not LEAST <= columns <= MOST:
-            return f"needs {LEAST} to {MOST} columns; samples here have {columns} values"
+        if not MIN_COLUMNS <= columns <= MAX_COLUMNS:
+            return (
+                f"needs {MIN_COLUMNS} to {MAX_COLUMNS} columns; samples here have {columns} values"
+            )
         chain = surface.chain
-        if chain is None or not any(isinstance(part, nn.ReLU) for part in chain.modules()):
+        if chain is None or not any(isinstance(layer, nn.ReLU) for layer in chain.modules()):
             return "needs a chain of dense layers with ReLU between them"
         if chain.hidden < 1 or chain.linears[0].bias is None:
             return (
-                "needs a hidden layer with a bias: without one all hyperplanes meet in the origin"
+                "needs a hidden layer with a bias, because without a bias all hyperplanes meet in the "
+                "origin"
             )
         if len(chain.linears[0].weight) <= columns + 1:
-            return f"needs more neurons than {columns + 1}: fewer hyperplanes meet anywhere"
+            return (
+                f"needs more than {columns + 1} neurons in the first layer, because any {columns} "
+                "hyperplanes meet in a point"
+            )
         if knowledge.value_range is None:
-            return "needs the range of the columns; grant it with --value-range"
+            return "needs the range of the columns; pass --value-range"
         return ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return why the attack applies."""
-        return "in few dimensions hyperplanes of the first layer meet on training samples"
+        """Return a short reason why the attack applies."""
+        return "in few dimensions, hyperplanes of the first layer meet on training samples"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Search as many lines as ``seconds`` allow by RATE. The highest scores come first."""
+        """Search for corners on as many lines as ``seconds`` allow at RATE.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The corners. Those with the highest scores come first.
+
+        Raises:
+            InputError: If there is no corner.
+        """
         chain, shape = surface.chain, surface.shape(knowledge)
         assert chain is not None
         first = chain.linears[0]
         assert first.bias is not None
         box = knowledge.box(torch.zeros(shape, dtype=torch.float64))
         assert box is not None
-        low, high = (part.flatten().expand(math.prod(shape)) for part in box)
-        planes = Planes.of(first.weight.detach().double(), first.bias.detach().double(), low, high)
+        low, high = (bound.flatten().expand(math.prod(shape)) for bound in box)
+        weight, bias = first.weight.detach().double(), first.bias.detach().double()
+        planes = Planes.from_layer(weight, bias, low, high)
         model = surface.model().double()
 
         def outputs(x: Tensor) -> Tensor:
@@ -336,20 +442,24 @@ class Hyperplanes(OneShotAttack):
         def margin(x: Tensor) -> Tensor:
             return margins(out := outputs(x), predicted_labels(out).long()).amin(1)
 
-        lines = int(min(MOST_LINES, RATE * self.seconds))
-        shared = margin if surface.task != "regression" else None
-        found = search(planes, lines, self.seed, upper(chain, low, high), shared)
-        if not len(found.x):
-            raise InputError("corners found none that others pass through.", "Use another attack.")
-        most = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES
-        x = (low + (high - low) * found.x[:most]).reshape(-1, *shape)
-        labels = predicted_labels(outputs(found.x[:most]))
-        sure = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * found.score[:most]).float()
-        chosen = Selection.plain(x, labels, torch.arange(len(x)), sure)
+        lines = int(min(MAX_LINES, RATE * self.seconds))
+        shared_margin = margin if surface.task != "regression" else None
+        count_upper = make_upper_counter(chain, low, high)
+        corners = search_corners(planes, lines, self.seed, count_upper, shared_margin)
+        if not len(corners.x):
+            raise InputError(
+                "The corners attack found no point where enough hyperplanes meet.",
+                "Use another attack.",
+            )
+        limit = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES
+        x = (low + (high - low) * corners.x[:limit]).reshape(-1, *shape)
+        labels = predicted_labels(outputs(corners.x[:limit]))
+        confidence = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * corners.score[:limit]).float()
+        selection = Selection.plain(x, labels, torch.arange(len(x)), confidence)
         note = (
-            f"corners: {found.lines} lines of {len(planes.offsets)} hyperplanes; by their scores "
-            f"{float(sure.sum()):.0f} of those brought back are rows"
+            f"corners: {corners.lines} lines of {len(planes.offsets)} hyperplanes; according to their "
+            f"scores, {float(confidence.sum()):.0f} of the candidates are rows"
         )
         return Reconstruction.at_once(
-            self.name, x, labels, torch.ones(len(x)), knowledge, selection=chosen, notes=(note,)
+            self.name, x, labels, torch.ones(len(x)), knowledge, selection=selection, notes=(note,)
         )
