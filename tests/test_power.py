@@ -102,7 +102,7 @@ def test_completed_forms_have_the_known_gradients(alpha: int) -> None:
     point = polynomial_point(4, 6, alpha, "one", seed=1)
     neurons = find_live_neurons(part(point, distinct(point)[:6]))
     f = interpolate(neurons, estimate_signal_subspace(neurons))
-    form = Completion(f).form(f.sizes[:, None] * f.values)
+    form = Completion(f).complete(f.sizes[:, None] * f.values)
     w = f.directions.clone().requires_grad_()
     p = ((w @ form.directions.T) ** (alpha - 1) * (w @ form.coefficients.T)).sum()
     (gradient,) = torch.autograd.grad(p, w)

@@ -1,1 +1,1 @@
-"""Exact recovery from polynomial networks."""
+"""Exact recovery of samples from polynomial networks."""

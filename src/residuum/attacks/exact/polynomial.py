@@ -1,19 +1,19 @@
 """Exact recovery of the samples of a polynomial network of degree >= 3 (Shen et al. 2026, Thm 4.1).
 
-With f, b_i, N_r as in residuum.theory.polynomial, in the r-dimensional span of the neurons:
+The symbols f, b_i and N_r are those of residuum.theory.polynomial. In the r-dimensional span of the neurons:
 
     M(v) = sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T             slices of f
     M(v1)^-1 M(v2) = V Lam V^-1,  rows of V^-1: the x_i up to scale
     b_k = <z_k, f(z_k)>,  z_k.x_i = [i = k]                  dual vectors
 
-The paper prints b_k = <x_k, f(x_k)>, which holds for orthonormal samples alone. Needs r independent
-samples and distinct ratios of the x_i.v; several pairs (v1, v2) are tried and the widest eigenvalue
-gap is kept, and Levenberg-Marquardt steps on the stationarity equations of all neurons follow. Where
-the rank condition fails, or this fails in spite of it, residuum.attacks.power takes over.
+The paper prints b_k = <x_k, f(x_k)>, which holds only for orthonormal samples. The method needs r independent
+samples and distinct ratios of the x_i.v. It tries several pairs (v1, v2) and uses the pair with the widest
+eigenvalue gap. Levenberg-Marquardt steps on the stationarity equations of all neurons follow. If the rank
+condition fails, or if this method fails, residuum.attacks.exact.power searches for the samples instead.
 
-A checkpoint is read as sum_j a_j sigma(W_j.x): a polynomial network; and, once told the activation, two
-tensors W (m, d) and a (m,), or a two-layer network d-m-1. A first-layer bias is a coordinate of the
-constant 1.
+A checkpoint must have the form sum_j a_j sigma(W_j.x). It can be a polynomial network. If the activation is
+known, it can also be two tensors W (m, d) and a (m,), or a two-layer network d-m-1. A first-layer bias
+counts as a coordinate of the samples that is constantly 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,13 @@ import torch
 from torch import Tensor, nn
 
 from residuum.attacks.base import OneShotAttack
-from residuum.attacks.exact.power import BUDGET, Grown, grow, levenberg_marquardt, refinement_cost
+from residuum.attacks.exact.power import (
+    BUDGET,
+    GrownFit,
+    estimate_refinement_cost,
+    grow,
+    levenberg_marquardt,
+)
 from residuum.attacks.random_streams import stream
 from residuum.errors import InputError
 from residuum.networks import Architecture, Polynomial, PolynomialNetwork
@@ -42,14 +48,13 @@ from residuum.theory.polynomial import (
     measure_identifiability,
 )
 
-PAIRS = 10  # random pairs of slices: the one whose eigenvalues lie farthest apart is used
-STEPS = 10  # of Levenberg-Marquardt from there
-CERTIFIED_RESIDUAL = 1e-3  # relative: a sample whose equations hold to this is called certified
-BALANCE_LIMIT = (
-    1e-2  # gap of |W_j|^2 = alpha a_j^2, relative, up to which f at the neurons is trusted
-)
-MIN_EIGENGAP = 1e-10  # relative: nearer eigenvalues belong to no vectors in particular
-# An activation t^k by its name.
+PAIRS = 10  # number of random pairs of slices; the pair with the widest eigenvalue gap is used
+STEPS = 10  # number of Levenberg-Marquardt steps
+CERTIFIED_RESIDUAL = 1e-3  # maximum relative residual of the equations of a certified sample
+# Maximum relative gap of |W_j|^2 = alpha a_j^2 at which the values of f at the neurons are trusted.
+BALANCE_LIMIT = 1e-2
+MIN_EIGENGAP = 1e-10  # minimum relative gap; closer eigenvalues have no unique eigenvectors
+# Names of the activations t^k.
 POWERS = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}
 
 
@@ -63,60 +68,91 @@ def recover(
     steps: int = STEPS,
     seed: int = 0,
 ) -> Identification:
-    """Samples and weights of ``model``, one per dimension of its signal subspace.
+    """Recover the samples and their weights, one sample for each dimension of the signal subspace.
 
-    norm: the samples' common norm, if known.
-    augmented: their last coordinate is the constant 1, which settles scale and sign.
-    Without either, samples are unit vectors, up to scale.
+    If neither ``norm`` nor ``augmented`` is set, the samples are unit vectors, up to scale.
+
+    Args:
+        model: A polynomial network.
+        rank: Dimension of the signal subspace. By default, it is estimated from W.
+        norm: Common norm of the samples, if it is known.
+        augmented: Whether the last coordinate of the samples is the constant 1. This fixes their scale
+            and sign.
+        pairs: Number of pairs of slices.
+        steps: Number of Levenberg-Marquardt steps.
+        seed: Seed of the random slices and starts.
+
+    Returns:
+        The samples, and the conditions under which they are the training samples.
     """
     neurons = find_live_neurons(model)
-    _check(neurons.degree, pairs, norm, augmented)
+    _check_arguments(neurons.degree, pairs, norm, augmented)
     signal = estimate_signal_subspace(neurons, rank)
     f = interpolate(neurons, signal)
-    stated = measure_conditions(neurons, signal, f)
+    report = measure_conditions(neurons, signal, f)
     generator = stream("polynomial", seed)
-    exact = diagonalise(f, pairs, steps, generator) if stated.samples else None
-    found, grown = exact, None
-    if found is None or not found.sound:
+    exact = diagonalize(f, pairs, steps, generator) if report.samples else None
+    fit, grown = exact, None
+    if fit is None or not fit.is_verified:
         grown = grow(f, signal.rank, generator)
-        if found is None or grown.misfit < found.residual:
-            found = Explanation(grown.x, grown.b, *stationarity_residuals(f, grown.x, grown.b))
-    trusted = found is exact and found.sound and _trusted(stated)
-    x, b, scale = resolve(found.x @ signal.basis.T, found.b, f.degree, norm, augmented)
-    return stated.replace(
+        if fit is None or grown.misfit < fit.residual:
+            residuals = compute_stationarity_residuals(f, grown.x, grown.b)
+            fit = SampleFit(grown.x, grown.b, *residuals)
+    is_trusted = fit is exact and fit.is_verified and _looks_like_kkt_point(report)
+    x, b, scale = fix_scale(fit.x @ signal.basis.T, fit.b, f.degree, norm, augmented)
+    return report.replace(
         x=x,
         weights=b,
-        residuals=found.residuals,
-        certified=(found.residuals <= CERTIFIED_RESIDUAL) & trusted,
-        method="diagonalisation" if found is exact else "growth",
-        residual=found.residual,
+        residuals=fit.residuals,
+        certified=(fit.residuals <= CERTIFIED_RESIDUAL) & is_trusted,
+        method="diagonalisation" if fit is exact else "growth",
+        residual=fit.residual,
         scale=scale,
-        notes=(*stated.notes, *_notes(stated, exact, found, grown)),
+        notes=(*report.notes, *_notes(report, exact, fit, grown)),
     )
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """Samples x: (k, r) in the signal subspace and weights b: (k,), with their residuals."""
+class SampleFit:
+    """Samples that fit the network.
+
+    Attributes:
+        x: (k, r) samples in the signal subspace.
+        b: (k,) weights.
+        residuals: (k,) relative residual of the equations of each sample.
+        residual: Relative residual of all equations.
+        eigengap: Relative gap of the eigenvalues.
+        is_real: Whether all eigenvalues are real.
+    """
 
     x: Tensor
     b: Tensor
     residuals: Tensor
     residual: float
     eigengap: float = 0.0
-    real: bool = False
+    is_real: bool = False
 
     @property
-    def sound(self) -> bool:
-        """Real and distinct eigenvalues, and every equation met."""
-        distinct = self.real and self.eigengap > MIN_EIGENGAP
-        return distinct and bool((self.residuals <= CERTIFIED_RESIDUAL).all())
+    def is_verified(self) -> bool:
+        """True if the eigenvalues are real and distinct, and all equations hold."""
+        is_distinct = self.is_real and self.eigengap > MIN_EIGENGAP
+        return is_distinct and bool((self.residuals <= CERTIFIED_RESIDUAL).all())
 
 
-def diagonalise(f: Interpolant, pairs: int, steps: int, generator: torch.Generator) -> Explanation:
-    """Theorem 4.1: two slices diagonalised together, weights by dual vectors, refined.
+def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generator) -> SampleFit:
+    """Recover the samples by Theorem 4.1: diagonalize two slices together, and refine the result.
 
-    Of all pairs the one with the widest eigenvalue gap: least distance over the largest eigenvalue.
+    The function uses the pair with the widest eigenvalue gap. The gap is the smallest distance of two
+    eigenvalues divided by the largest absolute eigenvalue. The weights follow from dual vectors.
+
+    Args:
+        f: The interpolated function.
+        pairs: Number of pairs of slices.
+        steps: Number of Levenberg-Marquardt steps.
+        generator: Random number generator.
+
+    Returns:
+        The samples and weights.
     """
     r = f.directions.shape[1]
     best: tuple[tuple[bool, float], Tensor] | None = None
@@ -130,23 +166,33 @@ def diagonalise(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
         if best is None or score > best[0]:
             best = score, vectors
     assert best is not None
-    (real, gap), vectors = best
+    (is_real, gap), vectors = best
     rows = torch.linalg.pinv(vectors).real
     x = rows / rows.norm(dim=1, keepdim=True)
     z = torch.linalg.pinv(x).T
     x, b = refine(f, x, (z * f(z)).sum(1), steps)
-    return Explanation(x, b, *stationarity_residuals(f, x, b), gap, real)
+    return SampleFit(x, b, *compute_stationarity_residuals(f, x, b), gap, is_real)
 
 
-def _trusted(stated: Identification) -> bool:
-    """Whether the network looks like the KKT point that the theorem is about."""
-    balanced = stated.balance_gap <= BALANCE_LIMIT
-    return balanced and stated.outside <= CERTIFIED_RESIDUAL and stated.checkable
+def _looks_like_kkt_point(report: Identification) -> bool:
+    """Return True if the network looks like a KKT point, which the theorem requires."""
+    is_balanced = report.balance_gap <= BALANCE_LIMIT
+    return is_balanced and report.outside <= CERTIFIED_RESIDUAL and report.checkable
 
 
 def refine(f: Interpolant, x: Tensor, b: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Levenberg-Marquardt on the stationarity equations, where affordable: unit rows x, weights b."""
-    if refinement_cost(f, len(x), steps) > BUDGET:
+    """Refine samples by Levenberg-Marquardt on the stationarity equations, if this is affordable.
+
+    Args:
+        f: The interpolated function.
+        x: (k, r) samples of length 1.
+        b: (k,) weights.
+        steps: Number of steps.
+
+    Returns:
+        The samples and weights. They are unchanged if the refinement would exceed ``BUDGET``.
+    """
+    if estimate_refinement_cost(f, len(x), steps) > BUDGET:
         return x, b
     alpha, sign = f.degree, torch.where(b < 0, -1.0, 1.0).double()
     g = b.abs()[:, None] ** (1 / alpha) * x
@@ -155,33 +201,59 @@ def refine(f: Interpolant, x: Tensor, b: Tensor, steps: int) -> tuple[Tensor, Te
     return g / size[:, None].clamp_min(1e-300), sign * size**alpha
 
 
-def stationarity_residuals(f: Interpolant, x: Tensor, b: Tensor) -> tuple[Tensor, float]:
-    """Per sample (k,), in the direction of its dual vector, and over all equations; relative.
+def compute_stationarity_residuals(f: Interpolant, x: Tensor, b: Tensor) -> tuple[Tensor, float]:
+    """Compute the relative residuals of the stationarity equations.
 
-    Per sample the larger of two: neurons at their own size, and all at one size. Small neurons alone
-    can raise the rank of K; where they do, their equations have to hold too.
+    The residual of a sample is taken in the direction of its dual vector. It is the larger of two: one with
+    the neurons at their own size, and one with all neurons at the same size. Small neurons alone can raise
+    the rank of K. In this case their equations must hold too.
+
+    Args:
+        f: The interpolated function.
+        x: (k, r) samples.
+        b: (k,) weights.
+
+    Returns:
+        The residual (k,) of each sample, and the residual of all equations.
     """
     dual = torch.linalg.pinv(x)
-    target, explained = f.values, b * (f.directions @ x.T) ** (f.degree - 1)  # (m, r), (m, k)
-    off, along, size = target @ dual - explained, target @ dual, f.sizes[:, None]
-    each = torch.maximum(_relative(off, along), _relative(size * off, size * along))
-    left, whole = size * (target - explained @ x), size * target
-    return each, float(left.norm() / whole.norm())
+    target, fitted = f.values, b * (f.directions @ x.T) ** (f.degree - 1)  # (m, r), (m, k)
+    target_dual, size = target @ dual, f.sizes[:, None]
+    error = target_dual - fitted
+    by_sample = torch.maximum(
+        _relative_norm(error, target_dual), _relative_norm(size * error, size * target_dual)
+    )
+    total_error, total = size * (target - fitted @ x), size * target
+    return by_sample, float(total_error.norm() / total.norm())
 
 
-def _relative(off: Tensor, whole: Tensor) -> Tensor:
-    return off.norm(dim=0) / whole.norm(dim=0).clamp_min(1e-300)
+def _relative_norm(error: Tensor, target: Tensor) -> Tensor:
+    return error.norm(dim=0) / target.norm(dim=0).clamp_min(1e-300)
 
 
-def resolve(
+def fix_scale(
     x: Tensor, b: Tensor, alpha: int, norm: float | None, augmented: bool
 ) -> tuple[Tensor, Tensor, str]:
-    """Choose the representative (t x, b / t^alpha) of each unit sample; say how t was found."""
+    """Choose the scale t of each sample. All (t x, b / t^alpha) represent the same network.
+
+    Args:
+        x: (k, d) samples of length 1.
+        b: (k,) weights.
+        alpha: Degree of the network.
+        norm: Common norm of the samples, if it is known.
+        augmented: Whether the last coordinate of the samples is the constant 1.
+
+    Returns:
+        The samples, the weights, and a note on the scale.
+
+    Raises:
+        InputError: If ``augmented`` is set, but the last coordinate of a sample is zero.
+    """
     if augmented:
         if (x[:, -1].abs() < 1e-12).any():
             raise InputError(
-                "Augmented samples end in the constant 1; a recovered one ends in 0.",
-                "Leave `augmented` out.",
+                "Augmented samples end in the constant 1; a recovered sample ends in 0.",
+                "Omit `augmented`.",
             )
         t, scale = 1 / x[:, -1], "fixed by the constant coordinate"
     else:
@@ -191,81 +263,103 @@ def resolve(
     return t[:, None] * x, b / t**alpha, scale
 
 
-def _check(degree: int, pairs: int, norm: float | None, augmented: bool) -> None:
+def _check_arguments(degree: int, pairs: int, norm: float | None, augmented: bool) -> None:
     if degree < 3:
         raise InputError(
-            f"Samples are not identifiable from a network of degree {degree}; an aggregate "
-            "of them is.",
+            f"Samples are not identifiable from a network of degree {degree}; only an aggregate "
+            "of the samples is.",
             "Use `measure_identifiability(model)`.",
         )
     if pairs < 1:
         raise InputError(f"At least one pair of slices is needed; got {pairs}.", "Use `pairs=10`.")
     if norm is not None and not (0 < norm < float("inf")):
-        raise InputError(f"A norm is positive and finite; got {norm}.", "Leave it out if unknown.")
+        raise InputError(
+            f"A norm must be positive and finite; got {norm}.", "Omit it if it is not known."
+        )
     if norm is not None and augmented:
-        raise InputError("`norm` and `augmented` both fix the scale.", "Give one of them.")
+        raise InputError("`norm` and `augmented` both fix the scale.", "Pass only one of them.")
 
 
 def _notes(
-    stated: Identification, exact: Explanation | None, found: Explanation, grown: Grown | None
+    report: Identification, exact: SampleFit | None, fit: SampleFit, grown: GrownFit | None
 ) -> list[str]:
     notes = []
-    if exact is not None and not exact.real:
+    if exact is not None and not exact.is_real:
         notes.append("no pair of slices had real eigenvalues: the samples are heuristic")
     elif exact is not None and exact.eigengap <= MIN_EIGENGAP:
         notes.append("eigenvalues of the slices coincide: the samples are heuristic")
-    if exact is not None and not stated.checkable:
+    if exact is not None and not report.checkable:
         notes.append(
-            f"r = {stated.r}: samples that fit exist for any form in so few variables, so that "
-            "nothing can be checked"
+            f"r = {report.r}: in so few variables, some samples fit any form, so that nothing can "
+            "be checked"
         )
-    if stated.outside > CERTIFIED_RESIDUAL:
+    if report.outside > CERTIFIED_RESIDUAL:
         notes.append(
-            f"{stated.outside:.1e} of the norm of W lies outside the {stated.r} dimensions"
+            f"{report.outside:.1e} of the norm of W lies outside the {report.r} dimensions"
         )
-    bad = int((~(found.residuals <= CERTIFIED_RESIDUAL)).sum())
+    bad = int((~(fit.residuals <= CERTIFIED_RESIDUAL)).sum())
     if bad:
         notes.append(
-            f"{bad} of {len(found.residuals)} samples leave residuals above {CERTIFIED_RESIDUAL}"
+            f"{bad} of {len(fit.residuals)} samples have residuals above {CERTIFIED_RESIDUAL}"
         )
     if grown is not None and grown.equations is not None and grown.equations <= grown.unknowns:
         notes.append(
             f"{grown.equations} independent equations for {grown.unknowns} unknowns: "
-            "a small residual says nothing"
+            "a small residual proves nothing"
         )
-    if grown is not None and not grown.complete:
-        notes.append(
-            "the search ended with its budget: more samples may be found with a lower rank"
-        )
+    if grown is not None and not grown.is_complete:
+        notes.append("the search exhausted its budget: with a lower rank it may find more samples")
     return notes
 
 
 class PolynomialAttack(OneShotAttack):
-    """:func:`recover` as an attack; where its conditions fail it refuses."""
+    """The exact attack on polynomial networks. It runs :func:`recover`."""
 
     name: ClassVar[str] = "polynomial"
     has_residual: ClassVar[bool] = True
     pace: ClassVar[str] = "formula"
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply."""
+        """Return why the attack does not apply.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, or "" if the attack applies.
+        """
         kind = surface.checkpoint.architecture.kind
         return "" if kind == "polynomial" else f"needs a polynomial network, not {kind}"
 
     def why_applies(self, surface: Surface) -> str:
-        """Return why the attack applies."""
-        return "`residuum identify`: exact where its rank condition holds, which it reports"
+        """Return a short reason why the attack applies."""
+        return "exact if its rank condition holds; `residuum identify` reports this condition"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Return one restart without steps, whose residual is that of all equations together."""
-        found = recover(surface.model(), seed=self.seed)
-        shape = knowledge.shape or surface.checkpoint.input_shape or found.x.shape[1:]
-        squared = torch.tensor([[(found.residual or 0.0) ** 2]])
-        labels, weight = torch.where(found.weights < 0, -1.0, 1.0), found.weights.abs()
-        x, residual = found.x.reshape(-1, *shape), {"loss": squared, "layers": squared[None]}
-        part = Reconstruction.at_once(self.name, x, labels, weight, knowledge, notes=found.notes)
-        steps = torch.zeros(1, dtype=torch.long)
-        return part.replace(steps=steps, layer_names=("all equations",), **residual)
+        """Recover the samples. The result is one restart without steps.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The samples. The residual is that of all equations.
+        """
+        identification = recover(surface.model(), seed=self.seed)
+        x, weights = identification.x, identification.weights
+        shape = knowledge.shape or surface.checkpoint.input_shape or x.shape[1:]
+        squared = torch.tensor([[(identification.residual or 0.0) ** 2]])
+        labels, lam = torch.where(weights < 0, -1.0, 1.0), weights.abs()
+        result = Reconstruction.at_once(
+            self.name, x.reshape(-1, *shape), labels, lam, knowledge, notes=identification.notes
+        )
+        return result.replace(
+            steps=torch.zeros(1, dtype=torch.long),
+            layer_names=("all equations",),
+            loss=squared,
+            layers=squared[None],
+        )
 
 
 def identify(
@@ -278,50 +372,83 @@ def identify(
     data: Dataset | None = None,
     seed: int = 0,
 ) -> Identification:
-    """Samples of degree >= 3, aggregates below.
+    """Identify the samples of a network of degree >= 3, or aggregates of the samples for lower degrees.
 
-    activation: a name of ``POWERS`` or poly:c0,c1,...
-    rank, norm, augmented: as in :func:`recover`.
-    data: only to report the least margin on it.
+    Args:
+        released: The network.
+        activation: Name in ``POWERS``, or poly:c0,c1,... The default is the activation of the network.
+        rank: Dimension of the signal subspace. By default, it is estimated from W.
+        norm: Common norm of the samples, if it is known.
+        augmented: Whether the last coordinate of the samples is the constant 1. If the first layer has a
+            bias and ``norm`` is not set, this is always the case.
+        data: Samples whose minimum margin is reported. They have no other use.
+        seed: Seed of the random slices and starts.
+
+    Returns:
+        The samples or aggregates, and the conditions under which they are determined.
     """
-    model, biased = polynomial_network(released, activation)
-    margin = None if data is None else _min_margin(model, data, biased)
-    augmented = augmented or (biased and norm is None)
-    found = (
+    model, has_bias = build_polynomial_network(released, activation)
+    margin = None if data is None else _min_margin(model, data, has_bias)
+    augmented = augmented or (has_bias and norm is None)
+    identification = (
         measure_identifiability(model, rank)
         if model.activation.degree < 3  # type: ignore[operator]
         else recover(model, rank=rank, norm=norm, augmented=augmented, seed=seed)
     )
-    return found.replace(arch=released.arch, input_shape=released.input_shape, min_margin=margin)
+    return identification.replace(
+        arch=released.arch, input_shape=released.input_shape, min_margin=margin
+    )
 
 
-def polynomial_network(
+def build_polynomial_network(
     released: Network, activation: str | None = None
 ) -> tuple[PolynomialNetwork, bool]:
-    """The network, and whether its last input is a constant 1 that stands for a first-layer bias."""
+    """Build the polynomial network with the weights of a network.
+
+    Args:
+        released: The network.
+        activation: Name in ``POWERS``, or poly:c0,c1,... The default is the activation of the network.
+
+    Returns:
+        The polynomial network, and whether its last input is a constant 1 that represents the bias of the
+        first layer.
+
+    Raises:
+        InputError: If the network has another form, or if its activation is not known.
+    """
     arch = released.architecture
-    given = None if activation is None else parse_activation(activation)
-    tensors = _parts(arch, released.theta)
-    if tensors is None or (given is None and arch.kind != "polynomial"):
+    coefficients = None if activation is None else parse_activation(activation)
+    tensors = _read_tensors(arch, released.theta)
+    if tensors is None or (coefficients is None and arch.kind != "polynomial"):
         raise InputError(
-            "Samples are identified from sum_j a_j sigma(W_j.x) with a polynomial sigma; this "
-            f"network is {arch}.",
-            "Say --activation cubic if that is its activation."
+            "Samples can be identified only from sum_j a_j sigma(W_j.x) with a polynomial sigma; "
+            f"this network is {arch}.",
+            "Pass --activation with the activation of the network, for example --activation cubic."
             if tensors is not None
-            else "Give a polynomial network, or a network d-m-1 with --activation.",
+            else "Pass a polynomial network, or a network d-m-1 with --activation.",
         )
-    weight, coefficient, biased = tensors
+    weight, coefficient, has_bias = tensors
     model = (
-        PolynomialNetwork(weight.shape[1], len(weight), Polynomial(given))
-        if given is not None
+        PolynomialNetwork(weight.shape[1], len(weight), Polynomial(coefficients))
+        if coefficients is not None
         else cast(PolynomialNetwork, arch.build())
     ).to(weight.dtype)
     model.load_state_dict({"weight": weight, "coefficient": coefficient})
-    return model.eval(), biased
+    return model.eval(), has_bias
 
 
 def parse_activation(text: str) -> tuple[float, ...]:
-    """Coefficients, c_0 first, of a name in ``POWERS`` or of poly:c0,c1,..."""
+    """Read the coefficients of an activation, c_0 first.
+
+    Args:
+        text: Name in ``POWERS``, or poly:c0,c1,...
+
+    Returns:
+        The coefficients.
+
+    Raises:
+        InputError: If the text is not an activation.
+    """
     if text in POWERS:
         return (*[0.0] * POWERS[text], 1.0)
     kind, _, numbers = text.partition(":")
@@ -329,24 +456,26 @@ def parse_activation(text: str) -> tuple[float, ...]:
         coefficients = tuple(map(float, numbers.split(",")))
     except ValueError:
         coefficients = ()
-    finite = all(abs(c) < float("inf") for c in coefficients)
-    if kind != "poly" or len(coefficients) < 2 or not finite or coefficients[-1] == 0:
+    is_finite = all(abs(c) < float("inf") for c in coefficients)
+    if kind != "poly" or len(coefficients) < 2 or not is_finite or coefficients[-1] == 0:
         raise InputError(
-            f"An activation is {', '.join(POWERS)} or poly:c0,c1,... with finite numbers and a "
-            f"nonzero last one; got {text[:40]!r}.",
-            "For t + t^3 say poly:0,1,0,1.",
+            f"An activation must be {', '.join(POWERS)} or poly:c0,c1,... with finite numbers and a "
+            f"nonzero last number; got {text[:40]!r}.",
+            "For t + t^3, pass poly:0,1,0,1.",
         )
     return coefficients
 
 
-def _parts(arch: Architecture, theta: dict[str, Tensor]) -> tuple[Tensor, Tensor, bool] | None:
-    """W (m, d), a (m,), biased; None for a network of another form."""
+def _read_tensors(
+    arch: Architecture, theta: dict[str, Tensor]
+) -> tuple[Tensor, Tensor, bool] | None:
+    """Return W (m, d), a (m,) and whether W contains a bias, or None for a network of another form."""
     if arch.kind == "polynomial":
         return theta["weight"], theta["coefficient"], False
     if arch.kind != "mlp":
         return None
     weight, bias = theta["layers.0.weight"], theta.get("layers.0.bias")
-    if len(arch.widths) == 2 and bias is not None:  # two bare tensors look like one layer
+    if len(arch.widths) == 2 and bias is not None:  # two tensors alone look like one layer
         return weight, bias, False
     if len(arch.widths) == 3 and arch.outputs == 1 and "layers.1.bias" not in theta:
         coefficient = theta["layers.1.weight"][0]
@@ -356,16 +485,16 @@ def _parts(arch: Architecture, theta: dict[str, Tensor]) -> tuple[Tensor, Tensor
     return None
 
 
-def _min_margin(model: PolynomialNetwork, data: Dataset, biased: bool) -> float:
-    """min_i y_i Phi(x_i) for labels -1 and +1."""
+def _min_margin(model: PolynomialNetwork, data: Dataset, has_bias: bool) -> float:
+    """Return min_i y_i Phi(x_i) for labels -1 and +1."""
     x, y = data.x.flatten(1).to(model.weight.dtype), data.y.flatten()
-    if biased:
+    if has_bias:
         x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
     if x.shape[1] != model.weight.shape[1] or len(y) != len(x) or not (y.abs() == 1).all():
         raise InputError(
-            f"Margins need samples of {model.weight.shape[1] - biased} values with labels -1 and "
-            f"+1; got {x.shape[1] - biased} values.",
-            "Correct --data, or leave it out.",
+            f"Margins need samples of {model.weight.shape[1] - has_bias} values with labels -1 and "
+            f"+1; got {x.shape[1] - has_bias} values.",
+            "Correct --data, or omit it.",
         )
     with torch.no_grad():
         return float((y * model(x)[:, 0]).min())
