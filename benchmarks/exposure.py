@@ -651,7 +651,7 @@ def picture(out: Path) -> None:
     axes.set_ylabel("share recovered by an attack", fontsize=8.5)
     axes.legend(fontsize=7.5, frameon=False)
     drawing.tidy(axes)
-    out.write_bytes(drawing.png(figure))
+    out.write_bytes(drawing.encode_png(figure))
 
 
 def main() -> int:

@@ -80,11 +80,11 @@ def story_figure(followed: dict[str, Follow], mean: Tensor | None = None) -> byt
             frames = [(one.images[k], f"{name}\nstep {one.steps[k]}") for k in picks]
             for column, (image, text) in enumerate([*frames, (sample, "the sample")]):
                 _show(figure.add_subplot(grid[row, column]), image, mean, text)
-    return drawing.png(figure)
+    return drawing.encode_png(figure)
 
 
 def _show(axes: Any, image: Tensor, mean: Tensor | None, text: str) -> None:
-    axes.imshow(drawing.pixels(with_mean(image, mean)), cmap="gray", interpolation="nearest")
+    axes.imshow(drawing.to_pixels(with_mean(image, mean)), cmap="gray", interpolation="nearest")
     axes.set_title(text, fontsize=6)
     axes.set_axis_off()
 

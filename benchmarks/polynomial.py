@@ -193,4 +193,4 @@ def collapse_figure(networks: dict[str, tuple[Tensor, int, int]]) -> bytes:
         axes.set_xlabel("neuron, largest first", fontsize=8.5)
         drawing.tidy(axes)
     panels[0].set_ylabel("share of |theta|$^2$", fontsize=8.5)
-    return drawing.png(figure)
+    return drawing.encode_png(figure)

@@ -50,7 +50,7 @@ def stacked(
     """
     from PIL import Image
 
-    grids = (band and base.image_grid(*band, rows, COLUMNS) for band in bands)
+    grids = (band and base.draw_image_grid(*band, rows, COLUMNS) for band in bands)
     drawn = [grid and Image.open(io.BytesIO(grid)).convert("RGB") for grid in grids]
     lines = [drawn[i : i + across] for i in range(0, len(drawn), across)]
     heights = [max(part.height for part in line if part) for line in lines]
@@ -169,7 +169,7 @@ def _finish(figure: Any, panels: Sequence[Any], shared: bool = True) -> bytes:
     if shared:
         handles = panels[0].get_legend_handles_labels()
         figure.legend(*handles, loc="outside lower center", ncols=min(4, len(handles[1])))
-    return base.png(figure)
+    return base.encode_png(figure)
 
 
 def _two(axes: Any, x: Array, y: Array, good: Array, names: tuple[str, str]) -> None:

@@ -20,7 +20,7 @@ from residuum.auditing.verdict import EXIT_CODES, Verdict
 from residuum.cli.main import COMMANDS, main
 from residuum.errors import OutputError
 from residuum.report.html import STATUS, model_card
-from residuum.report.sarif import RULE, message, sarif
+from residuum.report.sarif import RULE, format_message, sarif
 from tests import pages, schemas
 from tests.program import options_of
 from tests.victims import write
@@ -143,7 +143,7 @@ def test_sarif_of_every_verdict(name: str, verdict: Verdict) -> None:
 def test_a_headline_of_any_length_leaves_room_for_the_answers() -> None:
     verdict = every_verdict()["longest"]
     words = " ".join(map(str, range(100)))
-    text = message(LongHeadline(**{**vars(verdict), "limit": words}))
+    text = format_message(LongHeadline(**{**vars(verdict), "limit": words}))
     assert len(text.split()) == 40
     assert "…. Stored records: no" in text
 

@@ -14,7 +14,7 @@ import torch
 
 from residuum.auditing.result import AuditResult
 from residuum.records import Knowledge
-from residuum.report.html import DETERMINED, items_of, render, visible
+from residuum.report.html import DETERMINED, escape_invisible, items_of, render
 from tests import pages
 from tests.documents import ROOT
 
@@ -303,12 +303,12 @@ def test_injected_names_stay_text(opened: Reports) -> None:
     assert tab.evaluate("document.scripts.length") == 2
     assert tab.evaluate("[...document.images].every(i => i.src.startsWith('data:'))")
     labels = tab.evaluate("[...document.querySelectorAll('.card .label')].map(e => e.textContent)")
-    assert set(labels) == {visible(name) for name in pages.HOSTILE}
+    assert set(labels) == {escape_invisible(name) for name in pages.HOSTILE}
     assert tab.evaluate(
         "[...document.querySelectorAll('.card .label')].every(e => e.querySelector('bdi'))"
     )
     for name in pages.HOSTILE:
-        tab.select_option("#label", label=visible(name).strip())
+        tab.select_option("#label", label=escape_invisible(name).strip())
         assert tab.evaluate(f"{VISIBLE}.length") == 2, name
     assert not tab.evaluate("/[\\u202a-\\u202e\\u2066-\\u2069]/.test(document.body.textContent)")
 

@@ -200,7 +200,7 @@ def test_the_two_kinds_of_shift_are_named_and_sized_both_ways() -> None:
     assert rewritten.accuracy == undefended()[1].accuracy
     assert rewritten.rewrite["refitted"] <= rewritten.rewrite["original_multipliers"]
     assert not retrained.rewrite
-    text = report.markdown([undefended()[1], rewritten, retrained])
+    text = report.render_markdown([undefended()[1], rewritten, retrained])
     for line in text.splitlines():
         assert not ("biases changed" in line and "data shifted" in line)
     assert "5 per pixel, norm 40" in text
@@ -218,7 +218,9 @@ def test_an_outcome_is_kept_whole_and_published_without_its_secret(tmp_path: Pat
     assert repr(float(secret.shift.flatten()[0])) not in published
     assert str(secret.seed) not in published
     assert outcome.told is not None
-    page = report.page([undefended()[1], outcome], report.compared([undefended()[1], outcome]))
+    page = report.render_page(
+        [undefended()[1], outcome], report.draw_comparison([undefended()[1], outcome])
+    )
     assert "shift-rewrite-vector:0.5" in page
     assert "<script" not in page
     assert "data:image/png" in page
@@ -232,11 +234,11 @@ def test_counts_stand_beside_their_threshold_and_shares_beside_their_bound() -> 
     assert outcome.determined_energy is not None
     assert least is not None
     assert 0 <= least <= outcome.determined_energy + 1e-9
-    row = dict(zip(report.HEAD, report.rows([outcome])[0], strict=True))
+    row = dict(zip(report.HEADER, report.make_rows([outcome])[0], strict=True))
     assert row["unaware"] == f"{outcome.unaware.recovered}/20 ({rule})"
     assert row["others keep"] == f"≥ {least:.3g} ({outcome.determined_energy:.3g})"
     before = outcome.replace(determined_at_least=None)  # a file that has no bound
-    row = dict(zip(report.HEAD, report.rows([before])[0], strict=True))
+    row = dict(zip(report.HEADER, report.make_rows([before])[0], strict=True))
     assert row["others keep"] == "-"  # figures of equal pairs are no such bound
 
 
@@ -270,12 +272,12 @@ def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
 def test_one_who_was_told_is_shown_where_it_made_a_difference() -> None:
     attacks = (found("unaware", 1, 0.4), found("unmix", 9, 0.004), found("told", 3, 0.05))
     outcome = undefended()[1].replace(attacks=attacks)
-    told, line = outcome.told, "strongest attack of one told the shift itself"
+    told, line = outcome.told, "strongest attack that also knows the shift"
     assert told is not None
     assert (told.attacker, told.recovered) == ("unmix", 9), "being told takes no way away"
-    assert line not in report.markdown([outcome])
+    assert line not in report.render_markdown([outcome])
     better = outcome.replace(attacks=(*attacks[:2], found("told", 10, 0.001)))
-    assert f"{line}: told, 10/20" in report.markdown([better])
+    assert f"{line}: told, 10/20" in report.render_markdown([better])
 
 
 def test_the_strongest_of_attacks_by_name() -> None:
@@ -313,8 +315,8 @@ def test_what_a_strategy_spends_is_charged_to_no_attack(monkeypatch: pytest.Monk
 
 def test_what_unmixing_breaks_is_said_to_be_broken_by_it() -> None:
     outcomes = [undefended()[1], tried("shift-rewrite:5")]
-    table = [dict(zip(report.HEAD, row, strict=True)) for row in report.rows(outcomes)]
-    text, page = report.markdown(outcomes), report.page(outcomes)
+    table = [dict(zip(report.HEADER, row, strict=True)) for row in report.make_rows(outcomes)]
+    text, page = report.render_markdown(outcomes), report.render_page(outcomes)
     for outcome, row in zip(outcomes, table, strict=True):
         best = outcome.adaptive
         assert best is not None
@@ -325,7 +327,7 @@ def test_what_unmixing_breaks_is_said_to_be_broken_by_it() -> None:
         for one in outcome.attacks:
             chance = f"{one.expected_by_chance:.2g} by chance, p {one.p_value:.2g}"
             assert f"{one.attacker} {one.recovered} ({chance})" in text
-        line = f"{outcome.label}: strongest attack of one who knows: unmix"
+        line = f"{outcome.label}: strongest attack that knows the defense: unmix"
         assert line in text
         assert line in page
 
@@ -445,8 +447,8 @@ def test_an_inferred_shift_leaves_the_same_rows_whatever_the_shift_was() -> None
 def test_a_strategy_that_left_the_attack_as_it_was_is_said() -> None:
     outcome = undefended()[1].replace(strategy="known-start")
     said = "adapted attack known-start: short tries chose the unaware one."
-    assert said in report.markdown([outcome])
-    assert "adapted" not in report.markdown([undefended()[1]])
+    assert said in report.render_markdown([outcome])
+    assert "adapted" not in report.render_markdown([undefended()[1]])
 
 
 def test_unmixed_sources_are_scored_with_both_signs() -> None:
@@ -465,14 +467,14 @@ def test_a_way_that_is_refused_is_said_and_stops_no_other() -> None:
     assert outcome.adaptive is not None
     assert (outcome.adaptive.attacker, outcome.adaptive.tried) == ("unaware", 1)
     assert outcome.told is None
-    text = report.markdown([outcome])
+    text = report.render_markdown([outcome])
     for name, reason in refused.items():
         assert f"{name} refused: {reason}" in text
-    assert report.compared([outcome]) is not None
+    assert report.draw_comparison([outcome]) is not None
     first = outcome.unaware.replace(refused="no", recovered=None, images=torch.zeros(0, 2, 1, 8, 8))
     blind = outcome.replace(attacks=(first, *outcome.attacks[1:]))
-    assert report.rows([blind])[0][1:4] == ("refused", "-", "-")
-    assert report.compared([blind]) is not None
+    assert report.make_rows([blind])[0][1:4] == ("refused", "-", "-")
+    assert report.draw_comparison([blind]) is not None
 
 
 def test_where_no_attack_applies_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -483,8 +485,8 @@ def test_where_no_attack_applies_nothing_is_reported(monkeypatch: pytest.MonkeyP
 
 def test_names_in_a_report_are_text() -> None:
     outcome = undefended()[1].replace(name="<b>&|", strength=1.0)
-    assert "<b>" not in report.page([outcome])
-    assert "\\|" in report.markdown([outcome])
+    assert "<b>" not in report.render_page([outcome])
+    assert "\\|" in report.render_markdown([outcome])
 
 
 def test_noise_has_the_size_it_says() -> None:
@@ -637,5 +639,5 @@ def test_samples_that_are_no_images_are_not_drawn() -> None:
     )
     knowledge = Knowledge(shape=(64,), sample_count=20)
     outcome, _, _ = run_trial(replace(setting(), split=flat, knowledge=knowledge))
-    assert report.compared([outcome]) is None
-    assert report.compared([]) is None
+    assert report.draw_comparison([outcome]) is None
+    assert report.draw_comparison([]) is None

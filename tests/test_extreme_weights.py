@@ -14,7 +14,7 @@ from torch import Tensor
 import residuum as rs
 from residuum.cli.main import main
 from residuum.errors import InconclusiveError
-from residuum.report.charts import scatter
+from residuum.report.charts import draw_scatter
 from tests import pages
 from tests.victims import tight
 
@@ -85,7 +85,7 @@ def test_axes_of_any_size_have_finite_ticks(high: float) -> None:
     result = pages.audited(20)
     assert result.evidence is not None
     outputs = torch.linspace(0, high, 20, dtype=torch.float64)
-    chart = scatter(result.evidence.replace(outputs=outputs), result.control)
+    chart = draw_scatter(result.evidence.replace(outputs=outputs), result.control)
     assert chart is not None
     ticks = re.findall(r'<text [^>]*x="([^"]*)" y="([^"]*)">', chart.drawing)
     assert 6 <= len(ticks) <= 14

@@ -7,7 +7,7 @@ import torch
 from benchmarks.family import Follow, story_figure
 
 from residuum.attacks import attack
-from residuum.report.figures import family_figure, lives
+from residuum.report.figures import family_figure, trace_candidates
 from tests.test_growth import SMALL, released
 
 
@@ -17,7 +17,7 @@ def test_the_pictures_tell_what_happened():
         {"step": 20, "run": 0, "kind": "merge", "parent": 2, "children": [0]},
         {"step": 40, "run": 0, "kind": "prune", "parent": 3},
     )
-    known = lives(events, 2)
+    known = trace_candidates(events, 2)
     assert {number: (life.born, life.parent, life.died) for number, life in known.items()} == {
         0: (0, None, None),
         1: (0, None, 10),

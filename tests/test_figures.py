@@ -12,7 +12,7 @@ from PIL import Image
 from residuum.attacks import select
 from residuum.evaluation import score
 from residuum.records import Dataset, Knowledge, Reconstruction, Scores
-from residuum.report.drawing import Cell, image_grid, is_image, pixels
+from residuum.report.drawing import Cell, draw_image_grid, is_image, to_pixels
 from residuum.report.figures import (
     compared_figure,
     loss_figure,
@@ -139,10 +139,10 @@ def test_outputs_and_margins(outputs: int) -> None:
 
 def test_pixels_fill_the_range() -> None:
     color = torch.rand(3, 4, 5) * 7 - 3
-    assert pixels(color).shape == (4, 5, 3)
-    assert pixels(color[:2]).shape == pixels(color[0]).shape == (4, 5)
-    assert (pixels(color).min(), pixels(color).max()) == (0, 1)
-    assert (pixels(torch.ones(1, 4, 5)) == 0).all()
+    assert to_pixels(color).shape == (4, 5, 3)
+    assert to_pixels(color[:2]).shape == to_pixels(color[0]).shape == (4, 5)
+    assert (to_pixels(color).min(), to_pixels(color).max()) == (0, 1)
+    assert (to_pixels(torch.ones(1, 4, 5)) == 0).all()
     assert [is_image(shape) for shape in ((2,), (1, 64), (8, 8), (1, 8, 8), (1, 1, 9))] == [
         False,
         False,
@@ -157,4 +157,4 @@ def test_pixels_fill_the_range() -> None:
 )
 def test_grids_grow_with_their_content(count: int, shape: tuple[int, ...]) -> None:
     cells = [Cell((torch.rand(*shape),) * 2, "0.123", bool(i % 2)) for i in range(count)]
-    opened(image_grid("title", cells, ("found", "training")))
+    opened(draw_image_grid("title", cells, ("found", "training")))

@@ -301,10 +301,10 @@ def test_rows_stand_in_the_report_with_names_units_and_the_nearest_held_out_row(
     )
     result = result.replace(evidence=evidence, knowledge=Knowledge())
     item = items_of(result)[0]
-    found = torch.from_numpy(item.found)
+    found = torch.from_numpy(item.reconstruction)
     away = (found - evidence.x[0]).abs()
     assert item.row.within == sum(float(d) <= TOLERANCE * 4 for d in away)
-    assert (item.row.every, item.row.beside) == (5, 0)
+    assert (item.row.total, item.row.held_out_within) == (5, 0)
     (age,) = (column for column in item.row.columns if column.name == "age")
     assert age.unit == "years"
     assert float(age.training) == pytest.approx(float(evidence.x[0, 0] * 10 + 500), rel=5e-3)
@@ -328,7 +328,7 @@ def test_an_embedding_is_summed_up_in_the_columns_in_which_it_stands_out() -> No
     evidence = result.evidence.replace(near=result.evidence.x + 1.0, spread=spread)
     result = result.replace(evidence=evidence, knowledge=Knowledge())
     row = items_of(result)[0].row
-    assert (len(row.columns), row.every, row.beside) == (12, 768, 0)
+    assert (len(row.columns), row.total, row.held_out_within) == (12, 768, 0)
     away = (evidence.x[0] - evidence.x.median(0).values).abs()
     assert row.columns[0].name == f"column {int(away.argmax())}"
     text = render(result)

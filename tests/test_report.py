@@ -17,9 +17,17 @@ from PIL import Image
 from residuum.auditing.power import PositiveControls
 from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.report import html
-from residuum.report.charts import histogram, membership_chart, tail_threshold
-from residuum.report.drawing import MAX_SIDE, data_uri, fitted, pixels
-from residuum.report.html import Item, frames, inline, isolated, items_of, render, visible
+from residuum.report.charts import draw_histogram, membership_chart, tail_threshold
+from residuum.report.drawing import MAX_SIDE, encode_data_uri, fit_to_sample, to_pixels
+from residuum.report.html import (
+    Item,
+    escape_invisible,
+    inline,
+    isolate,
+    items_of,
+    make_pictures,
+    render,
+)
 from tests import pages
 
 DIRECTION_MARKS = re.compile("[\u200e\u200f\u202a-\u202e\u2066-\u2069\x00\x1b]")
@@ -152,7 +160,7 @@ def test_images_are_pngs_of_the_samples(shape: tuple[int, ...], mode: str) -> No
     item = Item(0, (3 * x - 1).ravel(), x, ambiguity=np.zeros(shape))
     found, nearest, difference, free = (
         Image.open(io.BytesIO(base64.b64decode(frame.uri.split(",")[1])))
-        for frame in frames(item, shape, "sample 0")
+        for frame in make_pictures(item, shape, "sample 0")
     )
     assert found.mode == nearest.mode == mode
     assert np.array_equal(np.asarray(found), np.asarray(nearest))  # up to scale and offset
@@ -165,10 +173,12 @@ def test_images_are_pngs_of_the_samples(shape: tuple[int, ...], mode: str) -> No
 def test_differences_are_signed_and_fitted() -> None:
     sample = np.zeros((1, 4, 4))
     sample[0, 0, 0], sample[0, 3, 3] = 1.0, 0.5
-    assert fitted(2 * sample + 5, sample) == pytest.approx(sample)
-    assert fitted(-sample, sample) == pytest.approx(np.full((1, 4, 4), sample.mean()))
-    assert fitted(np.ones((1, 4, 4)), sample) == pytest.approx(np.full((1, 4, 4), sample.mean()))
-    blank = frames(Item(0, np.zeros((1, 4, 4)), sample), (1, 4, 4), "")[2]
+    assert fit_to_sample(2 * sample + 5, sample) == pytest.approx(sample)
+    assert fit_to_sample(-sample, sample) == pytest.approx(np.full((1, 4, 4), sample.mean()))
+    assert fit_to_sample(np.ones((1, 4, 4)), sample) == pytest.approx(
+        np.full((1, 4, 4), sample.mean())
+    )
+    blank = make_pictures(Item(0, np.zeros((1, 4, 4)), sample), (1, 4, 4), "")[2]
     colors = np.asarray(Image.open(io.BytesIO(base64.b64decode(blank.uri.split(",")[1]))))
     top_left, elsewhere = colors[0, 0].astype(int), colors[0, -1].astype(int)
     assert top_left[2] > top_left[0]  # blue: the reconstruction is below the sample
@@ -177,11 +187,11 @@ def test_differences_are_signed_and_fitted() -> None:
 
 def test_large_and_broken_images_stay_small() -> None:
     large = np.random.default_rng(0).uniform(size=(300, 500, 3))
-    uri = data_uri(large)
+    uri = encode_data_uri(large)
     assert Image.open(io.BytesIO(base64.b64decode(uri.split(",")[1]))).width == MAX_SIDE
     broken = np.full((1, 8, 8), np.nan)
     broken[0, 0, 0] = np.inf
-    assert frames(Item(0, broken, broken), (1, 8, 8), "")[0].uri
+    assert make_pictures(Item(0, broken, broken), (1, 8, 8), "")[0].uri
 
 
 def test_vectors_are_numbers() -> None:
@@ -189,8 +199,8 @@ def test_vectors_are_numbers() -> None:
     elements = Elements(text)
     assert not elements.named("img")
     item = html.items_of(pages.audited(12, (2,)))[0]
-    assert item.found is not None
-    assert f"{item.found[0]:.3f}" in elements.text
+    assert item.reconstruction is not None
+    assert f"{item.reconstruction[0]:.3f}" in elements.text
     assert "… 64 values" in render(pages.audited(3, (64,)))
 
 
@@ -265,7 +275,7 @@ def test_hostile_names_stay_text() -> None:
     assert len(elements.named("script")) == 2
     assert all(str(image["src"]).startswith("data:") for image in elements.named("img"))
     for name in pages.HOSTILE:
-        assert visible(name) in elements.text
+        assert escape_invisible(name) in elements.text
     assert "‹U+202E›" in elements.text
     data = data_of(text)
     assert {card["label"] for card in data["cards"]} == set(pages.HOSTILE)
@@ -273,11 +283,11 @@ def test_hostile_names_stay_text() -> None:
 
 
 def test_visible_and_isolated() -> None:
-    assert visible("plain, größe 漢字") == "plain, größe 漢字"
-    assert visible("a\u202eb\n") == "a‹U+202E›b‹U+000A›"
-    assert isolated("<b>") == "<bdi>&lt;b&gt;</bdi>"
-    assert "(5000 characters)" in isolated("x" * 5000)
-    assert len(isolated("x" * 5000)) < 700
+    assert escape_invisible("plain, größe 漢字") == "plain, größe 漢字"
+    assert escape_invisible("a\u202eb\n") == "a‹U+202E›b‹U+000A›"
+    assert isolate("<b>") == "<bdi>&lt;b&gt;</bdi>"
+    assert "(5000 characters)" in isolate("x" * 5000)
+    assert len(isolate("x" * 5000)) < 700
 
 
 @pytest.mark.parametrize("count", [0, 1])
@@ -310,7 +320,7 @@ def test_numbers_that_are_none_of_them() -> None:
     assert (card["margin"], card["confidence"]) == (None, None)
     assert "∞" in text
     assert not re.search(r"\b(nan|NaN|Infinity)\b", text.replace(Elements(text).raw["script"], ""))
-    assert html.keys(Item(0, None, radius_most=np.inf))["radius_most"] > 1e100
+    assert html.make_sort_values(Item(0, None, radius_most=np.inf))["radius_most"] > 1e100
 
 
 def test_residuals_that_are_zero_or_diverged() -> None:
@@ -425,10 +435,10 @@ def test_the_table_of_named_samples_is_bounded_and_says_how_many_more(
     assert page.membership is not None
     assert table.count('<th scope="row">') == rows
     assert (f"{named - rows} more are not shown" in table) == (named > rows)
-    assert ("named samples, the surest first" in table) == (named > 0)
+    assert ("named samples, the most certain first" in table) == (named > 0)
     for i in range(rows):
         q, boundaries = float(page.membership.q[i]), int(page.membership.boundaries[i])
-        cells = f"</th><td>{html.p_text(q)}</td><td>{boundaries}</td>"
+        cells = f"</th><td>{html.format_p_value(q)}</td><td>{boundaries}</td>"
         assert re.search(rf">{i}{re.escape(cells)}", table), i
 
 
@@ -441,7 +451,7 @@ def test_named_samples_have_pictures_if_the_record_holds_them() -> None:
     first = page.evidence.index.tolist().index(0)
     shown = re.search(r'src="([^"]+)" alt="Training sample in row 0"', members)
     assert shown is not None
-    assert shown[1] == data_uri(pixels(page.evidence.x[first]))
+    assert shown[1] == encode_data_uri(to_pixels(page.evidence.x[first]))
     assert "<img" not in section(render(page, redact=True), "membership")
     assert section(render(page, redact=True), "membership").count('<th scope="row">') == 12
     assert "<img" not in section(render(pages.members(60, named=12, shape=(6,))), "membership")
@@ -536,7 +546,7 @@ def test_a_sample_that_only_another_attack_recovers_has_a_card() -> None:
     assert len(cards) == both.recovered
     assert cards[other].attack == "weight-decay"
     assert cards[other].scores["ncc"] == pytest.approx(1.0)
-    assert cards[other].found == pytest.approx(sample.numpy())
+    assert cards[other].reconstruction == pytest.approx(sample.numpy())
     text = Elements(render(page)).text
     assert f"All attacks together recover {both.recovered} training samples." in text
     assert f"{both.recovered} in all" in text
@@ -611,7 +621,7 @@ def test_the_threshold_line_lies_where_the_axis_says() -> None:
     result = pages.audited(60)
     assert result.evidence is not None
     assert result.control is not None
-    chart = histogram(result.evidence, result.control)
+    chart = draw_histogram(result.evidence, result.control)
     assert chart is not None
     line = re.findall(r'class="rule" d="M([\d.]+) ', chart.drawing)
     ticks = re.findall(r'text-anchor="middle" x="([\d.]+)"[^>]*>([^<]+)', chart.drawing)

@@ -18,7 +18,7 @@ from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Checks, Verdict
 from residuum.cli.main import COMMANDS
 from residuum.networks.network import Network
-from residuum.report.glossary import GLOSSARY, entry, pattern, used
+from residuum.report.glossary import GLOSSARY, compile_pattern, find_entry, find_used_words
 from residuum.report.html import render
 from residuum.risk.membership import LossSeparation
 from tests import pages
@@ -290,7 +290,7 @@ JARGON = [
 
 def unexplained(said: str) -> list[str]:
     """Words of ours that the glossary lacks."""
-    known = " ".join(used(said))
+    known = " ".join(find_used_words(said))
     return [word for word in JARGON if re.search(rf"\b{word}", said) and word not in known]
 
 
@@ -298,7 +298,7 @@ def test_every_term_of_the_first_screen_is_in_the_glossary() -> None:
     """Of real audits of every kind too, in ``test_terminal.py``."""
     said = " ".join(result.screen.text() for _, result, _, _ in NEXT)
     assert unexplained(said) == []
-    assert "positive control" in used(said)
+    assert "positive control" in find_used_words(said)
     assert unexplained("the Clarke residual") == ["Clarke"]
 
 
@@ -347,8 +347,10 @@ def test_words_of_the_verdict_are_explained_and_removed_words_are_not() -> None:
     ],
 )
 def test_plurals_lead_to_their_word(text: str, word: str) -> None:
-    assert used(text) == ((word,) if word else ())
-    assert [entry(match[0]) for match in pattern().finditer(text)] == ([word] if word else [])
+    assert find_used_words(text) == ((word,) if word else ())
+    assert [find_entry(match[0]) for match in compile_pattern().finditer(text)] == (
+        [word] if word else []
+    )
 
 
 # Sentences that a newcomer could not read. They must not come back: not in commands, reports or pages.

@@ -17,7 +17,7 @@ from residuum.attacks import estimate
 from residuum.cli.main import main
 from residuum.io.checkpoints import save_checkpoint
 from residuum.records import Dataset, Knowledge, Reconstruction
-from residuum.report.charts import Coordinate, parallel
+from residuum.report.charts import Coordinate, draw_parallel_coordinates
 from residuum.report.html import Item, render_sweep
 from residuum.sweeping.pooling import Pool, pooled
 from residuum.sweeping.scoring import rankings
@@ -188,7 +188,7 @@ def test_points_in_a_plane_are_pooled_by_distance() -> None:
 
 def test_parallel_coordinates_lie_on_their_axes() -> None:
     values = [1e-4, 1e-2, 1.0]
-    drawing = parallel(
+    drawing = draw_parallel_coordinates(
         [
             Coordinate("lr_x", values, True, 1e-4, 1.0),
             Coordinate("residual", [0.1, 0.2, None], False, 0.0, 0.2),
@@ -203,13 +203,18 @@ def test_parallel_coordinates_lie_on_their_axes() -> None:
     lines = re.findall(r'<path class="(trial[^"]*)" d="([^"]*)"', drawing)
     assert lines[-1] == ("trial best", "M60 300L900 173"), "the best is drawn last, on top"
     assert lines[0] == ("trial", "M60 46"), "what is not known is left out"
-    assert parallel([]) == ""
+    assert draw_parallel_coordinates([]) == ""
 
 
 def test_a_report_shows_hostile_names_as_text() -> None:
     bad = pages.HOSTILE[0]
     item = Item(
-        number=1, found=pages.digits(1)[0][0], label=bad, confidence=0.5, support=3, restarts=4
+        number=1,
+        reconstruction=pages.digits(1)[0][0],
+        label=bad,
+        confidence=0.5,
+        support=3,
+        restarts=4,
     )
     text = render_sweep(
         subject=bad,

@@ -242,7 +242,7 @@ def show(result: AuditResult, out: Path, explain: bool = False) -> None:
 
 def _explain(result: AuditResult) -> None:
     """Every figure of the audit, each with what it means, then the words."""
-    from residuum.report.glossary import GLOSSARY, used
+    from residuum.report.glossary import GLOSSARY, find_used_words
 
     print_line("")
     for reason in result.verdict.reasons:
@@ -278,7 +278,7 @@ def _explain(result: AuditResult) -> None:
     print_notes(result.notes)
     said = " ".join([result.screen.text(), *result.verdict.reasons, "residual restart control"])
     print_line("words:")
-    for word in used(said):
+    for word in find_used_words(said):
         print_wrapped(GLOSSARY[word], f"  {word}: ", "    ")
 
 

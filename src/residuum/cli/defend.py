@@ -89,14 +89,14 @@ def command(
 def _show(outcomes: list[Outcome], out: Path) -> None:
     from residuum.report import defenses as report
 
-    rows = report.rows(outcomes)
+    rows = report.make_rows(outcomes)
     for title, columns in (
         (f"recovered of {outcomes[0].n} samples, before and after", (0, 1, 2, 3, 4, 5)),
         ("what is left, and the price", (0, 6, 7, 8, 9, 10)),
     ):
-        head = [report.HEAD[k] for k in columns]
+        head = [report.HEADER[k] for k in columns]
         print_table(title, head, [[row[k] for k in columns] for row in rows])
-    for text in report.notes(outcomes):
+    for text in report.make_notes(outcomes):
         print_line(text)
     print_line(report.LIMIT)
     print_line(f"report: {out / 'report.html'}")

@@ -1,1 +1,1 @@
-"""Pages, and figures as PNG bytes."""
+"""Reports as HTML pages, and figures as PNG bytes."""

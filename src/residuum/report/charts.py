@@ -1,10 +1,9 @@
-"""Charts of the reports: SVG by matplotlib, which the page's style sheet colors.
+"""Draw the charts of the reports as SVG. matplotlib draws the shapes and the style sheet sets the colors.
 
 A report follows the reader's light or dark scheme, and its content security policy refuses every style
-that is not in its style sheet. So :func:`svg` drops the styles that matplotlib writes and turns the name
-of an artist (``gid``) into a class. Names from outside are not drawn here: the template writes them next
-to the drawing and escapes them. A chart is complete without a script. The script moves one line, the
-threshold.
+that is not in its style sheet. Therefore :func:`render_svg` drops the styles that matplotlib writes and turns
+the name of an artist (``gid``) into a class. Charts contain no names from outside. The template writes them
+next to the drawing and escapes them. A chart is complete without a script, which only moves the threshold.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from xml.etree import ElementTree
 import numpy as np
 from markupsafe import Markup
 
-from residuum.report.drawing import Array, new_figure, positive
+from residuum.report.drawing import Array, mask_nonpositive, new_figure
 from residuum.risk.conformal import TAIL
 
 if TYPE_CHECKING:
@@ -32,17 +31,17 @@ if TYPE_CHECKING:
     from residuum.records.scores import MetricScore
     from residuum.risk.membership import MembershipTest
 
-WIDTH, HEIGHT = 480, 280  # units of the SVG view box, which are matplotlib's points
+WIDTH, HEIGHT = 480, 280  # units of the SVG view box, equal to matplotlib's points
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44  # margins around the axes
 TEXT = 11.5  # font size
-BINS = 36  # of a histogram: a few pixels each
-MAX_POINTS = 1500  # drawn in a scatter; more would only cover each other
-MAX_STEPS = 240  # drawn of a history
-STOPS = 200  # of the slider
-WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300  # of parallel coordinates
-MAX_LINES = 400  # drawn of them; more would only cover each other
-BEST = 0.1  # share of the trials drawn in color
-KINDS = 6  # marks and dash patterns that the style sheet tells apart
+BINS = 36  # bins of a histogram, a few pixels each
+MAX_POINTS = 1500  # points in a scatter plot; more would only cover each other
+MAX_STEPS = 240  # points of a curve over the steps
+STOPS = 200  # positions of the slider
+WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300  # layout of parallel coordinates
+MAX_LINES = 400  # lines of parallel coordinates; more would only cover each other
+BEST_SHARE = 0.1  # share of the trials drawn in color
+MAX_KINDS = 6  # marks and dash patterns that the style sheet tells apart
 POINTS_PER_INCH = 72
 TAG = "{http://www.w3.org/2000/svg}"
 
@@ -58,11 +57,18 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """What the template needs of a chart.
+    """A chart for the template.
 
-    drawing: content of the SVG element.
-    threshold: what the script needs to move the threshold line: its axis, its value, and units of the
-        view box per unit of the value. Empty without such a line.
+    Attributes:
+        title: The title.
+        drawing: Content of the SVG element.
+        x_name: Name of the horizontal axis.
+        y_name: Name of the vertical axis.
+        marks: Entries of the legend.
+        summary: The chart in words, for screen readers.
+        note: A remark below the chart.
+        threshold: What the script needs to move the threshold line: its axis, its value, and units of the
+            view box per unit of the value. It is empty without a line.
     """
 
     title: str
@@ -77,9 +83,14 @@ class Chart:
 
 @dataclass(frozen=True)
 class Coordinate:
-    """One axis: values of the trials, best trial first; log: drawn on a log scale.
+    """An axis of parallel coordinates.
 
-    low, high: the range that was searched, or that of the values where there is none.
+    Attributes:
+        name: Its name.
+        values: The values of the trials, best trial first.
+        log: Whether the axis has a log scale.
+        low: Lower end of the search range, by default the smallest value.
+        high: Upper end of the search range, by default the largest value.
     """
 
     name: str
@@ -89,13 +100,25 @@ class Coordinate:
     high: float | None = None
 
 
-def histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
-    """Draw shares of training samples and of held-out ones over the score."""
-    train, null, threshold = finite(evidence.values), finite(evidence.null), _threshold(metric)
+def draw_histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
+    """Draw the distribution of the scores of training samples and held-out samples.
+
+    Args:
+        evidence: The scores.
+        metric: The metric.
+
+    Returns:
+        The chart, None without scores.
+    """
+    train, null, threshold = (
+        select_finite(evidence.values),
+        select_finite(evidence.null),
+        _threshold(metric),
+    )
     if not len(train) and not len(null):
         return None
     figure, axes = _axes()
-    low, high = _span(np.concatenate([train, null, finite([threshold])]))
+    low, high = _span(np.concatenate([train, null, select_finite([threshold])]))
     edges = np.linspace(low, high, BINS + 1)
     for look, values in (("area k1", null), ("area k0", train)):
         share = np.histogram(values, edges)[0] / max(len(values), 1)
@@ -104,17 +127,17 @@ def histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
     line = _threshold_line(axes, threshold, "x")
     marks = (Mark("area k1", "held-out samples (chance)"), Mark("area k0", "training samples"))
-    title = f"{metric.name} of training samples against held-out ones"
-    summary = f"Median {_median(train)} on training samples, {_median(null)} by chance."
-    return Chart(title, svg(figure), metric.name, "share", marks, summary, threshold=line)
+    title = f"{metric.name} of training samples and held-out samples"
+    summary = (
+        f"Median {_format_median(train)} on training samples, {_format_median(null)} by chance."
+    )
+    return Chart(title, render_svg(figure), metric.name, "share", marks, summary, threshold=line)
 
 
 def membership_chart(test: MembershipTest) -> Chart | None:
-    """Draw shares of training samples and of held-out samples over the membership statistic T.
-
-    The line is the 99th percentile of the held-out samples, above which the group test counts.
-    """
-    train, holdout = finite(test.statistic), finite(test.holdout_statistic)
+    """Draw the distribution of the membership statistic T of training samples and held-out samples."""
+    # The line is the 99th percentile of the held-out samples, above which the group test counts.
+    train, holdout = select_finite(test.statistic), select_finite(test.holdout_statistic)
     if not len(train) or not len(holdout):
         return None
     figure, axes = _axes()
@@ -135,19 +158,24 @@ def membership_chart(test: MembershipTest) -> Chart | None:
         f"held-out samples. About {TAIL * test.records:.2g} are expected by chance."
     )
     title = "Membership statistic T of training samples and held-out samples"
-    return Chart(title, svg(figure), "T", "share", marks, summary)
+    return Chart(title, render_svg(figure), "T", "share", marks, summary)
 
 
 def tail_threshold(holdout: Array) -> float:
-    """Return the threshold of the group test of membership.
-
-    At most 1% of the held-out samples lie above it.
-    """
+    """Return the threshold of the group test of membership: at most 1% of held-out samples exceed it."""
     return float(np.sort(holdout)[::-1][math.floor(TAIL * len(holdout) + 1e-9)])
 
 
-def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
-    """Draw the score of every training sample against the network's output for it."""
+def draw_scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
+    """Draw the score of each training sample against the network's output for the sample.
+
+    Args:
+        evidence: The scores and the outputs.
+        metric: The metric.
+
+    Returns:
+        The chart, None without scores and outputs.
+    """
     if evidence.outputs is None or len(evidence.outputs) != len(evidence.values):
         return None
     outputs, scores = np.asarray(evidence.outputs, float), np.asarray(evidence.values, float)
@@ -162,13 +190,13 @@ def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
     marks = []
     for k, name in enumerate(names):
         rows = picked[labels[picked] == name]
-        look = "dot k0" if len(names) > KINDS else f"dot k{k}"
+        look = "dot k0" if len(names) > MAX_KINDS else f"dot k{k}"
         axes.plot(outputs[rows], scores[rows], "o", gid=look)
-        marks += [Mark(look, name)] if name and len(names) <= KINDS else []
+        marks += [Mark(look, name)] if name and len(names) <= MAX_KINDS else []
     line = _threshold_line(axes, threshold, "y")
     return Chart(
         f"{metric.name} against the {evidence.output_name}",
-        svg(figure),
+        render_svg(figure),
         evidence.output_name,
         metric.name,
         tuple(marks),
@@ -179,11 +207,9 @@ def scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
 
 
 def residual_chart(reconstruction: Reconstruction) -> Chart | None:
-    """Draw median and range of every layer's relative residual over the steps, on a log scale.
-
-    Residuals are norms, not squares.
-    """
-    residuals = positive(reconstruction.layers.double().clamp(min=0).sqrt()).numpy()
+    """Draw median and range of each layer's relative residual over the steps, on a log scale."""
+    # Residuals are norms, not squares.
+    residuals = mask_nonpositive(reconstruction.layers.double().clamp(min=0).sqrt()).numpy()
     steps = np.asarray(reconstruction.steps, float)  # residuals: (restarts, steps, layers)
     if not len(steps) or not np.isfinite(residuals).any():
         return None
@@ -192,34 +218,45 @@ def residual_chart(reconstruction: Reconstruction) -> Chart | None:
     marks = []
     for k, name in enumerate(reconstruction.layer_names):
         columns = picked[np.isfinite(residuals[:, picked, k]).any(0)]
-        x, values, kind = steps[columns], residuals[:, columns, k], f"k{k % KINDS}"
+        x, values, kind = steps[columns], residuals[:, columns, k], f"k{k % MAX_KINDS}"
         median = np.nanmedian(values, 0)
         if len(values) > 1:
             axes.fill_between(x, np.nanmin(values, 0), np.nanmax(values, 0), gid=f"band {kind}")
         axes.plot(x, median, gid=f"line {kind}")
         marks.append(Mark(f"line {kind}", name, f"{median[-1]:.2g}" if len(median) else "–"))
-    # Whole powers of ten; a tenth of a decade beyond one does not earn the axis another.
-    powers = np.log10(finite(residuals))
+    # The axis ends at powers of ten. Values up to a tenth of a decade beyond one need no other power.
+    powers = np.log10(select_finite(residuals))
     low, high = math.floor(powers.min() + 0.1), math.ceil(powers.max() - 0.1)
     axes.set(yscale="log", ylim=(10.0**low, 10.0 ** max(high, low + 1)), xmargin=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
     title = f"Relative residual per layer, {reconstruction.attack}"
-    return Chart(title, svg(figure), "step", "residual", tuple(marks))
+    return Chart(title, render_svg(figure), "step", "residual", tuple(marks))
 
 
 def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] | None:
-    """Return the counts at every position of the slider. One position is the threshold of the test.
+    """Return the counts at each position of the slider. One position is the threshold of the test.
 
     A sample counts if it strictly beats the threshold. Held-out counts are means over the sets, so that
     they compare with a training set of the same size. At the threshold of the test, both counts are those
     of the test, which uses more held-out sets than this chart.
+
+    Args:
+        evidence: The scores.
+        metric: The metric.
+
+    Returns:
+        The positions and counts for the script, None without scores of training samples.
     """
-    train, null, threshold = finite(evidence.values), finite(evidence.null), _threshold(metric)
+    train, null, threshold = (
+        select_finite(evidence.values),
+        select_finite(evidence.null),
+        _threshold(metric),
+    )
     if not len(train):
         return None
     sign = 1 if metric.higher_is_better else -1
-    values = positions([*train, *null], threshold)
+    values = make_slider_stops([*train, *null], threshold)
     end = len(values) - 1 if sign > 0 else 0  # of the scale, where nothing counts
     start = values.index(threshold) if math.isfinite(threshold) else end
     sets = max(evidence.null_sets, 1)
@@ -243,8 +280,16 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
     }
 
 
-def positions(values: Sequence[float], threshold: float) -> list[float]:
-    """Stops of a slider over the values: even ones to three digits, and the threshold itself."""
+def make_slider_stops(values: Sequence[float], threshold: float) -> list[float]:
+    """Return the positions of a slider: evenly spaced values with three digits, and the threshold.
+
+    Args:
+        values: The values that the slider covers.
+        threshold: The threshold.
+
+    Returns:
+        The sorted positions.
+    """
     low, high = min(values), max(values)
     digits = max(3, 3 - math.floor(math.log10((high - low) or 1.0)))
     stops = {round(float(stop), digits) for stop in np.linspace(low, high, STOPS)}
@@ -253,11 +298,9 @@ def positions(values: Sequence[float], threshold: float) -> list[float]:
     return sorted(stops | ({threshold} if math.isfinite(threshold) else set()))
 
 
-def parallel(coordinates: Sequence[Coordinate]) -> Markup:
-    """Draw one line per trial across an upright axis per coordinate; the best trials lie on top.
-
-    matplotlib has no chart of this kind, so values are scaled to their axes here.
-    """
+def draw_parallel_coordinates(coordinates: Sequence[Coordinate]) -> Markup:
+    """Draw one line per trial across one vertical axis per coordinate, with the best trials on top."""
+    # matplotlib has no chart of this kind, so values are scaled to their axes here.
     count = len(coordinates[0].values) if coordinates else 0
     if not count:
         return Markup("")
@@ -267,26 +310,28 @@ def parallel(coordinates: Sequence[Coordinate]) -> Markup:
     places = np.linspace(SIDE, WIDE - SIDE, max(2, len(coordinates)))[: len(coordinates)]
     heights = np.empty((count, len(coordinates)))
     for k, (coordinate, x) in enumerate(zip(coordinates, places, strict=True)):
-        heights[:, k], ticks = _upright(coordinate)
+        heights[:, k], ticks = _place_on_axis(coordinate)
         axes.plot([x, x], [UPPER, LOWER], gid="upright", zorder=3)
         axes.text(x, UPPER - 24, coordinate.name, ha="center", gid="name")
         for y, text in ticks:
             axes.text(x - 6, y, text, fontsize=TEXT, ha="right", va="center_baseline", gid="tick")
-    best = max(1, round(BEST * count))
+    best = max(1, round(BEST_SHARE * count))
     trials = sorted({*range(best), *range(best, count, -(-count // MAX_LINES))}, reverse=True)
     for trial in trials:
         columns = np.isfinite(heights[trial])
         look = "trial best" if trial < best else "trial"
         axes.plot(places[columns], heights[trial, columns], gid=look)
-    return svg(figure)
+    return render_svg(figure)
 
 
-def _upright(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str]]]:
-    """Return heights of the values on an axis, and its ticks: both ends and the middle."""
+def _place_on_axis(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str]]]:
+    """Return the heights of the values on an axis, and its ticks at both ends and in the middle."""
     values = np.array(coordinate.values, float)  # None becomes NaN
     values[~np.isfinite(values) | (coordinate.log and values <= 0)] = np.nan
-    low = coordinate.low if coordinate.low is not None else min(finite(values), default=0.0)
-    high = coordinate.high if coordinate.high is not None else max(finite(values), default=1.0)
+    low = coordinate.low if coordinate.low is not None else min(select_finite(values), default=0.0)
+    high = (
+        coordinate.high if coordinate.high is not None else max(select_finite(values), default=1.0)
+    )
     log = coordinate.log and low > 0
     start, end = (math.log(low), math.log(high)) if log else (low, high)
     end = end if end > start else start + 1.0
@@ -299,7 +344,7 @@ def _upright(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str]]]:
 
 
 def _axes() -> tuple[Figure, Axes]:
-    """Return an empty figure with a grid behind, a base line and few round ticks."""
+    """Return an empty figure with a grid in the background, a base line and few round ticks."""
     from matplotlib.ticker import MaxNLocator
 
     figure = new_figure(WIDTH / POINTS_PER_INCH, HEIGHT / POINTS_PER_INCH, automatic=False)
@@ -326,27 +371,25 @@ def _threshold_line(axes: Axes, threshold: float, axis: str) -> dict[str, float 
     return {"axis": axis, "value": threshold, "scale": length / (high - low)}
 
 
-def svg(figure: Figure) -> Markup:
+def render_svg(figure: Figure) -> Markup:
     """Return what matplotlib draws, without styles: elements of an SVG element with classes."""
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
-    # Texts stay texts, in the font of the page. The salt fixes the names of markers and clips.
+    # Text stays text in the font of the page. The salt fixes the names of markers and clip paths.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "residuum"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return Markup("\n").join(_elements(ElementTree.fromstring(buffer.getvalue())))
 
 
 def _elements(parent: ElementTree.Element, look: str = "") -> Iterator[Markup]:
-    """Yield paths, marks and texts below an element; look: the class that a group around them gave.
-
-    matplotlib's own names of groups end in an underscore and a number. Markers are those of the page.
-    """
+    """Yield paths, marks and texts of an element. ``look`` is the class of the group around them."""
+    # matplotlib's own names of groups end in an underscore and a number. The page defines the markers.
     for element in parent:
         tag, name = element.tag.removeprefix(TAG), element.get("id", "")
-        # A tenth of a unit is the most that anybody sees.
+        # Nobody sees less than a tenth of a unit.
         x, y, d = (re.sub(r"(\.\d)\d+", r"\1", element.get(key, "").strip()) for key in "xyd")
-        if tag == "g" and not name.startswith("patch"):  # patches: grounds of figure and axes
+        if tag == "g" and not name.startswith("patch"):  # Patches are backgrounds.
             yield from _elements(element, look if "_" in name else name or look)
         elif tag == "path":
             path = re.sub(r"\s*([A-Z])\s*", r"\1", d)
@@ -355,9 +398,9 @@ def _elements(parent: ElementTree.Element, look: str = "") -> Iterator[Markup]:
             form = Markup('<use class="{}" href="#mark{}" x="{}" y="{}"/>')
             yield form.format(look, look[-1], x, y)
         elif tag == "text":
-            anchor = re.findall(r"text-anchor: (\w+)", element.get("style", ""))[0]
+            text_anchor = re.findall(r"text-anchor: (\w+)", element.get("style", ""))[0]
             form = Markup('<text class="{}" text-anchor="{}" x="{}" y="{}">{}</text>')
-            yield form.format(look or "tick", anchor, x, y, element.text)
+            yield form.format(look or "tick", text_anchor, x, y, element.text)
 
 
 def _threshold(metric: MetricScore) -> float:
@@ -365,17 +408,17 @@ def _threshold(metric: MetricScore) -> float:
 
 
 def _span(values: Array) -> tuple[float, float]:
-    """Least and greatest with a little room."""
+    """Return the smallest and the largest value with a small margin."""
     low, high = float(values.min()), float(values.max())
     room = 0.03 * (high - low) or 0.5
     return low - room, high + room
 
 
-def finite(values: Any) -> Array:
+def select_finite(values: Any) -> Array:
     """Return the finite values as a flat array."""
     array = np.asarray(values, dtype=float).ravel()
     return array[np.isfinite(array)]
 
 
-def _median(values: Array) -> str:
+def _format_median(values: Array) -> str:
     return f"{np.median(values):.3g}" if len(values) else "–"

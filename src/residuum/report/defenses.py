@@ -1,8 +1,8 @@
-"""Defenses side by side: one table as text, markdown or HTML, its notes, and the pictures.
+"""Compare defenses: one table as text, Markdown or HTML, with notes and pictures.
 
-A count never stands without what chance brings back; the strongest attack of one who knows of the
-defense stands beside that of one who does not, and every attack that was tried is in the notes. The
-two kinds of shift, rewritten into biases or there during training, are named in every form.
+Each count comes with the count expected by chance. The table shows the attack of an attacker who is unaware
+of the defense and the strongest attack of an attacker who knows it. The notes list all attacks. Every form
+names the kind of a shift, which was either added to the biases after training or present during training.
 """
 
 from __future__ import annotations
@@ -13,49 +13,84 @@ from typing import Any
 
 from residuum.defenses import Attacked, Outcome
 from residuum.report import drawing, html
-from residuum.report.html import visible
+from residuum.report.html import escape_invisible
 from residuum.theory.uniqueness import SHARE
 
-HEAD = ["defense", "unaware", "adaptive", "strongest", "chance unaware / adaptive"]
-HEAD += ["p unaware / adaptive", "KKT", "others keep", "test accuracy", "test loss", "seconds"]
-COLUMNS = 6  # pictures of each attacker: a page is no wider
+HEADER = ["defense", "unaware", "adaptive", "strongest", "chance unaware / adaptive"]
+HEADER += ["p unaware / adaptive", "KKT", "others keep", "test accuracy", "test loss", "seconds"]
+COLUMNS = 6  # pictures of each attacker, limited by the width of a page
 LIMIT = (
-    "A defense that these attacks do not get past is not thereby private: counts are evidence about the "
-    "attacks that were run."
+    "If these attacks fail, the defense is not thereby private. Counts are evidence only about the attacks "
+    "that ran."
 )
 
 
-def rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
-    """The table's cells, one row per defense, in the order of ``HEAD``."""
+def make_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
+    """Return the cells of the table, one row per defense, in the order of ``HEADER``."""
     return [_row(outcome) for outcome in outcomes]
 
 
-def notes(outcomes: Sequence[Outcome]) -> list[str]:
-    """What the table has no room for: every attack, shifts, residuals of rewriting, inferences, epsilon."""
+def make_notes(outcomes: Sequence[Outcome]) -> list[str]:
+    """Return details: all attacks, shifts, residuals of rewriting, inferences and epsilon."""
     return [f"{outcome.label}: {text}" for outcome in outcomes for text in _notes(outcome)]
 
 
-def markdown(outcomes: Sequence[Outcome], title: str = "Defenses") -> str:
-    """The section as markdown."""
-    lines = [f"## {title}", "", _knows(outcomes), "", _line(HEAD), _line(["---"] * len(HEAD))]
-    lines += [_line(row) for row in rows(outcomes)]
-    lines += ["", *(f"- {text}" for text in notes(outcomes)), "", LIMIT, ""]
-    return "\n".join(map(visible, lines))
+def render_markdown(outcomes: Sequence[Outcome], title: str = "Defenses") -> str:
+    """Return the comparison as Markdown.
+
+    Args:
+        outcomes: The outcomes of the defenses.
+        title: The title.
+
+    Returns:
+        Markdown.
+    """
+    lines = [
+        f"## {title}",
+        "",
+        _explain_columns(outcomes),
+        "",
+        _format_line(HEADER),
+        _format_line(["---"] * len(HEADER)),
+    ]
+    lines += [_format_line(row) for row in make_rows(outcomes)]
+    lines += ["", *(f"- {text}" for text in make_notes(outcomes)), "", LIMIT, ""]
+    return "\n".join(map(escape_invisible, lines))
 
 
-def page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> str:
-    """The section as a page of its own: one file, no script, nothing loaded."""
+def render_page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> str:
+    """Return the comparison as one HTML file without a script.
+
+    Args:
+        outcomes: The outcomes of the defenses.
+        picture: The picture of :func:`draw_comparison`.
+
+    Returns:
+        The page.
+    """
     uri = "" if picture is None else drawing.PNG + base64.b64encode(picture).decode()
-    said: dict[str, Any] = {"subject": "defenses", "lead": _knows(outcomes), "head": HEAD}
-    said |= {"rows": rows(outcomes), "notes": notes(outcomes), "picture": uri, "limit": LIMIT}
-    return html.page("defenses.html", **said)
+    return html.render_page(
+        "defenses.html",
+        subject="defenses",
+        lead=_explain_columns(outcomes),
+        head=HEADER,
+        rows=make_rows(outcomes),
+        notes=make_notes(outcomes),
+        picture=uri,
+        limit=LIMIT,
+    )
 
 
-def compared(outcomes: Sequence[Outcome]) -> bytes | None:
-    """Per defense a band: best matches of the unaware attacker, and of the strongest who knows.
+def draw_comparison(outcomes: Sequence[Outcome]) -> bytes | None:
+    """Draw the best matches under each defense of the unaware attacker and of the strongest attack.
 
-    Each found image stands above the training sample it matches; a frame says beyond 99% of chance.
-    None where samples are no images.
+    Each reconstruction is above the training sample that it matches. A frame means closer than 99% of chance.
+
+    Args:
+        outcomes: The outcomes of the defenses.
+
+    Returns:
+        A PNG, None if samples are no images.
     """
     bands = [(outcome, (outcome.unaware, outcome.adaptive)) for outcome in outcomes]
     shape = outcomes[0].unaware.images.shape[2:] if outcomes else ()
@@ -67,143 +102,161 @@ def compared(outcomes: Sequence[Outcome]) -> bytes | None:
     figure = drawing.new_figure(width, height, automatic=False)
     axes = figure.add_axes((0, 0, 1, 1))
     for k, title in enumerate(
-        ("attacker unaware of the defense", "strongest attack of one who knows")
+        ("attacker unaware of the defense", "strongest attack that knows the defense")
     ):
         axes.text(label + k * (block + 0.25), top - 0.12, title, fontsize=8, color=drawing.INK)
-    title = "Best matches by NCC, found above training sample; framed: beyond 99% of chance"
+    title = (
+        "Best matches by NCC, reconstruction above training sample; framed: beyond 99% of chance"
+    )
     axes.text(0.1, 0.18, title, fontsize=8.5, color=drawing.INK)
     for i, (outcome, attacks) in enumerate(bands):
         y = top + i * (2 * size + 0.22)
-        axes.text(0.1, y + size, visible(outcome.label), fontsize=8, va="center", color=drawing.INK)
+        axes.text(
+            0.1,
+            y + size,
+            escape_invisible(outcome.label),
+            fontsize=8,
+            va="center",
+            color=drawing.INK,
+        )
         for k, attacked in enumerate(attacks):
             if attacked is not None:
-                _band(axes, attacked, label + k * (block + 0.25), y, size, gap)
+                _draw_band(axes, attacked, label + k * (block + 0.25), y, size, gap)
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
     axes.axis("off")
-    return drawing.png(figure)
+    return drawing.encode_png(figure)
 
 
-def _band(axes: Any, attacked: Attacked, x: float, y: float, size: float, gap: float) -> None:
+def _draw_band(axes: Any, attacked: Attacked, x: float, y: float, size: float, gap: float) -> None:
     for j in range(min(COLUMNS, len(attacked.images))):
-        left = x + j * (size + gap)
+        left_edge = x + j * (size + gap)
         for row in (0, 1):
-            at = (left, y + row * (size + 0.02), size, size)
-            drawing.place(axes, attacked.images[j, row], at)
+            box = (left_edge, y + row * (size + 0.02), size, size)
+            drawing.draw_image(axes, attacked.images[j, row], box)
         if attacked.beyond_chance[j]:
-            drawing.frame(axes, (left, y, size, 2 * size + 0.02), ec=drawing.BLUE, lw=1.6)
+            box = (left_edge, y, size, 2 * size + 0.02)
+            drawing.draw_frame(axes, box, ec=drawing.BLUE, lw=1.6)
     text = f"{attacked.attacker}: refused"
     if not attacked.refused:
-        chance = _figure(attacked.expected_by_chance, 2)
+        chance = _format(attacked.expected_by_chance, 2)
         text = f"{attacked.attacker}: {attacked.recovered} ({attacked.rule}), {chance} by chance"
     axes.text(x, y + 2 * size + 0.11, text, fontsize=6, color=drawing.INK)
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
-    both = (outcome.unaware, known := outcome.adaptive)
-    chance = " / ".join(_figure(part.expected_by_chance if part else None, 2) for part in both)
-    p = " / ".join(_figure(part.p_value if part else None, 2) for part in both)
-    kept = "-"
-    if (least := outcome.determined_at_least) is not None:
-        kept = f"≥ {_figure(least)} ({_figure(outcome.determined_energy)})"
-    counts = [_count(part, outcome.n) for part in both]
-    found = [outcome.label, *counts, known.attacker if known else "-", chance, p]
-    price = [
-        *map(_figure, (outcome.accuracy, outcome.loss)),
+    attackers = (outcome.unaware, adaptive := outcome.adaptive)
+    chance = " / ".join(_format(a.expected_by_chance if a else None, 2) for a in attackers)
+    p = " / ".join(_format(a.p_value if a else None, 2) for a in attackers)
+    determined = "-"
+    if (proved := outcome.determined_at_least) is not None:
+        determined = f"≥ {_format(proved)} ({_format(outcome.determined_energy)})"
+    counts = [_count(attacker, outcome.n) for attacker in attackers]
+    attack_cells = [outcome.label, *counts, adaptive.attacker if adaptive else "-", chance, p]
+    cost_cells = [
+        *map(_format, (outcome.accuracy, outcome.loss)),
         f"{sum(outcome.seconds.values()):.1f}",
     ]
-    return (*found, _figure(outcome.kkt_plain), kept, *price)
+    return (*attack_cells, _format(outcome.kkt_plain), determined, *cost_cells)
 
 
 def _notes(outcome: Outcome) -> list[str]:
-    found = []
+    texts = []
     if outcome.name != "none":
-        found.append(f"changes {outcome.changes}. Stays with the owner: {outcome.secret}.")
+        texts.append(f"changes {outcome.changes}. The owner keeps secret: {outcome.secret}.")
     if shift := outcome.shift:
-        found.append(
+        texts.append(
             f"{shift['kind']}; {shift['form']} shift of {shift['per_pixel']:.4g} per pixel, norm "
             f"{shift['norm']:.4g}."
         )
-    if part := outcome.rewrite:
-        found.append(
-            f"KKT residual of rewriting over the norm before it: {part['original_multipliers']:.3g} at "
-            f"the original multipliers (closed form {part['closed_form']:.3g}, exact at a KKT point; "
-            f"the network before: {part['before']:.3g}), {part['refitted']:.3g} refitted."
+    if rewrite := outcome.rewrite:
+        texts.append(
+            f"KKT residual of rewriting over the norm before it: {rewrite['original_multipliers']:.3g} at "
+            f"the original multipliers (closed form {rewrite['closed_form']:.3g}, exact at a KKT point; "
+            f"the network before: {rewrite['before']:.3g}), {rewrite['refitted']:.3g} refitted."
         )
-    found += _attacks(outcome)
-    if "epsilon" in (facts := outcome.facts):
-        found.append(
-            f"epsilon {facts['epsilon']:.4g} at delta {facts['delta']:.2g} by the {facts['accountant']} "
-            f"accountant; noise multiplier {facts['noise_multiplier']:.3g}."
+    texts += _attack_notes(outcome)
+    if "epsilon" in (privacy := outcome.facts):
+        texts.append(
+            f"epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.2g} by the "
+            f"{privacy['accountant']} accountant; noise multiplier {privacy['noise_multiplier']:.3g}."
         )
-    return found
+    return texts
 
 
-def _attacks(outcome: Outcome) -> list[str]:
-    """Every attack with its count beside chance, the strongest ones, what was refused and inferred."""
-    ran = [one for one in outcome.attacks if not one.refused]
+def _attack_notes(outcome: Outcome) -> list[str]:
+    """Return all attacks with their counts and chance, the strongest, the refused, and inferences."""
+    completed = [attempt for attempt in outcome.attacks if not attempt.refused]
     counts = ", ".join(
-        f"{one.attacker} {one.recovered} ({_figure(one.expected_by_chance, 2)} by chance, p "
-        f"{_figure(one.p_value, 2)})"
-        for one in ran
+        f"{attempt.attacker} {attempt.recovered} ({_format(attempt.expected_by_chance, 2)} by chance, p "
+        f"{_format(attempt.p_value, 2)})"
+        for attempt in completed
     )
-    found = [f"recovered of {outcome.n}: {counts}."]
-    known, told = outcome.adaptive, outcome.told
-    if told and known and told.attacker == known.attacker:
-        told = None  # the shift was of no use
-    for who, best in (("who knows", known), ("told the shift itself", told)):
+    texts = [f"recovered of {outcome.n}: {counts}."]
+    strongest, informed = outcome.adaptive, outcome.told
+    if informed and strongest and informed.attacker == strongest.attacker:
+        informed = None  # The attack did not gain from the shift.
+    for who, best in (("knows the defense", strongest), ("also knows the shift", informed)):
         if best is not None:
-            found.append(
-                f"strongest attack of one {who}: {best.attacker}, {_count(best, outcome.n)}, "
-                f"{_figure(best.expected_by_chance, 2)} by chance; p {_figure(best.p_value, 2)} "
+            texts.append(
+                f"strongest attack that {who}: {best.attacker}, {_count(best, outcome.n)}, "
+                f"{_format(best.expected_by_chance, 2)} by chance; p {_format(best.p_value, 2)} "
                 f"after multiplying by the {best.tried} tried."
             )
-    found += [f"{one.attacker} refused: {one.refused}" for one in outcome.attacks if one.refused]
+    texts += [
+        f"{attempt.attacker} refused: {attempt.refused}"
+        for attempt in outcome.attacks
+        if attempt.refused
+    ]
     if outcome.strategy:
-        adapted = [one for one in outcome.attacks if one.attacker == "adapted"]
-        found += [_inferred(outcome.strategy, one) for one in adapted if not one.refused]
+        adapted = [attempt for attempt in outcome.attacks if attempt.attacker == "adapted"]
+        texts += [
+            _describe_inference(outcome.strategy, attempt)
+            for attempt in adapted
+            if not attempt.refused
+        ]
         if not adapted:
-            found.append(f"adapted attack {outcome.strategy}: short tries chose the unaware one.")
-    return found
+            texts.append(f"adapted attack {outcome.strategy}: short tries chose the unaware one.")
+    return texts
 
 
-def _inferred(strategy: str, adapted: Attacked) -> str:
-    """What the adapted attacker found out before attacking."""
-    findings, said = adapted.findings, [f"adapted attack {strategy}"]
+def _describe_inference(strategy: str, adapted: Attacked) -> str:
+    """Return what the adapted attacker inferred before the attack."""
+    findings, texts = adapted.findings, [f"adapted attack {strategy}"]
     if balance := findings.get("balance"):
-        said.append(f"shift inferred from balance {balance['shift_per_pixel']:.4g} per pixel")
-        said.append(balance["reason"])
+        texts.append(f"shift inferred from balance {balance['shift_per_pixel']:.4g} per pixel")
+        texts.append(balance["reason"])
     if mean := findings.get("mean"):
-        said.append(f"mean inferred from the first layer {mean['shift_per_pixel']:.4g} per pixel")
+        texts.append(f"mean inferred from the first layer {mean['shift_per_pixel']:.4g} per pixel")
     if "releases" in findings:
-        said.append(f"mean of {findings['releases']} releases")
+        texts.append(f"mean of {findings['releases']} releases")
     if "chosen" in findings:
-        said.append(f"short tries chose: {findings['chosen']}")
-    return "; ".join(said) + "."
+        texts.append(f"short tries chose: {findings['chosen']}")
+    return "; ".join(texts) + "."
 
 
-def _knows(outcomes: Sequence[Outcome]) -> str:
+def _explain_columns(outcomes: Sequence[Outcome]) -> str:
     n = outcomes[0].n if outcomes else 0
     return (
-        f"Recovered of {n} training samples, beyond 99% of chance, by an attacker who is unaware of "
-        "the defense and by the strongest attack of one who knows of it and of the start but not its secret "
-        "(the unaware one is among them), its p-value multiplied by the number of attacks tried. KKT: "
-        "relative residual at the training samples; others keep: mean over a few samples of the share of its "
-        "energy that every other training set with these patterns and labels keeps in an image that takes "
-        "over at least "
-        f"{SHARE:.0%} of its weight, proved, and the least found; accuracy and loss on held-out samples."
+        f"Number of {n} training samples that are recovered, which means closer than 99% of chance. The "
+        "unaware attacker does not know the defense. The strongest attack is the best of those that know the "
+        "defense and the initial weights but not its secret, including the unaware attack. Its p-value is "
+        "multiplied by the number of attacks tried. KKT: relative residual at the training samples. Others "
+        "keep: the share of a sample's energy that all other training sets with the same activation patterns "
+        f"and labels keep in an image with at least {SHARE:.0%} of its weight, as proved and as found in an "
+        "example, averaged over a few samples. Accuracy and loss: on held-out samples."
     )
 
 
 def _count(attacked: Attacked | None, n: int) -> str:
-    """Recovered of n, with what they had to beat."""
+    """Return how many of n samples were recovered, and the rule that they had to pass."""
     if attacked is None or attacked.recovered is None:
         return "refused" if attacked and attacked.refused else "-"
     return f"{attacked.recovered}/{n}" + (f" ({attacked.rule})" if attacked.rule else "")
 
 
-def _figure(value: float | None, digits: int = 3) -> str:
+def _format(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}g}"
 
 
-def _line(cells: Sequence[str]) -> str:
+def _format_line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"

@@ -1,9 +1,9 @@
-"""Drawing: pictures as data URIs, and PNGs.
+"""Draw pictures as data URIs and figures as PNG.
 
-Samples on a page are small PNG data URIs, or numbers where they are no images. PNGs are made of image
-grids, small line panels and points in the plane. Colors are those of Okabe and Ito, told apart by
-color-blind readers; none carries a meaning that a shape or a word does not carry too. matplotlib is
-imported where it is used, without pyplot.
+A sample on a page is a small PNG data URI, or a few numbers if it is no image. PNG figures are grids of
+images, small panels with curves, and points in the plane. Color-blind readers can distinguish the colors
+(Okabe and Ito), and a shape or a word repeats the meaning of each color. matplotlib is imported where it is
+used, without pyplot.
 """
 
 from __future__ import annotations
@@ -27,37 +27,45 @@ BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 SKY, YELLOW, GREY, INK = "#56B4E9", "#E69F00", "#9A9A9A", "#222222"
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, INK)
 MARKERS = "os^Dv<>p"
-DPI = 120  # sharp on a screen, small in a mail
-SHOWN, PANELS = 30, 12  # images and curves of a figure
+DPI = 120  # sharp on a screen and small in an email
+MAX_IMAGES, MAX_PANELS = 30, 12  # images, or panels with curves, of a figure
 CELL, GAP, CAPTION, MARGIN, TITLE = 0.8, 0.1, 0.2, 0.12, 0.34  # inches
 Array = np.ndarray[Any, Any]
-MAX_SIDE = 160  # pixels; larger images are reduced, a report is for looking, not for keeping them
-# Enlarged pixel by pixel: printers and mail programs smooth what the browser would not.
-MIN_SIDE = 56  # pixels: smaller images are enlarged by whole numbers
-MAX_VALUES = 6  # of a vector that is no image
-LOW, MIDDLE, HIGH = (0, 114, 178), (250, 250, 250), (213, 94, 0)  # blue, orange
-FIXED, LOOSE = (250, 250, 250), (110, 40, 130)
+MAX_SIDE = 160  # pixels; larger images are reduced, because a report is no place to store them
+# Smaller images are enlarged by whole numbers, because printers and mail programs smooth small images.
+MIN_SIDE = 56  # pixels
+MAX_VALUES = 6  # listed values of a vector that is no image
+LOW_COLOR, MIDDLE_COLOR, HIGH_COLOR = (0, 114, 178), (250, 250, 250), (213, 94, 0)  # blue, orange
+FIXED_COLOR, FREE_COLOR = (250, 250, 250), (110, 40, 130)
 PNG = "data:image/png;base64,"
 Color = tuple[int, int, int]
 Content = tuple[str, tuple[str, ...]]  # a data URI, or numbers
 
 
-def positive(values: Tensor) -> Tensor:
-    """What a logarithmic axis can show, NaN for the rest."""
+def mask_nonpositive(values: Tensor) -> Tensor:
+    """Return the values with NaN for those that a logarithmic axis cannot show."""
     values = values.double()
     return torch.where(torch.isfinite(values) & (values > 0), values, torch.nan)
 
 
-def fitted(found: Array, sample: Array) -> Array:
-    """``a found + b`` with the a >= 0 and b that come closest to the sample."""
-    centered = found - found.mean()
+def fit_to_sample(reconstruction: Array, sample: Array) -> Array:
+    """Scale and shift a reconstruction to a sample by least squares, with a nonnegative scale.
+
+    Args:
+        reconstruction: The reconstruction.
+        sample: The sample.
+
+    Returns:
+        ``a * reconstruction + b`` with the a >= 0 and b that are closest to the sample.
+    """
+    centered = reconstruction - reconstruction.mean()
     power = float((centered**2).sum())
     slope = max(float((centered * (sample - sample.mean())).sum()) / power, 0.0) if power else 0.0
     return slope * centered + sample.mean()
 
 
-def data_uri(values: Array) -> str:
-    """(h, w) or (h, w, 3) in [0, 1] as a PNG data URI, no side above ``MAX_SIDE``."""
+def encode_data_uri(values: Array) -> str:
+    """Return an image (h, w) or (h, w, 3) in [0, 1] as a PNG data URI of at most ``MAX_SIDE`` pixels."""
     from PIL import Image
 
     image = Image.fromarray(np.rint(np.clip(values, 0, 1) * 255).astype(np.uint8))
@@ -68,47 +76,57 @@ def data_uri(values: Array) -> str:
     return PNG + base64.b64encode(buffer.getvalue()).decode()
 
 
-def gray_or_color(values: Array) -> Content:
-    """A sample, stretched to its own range as published figures are."""
+def draw_sample(values: Array) -> Content:
+    """Return a picture of a sample, stretched to its own range like published figures."""
     if not is_image(values.shape):
-        return "", _numbers(values)
-    return data_uri(pixels(torch.from_numpy(values))), ()
+        return "", _format_values(values)
+    return encode_data_uri(to_pixels(torch.from_numpy(values))), ()
 
 
-def difference(found: Array, sample: Array) -> Content:
-    """Signed: orange where above the sample, blue where below, full color at the sample's own range."""
-    if found.shape != sample.shape:
+def draw_difference(reconstruction: Array, sample: Array) -> Content:
+    """Return a picture of the difference: orange above the sample, blue below.
+
+    Args:
+        reconstruction: The reconstruction.
+        sample: The sample, whose range has the full color.
+
+    Returns:
+        The picture, or numbers if the sample is no image.
+    """
+    if reconstruction.shape != sample.shape:
         return "", ("–",)
-    if not is_image(found.shape):
-        return "", _numbers(found - sample)
-    signed = (fitted(found, sample) - sample) / (np.ptp(sample) or 1.0)
+    if not is_image(reconstruction.shape):
+        return "", _format_values(reconstruction - sample)
+    signed = (fit_to_sample(reconstruction, sample) - sample) / (np.ptp(sample) or 1.0)
     signed = signed.mean(0) if signed.ndim == 3 else signed
-    above = _mixed(np.clip(signed, 0, 1), MIDDLE, HIGH)
-    below = _mixed(np.clip(-signed, 0, 1), MIDDLE, LOW)
-    return data_uri(np.where(signed[..., None] > 0, above, below)), ()
+    above = _blend(np.clip(signed, 0, 1), MIDDLE_COLOR, HIGH_COLOR)
+    below = _blend(np.clip(-signed, 0, 1), MIDDLE_COLOR, LOW_COLOR)
+    return encode_data_uri(np.where(signed[..., None] > 0, above, below)), ()
 
 
-def freedom(share: Array) -> Content:
-    """Violet where a value is free, by its share of the range."""
+def draw_freedom(share: Array) -> Content:
+    """Return a picture of the share of the range that each value may take: violet if it is free."""
     if not is_image(share.shape):
-        return "", _numbers(share)
-    return data_uri(_mixed(share.mean(0) if share.ndim == 3 else share, FIXED, LOOSE)), ()
+        return "", _format_values(share)
+    return encode_data_uri(
+        _blend(share.mean(0) if share.ndim == 3 else share, FIXED_COLOR, FREE_COLOR)
+    ), ()
 
 
-def _mixed(share: Array, none: Color, full: Color) -> Array:
+def _blend(share: Array, none: Color, full: Color) -> Array:
     start, end = np.array(none) / 255, np.array(full) / 255
     return start + share[..., None] * (end - start)
 
 
-def _numbers(values: Array) -> tuple[str, ...]:
+def _format_values(values: Array) -> tuple[str, ...]:
     flat = values.ravel()
-    rest = (f"… {flat.size} values",) if flat.size > MAX_VALUES else ()
-    return (*(f"{value:.3f}" for value in flat[:MAX_VALUES]), *rest)
+    ending = (f"… {flat.size} values",) if flat.size > MAX_VALUES else ()
+    return (*(f"{value:.3f}" for value in flat[:MAX_VALUES]), *ending)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One column of a grid: one or more images of the same shape, a caption, framed or not."""
+    """A column of a grid: one or more images of the same shape, a caption, and whether it is framed."""
 
     images: tuple[Tensor, ...]
     caption: str = ""
@@ -116,7 +134,16 @@ class Cell:
 
 
 def new_figure(width: float, height: float, automatic: bool = True) -> Figure:
-    """An empty figure of this size in inches; automatic layout takes longer than all the rest."""
+    """Return an empty figure.
+
+    Args:
+        width: Width in inches.
+        height: Height in inches.
+        automatic: Compute the layout automatically, which takes longer than drawing.
+
+    Returns:
+        The figure.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -125,20 +152,20 @@ def new_figure(width: float, height: float, automatic: bool = True) -> Figure:
     return figure
 
 
-def png(figure: Figure) -> bytes:
-    """The figure as PNG bytes, the same for the same figure."""
+def encode_png(figure: Figure) -> bytes:
+    """Return the figure as PNG bytes, which are the same for the same figure."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
 
 
 def is_image(shape: Sequence[int]) -> bool:
-    """Whether a sample of this shape is looked at as an image."""
+    """Return whether samples of this shape are drawn as images."""
     return len(shape) in (2, 3) and min(shape[-2:]) > 1
 
 
-def pixels(image: Tensor) -> Array:
-    """(h, w) gray or (h, w, 3) color, stretched to its own range; other channels are averaged."""
+def to_pixels(image: Tensor) -> Array:
+    """Return an image as (h, w) gray or (h, w, 3) color in [0, 1], stretched to its own range."""
     values = image.detach().cpu().double()
     if values.ndim == 3:
         values = values.permute(1, 2, 0) if len(values) == 3 else values.mean(0)
@@ -146,8 +173,20 @@ def pixels(image: Tensor) -> Array:
     return ((values - low) / (high - low) if high > low else values * 0).numpy()
 
 
-def image_grid(title: str, cells: Sequence[Cell], rows: Sequence[str], columns: int = 10) -> bytes:
-    """Bands of cells; ``rows`` names the images of a cell from top to bottom, at the left edge."""
+def draw_image_grid(
+    title: str, cells: Sequence[Cell], rows: Sequence[str], columns: int = 10
+) -> bytes:
+    """Draw cells in bands.
+
+    Args:
+        title: The title.
+        cells: The cells.
+        rows: Names of the images in a cell from top to bottom, written at the left edge.
+        columns: Maximum number of cells in a band.
+
+    Returns:
+        A PNG.
+    """
     columns = max(1, min(columns, len(cells)))
     bands = math.ceil(len(cells) / columns)
     tall, wide = cells[0].images[0].shape[-2:]
@@ -158,7 +197,7 @@ def image_grid(title: str, cells: Sequence[Cell], rows: Sequence[str], columns: 
     width = max(edge + columns * across + MARGIN, 5.5)
     height = TITLE + bands * band + MARGIN
     figure = new_figure(width, height, automatic=False)
-    axes = figure.add_axes((0, 0, 1, 1))  # one unit is one inch, the origin at the top left
+    axes = figure.add_axes((0, 0, 1, 1))  # One unit is one inch, and the origin is at the top left.
     for i, cell in enumerate(cells):
         x, y = edge + (i % columns) * across, TITLE + (i // columns) * band
         line = {"ec": BLUE, "lw": 2.2} if cell.framed else {"ec": "#CCCCCC", "lw": 0.5}
@@ -166,7 +205,7 @@ def image_grid(title: str, cells: Sequence[Cell], rows: Sequence[str], columns: 
         look: dict[str, Any] = {"fontweight": weight, "ha": "center", "color": INK}
         axes.text(x + w / 2, y + CAPTION - 0.05, cell.caption, fontsize=7.5, **look)
         for k, image in enumerate(cell.images):
-            place(axes, image, (x, y + CAPTION + k * step, w, h), **line)
+            draw_image(axes, image, (x, y + CAPTION + k * step, w, h), **line)
         if i % columns == 0:
             for k, name in enumerate(rows):
                 middle, size = y + CAPTION + k * step + h / 2, 7 if h > 0.5 else 4.5
@@ -175,11 +214,19 @@ def image_grid(title: str, cells: Sequence[Cell], rows: Sequence[str], columns: 
     axes.text(MARGIN, 0.2, title, fontsize=8.5, color=INK)
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
     axes.axis("off")
-    return png(figure)
+    return encode_png(figure)
 
 
-def line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> bytes:
-    """Vectors that are no images: per panel a caption and named curves over the coordinates."""
+def draw_line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> bytes:
+    """Draw vectors that are no images as curves over the coordinates.
+
+    Args:
+        title: The title.
+        panels: A caption and named curves for each panel.
+
+    Returns:
+        A PNG.
+    """
     columns = max(1, min(4, len(panels)))
     rows = max(1, math.ceil(len(panels) / columns))
     width, height = max(2.2 * columns, 5.5), 1.5 * rows + 0.6
@@ -198,38 +245,56 @@ def line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]]) -> b
     figure.text(0.12 / width, 1 - 0.22 / height, title, fontsize=8.5, color=INK)
     handles, names = grid.flat[0].get_legend_handles_labels()
     if len(names) > 1:
-        legend_below(figure, handles, names, "lower center")
-    return png(figure)
+        add_legend_below(figure, handles, names, "lower center")
+    return encode_png(figure)
 
 
-def side_by_side(
+def draw_cells(
     title: str, cells: Sequence[Cell], rows: Sequence[str], lines: Sequence[str]
 ) -> bytes:
-    """Cells of samples: images above each other, named by ``rows``; other vectors as curves.
+    """Draw the cells of a figure: images above each other, other vectors as curves.
 
-    lines: names of the curves, "" for one that is left out.
+    Args:
+        title: The title.
+        cells: The cells.
+        rows: Names of the images in a cell from top to bottom.
+        lines: Names of the curves, "" for a curve that is not drawn.
+
+    Returns:
+        A PNG.
     """
     if is_image(cells[0].images[0].shape):
-        return image_grid(title, cells[:SHOWN], rows)
-    curves = [dict(zip(lines, cell.images, strict=False)) for cell in cells[:PANELS]]
-    shown = [{n: v.flatten().numpy() for n, v in part.items() if n} for part in curves]
-    return line_panels(title, list(zip((cell.caption for cell in cells), shown, strict=False)))
+        return draw_image_grid(title, cells[:MAX_IMAGES], rows)
+    named = [dict(zip(lines, cell.images, strict=False)) for cell in cells[:MAX_PANELS]]
+    curves = [{n: v.flatten().numpy() for n, v in vectors.items() if n} for vectors in named]
+    captions = (cell.caption for cell in cells)
+    return draw_line_panels(title, list(zip(captions, curves, strict=False)))
 
 
-def kind(k: int) -> dict[str, Any]:
-    """Color and marker of the k-th kind of points."""
+def get_point_style(k: int) -> dict[str, Any]:
+    """Return color and marker of the k-th kind of points."""
     return {"color": CYCLE[k % len(CYCLE)], "marker": MARKERS[k % len(MARKERS)]}
 
 
-def legend_below(
-    figure: Figure, marks: Any, names: Any, at: Any = "outside lower center", columns: int = 0
+def add_legend_below(
+    figure: Figure, marks: Any, names: Any, location: Any = "outside lower center", columns: int = 0
 ) -> None:
-    """One legend for all panels, without a box."""
-    figure.legend(marks, names, loc=at, ncols=columns or len(names), fontsize=7.5, frameon=False)
+    """Add one legend for all panels, without a box.
+
+    Args:
+        figure: The figure.
+        marks: The marks of the legend.
+        names: Their names.
+        location: Location of the legend, as in matplotlib.
+        columns: Number of columns, by default all marks in one row.
+    """
+    figure.legend(
+        marks, names, loc=location, ncols=columns or len(names), fontsize=7.5, frameon=False
+    )
 
 
 def tidy(axes: Axes) -> None:
-    """Light grid, small ticks, no box."""
+    """Give the axes a light grid and small ticks, and remove the box."""
     axes.grid(True, color="#E4E4E4", lw=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=7.5)
@@ -237,17 +302,32 @@ def tidy(axes: Axes) -> None:
         axes.spines[side].set_visible(False)
 
 
-def place(axes: Axes, image: Tensor, at: tuple[float, float, float, float], **line: Any) -> None:
-    """One image at (left, top, width, height); line: of its frame."""
-    left, top, w, h = at
-    extent = (left, left + w, top + h, top)
-    axes.imshow(pixels(image), "gray", vmin=0, vmax=1, interpolation="nearest", extent=extent)
+def draw_image(
+    axes: Axes, image: Tensor, box: tuple[float, float, float, float], **line: Any
+) -> None:
+    """Draw an image.
+
+    Args:
+        axes: The axes.
+        image: The image.
+        box: Left, top, width and height.
+        **line: Line style of a frame, which is not drawn without it.
+    """
+    left_edge, top, width, height = box
+    extent = (left_edge, left_edge + width, top + height, top)
+    axes.imshow(to_pixels(image), "gray", vmin=0, vmax=1, interpolation="nearest", extent=extent)
     if line:
-        frame(axes, at, **line)
+        draw_frame(axes, box, **line)
 
 
-def frame(axes: Axes, at: tuple[float, float, float, float], **line: Any) -> None:
-    """A rectangle at (left, top, width, height)."""
+def draw_frame(axes: Axes, box: tuple[float, float, float, float], **line: Any) -> None:
+    """Draw a rectangle.
+
+    Args:
+        axes: The axes.
+        box: Left, top, width and height.
+        **line: Line style.
+    """
     from matplotlib.patches import Rectangle
 
-    axes.add_patch(Rectangle(at[:2], *at[2:], fill=False, **line))
+    axes.add_patch(Rectangle(box[:2], *box[2:], fill=False, **line))

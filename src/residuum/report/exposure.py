@@ -1,4 +1,4 @@
-"""Exposure in pictures."""
+"""Figures of an exposure."""
 
 from __future__ import annotations
 
@@ -10,47 +10,56 @@ from residuum.records.inputs import with_mean
 from residuum.report import drawing
 from residuum.report.drawing import Cell
 
-BINS = 20  # of probabilities, 5% each
+BINS = 20  # bins of probabilities, 5% each
 
 
-def top_figure(found: Exposure, data: Dataset) -> bytes | None:
-    """The most exposed records: each above its informed estimate and what an attack found."""
-    if not len(found.top):
+def top_figure(exposure: Exposure, data: Dataset) -> bytes | None:
+    """Draw the most exposed records above their informed estimates and the nearest candidates.
+
+    Args:
+        exposure: The exposure.
+        data: The training records.
+
+    Returns:
+        A PNG, None without records.
+    """
+    if not len(exposure.top):
         return None
     image = drawing.is_image(data.shape)
     mean = data.mean if image else None
-    parts: dict[str, Tensor] = {"record": found.images, "informed": found.informed}
-    parts["attack"] = found.found
-    shown = {name: with_mean(x, mean).nan_to_num() for name, x in parts.items() if len(x)}
+    images: dict[str, Tensor] = {"record": exposure.images, "informed": exposure.informed}
+    images["attack"] = exposure.found
+    rows = {name: with_mean(x, mean).nan_to_num() for name, x in images.items() if len(x)}
     cells = [
         Cell(
-            tuple(x[k] for x in shown.values()),
-            f"#{int(i)}" + ("" if found.uncalibrated else f"  {float(found.probability[i]):.2f}"),
-            framed=bool(found.kink_q[i] <= found.level),
+            tuple(x[k] for x in rows.values()),
+            f"#{int(i)}"
+            + ("" if exposure.uncalibrated else f"  {float(exposure.probability[i]):.2f}"),
+            framed=bool(exposure.kink_q[i] <= exposure.level),
         )
-        for k, i in enumerate(found.top)
+        for k, i in enumerate(exposure.top)
     ]
-    label = "number" if found.uncalibrated else "number, probability of being recovered"
+    label = "number" if exposure.uncalibrated else "number, probability of being recovered"
     title = f"Most exposed records: {label}; framed: named by activation boundaries"
-    return drawing.side_by_side(title, cells, tuple(shown), tuple(shown))
+    return drawing.draw_cells(title, cells, tuple(rows), tuple(rows))
 
 
-def histogram_figure(found: Exposure) -> bytes:
-    """Draw how many records have which probability of being recovered, or which score without one."""
+def histogram_figure(exposure: Exposure) -> bytes:
+    """Draw a histogram of the probabilities of being recovered, or of scores if there are none."""
     figure = drawing.new_figure(5.5, 2.8)
     axes = figure.subplots()
-    if found.uncalibrated:
-        values, limits = found.score.numpy(), None
+    if exposure.uncalibrated:
+        values, limits = exposure.score.numpy(), None
         label = "score (ranking only, no probability)"
-        title = f"Scores of {len(found)} records"
+        title = f"Scores of {len(exposure)} records"
     else:
-        values, limits = found.probability.numpy(), (0.0, 1.0)
+        values, limits = exposure.probability.numpy(), (0.0, 1.0)
         label = "probability of being recovered"
-        half = f"{found.carry_half} of {len(found)} records carry half of the exposure"
-        title = f"{found.expected:.3g} expected to be recovered; {half}"
+        half = f"{exposure.carry_half} of {len(exposure)} records carry half of the exposure"
+        title = f"{exposure.expected:.3g} expected to be recovered; {half}"
     axes.hist(values, bins=BINS, range=limits, color=drawing.BLUE, alpha=0.85)
     axes.set_xlabel(label, fontsize=8.5)
     axes.set_ylabel("records", fontsize=8.5)
     axes.set_title(title, fontsize=9)
     drawing.tidy(axes)
-    return drawing.png(figure)
+    return drawing.encode_png(figure)

@@ -1,7 +1,8 @@
-"""Figures: what came back, what it matches, who is recovered, and how the attack went.
+"""Draw figures of reconstructions, of the training samples that they match, and of the attack.
 
-Each returns a PNG as bytes. Images have the mean added back where it is known and are stretched one
-by one, as published figures are; points in the plane are drawn as points, other vectors as curves.
+Each function returns a PNG as bytes. The mean is added back to images if it is known, and each image is
+stretched to its own range like published figures. Points in the plane are drawn as points, other vectors as
+curves.
 """
 
 from __future__ import annotations
@@ -20,29 +21,32 @@ from residuum.records.inputs import with_mean
 from residuum.records.reconstruction import Selection
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore
 from residuum.report import drawing
-from residuum.report.drawing import SHOWN, Cell, positive
+from residuum.report.drawing import MAX_IMAGES, Cell, mask_nonpositive
 
-COMPARED = 10  # images of each attack, where several are compared
-LINES = 80  # of a family tree; a larger one shows the families with the most descendants
+MAX_COMPARED = 10  # images of each attack in a comparison
+MAX_LINES = 80  # lines of a family tree, which shows the families with the most descendants
 Matched = tuple[SampleScore, SampleMatch]
 
 
-def selected_figure(found: Reconstruction) -> bytes | None:
-    """The best selected reconstructions, each with its support and confidence; None without any."""
-    chosen = found.selection
+def selected_figure(reconstruction: Reconstruction) -> bytes | None:
+    """Draw the best selected reconstructions with their support and confidence, None without any."""
+    chosen = reconstruction.selection
     if chosen is None or not len(chosen):
         return None
-    shown = f"the best {min(SHOWN, len(chosen))} of {len(chosen)} reconstructions"
-    title = f"{found.attack}, {shown}: restarts that hold it, confidence"
-    if found.x.shape[1:] == (2,):
-        return _selected_points(found, f"{found.attack}: {len(chosen)} reconstructions")
-    image = drawing.is_image(found.x.shape[1:])
-    x = with_mean(chosen.x[:SHOWN], found.knowledge.mean if image else None)
+    count_text = f"the best {min(MAX_IMAGES, len(chosen))} of {len(chosen)} reconstructions"
+    title = f"{reconstruction.attack}, {count_text}: restarts that contain it, confidence"
+    if reconstruction.x.shape[1:] == (2,):
+        title = f"{reconstruction.attack}: {len(chosen)} reconstructions"
+        return _selected_points(reconstruction, title)
+    is_image = drawing.is_image(reconstruction.x.shape[1:])
+    x = with_mean(chosen.x[:MAX_IMAGES], reconstruction.knowledge.mean if is_image else None)
     cells = [
-        Cell((image,), f"{int(chosen.support[i])}/{found.restarts}{_confidence(chosen, i)}")
+        Cell(
+            (image,), f"{int(chosen.support[i])}/{reconstruction.restarts}{_confidence(chosen, i)}"
+        )
         for i, image in enumerate(x)
     ]
-    return drawing.side_by_side(title, cells, ("",), ("reconstruction",))
+    return drawing.draw_cells(title, cells, ("",), ("reconstruction",))
 
 
 def _confidence(chosen: Selection, i: int) -> str:
@@ -51,34 +55,47 @@ def _confidence(chosen: Selection, i: int) -> str:
 
 
 def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes | None:
-    """Reconstructions above the training samples they match one-to-one, best first.
+    """Draw reconstructions above the training samples that they match one-to-one, best first.
 
-    Matched by the deciding metric; points in the plane by distance, where it was computed.
+    The deciding metric determines the matches. For points in the plane it is the distance if it was computed.
+
+    Args:
+        candidates: The candidates.
+        train: The training samples.
+        scores: Their scores.
+
+    Returns:
+        A PNG, None without matches.
     """
     flat = train.shape == (2,) and "l2" in scores.metrics
     metric = scores.metrics["l2" if flat else scores.deciding]
     matched = _matched(scores, metric)
     if not matched:
         return None
-    matched = matched if train.shape == (2,) else matched[:SHOWN]
-    image = drawing.is_image(train.shape)
+    matched = matched if train.shape == (2,) else matched[:MAX_IMAGES]
+    is_image = drawing.is_image(train.shape)
     title = f"Best {len(matched)} of {scores.n} training samples, by {metric.name.upper()}; "
-    counted = f"{metric.recovered} beyond 99% of chance, {metric.threshold}"
-    title += "not calibrated" if metric.recovered is None else counted + " (framed)" * image
+    count = f"{metric.recovered} beyond 99% of chance, {metric.threshold}"
+    title += "not calibrated" if metric.recovered is None else count + " (framed)" * is_image
     if train.shape == (2,):
         return _matched_points(candidates, *_pairs(candidates, train, matched), title)
-    cells = _cells(candidates, train, matched, train.mean if image else None)
+    cells = _cells(candidates, train, matched, train.mean if is_image else None)
     rows, lines = ("found", "training"), ("reconstruction", "training sample")
-    return drawing.side_by_side(title, cells, rows, lines)
+    return drawing.draw_cells(title, cells, rows, lines)
 
 
 def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -> bytes | None:
-    """The best matches of several attacks on the same images, a band each, from top to bottom.
+    """Draw the best matches of several attacks on the same images, one band per attack.
 
-    attacks: by what was attacked, all candidates and their scores; None where one has no match.
+    Args:
+        attacks: The candidates and their scores by the name of what was attacked.
+        train: The training samples.
+
+    Returns:
+        A PNG, None if an attack has no match.
     """
     best = [_matched(scores, scores.metrics[scores.deciding]) for _, scores in attacks.values()]
-    columns = min(COMPARED, *map(len, best))
+    columns = min(MAX_COMPARED, *map(len, best))
     if not columns:
         return None
     cells = [
@@ -88,15 +105,21 @@ def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -
     ]
     counts = [f"{name}, {s.recovered} of {s.n} ({s.rule})" for name, (_, s) in attacks.items()]
     title = f"Best {columns}; framed: recovered. From the top: {'; '.join(counts)}"
-    return drawing.image_grid(title, cells, ("found", "training"), columns)
+    return drawing.draw_image_grid(title, cells, ("found", "training"), columns)
 
 
 def output_figure(
     scores: Scores, outputs: Tensor, metrics: tuple[str, ...] = ("ncc", "ssim3")
 ) -> bytes:
-    """Score of every training sample against the network's output for it (Haim et al. 2022, Fig. 4).
+    """Draw the score of each training sample against the network's output (Haim et al. 2022, Fig. 4).
 
-    outputs: (n,) or (n, k); with several outputs the margin stands in for the output.
+    Args:
+        scores: The scores.
+        outputs: Outputs (n,) or (n, k). If there are several, the margin is drawn instead.
+        metrics: The metrics, one panel each.
+
+    Returns:
+        A PNG.
     """
     names = [name for name in metrics if name in scores.metrics] or [scores.deciding]
     flat = outputs.detach().cpu().double().reshape(len(outputs), -1)
@@ -110,71 +133,91 @@ def output_figure(
         axes.set_xlabel("margin" if by_margin else "network output", fontsize=8.5)
     marks, labels = panels[0].get_legend_handles_labels()
     if 0 < len(labels) <= len(drawing.MARKERS):
-        drawing.legend_below(figure, marks, labels)
-    return drawing.png(figure)
+        drawing.add_legend_below(figure, marks, labels)
+    return drawing.encode_png(figure)
 
 
-def loss_figure(found: Reconstruction) -> bytes | None:
-    """Loss of every restart and residual of every layer over the steps; None without a history."""
-    if not len(found.steps):
+def loss_figure(reconstruction: Reconstruction) -> bytes | None:
+    """Draw the loss of each restart and the residual of each layer over the steps, None without steps."""
+    if not len(reconstruction.steps):
         return None
     figure = drawing.new_figure(8.6, 3.3)
-    left, right = figure.subplots(1, 2)
-    for run, status in enumerate(found.status):
-        lost = status == "diverged"
-        color, style = (drawing.ORANGE, "--") if lost else (drawing.BLUE, "-")
-        left.plot(found.steps, positive(found.loss[run]), style, color=color, lw=1, alpha=0.8)
-    lost_runs = sum(status == "diverged" for status in found.status)
-    note = f", {lost_runs} diverged (dashed)" if lost_runs else ""
-    plural = "" if found.restarts == 1 else "s"
-    left.set_title(f"loss, {found.restarts} restart{plural}{note}", fontsize=9)
-    residuals = found.layers.clamp(min=0).sqrt()  # (R, T, L)
-    for i, name in enumerate(found.layer_names):
-        middle, low, high = _band(positive(residuals[:, :, i]))
+    loss_axes, residual_axes = figure.subplots(1, 2)
+    for run, status in enumerate(reconstruction.status):
+        diverged = status == "diverged"
+        color, style = (drawing.ORANGE, "--") if diverged else (drawing.BLUE, "-")
+        loss = mask_nonpositive(reconstruction.loss[run])
+        loss_axes.plot(reconstruction.steps, loss, style, color=color, lw=1, alpha=0.8)
+    diverged_count = sum(status == "diverged" for status in reconstruction.status)
+    note = f", {diverged_count} diverged (dashed)" if diverged_count else ""
+    plural = "" if reconstruction.restarts == 1 else "s"
+    loss_axes.set_title(f"loss, {reconstruction.restarts} restart{plural}{note}", fontsize=9)
+    residuals = reconstruction.layers.clamp(min=0).sqrt()  # (R, T, L)
+    for i, name in enumerate(reconstruction.layer_names):
+        middle, low, high = _summarize_restarts(mask_nonpositive(residuals[:, :, i]))
         color, style = drawing.CYCLE[i % len(drawing.CYCLE)], ("-", "--", "-.", ":")[i % 4]
-        right.plot(found.steps, middle, color=color, lw=1.4, label=name, ls=style)
-        right.fill_between(found.steps, low, high, color=color, alpha=0.15, lw=0)
-    right.set_title("relative residual per layer, median and range", fontsize=9)
-    right.legend(fontsize=7.5, frameon=False)
-    for axes, values in ((left, found.loss), (right, residuals)):
-        if bool(positive(values).isfinite().any()):
+        residual_axes.plot(reconstruction.steps, middle, color=color, lw=1.4, label=name, ls=style)
+        residual_axes.fill_between(reconstruction.steps, low, high, color=color, alpha=0.15, lw=0)
+    residual_axes.set_title("relative residual per layer, median and range", fontsize=9)
+    residual_axes.legend(fontsize=7.5, frameon=False)
+    for axes, values in ((loss_axes, reconstruction.loss), (residual_axes, residuals)):
+        if bool(mask_nonpositive(values).isfinite().any()):
             axes.set_yscale("log")
         axes.set_xlabel("step", fontsize=8.5)
         drawing.tidy(axes)
-    return drawing.png(figure)
+    return drawing.encode_png(figure)
 
 
 def ambiguity_figure(
-    x: Tensor, found: Uniqueness, mean: Tensor | None = None, agreement: Sequence[str] | None = None
+    x: Tensor,
+    uniqueness: Uniqueness,
+    mean: Tensor | None = None,
+    agreement: Sequence[str] | None = None,
 ) -> bytes | None:
-    """Per reconstruction: the image, the least that was found in its place, what each pixel may be.
+    """Draw each reconstruction, the least similar alternative found, and the range of each pixel.
 
-    x: (m, *shape) the candidates certified.
-    agreement: per candidate, such as "3/4" restarts.
+    Args:
+        x: The certified candidates (m, *shape).
+        uniqueness: Their certificate.
+        mean: The mean to add.
+        agreement: Agreement of restarts for each candidate, such as "3/4".
+
+    Returns:
+        A PNG, None without reconstructions.
     """
-    if not len(found):
+    if not len(uniqueness):
         return None
-    index = found.index[:SHOWN].tolist()
+    index = uniqueness.index[:MAX_IMAGES].tolist()
     captions = [
-        f"≥ {float(found.determined_at_least[k]):.2f} ({float(found.determined_energy[k]):.2f})"
+        f"≥ {float(uniqueness.determined_at_least[k]):.2f} ({float(uniqueness.determined_energy[k]):.2f})"
         f"{f'  {agreement[i]}' if agreement is not None else ''}"
         for k, i in enumerate(index)
     ]
     title = (
-        f"{len(index)} of {len(found)} reconstructions: energy that others keep at {found.share:.0%} of the "
-        "weight, proved (least found)"
+        f"{len(index)} of {len(uniqueness)} reconstructions: energy that others keep at "
+        f"{uniqueness.share:.0%} of the weight, proved (least found)"
     )
-    moves = (found.high - found.low)[:SHOWN]
+    moves = (uniqueness.high - uniqueness.low)[:MAX_IMAGES]
     if drawing.is_image(x.shape[1:]):
-        known = moves[moves.isfinite()]
-        top = float(known.max()) if len(known) and float(known.max()) > 0 else 1.0
-        moves, free = (moves / top).clamp(max=1), "" if len(known) == moves.numel() else " or free"
-        title += f"{', restarts' if agreement else ''}; pixels within {top:.2g}{free}"
-    images, least = with_mean(x[index].double(), mean), with_mean(found.least[:SHOWN], mean)
+        finite_moves = moves[moves.isfinite()]
+        top = (
+            float(finite_moves.max())
+            if len(finite_moves) and float(finite_moves.max()) > 0
+            else 1.0
+        )
+        moves, free_note = (
+            (moves / top).clamp(max=1),
+            "" if len(finite_moves) == moves.numel() else " or free",
+        )
+        title += f"{', restarts' if agreement else ''}; pixels within {top:.2g}{free_note}"
+    images, least = (
+        with_mean(x[index].double(), mean),
+        with_mean(uniqueness.least[:MAX_IMAGES], mean),
+    )
     groups = zip(images, least, moves, strict=True)
     cells = [Cell(group, text) for group, text in zip(groups, captions, strict=True)]
     rows, lines = ("found", "least found", "free"), ("reconstruction", "least found")
-    return drawing.side_by_side(title, cells, rows, lines)
+    return drawing.draw_cells(title, cells, rows, lines)
 
 
 def alternatives_figure(
@@ -183,72 +226,89 @@ def alternatives_figure(
     parents: Sequence[tuple[int, ...]],
     mean: Tensor | None = None,
 ) -> bytes | None:
-    """Columns of one true sample and its two halves, or of two true samples and their mean.
+    """Draw true samples and the alternatives that replace them, the largest changes first.
 
-    true: (n, *shape).
-    alternative: (k, *shape); parents[j]: rows of ``true`` behind alternative j.
-    The columns moved farthest come first; None where nothing was changed.
+    A column shows one true sample and its two halves, or two true samples and the sample that merges them.
+
+    Args:
+        true: The true samples (n, *shape).
+        alternative: The alternative samples (k, *shape).
+        parents: Rows of ``true`` that each alternative sample replaces.
+        mean: The mean to add.
+
+    Returns:
+        A PNG, None if nothing was changed.
     """
     merged = any(len(rows) > 1 for rows in parents)
     if merged:
         groups = [(j, rows) for j, rows in enumerate(parents) if len(rows) > 1]
         columns = [(true[rows[0]], true[rows[1]], alternative[j]) for j, rows in groups]
-        what = "merged groups: two of the samples, and the one that stands for all"
+        what = "merged groups: two of the samples, and the one that replaces all"
         names, lines = ("true", "true", "merged"), ("true", "", "merged")
     else:
         pairs = [(j, rows[0]) for j, rows in enumerate(parents[:-1]) if rows == parents[j + 1]]
         columns = [(true[i], alternative[j], alternative[j + 1]) for j, i in pairs]
-        what = "samples, and the two that stand for each"
-        # Of two halves one is the other's mirror image.
+        what = "samples, and the two that replace each"
+        # Only one half is drawn as a curve, because the other half is its mirror image.
         names, lines = ("true", "half", "half"), ("true", "", "one half")
     if not columns:
         return None
 
-    def moved(column: tuple[Tensor, ...]) -> float:
-        """Largest distance of the others from the first image."""
+    def measure_change(column: tuple[Tensor, ...]) -> float:
+        """Return the largest distance of the other images from the first one."""
         return max(float((other - column[0]).norm()) for other in column[1:])
 
-    columns.sort(key=lambda column: -moved(column))
+    columns.sort(key=lambda column: -measure_change(column))
     count = min(len(columns), 10 if drawing.is_image(true.shape[1:]) else 8)
     title = f"{count} of {len(columns)} {what}; both fit the weights equally well"
     cells = [
-        Cell(tuple(with_mean(image, mean) for image in column), f"moved {moved(column):.3g}")
+        Cell(
+            tuple(with_mean(image, mean) for image in column), f"moved {measure_change(column):.3g}"
+        )
         for column in columns[:count]
     ]
-    return drawing.side_by_side(title, cells, names, lines)
+    return drawing.draw_cells(title, cells, names, lines)
 
 
-def identified_figure(found: Identification, truth: Tensor | None = None) -> bytes | None:
-    """Recovered samples or eigenvectors, with weight, residual and flag; None where there is none.
+def identified_figure(identification: Identification, truth: Tensor | None = None) -> bytes | None:
+    """Draw identified samples or eigenvectors with weight, residual and flag.
 
-    truth: (n, d) drawn below, each under the sample nearest to it in direction, sign included.
+    Args:
+        identification: What was identified.
+        truth: True samples (n, d). The one nearest in direction is drawn below each identified sample.
+
+    Returns:
+        A PNG, None if nothing was identified.
     """
-    vectors, captions, what = _identified(found)
+    vectors, captions, what = _identified(identification)
     if vectors is None or not len(vectors):
         return None
-    images = [(v,) if truth is None else _beside(v, truth) for v in vectors]
-    title = f"{what}; degree {found.order - 1}, rank K {found.rank_k} of {found.n_r}"
+    images = [(v,) if truth is None else _pair_with_nearest(v, truth) for v in vectors]
+    rank = f"rank K {identification.rank_k} of {identification.n_r}"
+    title = f"{what}; degree {identification.order - 1}, {rank}"
     width = vectors.shape[1]
-    shape = next(s for s in (found.input_shape, (width,)) if math.prod(s or (0,)) == width)
+    shape = next(s for s in (identification.input_shape, (width,)) if math.prod(s or (0,)) == width)
     shaped = (tuple(v.reshape(shape) for v in pair) for pair in images)
     cells = [Cell(pair, text) for pair, text in zip(shaped, captions, strict=True)]
     names = ("found", "truth")
-    return drawing.side_by_side(title, cells, ("",) if truth is None else names, names)
+    return drawing.draw_cells(title, cells, ("",) if truth is None else names, names)
 
 
-def family_figure(found: Reconstruction) -> bytes | None:
-    """The family tree of the first restart; None where its candidates never changed."""
-    events = [event for event in found.events if event["run"] == 0 and event["kind"] != "stable"]
+def family_figure(reconstruction: Reconstruction) -> bytes | None:
+    """Draw the family tree of the first restart, None if its candidates never split or merged."""
+    events = [
+        event for event in reconstruction.events if event["run"] == 0 and event["kind"] != "stable"
+    ]
     if not events:
         return None
-    known = lives(events, int(found.settings["candidates"]))
-    order = _order(known)
+    lives = trace_candidates(events, int(reconstruction.settings["candidates"]))
+    order = _order(lives)
     place = {number: k for k, number in enumerate(order)}
-    last = int(found.steps[-1])
+    last = int(reconstruction.steps[-1])
     figure = drawing.new_figure(8.0, min(12.0, 1.5 + 0.11 * len(order)))
     axes = figure.subplots()
     for number in order:
-        life, y = known[number], place[number]
+        life, y = lives[number], place[number]
         end = last if life.died is None else life.died
         color = drawing.GREY if life.died is not None and not life.children else drawing.BLUE
         axes.plot([life.born, end], [y, y], color=color, linewidth=1.1)
@@ -257,34 +317,42 @@ def family_figure(found: Reconstruction) -> bytes | None:
                 axes.plot([end, end], [y, place[child]], color=drawing.ORANGE, linewidth=0.9)
         if life.died is not None and not life.children:
             axes.plot([end], [y], "x", color=drawing.INK, markersize=4)
-    alive = sum(life.died is None for life in known.values())
+    alive = sum(life.died is None for life in lives.values())
     axes.set(xlabel="step", yticks=[], xlim=(0, last))
     axes.set_title(
-        f"restart 0: {int(found.settings['candidates'])} candidates at the start, {alive} at the "
-        f"end{'' if len(order) == len(known) else f'; {len(order)} of {len(known)} lines drawn'}\n"
+        f"restart 0: {int(reconstruction.settings['candidates'])} candidates at the start, {alive} at the "
+        f"end{'' if len(order) == len(lives) else f'; {len(order)} of {len(lives)} lines drawn'}\n"
         "orange fork: split; cross: merged or dropped",
         fontsize=9,
     )
-    return drawing.png(figure)
+    return drawing.encode_png(figure)
 
 
 def _scatter(axes: Any, x: Tensor, scores: Scores, name: str) -> None:
     rows = scores.per_sample
-    known = sorted({row.label for row in rows if row.label is not None})
-    kinds: list[float | int | None] = [*known] or [None]
-    for k, kind in enumerate(kinds):
-        mine = [i for i, row in enumerate(rows) if row.label == kind]
-        y = [_value(rows[i].matches[name].nearest) for i in mine]
-        name_of = None if kind is None else f"label {kind:g}"
-        axes.scatter(x[mine], y, s=20, alpha=0.75, lw=0, **drawing.kind(k), label=name_of)
-    _thresholds(axes, scores.metrics[name])
+    labels = sorted({row.label for row in rows if row.label is not None})
+    labels_or_none: list[float | int | None] = [*labels] or [None]
+    for k, label in enumerate(labels_or_none):
+        rows_of_kind = [i for i, row in enumerate(rows) if row.label == label]
+        y = [_nan_if_none(rows[i].matches[name].nearest) for i in rows_of_kind]
+        name_in_legend = None if label is None else f"label {label:g}"
+        axes.scatter(
+            x[rows_of_kind],
+            y,
+            s=20,
+            alpha=0.75,
+            lw=0,
+            **drawing.get_point_style(k),
+            label=name_in_legend,
+        )
+    _draw_thresholds(axes, scores.metrics[name])
     axes.set_title(f"best {name} of every training sample", fontsize=9)
     axes.set_ylabel(name, fontsize=8.5)
     drawing.tidy(axes)
 
 
-def _thresholds(axes: Any, figures: MetricScore) -> None:
-    """Lines named where they end, at the right edge."""
+def _draw_thresholds(axes: Any, figures: MetricScore) -> None:
+    """Draw lines with their names at the right edge."""
     for value, text, style in (
         (figures.threshold_null99, "99% of chance", "--"),
         (figures.published_threshold, "published", ":"),
@@ -296,27 +364,29 @@ def _thresholds(axes: Any, figures: MetricScore) -> None:
             axes.text(1, value, f"{text} {value:.2f}", transform=at_edge, **look)
 
 
-def _selected_points(found: Reconstruction, title: str) -> bytes:
-    chosen = found.selection
+def _selected_points(reconstruction: Reconstruction, title: str) -> bytes:
+    chosen = reconstruction.selection
     assert chosen is not None
     figure = drawing.new_figure(4.6, 4.6)
     axes = figure.subplots()
     for k, label in enumerate(chosen.labels.unique().tolist()):
-        mine = chosen.labels == label
-        look = {"alpha": 0.7, "lw": 0, "label": f"label {label:g}", **drawing.kind(k)}
-        x, size = chosen.x[mine], 18 + 18 * chosen.support[mine]
+        has_label = chosen.labels == label
+        look = {"alpha": 0.7, "lw": 0, "label": f"label {label:g}", **drawing.get_point_style(k)}
+        x, size = chosen.x[has_label], 18 + 18 * chosen.support[has_label]
         axes.scatter(x[:, 0], x[:, 1], s=size, **look)
-    return _plane(figure, axes, f"{title}; larger: held by more restarts")
+    return _plane(figure, axes, f"{title}; larger: in more restarts")
 
 
-def _matched_points(candidates: Tensor, found: Tensor, samples: Tensor, title: str) -> bytes:
+def _matched_points(candidates: Tensor, matches: Tensor, samples: Tensor, title: str) -> bytes:
     figure = drawing.new_figure(4.8, 4.8)
     axes = figure.subplots()
-    rest, a, b = (part.double().unbind(1) for part in (candidates.reshape(-1, 2), found, samples))
-    axes.scatter(rest[0], rest[1], s=8, color=drawing.GREY, lw=0, label="candidates")
+    other, a, b = (
+        points.double().unbind(1) for points in (candidates.reshape(-1, 2), matches, samples)
+    )
+    axes.scatter(other[0], other[1], s=8, color=drawing.GREY, lw=0, label="candidates")
     rings: dict[str, Any] = {"facecolors": "none", "edgecolors": drawing.BLUE}
     axes.scatter(b[0], b[1], s=46, label="training samples", **rings)
-    for line in torch.stack([found, samples], 1):
+    for line in torch.stack([matches, samples], 1):
         axes.plot(line[:, 0], line[:, 1], color=drawing.ORANGE, lw=0.8)
     axes.scatter(a[0], a[1], s=24, color=drawing.ORANGE, marker="x", lw=1.2, label="matches")
     return _plane(figure, axes, title)
@@ -326,73 +396,75 @@ def _plane(figure: Any, axes: Any, title: str) -> bytes:
     axes.set_aspect("equal", adjustable="datalim")
     axes.set_title(title, fontsize=8.5)
     marks, names = axes.get_legend_handles_labels()
-    drawing.legend_below(figure, marks, names, columns=3)
+    drawing.add_legend_below(figure, marks, names, columns=3)
     drawing.tidy(axes)
-    return drawing.png(figure)
+    return drawing.encode_png(figure)
 
 
 def _matched(scores: Scores, metric: MetricScore) -> list[Matched]:
-    """Training samples that got a candidate, best first."""
+    """Return the training samples with a candidate, best first."""
     rows = [(row, row.matches[metric.name]) for row in scores.per_sample]
     rows = [(row, match) for row, match in rows if match.candidate is not None]
-    return sorted(rows, key=lambda pair: _value(pair[1].score), reverse=metric.higher_is_better)
+    return sorted(
+        rows, key=lambda pair: _nan_if_none(pair[1].score), reverse=metric.higher_is_better
+    )
 
 
 def _pairs(candidates: Tensor, train: Dataset, matched: list[Matched]) -> tuple[Tensor, Tensor]:
-    """Candidates and the samples they are matched with. (k, *shape) each."""
-    found = candidates.reshape(-1, *train.shape).double()[[m.candidate for _, m in matched]]
+    """Return matched candidates and their samples, each (k, *shape)."""
+    matches = candidates.reshape(-1, *train.shape).double()[[m.candidate for _, m in matched]]
     position = {number: i for i, number in enumerate(train.rows)}
-    return found, train.x[[position[row.index] for row, _ in matched]].double()
+    return matches, train.x[[position[row.index] for row, _ in matched]].double()
 
 
 def _cells(
     candidates: Tensor, train: Dataset, matched: list[Matched], mean: Tensor | None
 ) -> list[Cell]:
-    """A pair of images each, captioned by its score, framed where recovered."""
-    found, samples = _pairs(candidates, train, matched)
-    images = zip(with_mean(found, mean), with_mean(samples, mean), strict=True)
+    """Return cells with a pair of images, captioned by the score and framed if recovered."""
+    matches, samples = _pairs(candidates, train, matched)
+    images = zip(with_mean(matches, mean), with_mean(samples, mean), strict=True)
     pairs = zip(images, (match for _, match in matched), strict=True)
     return [Cell(pair, f"{match.score:.3f}", bool(match.recovered)) for pair, match in pairs]
 
 
-def _value(score: float | None) -> float:
+def _nan_if_none(score: float | None) -> float:
     return float("nan") if score is None else score
 
 
-def _band(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Median, least and greatest over the restarts, missing values left out. (T,) each."""
+def _summarize_restarts(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return median, minimum and maximum over the restarts without missing values, each (T,)."""
     low = values.nan_to_num(nan=torch.inf).amin(0)
     high = values.nan_to_num(nan=-torch.inf).amax(0)
-    return values.nanmedian(0).values, positive(low), positive(high)
+    return values.nanmedian(0).values, mask_nonpositive(low), mask_nonpositive(high)
 
 
-def _identified(found: Identification) -> tuple[Tensor | None, list[str], str]:
-    """Vectors to draw, a caption for each, and what they are."""
-    if found.aggregate is not None:
-        return found.aggregate[None], ["sum of lam y x"], "aggregate of all samples"
-    if found.eigenvectors is not None and found.eigenvalues is not None:
-        order = found.eigenvalues.abs().argsort(descending=True)
-        captions = [f"eigenvalue {float(found.eigenvalues[i]):.2g}" for i in order]
-        return found.eigenvectors.T[order], captions, "eigenvectors of the moment matrix"
+def _identified(identification: Identification) -> tuple[Tensor | None, list[str], str]:
+    """Return the vectors to draw, their captions, and a description."""
+    if identification.aggregate is not None:
+        return identification.aggregate[None], ["sum of lam y x"], "aggregate of all samples"
+    if identification.eigenvectors is not None and identification.eigenvalues is not None:
+        order = identification.eigenvalues.abs().argsort(descending=True)
+        captions = [f"eigenvalue {float(identification.eigenvalues[i]):.2g}" for i in order]
+        return identification.eigenvectors.T[order], captions, "eigenvectors of the moment matrix"
     captions = [
         f"{float(residual):.0e} {'cert.' if sure else 'heur.'}"
-        for residual, sure in zip(found.residuals, found.certified, strict=True)
+        for residual, sure in zip(identification.residuals, identification.certified, strict=True)
     ]
-    certified = int(found.certified.sum())
-    what = f"{len(found.x)} samples, {certified} certified (residual and flag above each)"
-    return found.x, captions, what
+    certified = int(identification.certified.sum())
+    what = f"{len(identification.x)} samples, {certified} certified (residual and flag above each)"
+    return identification.x, captions, what
 
 
-def _beside(vector: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """The vector and the row of ``truth`` nearest in direction; the free sign is the truth's."""
+def _pair_with_nearest(vector: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the vector and the row of ``truth`` nearest in direction, with the sign of the truth."""
     cosine = truth @ vector / truth.norm(dim=1).clamp_min(1e-300)
     nearest = int(cosine.abs().argmax())
     return torch.where(cosine[nearest] < 0, -1.0, 1.0) * vector, truth[nearest]
 
 
 @dataclass
-class _Life:
-    """One candidate: when it came and went, and why."""
+class _Lifetime:
+    """The steps at which a candidate appeared and disappeared, and its relatives."""
 
     born: int
     parent: int | None = None
@@ -400,31 +472,42 @@ class _Life:
     children: tuple[int, ...] = ()
 
 
-def lives(events: Sequence[dict[str, Any]], first: int) -> dict[int, _Life]:
-    """Every candidate of one run by its number; first: how many there were at the start."""
-    known = {number: _Life(0) for number in range(first)}
+def trace_candidates(events: Sequence[dict[str, Any]], first: int) -> dict[int, _Lifetime]:
+    """Return the lifetime of each candidate of a restart by its number.
+
+    Args:
+        events: The events of the restart.
+        first: Number of candidates at the start.
+
+    Returns:
+        The lifetimes.
+    """
+    lives = {number: _Lifetime(0) for number in range(first)}
     for event in events:
         step, kind, children = event["step"], event["kind"], tuple(event.get("children", ()))
         if kind == "split":
-            known[event["parent"]].died = step
-            known[event["parent"]].children = children
-            known.update({child: _Life(step, event["parent"]) for child in children})
+            lives[event["parent"]].died = step
+            lives[event["parent"]].children = children
+            lives.update({child: _Lifetime(step, event["parent"]) for child in children})
         if kind in ("merge", "prune"):
-            known[event["parent"]].died = step
-    return known
+            lives[event["parent"]].died = step
+    return lives
 
 
-def _order(known: dict[int, _Life]) -> list[int]:
-    """Families one below the other, children around their parent; the largest where not all fit."""
+def _order(lives: dict[int, _Lifetime]) -> list[int]:
+    """Return the numbers of candidates by family, with children around their parent.
+
+    If not all families fit, the smallest are left out.
+    """
 
     def family(number: int) -> list[int]:
-        children = known[number].children
+        children = lives[number].children
         half = len(children) // 2
         before = [n for child in children[:half] for n in family(child)]
         return [*before, number, *(n for child in children[half:] for n in family(child))]
 
-    roots = [number for number, life in known.items() if life.parent is None]
+    roots = [number for number, life in lives.items() if life.parent is None]
     families = [family(root) for root in roots]
-    while sum(map(len, families)) > LINES and len(families) > 1:
+    while sum(map(len, families)) > MAX_LINES and len(families) > 1:
         families.remove(min(families, key=len))
     return [number for members in families for number in members]

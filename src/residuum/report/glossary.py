@@ -1,7 +1,7 @@
-"""The glossary: words that reports and commands use, each explained in a sentence or two.
+"""The glossary: the words of reports and commands, each explained in one or two sentences.
 
-The texts are in ``glossary.toml``. The report ends with them and links to them from its first screen,
-``residuum audit --explain`` prints those that it used, and the site of ``docs/`` lists them.
+The texts are in ``glossary.toml``. The report ends with them and its first screen links to them.
+``residuum audit --explain`` prints the entries that its output uses, and the documentation lists all of them.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ GLOSSARY: dict[str, str] = tomllib.loads(Path(__file__).with_suffix(".toml").rea
 
 
 @cache
-def pattern() -> re.Pattern[str]:
-    """Return a pattern that matches words of the glossary, plurals included, the longest first."""
+def compile_pattern() -> re.Pattern[str]:
+    """Return a pattern that matches the words of the glossary and their plurals, the longest first."""
     words = sorted(GLOSSARY, key=len, reverse=True)
-    return re.compile(rf"\b(?:{'|'.join(map(_form, words))})\b")
+    return re.compile(rf"\b(?:{'|'.join(map(_make_form, words))})\b")
 
 
-def _form(word: str) -> str:
+def _make_form(word: str) -> str:
     """Return a pattern for a word and its plural. Abbreviations and single letters keep their case."""
     if word.isupper() or len(word) < 2:
         return rf"{re.escape(word)}s?"
@@ -31,14 +31,14 @@ def _form(word: str) -> str:
     return f"(?i:{stem})"
 
 
-def entry(text: str) -> str:
+def find_entry(text: str) -> str:
     """Return the word of the glossary that a match of :func:`pattern` stands for."""
     lower = text.lower()
     forms = (lower, lower.removesuffix("s"), lower.removesuffix("es"), f"{lower[:-3]}y")
     return next(word for form in forms for word in GLOSSARY if word.lower() == form)
 
 
-def used(text: str) -> tuple[str, ...]:
+def find_used_words(text: str) -> tuple[str, ...]:
     """Return the words of the glossary that a text uses, in the order of the glossary."""
-    words = {entry(match[0]) for match in pattern().finditer(text)}
+    words = {find_entry(match[0]) for match in compile_pattern().finditer(text)}
     return tuple(word for word in GLOSSARY if word in words)

@@ -1,10 +1,10 @@
-"""Reports as one HTML file each: no network, no markup from names, readable without a script.
+"""Write each report as one HTML file that needs no network and is readable without a script.
 
-Style sheet and script are written into the page and admitted by their hash. The policy forbids everything
-else, so a mistake in escaping loads and runs nothing. Names from files are text: the template engine escapes
-markup, and this module makes control characters, direction marks and characters without width visible. A dash
-stands for "not known". On a card the difference is taken after scale and offset of the reconstruction are
-fitted to the sample, because the deciding metric (NCC) ignores both.
+The style sheet and the script are part of the page. The content security policy admits both by their hash and
+forbids everything else, so a mistake in escaping loads and runs nothing. Names from files are text: the
+template engine escapes markup, and this module makes control characters, direction marks and characters
+without width visible. A dash means "not known". The difference on a card is computed after the scale and
+offset of the reconstruction are fitted to the sample, because the deciding metric (NCC) ignores both.
 
 All counts of an audit come from the answers of its verdict and from the record. This module computes none.
 """
@@ -33,7 +33,7 @@ from residuum.evaluation.scoring import all_candidates, join_pools
 from residuum.records.inputs import with_mean
 from residuum.report import charts, drawing
 from residuum.report.drawing import Array
-from residuum.report.glossary import GLOSSARY, entry, pattern
+from residuum.report.glossary import GLOSSARY, compile_pattern, find_entry
 from residuum.report.members import named_samples
 from residuum.similarity import cosine, ncc
 from residuum.theory.kkt import EXACT_KKT, NEAR_KKT
@@ -46,34 +46,40 @@ if TYPE_CHECKING:
     from residuum.records import Reconstruction, Selection
 
 HERE = Path(__file__).parent
-SYMBOLS = {"yes": "leak", "no": "no-leak-found", "unknown": "inconclusive"}  # of the answers
+SYMBOLS = {"yes": "leak", "no": "no-leak-found", "unknown": "inconclusive"}  # icons of the answers
 MAX_LENGTH = 600  # characters of a name or sentence from outside
-# Cc: controls; Cf: direction marks, zero-width; Cs: halves of a pair, no UTF-8; Co, Cn: without a meaning.
-UNSEEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # in Markdown
-MAX_COLUMNS = 12  # of a row that a card shows, those in which it stands out most; all are counted
-TOLERANCE = 0.1  # of a column's spread: closer values count as recovered
-BEST = 3  # matches on the first screen
-MAX_CARDS = 120  # of one page
+# Cc: control characters; Cf: direction marks, zero width; Cs: surrogates; Co, Cn: private use, unassigned;
+# Zl, Zp: separators of lines and paragraphs.
+INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+MARKDOWN_CHARACTERS = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # characters with a meaning in Markdown
+MAX_COLUMNS = 12  # columns of a row on a card, the most unusual first; all columns are counted
+TOLERANCE = 0.1  # share of a column's spread; closer values count as recovered
+MAX_BEST = 3  # matches on the first screen
+MAX_CARDS = 120  # on one page
 MAX_CANDIDATES = 60  # cards without data
-CARD_SENTENCE = 24  # words of the evidence for an answer in a model card
-CARD_SUBJECT, CARD_HEADLINE = 80, 160  # characters
+MAX_CARD_SENTENCE = 24  # words of the evidence for an answer in a model card
+MAX_CARD_SUBJECT, MAX_CARD_HEADLINE = 80, 160  # characters
 CARD_CAVEAT = "This is evidence about the tests that ran. It is no guarantee of privacy."
-MAX_BYTES = 2_000_000  # of pictures in one file: it is mailed, and opened on phones
-BEYOND = 1e300  # stands for infinity, which JSON has not
-STATUS = {  # of a KKT certificate, in words
+MAX_BYTES = 2_000_000  # pictures in one file, which is mailed and opened on phones
+MAX_NUMBER = 1e300  # replaces infinity, which JSON does not have
+STATUS = {  # a KKT certificate in words
     "kkt": f"Clarke residual at most {EXACT_KKT:g}: a KKT point up to rounding",
     "near_kkt": f"Clarke residual at most {NEAR_KKT:g}: near a KKT point",
     "far_from_kkt": f"Clarke residual above {NEAR_KKT:g}: far from a KKT point, which the KKT attack "
     "assumes; the verdict does not rest on it",
-    "not_separated": "some sample is on the wrong side of its margin: not a KKT point",
+    "not_separated": "at least one sample is on the wrong side of its margin: not a KKT point",
 }
-# What every other set of the same patterns keeps of it; "" when no certificate was computed.
-DETERMINED, PARTLY, FREE = "others keep it", "others keep a part", "others may lose it"
-SAME = 0.9  # cosine above which a certified candidate stands for another one
-# Shares of an image's energy: others keep it where the bound says so, may lose it where one does.
-KEPT, LOST = 0.9, 0.5
-SORTED = {
+# How much of a reconstruction all other training sets with the same activation patterns share. The value is
+# "" if no certificate was computed.
+DETERMINED, PARTLY_DETERMINED, UNDETERMINED = (
+    "others keep it",
+    "others keep a part",
+    "others may lose it",
+)
+MIN_COSINE = 0.9  # a certified candidate at least this close to another one represents it
+# Shares of an image's energy, as proved by the bound and as found in an example.
+MIN_DETERMINED, MIN_PARTLY = 0.9, 0.5
+SORT_NAMES = {
     "margin": "margin",
     "confidence": "confidence",
     "determined_at_least": "energy that others keep",
@@ -81,44 +87,58 @@ SORTED = {
 }
 
 
-def page(
+def render_page(
     template: str, *, styles: tuple[str, ...] = ("report.css",), script: str = "", **values: Any
 ) -> str:
-    """A page of its own: ``template`` with its style sheets and script, and nothing else admitted."""
-    style = Markup("\n").join(_inlined(name) for name in styles)
-    code = _inlined(script) if script else Markup("")
+    """Render a template as a page that admits only its own style sheets and script.
+
+    Args:
+        template: Name of the template.
+        styles: Names of the style sheets.
+        script: Name of the script, "" for none.
+        **values: Variables of the template.
+
+    Returns:
+        The page.
+    """
+    style = Markup("\n").join(_read_inline(name) for name in styles)
+    code = _read_inline(script) if script else Markup("")
     values = {"blur": False, "redact": False, "created": ""} | values
     text = _environment().get_template(template)
-    return text.render(style=style, script=code, policy=_policy(style, code), **values)
+    return text.render(style=style, script=code, policy=_make_policy(style, code), **values)
 
 
 def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> str:
-    """The whole report, one file without requests to the network.
+    """Return the report of an audit as one HTML file that needs no network.
 
-    blur: images are shown when asked for.
-    redact: the file holds no image, and nothing to make one from.
+    Args:
+        result: The audit.
+        blur: Blur images until the reader asks for them.
+        redact: Leave out all images and everything from which one could be made.
+
+    Returns:
+        The page.
     """
     control = result.control
     items = items_of(result)
     if redact:
-        items = tuple(replace(item, row=None, found=None) for item in items)
-    best = [] if redact else cards_of(items[:BEST], result.shape)
-    if control is not None:  # matches that are expected by chance are no finding
+        items = tuple(replace(item, row=None, reconstruction=None) for item in items)
+    best = [] if redact else cards_of(items[:MAX_BEST], result.shape)
+    if control is not None:  # Matches that are expected by chance are no finding.
         items = tuple(item for item in items if item.recovered)
     cards = cards_of(items, result.shape, redact=redact)
     total = len(items) if control else result.scores.n if result.scores else len(result.ranked)
-    shown = [card.item for card in cards]
+    items_on_cards = [card.item for card in cards]
     evidence = () if control is None or result.evidence is None else (result.evidence, control)
     table = charts.threshold_table(*evidence) if evidence else None
-    labels = sorted({item.label for item in shown} - {""})
-    certificates = sorted({item.certificate for item in shown} - {""})
-    stepped = [part for part in result.reconstructions if part.loss.shape[1]]
-    curves = [charts.residual_chart(part) for part in stepped]
+    labels = sorted({item.label for item in items_on_cards} - {""})
+    certificates = sorted({item.certificate for item in items_on_cards} - {""})
+    curves = [charts.residual_chart(r) for r in result.reconstructions if r.loss.shape[1]]
     batch = "{0.attack}: {0.restarts} restarts of {0.steps} steps, seed {0.seed}"
     batches = ", ".join(map(batch.format, result.batches))
     metrics = () if result.scores is None else result.scores.metrics.values()
     lowest = [f"scores:{row.name}" for row in metrics if not row.higher_is_better]
-    return page(
+    return render_page(
         "template.html",
         script="report.js",
         page=result,
@@ -131,23 +151,23 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         membership_chart=_membership_chart(result),
         other_recovered=_recovered_by_other_attacks(result),
         link=Linked(),
-        glossary=[(word, anchor(word), text) for word, text in GLOSSARY.items()],
+        glossary=[(word, make_anchor(word), text) for word, text in GLOSSARY.items()],
         cards=cards,
         subject=result.subject,
-        created=_clock(result),
+        created=_format_time(result),
         blur=blur and not redact,
         redact=redact,
         threshold=table,
-        histogram=charts.histogram(*evidence) if evidence else None,
-        scatter=charts.scatter(*evidence) if evidence else None,
+        histogram=charts.draw_histogram(*evidence) if evidence else None,
+        scatter=charts.draw_scatter(*evidence) if evidence else None,
         residuals=[chart for chart in curves if chart],
         labels=labels,
         certificates=certificates,
-        sorts=_sort_keys(shown),
+        sorts=_sort_keys(items_on_cards),
         left_out=total - len(cards),
         total=total,
-        matched=any(item.matched for item in shown),
-        frames=max((len(card.pictures) for card in cards), default=0),
+        matched=any(item.matched for item in items_on_cards),
+        picture_count=max((len(card.pictures) for card in cards), default=0),
         tables=_tables(
             {
                 "Settings": {**result.settings, "batches": batches},
@@ -157,7 +177,7 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         ),
         data={
             "threshold": table,
-            "cards": [keys(item) for item in shown],
+            "cards": [make_sort_values(item) for item in items_on_cards],
             "labels": labels,
             "certificates": certificates,
             "ascending": ["number", "margin", *lowest],
@@ -166,7 +186,7 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
 
 
 def _without_answers(result: AuditResult) -> str:
-    """Return the sentence of the first screen without what the answers below it say."""
+    """Return the sentence of the first screen without the text that the answers below repeat."""
     sentence = result.screen.sentence
     for answer in result.verdict.answers:
         for text in (answer.power, answer.evidence.partition(" By their losses")[0]):
@@ -179,15 +199,15 @@ def _membership_chart(result: AuditResult) -> charts.Chart | None:
 
 
 def _recovered_by_other_attacks(result: AuditResult) -> tuple[int, ...]:
-    """Return the rows of samples that attacks recover whose scores the report does not show."""
+    """Return the rows of samples that only attacks recover whose scores are not in the report."""
     if result.findings is None or result.scores is None:
         return ()
-    shown = {row.index for row in result.scores.per_sample if row.recovered}
-    return tuple(row for row in result.findings.samples if row not in shown)
+    in_report = {row.index for row in result.scores.per_sample if row.recovered}
+    return tuple(row for row in result.findings.samples if row not in in_report)
 
 
 def is_reconstructed(result: AuditResult) -> bool:
-    """Return whether attacks reconstructed more training samples than is expected by chance."""
+    """Return whether attacks reconstructed more training samples than expected by chance."""
     return result.findings is not None and bool(result.findings.survivors)
 
 
@@ -198,29 +218,37 @@ def render_sweep(
     shape: tuple[int, ...] = (),
     settings: Mapping[str, Any] | None = None,
     environment: Mapping[str, Any] | None = None,
-    **said: Any,
+    **texts: Any,
 ) -> str:
-    """The report of a sweep: settings as parallel coordinates, best trials, consensus.
+    """Return the report of a sweep: settings as parallel coordinates, best trials, consensus.
 
-    coordinates: one value per complete trial, best trial first.
-    said: what the template names, all of it text.
+    Args:
+        coordinates: The settings, with one value per complete trial, best trial first.
+        items: The candidates of the consensus.
+        shape: Shape of a sample.
+        settings: Settings of the sweep.
+        environment: Versions of the software.
+        **texts: Other variables of the template, which are text.
+
+    Returns:
+        The page.
     """
-    said_of = ("tiles", "columns", "rows", "choice", "scores", "knowledge", "failures", "notes")
-    nothing = dict.fromkeys(said_of, ())
-    return page(
+    names = ("tiles", "columns", "rows", "choice", "scores", "knowledge", "failures", "notes")
+    empty = dict.fromkeys(names, ())
+    return render_page(
         "sweep.html",
         styles=("report.css", "sweep.css"),
-        parallel=charts.parallel(coordinates),
+        parallel=charts.draw_parallel_coordinates(coordinates),
         trials=len(coordinates[0].values) if coordinates else 0,
         size=(charts.WIDE, charts.TALL),
         cards=cards_of(items, shape, "consensus"),
         tables=_tables({"Settings": settings or {}, "Environment": environment or {}}),
-        **nothing | {"total": len(items)} | said,
+        **empty | {"total": len(items)} | texts,
     )
 
 
 def render_comparison(
-    found: Comparison,
+    comparison: Comparison,
     results: tuple[AuditResult, AuditResult],
     *,
     blur: bool = False,
@@ -229,7 +257,7 @@ def render_comparison(
     """Return a page with the figures of two audits and the best matches of each.
 
     Args:
-        found: What changed.
+        comparison: What changed.
         results: The audit before and the audit after.
         blur: Blur images until the reader asks for them.
         redact: Leave out all images.
@@ -237,15 +265,15 @@ def render_comparison(
     Returns:
         One HTML file that needs no network.
     """
-    names = ("Before", found.before), ("After", found.after)
+    names = ("Before", comparison.before), ("After", comparison.after)
     sides = [
-        (title, name, [] if redact else cards_of(items_of(one)[:BEST], one.shape))
-        for (title, name), one in zip(names, results, strict=True)
+        (title, name, [] if redact else cards_of(items_of(result)[:MAX_BEST], result.shape))
+        for (title, name), result in zip(names, results, strict=True)
     ]
-    return page(
+    return render_page(
         "comparison.html",
-        subject=f"{found.before}, {found.after}",
-        found=found,
+        subject=f"{comparison.before}, {comparison.after}",
+        comparison=comparison,
         sides=sides,
         blur=blur and not redact,
         redact=redact,
@@ -253,12 +281,10 @@ def render_comparison(
 
 
 def inline(result: AuditResult) -> str:
-    """Return a short summary for notebooks: the headline and the three answers, no script and no image.
-
-    Notebooks are shared and committed, so what they keep must not hold training data.
-    """
+    """Return a short summary for notebooks: the headline and the three answers, no script, no image."""
+    # Notebooks are shared and committed, so their output must not hold training data.
     count = len(items_of(result))
-    return page("inline.html", subject=result.subject, verdict=result.verdict, count=count)
+    return render_page("inline.html", subject=result.subject, verdict=result.verdict, count=count)
 
 
 def model_card(result: AuditResult) -> str:
@@ -274,15 +300,15 @@ def model_card(result: AuditResult) -> str:
         (answer.question, answer.answer.capitalize(), _first_sentence(answer.evidence))
         for answer in result.verdict.answers
     ]
-    subject = textwrap.shorten(visible(result.subject), CARD_SUBJECT, placeholder="…")
-    headline = textwrap.shorten(result.verdict.headline, CARD_HEADLINE, placeholder="…")
-    text = page(
+    subject = textwrap.shorten(escape_invisible(result.subject), MAX_CARD_SUBJECT, placeholder="…")
+    headline = textwrap.shorten(result.verdict.headline, MAX_CARD_HEADLINE, placeholder="…")
+    text = render_page(
         "model_card.md",
         subject=subject,
         headline=headline,
         caveat=CARD_CAVEAT,
         answers=answers,
-        created=_clock(result),
+        created=_format_time(result),
     )
     return text.rstrip() + "\n"
 
@@ -290,25 +316,25 @@ def model_card(result: AuditResult) -> str:
 def _first_sentence(text: str) -> str:
     """Return the first sentence of a text, "" if it is too long for a model card."""
     sentence = re.split(r"(?<=\.) (?=[A-Z])", text, maxsplit=1)[0]
-    return sentence if len(sentence.split()) <= CARD_SENTENCE else ""
+    return sentence if len(sentence.split()) <= MAX_CARD_SENTENCE else ""
 
 
-def _clock(result: AuditResult) -> str:
+def _format_time(result: AuditResult) -> str:
     return f"{result.created[:16].replace('T', ' ')} UTC"
 
 
-def _tables(parts: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, dict[str, str]]]:
-    """(identifier, title, flat rows) of all that hold something."""
+def _tables(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, dict[str, str]]]:
+    """Return the identifier, the title and the flat rows of each table that is not empty."""
     names = {"SHA-256": "hashes"}
-    return [(names.get(t, t.lower()), t, _flat(rows)) for t, rows in parts.items() if rows]
+    return [(names.get(t, t.lower()), t, _flatten(rows)) for t, rows in tables.items() if rows]
 
 
-def _flat(rows: Mapping[str, Any], head: str = "") -> dict[str, str]:
-    """Nested settings as dotted names."""
+def _flatten(rows: Mapping[str, Any], head: str = "") -> dict[str, str]:
+    """Return nested settings with dotted names."""
     flat: dict[str, str] = {}
     for name, value in rows.items():
         if isinstance(value, Mapping):
-            flat |= _flat(value, f"{head}{name}.")
+            flat |= _flatten(value, f"{head}{name}.")
         elif isinstance(value, tuple | list):
             flat[f"{head}{name}"] = ", ".join(map(str, value))
         else:
@@ -316,8 +342,8 @@ def _flat(rows: Mapping[str, Any], head: str = "") -> dict[str, str]:
     return flat
 
 
-def _policy(style: str, script: str) -> str:
-    """Content security policy: nothing but these two texts and images inside the file."""
+def _make_policy(style: str, script: str) -> str:
+    """Return a content security policy that admits only these two texts and images in the file."""
     return (
         f"default-src 'none'; img-src data:; style-src {_digest(style)}; "
         f"script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
@@ -328,8 +354,8 @@ def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _inlined(name: str) -> Markup:
-    """A file of this folder, to be written between its tags as it is."""
+def _read_inline(name: str) -> Markup:
+    """Return a file of this folder as markup, to write it into the page unchanged."""
     return Markup((HERE / name).read_text(encoding="utf-8"))
 
 
@@ -340,78 +366,92 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=lambda name: name != "model_card.md",
-        finalize=_finalize,
+        finalize=_escape_string,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"name": isolated, "shown": shown, "fixed": fixed, "p": p_text}
-    environment.filters["markdown"] = markdown
+    environment.filters |= {
+        "name": isolate,
+        "number": format_number,
+        "fixed": format_fixed,
+        "p": format_p_value,
+    }
+    environment.filters["markdown"] = escape_markdown
     environment.globals |= {"STATUS": STATUS, "CAVEAT": CARD_CAVEAT, "SYMBOLS": SYMBOLS}
     environment.globals |= {"WIDTH": charts.WIDTH, "HEIGHT": charts.HEIGHT}
     return environment
 
 
-def visible(text: str) -> str:
-    """The text with unseen characters written as their code point."""
+def escape_invisible(text: str) -> str:
+    """Return the text with invisible characters written as their code points."""
     if text.isascii() and text.isprintable():
         return text
-    return "".join(f"‹U+{ord(c):04X}›" if unicodedata.category(c) in UNSEEN else c for c in text)
+    return "".join(
+        f"‹U+{ord(c):04X}›" if unicodedata.category(c) in INVISIBLE_CATEGORIES else c for c in text
+    )
 
 
-def isolated(value: object) -> Markup:
-    """The value as text of a bounded length, whose direction of writing ends where it ends."""
+def isolate(value: object) -> Markup:
+    """Return the value as text of limited length, whose writing direction does not affect other text."""
     text = str(value)
     if len(text) > MAX_LENGTH:
         text = f"{text[:MAX_LENGTH]}… ({len(text)} characters)"
-    return Markup("<bdi>") + escape(visible(text)) + Markup("</bdi>")
+    return Markup("<bdi>") + escape(escape_invisible(text)) + Markup("</bdi>")
 
 
 class Linked:
-    """Links the first occurrence of each word of the glossary on a page to its entry."""
+    """A filter that links the first occurrence of each glossary word on a page to its entry."""
 
     def __init__(self) -> None:
         self.seen: set[str] = set()
 
     def __call__(self, text: str) -> Markup:
-        """Return the text with links, escaped and isolated like every text of a page."""
-        parts, end = [], 0
-        text = visible(text[:MAX_LENGTH])
-        for match in pattern().finditer(text):
-            word = entry(match[0])
+        """Return the text with links, escaped and isolated like all text on a page."""
+        pieces, end = [], 0
+        text = escape_invisible(text[:MAX_LENGTH])
+        for match in compile_pattern().finditer(text):
+            word = find_entry(match[0])
             if word not in self.seen:
                 self.seen.add(word)
                 link = Markup('<a class="term" href="#{}">{}</a>')
-                parts += [escape(text[end : match.start()]), link.format(anchor(word), match[0])]
+                pieces += [
+                    escape(text[end : match.start()]),
+                    link.format(make_anchor(word), match[0]),
+                ]
                 end = match.end()
-        return Markup("<bdi>{}</bdi>").format(Markup("").join([*parts, escape(text[end:])]))
+        return Markup("<bdi>{}</bdi>").format(Markup("").join([*pieces, escape(text[end:])]))
 
 
-def anchor(word: str) -> str:
-    """The place of a word of the glossary on the page."""
+def make_anchor(word: str) -> str:
+    """Return the identifier of a glossary entry on the page."""
     return f"word-{word.lower().replace(' ', '-')}"
 
 
-def markdown(value: object) -> str:
-    """Plain text in Markdown: special characters escaped, one line."""
-    line = SPECIAL.sub(r"\\\1", " ".join(str(value).split()))
+def escape_markdown(value: object) -> str:
+    """Return the value as one line of plain text in Markdown, with special characters escaped."""
+    line = MARKDOWN_CHARACTERS.sub(r"\\\1", " ".join(str(value).split()))
     return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
-def _finalize(value: object) -> object:
-    """Applied to every expression of a template: no string reaches the page with unseen characters."""
-    return visible(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+def _escape_string(value: object) -> object:
+    """Escape the result of a template expression, so that no invisible character reaches the page."""
+    return (
+        escape_invisible(value)
+        if isinstance(value, str) and not isinstance(value, Markup)
+        else value
+    )
 
 
-def shown(value: float | int | None) -> str:
-    """A number for reading: integers whole, others to three significant digits, a dash for none."""
+def format_number(value: float | int | None) -> str:
+    """Return a number with three significant digits, an integer with all digits, a dash for none."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return "–"
     return f"{value}" if isinstance(value, int) else f"{value:.3g}"
 
 
-def fixed(value: float | None) -> str:
-    """A number for columns: three decimals where that is enough, a power of ten otherwise."""
+def format_fixed(value: float | None) -> str:
+    """Return a number for a column: with three decimals if they suffice, else as a power of ten."""
     if value is None or np.isnan(value):
         return "–"
     if np.isinf(value):
@@ -419,59 +459,74 @@ def fixed(value: float | None) -> str:
     return f"{value:.3f}" if value == 0 or 1e-3 <= abs(value) < 1e4 else f"{value:.1e}"
 
 
-def p_text(value: float | None) -> str:
-    """A p value for a column."""
-    return shown(value) if value is None else format_p(value).removeprefix("p ").removeprefix("= ")
+def format_p_value(value: float | None) -> str:
+    """Return a p-value for a column."""
+    return (
+        format_number(value)
+        if value is None
+        else format_p(value).removeprefix("p ").removeprefix("= ")
+    )
 
 
 class Column(NamedTuple):
-    """One value of a row: reconstructed, in the training row, and in the nearest held-out row."""
+    """A value of a row: reconstructed, in the training row, and in the nearest held-out row."""
 
     name: str
     unit: str
-    found: str
+    reconstructed: str
     training: str
     held_out: str
     within: bool
 
 
 class TableRow(NamedTuple):
-    """The columns of a training row, those in which it differs most from the median first.
+    """The columns of a training row, sorted by their difference from the median, largest first.
 
     Attributes:
         columns: The columns.
-        every: Number of all columns.
+        total: Number of all columns.
         within: Number of all columns that were reconstructed within ``TOLERANCE`` of their spread.
-        beside: The same number for the nearest held-out row, None without one.
+        held_out_within: The same number for the nearest held-out row, None without one.
     """
 
     columns: tuple[Column, ...]
-    every: int
+    total: int
     within: int
-    beside: int | None
+    held_out_within: int | None
 
 
 @dataclass(frozen=True)
 class Item:
-    """One card of the gallery: with data a training sample and its match, without data a candidate.
+    """The content of a card in the gallery. No field holds markup.
 
-    number: the training sample's row in the user's file, counted from 0, or the candidate's rank.
-    record_id: the user's own identifier of the sample, "" if the data has no ID column.
-    found: the reconstruction and nearest: the training sample, both in sample shape, the mean added
-        where known.
-    scores: by metric name.
-    recovered: beyond chance, None when nothing is calibrated.
-    margin: y Phi(x).
-    support: restarts that hold it, of ``restarts``; determined_at_least and radius_most (proved),
-        determined_energy (found), certificate (``DETERMINED`` and so on) and ambiguity (sample
-        shape, share of the range that a value may take): of the uniqueness certificate.
-    notes: anything else, one line each.
-    row: of a table, its columns.
-    No field holds markup.
+    With data, an item is a training sample and its match. Without data, it is a candidate.
+
+    Attributes:
+        number: Row of the training sample in the user's file, counted from 0, or rank of the candidate.
+        reconstruction: The reconstruction in the shape of a sample, with the mean added if it is known.
+        nearest: The training sample, in the same form.
+        label: The label.
+        attack: The attack that made the reconstruction.
+        scores: Scores by metric.
+        recovered: Whether the match is closer than chance, None if nothing was calibrated.
+        margin: y Phi(x).
+        output: Output of the network.
+        confidence: Agreement of restarts.
+        support: Number of restarts that contain it.
+        restarts: Number of all restarts.
+        multiplier: Its multiplier in the KKT equation.
+        determined_energy: Share of its energy that other training sets share, as found in an example.
+        determined_at_least: The same share, as proved.
+        radius_most: Proved upper bound on the distance to other training sets.
+        certificate: ``DETERMINED``, ``PARTLY_DETERMINED``, ``UNDETERMINED``, or "" without a certificate.
+        ambiguity: Share of the range that each value may take, in the shape of a sample.
+        record_id: The user's own identifier of the sample, "" if the data has no ID column.
+        notes: Other remarks, one line each.
+        row: The columns of a row, None for images.
     """
 
     number: int
-    found: Array | None
+    reconstruction: Array | None
     nearest: Array | None = None
     label: str = ""
     attack: str = ""
@@ -494,12 +549,12 @@ class Item:
 
     @property
     def matched(self) -> bool:
-        """Whether it was compared with the data; true of redacted ones too."""
+        """Whether the item was compared with the data. It is True for redacted items too."""
         return self.nearest is not None or any(v is not None for v in self.scores.values())
 
 
 class Picture(NamedTuple):
-    """One frame of a card: an image as ``uri``, or ``values`` as text; alt says what it shows."""
+    """A picture on a card: an image as ``uri``, or ``values`` as text. ``alt`` describes it."""
 
     caption: str
     alt: str
@@ -508,7 +563,7 @@ class Picture(NamedTuple):
 
 
 class Card(NamedTuple):
-    """An item, what it is called, and its pictures."""
+    """An item with its title and its pictures."""
 
     item: Item
     title: str
@@ -516,11 +571,8 @@ class Card(NamedTuple):
 
 
 def items_of(result: AuditResult) -> tuple[Item, ...]:
-    """Return one item per training sample with a match, best first; without data one per candidate.
-
-    The matches are those of the strongest attack. A sample that only other attacks recover has the match of
-    one of them, and comes after the others.
-    """
+    """Return one item per training sample with a match, best first, or per candidate without data."""
+    # Matches belong to the strongest attack. Samples that only other attacks recover follow with their match.
     if result.evidence is None:
         return tuple(_ranked(result))
     extra = {item.number: item for item in _matched_by_others(result)}
@@ -532,68 +584,79 @@ def items_of(result: AuditResult) -> tuple[Item, ...]:
 def cards_of(
     items: Sequence[Item], shape: tuple[int, ...], kind: str = "", redact: bool = False
 ) -> list[Card]:
-    """The first items, as many as a file to be mailed has room for; kind: what one is called."""
-    made: list[Card] = []
+    """Return cards of the first items, as many as ``MAX_CARDS`` and ``MAX_BYTES`` allow.
+
+    Args:
+        items: The items.
+        shape: Shape of a sample.
+        kind: Name of an item in titles, by default "sample" or "candidate".
+        redact: Leave out pictures and identifiers.
+
+    Returns:
+        The cards.
+    """
+    cards: list[Card] = []
     room = MAX_BYTES
     for item in items[:MAX_CARDS]:
         title = f"{kind or ('sample' if item.matched else 'candidate')} {item.number}"
-        if item.record_id and not redact:  # an identifier may itself be personal data
+        if item.record_id and not redact:  # An identifier may be personal data.
             title += f" (ID {item.record_id})"
-        pictures = () if redact else frames(item, shape, title)
+        pictures = () if redact else make_pictures(item, shape, title)
         room -= sum(len(picture.uri) for picture in pictures)
-        if room < 0 and made:
+        if room < 0 and cards:
             break
-        made.append(Card(item, title, pictures))
-    return made
+        cards.append(Card(item, title, pictures))
+    return cards
 
 
-def keys(item: Item) -> dict[str, Any]:
-    """What the script sorts and filters by; what is no number is null."""
+def make_sort_values(item: Item) -> dict[str, Any]:
+    """Return the values by which the script sorts and filters an item. NaN becomes null."""
     return {
         "number": item.number,
         "label": item.label,
         "certificate": item.certificate,
         "recovered": item.recovered,
         "scores": {name: _finite(value) for name, value in item.scores.items()},
-        **{name: _finite(getattr(item, name)) for name in SORTED},
+        **{name: _finite(getattr(item, name)) for name in SORT_NAMES},
     }
 
 
-def _sort_keys(shown: Sequence[Item]) -> list[tuple[str, str]]:
-    """(key, name) of every order that some card has a value for, the page's own order first."""
-    metrics = dict.fromkeys(name for item in shown for name in item.scores)
-    there = {key for key in SORTED for item in shown if getattr(item, key) is not None}
-    known = [(key, name) for key, name in SORTED.items() if key in there]
+def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
+    """Return key and name of all orders for which a card has a value, the default order first."""
+    metrics = dict.fromkeys(name for item in items for name in item.scores)
+    keys = {key for key in SORT_NAMES for item in items if getattr(item, key) is not None}
     return [
         ("order", "best first"),
         *((f"scores:{name}", name) for name in metrics),
-        *known,
+        *((key, name) for key, name in SORT_NAMES.items() if key in keys),
         ("number", "number"),
     ]
 
 
 def _matched(result: AuditResult) -> Iterator[Item]:
-    """One card per training sample with a match, best first."""
+    """Yield one item per training sample with a match, best first."""
     evidence, scores = result.evidence, result.scores
     assert evidence is not None
     assert scores is not None
-    parts = [part for part in result.reconstructions if part.attack == result.shown]
-    pool = join_pools([all_candidates(part) for part in parts or result.reconstructions])
+    in_report = [r for r in result.reconstructions if r.attack == result.shown]
+    pool = join_pools([all_candidates(r) for r in in_report or result.reconstructions])
     outputs = evidence.outputs if evidence.output_name == "network output" else None
-    has_finding = is_reconstructed(result)  # otherwise no single match counts
-    table = len(result.shape) == 1  # flat samples may be granted the shape of an image
-    matched = [
-        (place, index, scores.per_sample[index], taken)
+    has_finding = is_reconstructed(result)  # Without a finding, no single match counts.
+    is_table = len(result.shape) == 1  # The attacker may know that flat samples are images.
+    rows = [
+        (place, index, scores.per_sample[index], candidate)
         for place, index in enumerate(evidence.index.tolist())
-        if (taken := scores.per_sample[index].matches[scores.deciding].candidate) is not None
+        if (candidate := scores.per_sample[index].matches[scores.deciding].candidate) is not None
     ]
-    found = pool.x[[taken for *_, taken in matched]].double()
-    known = zip(matched, _groups(result, found), _certified(result, found), strict=True)
-    for (place, index, row, taken), group, certified in known:
+    candidates = pool.x[[candidate for *_, candidate in rows]].double()
+    groups, certificates = _groups(result, candidates), _certificates(result, candidates)
+    for (place, index, row, candidate), group, certificate in zip(
+        rows, groups, certificates, strict=True
+    ):
         yield Item(
             number=row.index,
             record_id=row.id,
-            found=with_mean(pool.x[taken].double(), evidence.mean).numpy(),
+            reconstruction=with_mean(pool.x[candidate].double(), evidence.mean).numpy(),
             nearest=with_mean(evidence.x[place].double(), evidence.mean).numpy(),
             label=evidence.labels[index],
             scores={name: match.score for name, match in row.matches.items()},
@@ -601,24 +664,24 @@ def _matched(result: AuditResult) -> Iterator[Item]:
             margin=row.margin,
             output=None if outputs is None else float(outputs[index]),
             multiplier=row.multiplier,
-            row=_table_row(evidence, place, pool.x[taken].double()) if table else None,
+            row=_table_row(evidence, place, pool.x[candidate].double()) if is_table else None,
             **group,
-            **certified,
+            **certificate,
         )
 
 
 def _matched_by_others(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per sample that only attacks recover whose scores the report does not show."""
+    """Yield one item per sample that only attacks recover whose scores are not in the report."""
     evidence, scores, findings = result.evidence, result.scores, result.findings
     rows = _recovered_by_other_attacks(result)
     if not rows or evidence is None or scores is None or findings is None:
         return
-    others = [r for r in result.reconstructions if r.attack in findings.survivors]
-    others = [r for r in others if r.attack != result.shown and len(r.x)]
+    reconstructions = [r for r in result.reconstructions if r.attack in findings.survivors]
+    reconstructions = [r for r in reconstructions if r.attack != result.shown and len(r.x)]
     for place, index in enumerate(evidence.index.tolist()):
         number = scores.per_sample[index].index
         sample = evidence.x[place].double()
-        comparable = [r for r in others if r.x[0].numel() == sample.numel()]
+        comparable = [r for r in reconstructions if r.x[0].numel() == sample.numel()]
         if number not in rows or not comparable:
             continue
         score, attack, x = max(
@@ -627,7 +690,7 @@ def _matched_by_others(result: AuditResult) -> Iterator[Item]:
         yield Item(
             number=number,
             record_id=scores.per_sample[index].id,
-            found=with_mean(x, evidence.mean).numpy(),
+            reconstruction=with_mean(x, evidence.mean).numpy(),
             nearest=with_mean(sample, evidence.mean).numpy(),
             label=evidence.labels[index],
             attack=attack,
@@ -639,7 +702,7 @@ def _matched_by_others(result: AuditResult) -> Iterator[Item]:
 
 
 def _nearest(reconstruction: Reconstruction, sample: Tensor) -> tuple[float, str, Tensor]:
-    """Return the NCC, the attack and the candidate that is nearest to a sample."""
+    """Return the NCC, the attack and the values of the candidate that is nearest to a sample."""
     x = reconstruction.x.double().flatten(1)
     x = x[x.isfinite().all(1)]
     if not len(x):
@@ -649,47 +712,53 @@ def _nearest(reconstruction: Reconstruction, sample: Tensor) -> tuple[float, str
     return float(best.values), reconstruction.attack, candidate
 
 
-def _table_row(evidence: Evidence, place: int, found: Tensor) -> TableRow | None:
-    """The columns of a training row, or of an embedding; None where samples are images."""
+def _table_row(evidence: Evidence, place: int, reconstruction: Tensor) -> TableRow | None:
+    """Return the columns of a training row or an embedding, None if samples are images."""
     shape = evidence.x.shape[1:]
     if evidence.spread is None or len(shape) != 1 or not shape[0]:
         return None
-    rows = [found.reshape(shape), evidence.x[place].double()]
+    rows = [reconstruction.reshape(shape), evidence.x[place].double()]
     rows += [] if evidence.near is None else [evidence.near[place].double()]
     reach = TOLERANCE * evidence.spread.clamp_min(1e-12)
-    within = [((row - rows[1]).abs() <= reach) for row in rows]
+    is_within = [((row - rows[1]).abs() <= reach) for row in rows]
     middle = evidence.x.double().median(0).values
     order = ((rows[1] - middle).abs() / evidence.spread.clamp_min(1e-12)).argsort(descending=True)
     names = evidence.features or tuple(f"column {i}" for i in range(shape[0]))
     units = evidence.units or ("",) * shape[0]
-    known = [with_mean(row, evidence.mean) for row in rows]
+    values = [with_mean(row, evidence.mean) for row in rows]
     if evidence.scale is not None:
-        known = [row * evidence.scale.double().reshape(-1) for row in known]
+        values = [row * evidence.scale.double().reshape(-1) for row in values]
     if evidence.offset is not None:
-        known = [row + evidence.offset.double().reshape(-1) for row in known]
+        values = [row + evidence.offset.double().reshape(-1) for row in values]
     columns = []
     for i in order[:MAX_COLUMNS].tolist():
-        back, training, held = [*(_figure(float(row[i])) for row in known), "–"][:3]
-        columns.append(Column(names[i], units[i], back, training, held, bool(within[0][i])))
-    beside = int(within[2].sum()) if len(rows) > 2 else None
-    return TableRow(tuple(columns), shape[0], int(within[0].sum()), beside)
+        reconstructed, training, held_out = [*(_format_cell(float(row[i])) for row in values), "–"][
+            :3
+        ]
+        columns.append(
+            Column(names[i], units[i], reconstructed, training, held_out, bool(is_within[0][i]))
+        )
+    held_out_within = int(is_within[2].sum()) if len(rows) > 2 else None
+    return TableRow(tuple(columns), shape[0], int(is_within[0].sum()), held_out_within)
 
 
-def _figure(value: float) -> str:
-    """Three digits, and all that stand before the point."""
+def _format_cell(value: float) -> str:
+    """Return a number with three significant digits and all digits before the point."""
     return f"{value:.0f}" if 1000 <= abs(value) < 1e6 else f"{value:.3g}"
 
 
 def _ranked(result: AuditResult) -> Iterator[Item]:
-    """One card per chosen candidate, most confident first."""
+    """Yield one item per selected candidate, most confident first."""
     chosen = [
         Item(
             number=number,
-            found=with_mean(selection.x[i].double(), reconstruction.knowledge.mean).numpy(),
+            reconstruction=with_mean(
+                selection.x[i].double(), reconstruction.knowledge.mean
+            ).numpy(),
             label=f"{float(selection.labels[i]):g}",
-            **_standing(reconstruction, selection, i),
+            **_describe_choice(reconstruction, selection, i),
             multiplier=float(selection.lam[i]),
-            **_certified(result, selection.x[i : i + 1])[0],
+            **_certificates(result, selection.x[i : i + 1])[0],
         )
         for number, (reconstruction, selection, i) in enumerate(result.ranked[:MAX_CANDIDATES])
     ]
@@ -697,16 +766,18 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
 
 
 def _groups(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
-    """Return the standing of the group that each candidate belongs to: that of the nearest choice."""
+    """Return attack, support and confidence of the selected candidate nearest to each candidate."""
     choices = result.ranked
     if not choices or not len(x):
         return [{}] * len(x)
     chosen = torch.stack([selection.x[i].double() for _, selection, i in choices])
-    return [_standing(*choices[k]) for k in cosine(x, chosen).argmax(1).tolist()]
+    return [_describe_choice(*choices[k]) for k in cosine(x, chosen).argmax(1).tolist()]
 
 
-def _standing(reconstruction: Reconstruction, selection: Selection, i: int) -> dict[str, Any]:
-    """Return which attack chose a candidate, with how much support and confidence."""
+def _describe_choice(
+    reconstruction: Reconstruction, selection: Selection, i: int
+) -> dict[str, Any]:
+    """Return the attack that selected a candidate, and its support and confidence."""
     return {
         "attack": reconstruction.attack,
         "restarts": reconstruction.restarts,
@@ -715,57 +786,69 @@ def _standing(reconstruction: Reconstruction, selection: Selection, i: int) -> d
     }
 
 
-def _certified(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
-    """What the uniqueness certificate says of the candidate nearest to each, where one is near."""
+def _certificates(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
+    """Return the uniqueness certificate of the nearest certified candidate, {} if none is near."""
     unique = result.uniqueness
     if unique is None or not len(unique) or not len(x):
         return [{}] * len(x)
-    near, at = cosine(x.double(), result.reconstructions[0].x[unique.index].double()).max(1)
+    similarity, nearest = cosine(
+        x.double(), result.reconstructions[0].x[unique.index].double()
+    ).max(1)
     low, high = result.knowledge.value_range or (0.0, 1.0)
 
-    def said(i: int) -> dict[str, Any]:
-        energy, least = float(unique.determined_energy[i]), float(unique.determined_at_least[i])
-        most = float(unique.radius_most[i])
+    def describe(i: int) -> dict[str, Any]:
+        energy, proved = float(unique.determined_energy[i]), float(unique.determined_at_least[i])
+        radius = float(unique.radius_most[i])
         width = (unique.high[i] - unique.low[i]).double()
+        certificate = PARTLY_DETERMINED if energy >= MIN_PARTLY else UNDETERMINED
         return {
             "determined_energy": energy,
-            "determined_at_least": least,
-            "radius_most": most if math.isfinite(most) else None,
-            "certificate": DETERMINED if least >= KEPT else PARTLY if energy >= LOST else FREE,
+            "determined_at_least": proved,
+            "radius_most": radius if math.isfinite(radius) else None,
+            "certificate": DETERMINED if proved >= MIN_DETERMINED else certificate,
             "ambiguity": (width / (high - low)).clamp(0, 1).numpy(),
         }
 
-    pairs = zip(near.tolist(), at.tolist(), strict=True)
-    return [said(i) if value >= SAME else {} for value, i in pairs]
+    pairs = zip(similarity.tolist(), nearest.tolist(), strict=True)
+    return [describe(i) if value >= MIN_COSINE else {} for value, i in pairs]
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no infinity; an unbounded radius still sorts as the largest."""
+    """Return a number for JSON, which has no infinity. An unbounded radius still sorts as the largest."""
     if value is None or math.isnan(value):
         return None
-    return max(-BEYOND, min(BEYOND, float(value)))
+    return max(-MAX_NUMBER, min(MAX_NUMBER, float(value)))
 
 
-def frames(item: Item, shape: tuple[int, ...], what: str) -> tuple[Picture, ...]:
-    """Reconstruction, training sample, difference and ambiguity, as many of them as are known."""
-    if item.found is None or item.row is not None:  # a table is shown as one
+def make_pictures(item: Item, shape: tuple[int, ...], what: str) -> tuple[Picture, ...]:
+    """Return pictures of the reconstruction, the training sample, their difference and the ambiguity.
+
+    Args:
+        item: The item.
+        shape: Shape of a sample.
+        what: Name of the item for alternative texts.
+
+    Returns:
+        The pictures that the item has values for, none for a row of a table.
+    """
+    if item.reconstruction is None or item.row is not None:
         return ()
-    found = _shaped(item.found, shape)
-    shown = [Picture("found", f"Reconstruction, {what}", *drawing.gray_or_color(found))]
+    image = _shaped(item.reconstruction, shape)
+    pictures = [Picture("found", f"Reconstruction, {what}", *drawing.draw_sample(image))]
     if item.nearest is not None:
         nearest = _shaped(item.nearest, shape)
-        shown += [
-            Picture("training", f"Training sample of {what}", *drawing.gray_or_color(nearest)),
-            Picture("difference", f"Difference, {what}", *drawing.difference(found, nearest)),
+        pictures += [
+            Picture("training", f"Training sample of {what}", *drawing.draw_sample(nearest)),
+            Picture("difference", f"Difference, {what}", *drawing.draw_difference(image, nearest)),
         ]
     if item.ambiguity is not None:
         free = np.clip(_shaped(item.ambiguity, shape), 0, 1)
-        alt = f"What other training sets may change, {what}"
-        shown.append(Picture("left free", alt, *drawing.freedom(free)))
-    return tuple(shown)
+        alt = f"Pixels that other training sets may change, {what}"
+        pictures.append(Picture("left free", alt, *drawing.draw_freedom(free)))
+    return tuple(pictures)
 
 
 def _shaped(values: Array, shape: tuple[int, ...]) -> Array:
-    """Finite numbers in the shape of a sample."""
+    """Return the values in the shape of a sample, with all values finite."""
     array = np.nan_to_num(np.asarray(values, dtype=float), posinf=0.0, neginf=0.0)
     return array.reshape(shape) if shape and array.size == np.prod(shape) else array

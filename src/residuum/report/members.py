@@ -1,4 +1,4 @@
-"""The named training samples of a membership test, for the report."""
+"""List the named training samples of a membership test for the report."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
 
 MAX_NAMED = 50  # rows of the table
-MAX_BYTES = 400_000  # of its pictures
+MAX_BYTES = 400_000  # pictures in the table
 
 
 class NamedSample(NamedTuple):
@@ -37,7 +37,7 @@ class NamedSample(NamedTuple):
 
 
 def named_samples(result: AuditResult, *, redact: bool = False) -> list[NamedSample]:
-    """Return the named samples, the surest first, as many as the table shows.
+    """Return the named samples, the most certain first, as many as the table shows.
 
     Args:
         result: The audit.
@@ -70,7 +70,7 @@ def named_samples(result: AuditResult, *, redact: bool = False) -> list[NamedSam
 
 
 def _pictures(result: AuditResult, rows: set[int]) -> dict[int, str]:
-    """Return pictures of those samples that the record holds anyway, by row."""
+    """Return pictures of the samples that the record holds, by row."""
     evidence, scores = result.evidence, result.scores
     if evidence is None or scores is None or not scores.per_sample:
         return {}
@@ -85,7 +85,7 @@ def _pictures(result: AuditResult, rows: set[int]) -> dict[int, str]:
             sample = sample.reshape(result.shape)
         if not drawing.is_image(sample.shape):
             return {}
-        uri, _ = drawing.gray_or_color(np.nan_to_num(sample, posinf=0.0, neginf=0.0))
+        uri, _ = drawing.draw_sample(np.nan_to_num(sample, posinf=0.0, neginf=0.0))
         room -= len(uri)
         if room < 0:
             break

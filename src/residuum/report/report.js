@@ -8,9 +8,9 @@
   const table = data.threshold;
   const slider = find("threshold");
 
-  // A sample counts when it strictly beats the threshold, as in the verdict. At the calibrated threshold
-  // the audit's own flags are shown: they also know about samples whose match is scored otherwise.
-  const beyond = (card) => {
+  // A sample counts if it strictly beats the threshold, as in the verdict. At the threshold of the test, the
+  // flags of the audit decide, because they include samples that only other attacks recover.
+  const isBeyond = (card) => {
     if (!table || Number(slider.value) === table.start) return Boolean(card.recovered);
     const score = card.scores[table.metric];
     return score !== null && score !== undefined && table.sign * score > table.sign * table.values[slider.value];
@@ -22,16 +22,16 @@
     return key.startsWith("scores:") ? card.scores[key.slice(7)] : card[key];
   };
 
-  const shown = (card) => {
+  const passesFilters = (card) => {
     const picked = (id) => (find(id) ? find(id).value : "");
     const label = picked("label");
     const certificate = picked("certificate-filter");
-    const least = Number(picked("confidence"));
+    const minConfidence = Number(picked("confidence"));
     if (label !== "" && card.label !== data.labels[label]) return false;
     if (certificate === "none" && card.certificate !== "") return false;
     if (certificate !== "" && certificate !== "none" && card.certificate !== data.certificates[certificate]) return false;
-    if (least > 0 && !(card.confidence >= least)) return false;
-    return !(find("recovered") && find("recovered").checked && !beyond(card));
+    if (minConfidence > 0 && !(card.confidence >= minConfidence)) return false;
+    return !(find("recovered") && find("recovered").checked && !isBeyond(card));
   };
 
   const arrange = () => {
@@ -46,23 +46,23 @@
     order.forEach((i) => list.append(cards[i]));
   };
 
-  const batch = 24; // cards drawn before more are asked for: a phone would scroll through the rest
+  const batch = 24; // cards shown at once, because phones scroll slowly through many
   let room = batch;
   const filter = () => {
     const beats = table && Number(slider.value) !== table.start ? "beyond threshold" : "beyond chance";
     let count = 0;
     Array.from(list.children).forEach((element) => {
       const card = data.cards[element.dataset.card];
-      const passes = shown(card);
+      const passes = passesFilters(card);
       count += passes ? 1 : 0;
       element.hidden = !passes || count > room;
-      element.querySelector(".badge").hidden = !beyond(card);
+      element.querySelector(".badge").hidden = !isBeyond(card);
       element.querySelector(".badge span").textContent = beats;
     });
-    const rest = Math.max(count - room, 0);
-    find("more").hidden = rest === 0;
-    find("more").textContent = `Show ${Math.min(rest, batch)} more`;
-    const first = rest ? `, the first ${room} shown` : "";
+    const hiddenCount = Math.max(count - room, 0);
+    find("more").hidden = hiddenCount === 0;
+    find("more").textContent = `Show ${Math.min(hiddenCount, batch)} more`;
+    const first = hiddenCount ? `, the first ${room} shown` : "";
     find("count-shown").textContent = `${count} of ${cards.length} cards${first}`;
     find("confidence-value").textContent = Number(find("confidence").value).toFixed(2);
     find("empty").hidden = count > 0;
@@ -70,24 +70,24 @@
 
   const moveRules = (value) => {
     document.querySelectorAll("svg[data-axis]").forEach((chart) => {
-      const by = (value - chart.dataset.value) * chart.dataset.scale;
-      chart.querySelector(".rule").setAttribute("transform", chart.dataset.axis === "x" ? `translate(${by} 0)` : `translate(0 ${by})`);
+      const offset = (value - chart.dataset.value) * chart.dataset.scale;
+      chart.querySelector(".rule").setAttribute("transform", chart.dataset.axis === "x" ? `translate(${offset} 0)` : `translate(0 ${offset})`);
     });
   };
 
-  const threshold = () => {
-    const at = Number(slider.value);
-    find("count-train").textContent = table.train[at];
-    find("count-null").textContent = Number(table.null[at].toPrecision(3));
-    find("threshold-value").textContent = table.texts[at];
-    slider.setAttribute("aria-valuetext", table.texts[at]);
-    find("reset-threshold").disabled = at === table.start;
-    find("moved").hidden = at === table.start;
-    moveRules(table.values[at]);
+  const showThreshold = () => {
+    const position = Number(slider.value);
+    find("count-train").textContent = table.train[position];
+    find("count-null").textContent = Number(table.null[position].toPrecision(3));
+    find("threshold-value").textContent = table.texts[position];
+    slider.setAttribute("aria-valuetext", table.texts[position]);
+    find("reset-threshold").disabled = position === table.start;
+    find("moved").hidden = position === table.start;
+    moveRules(table.values[position]);
     if (cards.length) filter();
   };
 
-  // A link to a folded section or word opens it; printing opens all.
+  // A link to a folded section or word opens it.
   const unfold = (hash) => {
     const target = hash.length > 1 && document.getElementById(decodeURIComponent(hash.slice(1)));
     const folded = target && (target.closest("details") || target.querySelector("details"));
@@ -108,14 +108,14 @@
   unfold(location.hash);
 
   if (slider) {
-    slider.value = table.start; // a browser may restore what was moved before a reload
-    slider.addEventListener("input", threshold);
+    slider.value = table.start; // A browser may restore the position of the slider after a reload.
+    slider.addEventListener("input", showThreshold);
     find("reset-threshold").addEventListener("click", () => {
       slider.value = table.start;
-      threshold();
+      showThreshold();
       slider.focus();
     });
-    threshold();
+    showThreshold();
   }
   if (cards.length) {
     const controls = find("controls");

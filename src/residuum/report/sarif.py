@@ -1,9 +1,9 @@
-"""SARIF 2.1.0, the format that code-scanning services read.
+"""Write SARIF 2.1.0, the format that code-scanning services read.
 
-An audit has one rule and one result, a scan several. The subject is a file of weights, so a location is a
-file without a region. The message has the headline and the three answers, at most 40 words. Numbers are in
-the property bag of the result. Images are never part of a log. ``sarif.json`` is a log without an audit: the
-tool and its rule.
+The log of an audit has one rule and one result. The log of a scan has several. The subject is a file of
+weights, so a location is a file without a region. The message has the headline and the three answers, in at
+most 40 words. Numbers are in the property bag of the result. A log never contains images. ``sarif.json`` is a
+log without an audit: the tool and its rule.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from residuum.auditing.verdict import Verdict
 
 RULE = "training-data-leak"
-MAX_WORDS = 40  # of a message: services show it in a list
-SUBJECTS = {  # of the three questions, in words
+MAX_WORDS = 40  # in a message, which services show in a list
+SUBJECTS = {  # the three questions in words
     "stored": "stored records",
     "reconstruction": "reconstruction",
     "membership": "membership",
@@ -37,14 +37,14 @@ NUMBERS |= {"expectedByChance": "expected_by_chance", "pValue": "p_value"}
 def sarif(
     verdict: Verdict, *, file: str, tool_version: str, sha256: str = "", exit_code: int
 ) -> dict[str, Any]:
-    """Return the log of one audit.
+    """Return the log of an audit.
 
     Args:
         verdict: The verdict.
         file: Path of the audited file as the pipeline names it.
         tool_version: Version of residuum.
         sha256: Hash of the file, "" if it is not known.
-        exit_code: What the audit ends with.
+        exit_code: Exit code of the audit.
 
     Returns:
         The log.
@@ -66,7 +66,7 @@ def sarif(
         "ruleIndex": 0,
         "kind": kind,
         "level": level,
-        "message": {"text": message(verdict)},
+        "message": {"text": format_message(verdict)},
         "locations": [{"physicalLocation": {"artifactLocation": {**location, "index": 0}}}],
         "partialFingerprints": {"checkpoint/v1": sha256 or file},
         "properties": properties,
@@ -75,7 +75,7 @@ def sarif(
     return _log({"version": tool_version}, invocation, [artifact], [result])
 
 
-def message(verdict: Verdict) -> str:
+def format_message(verdict: Verdict) -> str:
     """Return the headline and the answers to the three questions, at most ``MAX_WORDS`` words."""
     answers = [
         f"{SUBJECTS.get(answer.key, answer.key)}: {answer.answer}" for answer in verdict.answers
@@ -96,22 +96,29 @@ def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
 
     Args:
         scan: The JSON of the scan.
+
+    Returns:
+        The log.
     """
-    subject, whole = PurePosixPath(scan["subject"]), len(scan["files"]) + len(scan["unread"]) > 1
+    subject = PurePosixPath(scan["subject"])
+    is_folder = len(scan["files"]) + len(scan["unread"]) > 1
     rules: dict[str, dict[str, Any]] = {}
     results, artifacts = [], []
     for file in scan["files"]:
-        alone = not whole and file["file"] == scan["subject"]
-        location = {"uri": _uri(file["file"] if alone else str(subject / file["file"]))}
+        is_subject = not is_folder and file["file"] == scan["subject"]
+        location = {"uri": _uri(file["file"] if is_subject else str(subject / file["file"]))}
         artifacts.append({"location": location, "roles": ["analysisTarget"]})
-        for one in file["findings"]:
-            level, severity = LEVELS[one["severity"]]
-            rule = f"release-{one['kind']}"
-            worst = rules.setdefault(rule, _rule(rule, one, severity))["properties"]
+        for finding in file["findings"]:
+            level, severity = LEVELS[finding["severity"]]
+            rule = f"release-{finding['kind']}"
+            worst = rules.setdefault(rule, _rule(rule, finding, severity))["properties"]
             worst["security-severity"] = max(worst["security-severity"], severity)
-            text = f"{one['what']} at {one['where']}: {one['reason']}. {one['remedy']}"
-            at = {"artifactLocation": {**location, "index": len(artifacts) - 1}}
-            mark = f"{one['kind']}:{one['what']}:{one['where']}"
+            text = (
+                f"{finding['what']} at {finding['where']}: {finding['reason']}. {finding['remedy']}"
+            )
+            place = {"artifactLocation": {**location, "index": len(artifacts) - 1}}
+            fingerprint = f"{finding['kind']}:{finding['what']}:{finding['where']}"
+            counts = {k: finding[k] for k in ("places", "count") if finding[k] is not None}
             results.append(
                 {
                     "ruleId": rule,
@@ -119,12 +126,12 @@ def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
                     "kind": "fail",
                     "level": level,
                     "message": {"text": text},
-                    "locations": [{"physicalLocation": at}],
-                    "partialFingerprints": {"surface/v1": mark},
-                    "properties": {k: one[k] for k in ("places", "count") if one[k] is not None},
+                    "locations": [{"physicalLocation": place}],
+                    "partialFingerprints": {"surface/v1": fingerprint},
+                    "properties": counts,
                 }
             )
-    unread = [f"{one['file']}: {one['reason']}" for one in scan["unread"]]
+    unread = [f"{file['file']}: {file['reason']}" for file in scan["unread"]]
     notes = [{"level": "error", "message": {"text": text}} for text in unread]
     invocation = {"executionSuccessful": not notes, "exitCode": scan["exit_code"]}
     invocation |= {"toolExecutionNotifications": notes} if notes else {}
@@ -138,7 +145,7 @@ def _log(
     artifacts: list[dict[str, Any]],
     results: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Fill in the log of ``sarif.json``."""
+    """Return the log in ``sarif.json`` with these values."""
     log: dict[str, Any] = json.loads((Path(__file__).parent / "sarif.json").read_text("utf-8"))
     run = log["runs"][0]
     run["tool"]["driver"] |= driver
@@ -146,17 +153,17 @@ def _log(
     return log
 
 
-def _rule(name: str, one: dict[str, Any], severity: str) -> dict[str, Any]:
+def _rule(name: str, finding: dict[str, Any], severity: str) -> dict[str, Any]:
     return {
         "id": name,
-        "name": "".join(part.capitalize() for part in name.split("-")),
-        "shortDescription": {"text": f"A release holds {one['kind']}."},
-        "help": {"text": f"{one['reason']}. {one['remedy']}"},
+        "name": "".join(word.capitalize() for word in name.split("-")),
+        "shortDescription": {"text": f"A release holds {finding['kind']}."},
+        "help": {"text": f"{finding['reason']}. {finding['remedy']}"},
         "properties": {"tags": ["privacy", "machine-learning"], "security-severity": severity},
     }
 
 
 def _uri(file: str) -> str:
-    """Return a URI relative to the working folder, as code scanning wants it, or a file URI."""
+    """Return a URI relative to the working folder, as code scanning requires, or a file URI."""
     path = PurePosixPath(file.replace("\\", "/"))
     return path.as_uri() if path.is_absolute() else quote(str(path), safe="/")

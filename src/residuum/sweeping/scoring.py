@@ -293,7 +293,7 @@ def _items(done: Sweep) -> list[Item]:
     return [
         Item(
             number=rank,
-            found=with_mean(groups.x[i], mean).numpy(),
+            reconstruction=with_mean(groups.x[i], mean).numpy(),
             label=f"label {groups.labels[i].item():g}",
             confidence=groups.confidence_of(i),
             support=int(groups.support[i]),

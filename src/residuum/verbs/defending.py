@@ -58,14 +58,14 @@ class DefenseRun(RunDir):
 
     def finish(self, outcomes: list[Outcome], request: dict[str, Any], device: str) -> None:
         """Write tables, pictures, and last the summary, which completes the run."""
-        picture = report.compared(outcomes)
+        picture = report.draw_comparison(outcomes)
         write_figures(self.path, {"comparison.png": picture})
-        write_atomic(self.path / "report.html", report.page(outcomes, picture))
-        write_atomic(self.path / "report.md", report.markdown(outcomes))
+        write_atomic(self.path / "report.html", report.render_page(outcomes, picture))
+        write_atomic(self.path / "report.md", report.render_markdown(outcomes))
         summary = {
             "request": request,
             "defenses": [outcome.to_json() for outcome in outcomes],
-            "notes": report.notes(outcomes),
+            "notes": report.make_notes(outcomes),
             "environment": environment(device),
         }
         write_json(self.path / RESULT, summary)
