@@ -429,7 +429,7 @@ def test_copies_are_paid_before_they_are_made() -> None:
     reader = PickleReader()
     with pytest.raises(UnsafeFileError, match="MB of small objects"):
         reader.run(io.BytesIO(content(10_000)))
-    assert reader.held <= MAX_OBJECT_BYTES + 10_000
+    assert reader.memory <= MAX_OBJECT_BYTES + 10_000
 
 
 @pytest.mark.parametrize("legacy", [False, True])

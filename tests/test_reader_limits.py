@@ -31,7 +31,7 @@ def test_pickles_lie_eight_deep_in_each_other(tmp_path: Path) -> None:
     assert open_release(path).content.objects == [None]
     for depth in (9, 3000):
         path.write_bytes(nested_arrays(depth))
-        with pytest.raises(CheckpointError, match="lie inside of each other"):
+        with pytest.raises(CheckpointError, match="nested too deeply"):
             open_release(path)
 
 
@@ -85,5 +85,5 @@ def test_a_storage_has_one_size(tmp_path: Path) -> None:
     (tmp_path / "m.pt").write_bytes(two_claims(1, 1))
     assert [block.numel for block in open_release(tmp_path / "m.pt").content] == [1, 1]
     (tmp_path / "m.pt").write_bytes(two_claims(1, 10**6))
-    with pytest.raises(UnsafeFileError, match="claimed with two"):
+    with pytest.raises(UnsafeFileError, match="has two in this file"):
         open_release(tmp_path / "m.pt")

@@ -1,4 +1,4 @@
-"""Read packed streams piece by piece, within a limit of bytes."""
+"""Read compressed streams in chunks, up to a limit of bytes."""
 
 from __future__ import annotations
 
@@ -11,43 +11,54 @@ from typing import Any, BinaryIO
 
 from residuum.records.inputs import may_hold
 
-MAX_PICKLE_BYTES = (
-    2 << 30
-)  # bytes that a pickle with its arrays may unpack to, because they stay in memory
-MAX_UNPACKER_BYTES = 100 << 20  # memory of an unpacker
-CHUNK = 1 << 20  # bytes that are allocated at a time for a claimed length
+# A pickle and its arrays stay in memory, so they may unpack to at most this many bytes.
+MAX_PICKLE_BYTES = 2 << 30
+MAX_UNPACKER_BYTES = 100 << 20  # memory of a decompressor
+CHUNK = 1 << 20  # bytes that are allocated at once for a claimed length
 
 
 class Source:
-    """A stream that returns at most ``limit`` bytes and allocates nothing for a length that is only claimed.
+    """A stream that returns at most ``limit`` bytes and does not trust claimed lengths.
+
+    Memory for a long read is allocated in chunks, so a false length allocates at most one chunk.
 
     Attributes:
-        taken: Bytes that were asked for so far.
+        requested: Number of bytes that were requested so far.
     """
 
     def __init__(self, stream: BinaryIO, limit: int) -> None:
-        self._stream, self._limit, self.taken = stream, limit, 0
+        self._stream, self._limit, self.requested = stream, limit, 0
 
     def read(self, count: int) -> bytes:
-        """Return up to ``count`` bytes."""
-        self.taken += count
-        if self.taken > self._limit:
-            raise ValueError("it ends before what it claims, or unpacks to more than it may")
+        """Return up to ``count`` bytes.
+
+        Args:
+            count: Number of bytes.
+
+        Returns:
+            The bytes.
+
+        Raises:
+            ValueError: If the stream ends too early, or the limit is exceeded.
+        """
+        self.requested += count
+        if self.requested > self._limit:
+            raise ValueError("it ends too early, or unpacks to more bytes than allowed")
         if count <= CHUNK:
             return self._stream.read(count)
-        parts = []
+        chunks = []
         while count:
-            part = self._stream.read(min(count, CHUNK))
-            if not part:
-                raise ValueError("it ends before what it claims")
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+            chunk = self._stream.read(min(count, CHUNK))
+            if not chunk:
+                raise ValueError("it ends too early")
+            chunks.append(chunk)
+            count -= len(chunk)
+        return b"".join(chunks)
 
     def readline(self) -> bytes:
         """Return one line, for the text protocol of pickle."""
         line = self._stream.readline(CHUNK)
-        self.taken += len(line)
+        self.requested += len(line)
         return line
 
 
@@ -55,25 +66,25 @@ class UnpackingStream(io.RawIOBase):
     """The unpacked bytes of a compressed stream."""
 
     def __init__(self, stream: BinaryIO, unpacker: Any) -> None:
-        self._stream, self._unpacker, self._rest = stream, unpacker, b""
+        self._stream, self._unpacker, self._unconsumed = stream, unpacker, b""
 
     def readable(self) -> bool:
         """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Fill the beginning of ``buffer`` and return the number of bytes."""
+        """Fill the beginning of ``buffer`` with unpacked bytes and return their number."""
         unpacker = self._unpacker
         try:
             while not unpacker.eof:
-                hungry = getattr(unpacker, "needs_input", not self._rest)
-                given = self._rest or (self._stream.read(1 << 16) if hungry else b"")
-                found = unpacker.decompress(given, len(buffer))
-                self._rest = getattr(unpacker, "unconsumed_tail", b"")
-                if found:
-                    buffer[: len(found)] = found
-                    return len(found)
-                if not given and hungry:
+                needs_input = getattr(unpacker, "needs_input", not self._unconsumed)
+                packed = self._unconsumed or (self._stream.read(1 << 16) if needs_input else b"")
+                unpacked = unpacker.decompress(packed, len(buffer))
+                self._unconsumed = getattr(unpacker, "unconsumed_tail", b"")
+                if unpacked:
+                    buffer[: len(unpacked)] = unpacked
+                    return len(unpacked)
+                if not packed and needs_input:
                     break
         except (zlib.error, lzma.LZMAError, OSError, EOFError) as problem:
             raise ValueError(f"it cannot be unpacked: {problem}") from problem
@@ -90,12 +101,15 @@ UNPACKERS: dict[bytes, Callable[[], Any]] = {
 
 
 def open_source(stream: BinaryIO, size: int, unpacker: Callable[[], Any] | None = None) -> Source:
-    """Return the bytes of a file from its beginning, unpacked if there is an unpacker.
+    """Return a stream of the bytes of a file from its beginning, unpacked if an unpacker is passed.
 
     Args:
         stream: The open file.
-        size: Bytes of the file.
-        unpacker: Makes the decompressor, an entry of ``UNPACKERS``.
+        size: Size of the file in bytes.
+        unpacker: A value of ``UNPACKERS``, which makes the decompressor. None for an uncompressed file.
+
+    Returns:
+        The stream.
     """
     stream.seek(0)
     if unpacker is None:
