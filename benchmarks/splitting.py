@@ -46,7 +46,7 @@ def splitting(device: str) -> Report:
     due = state.replace(step=STEPS)
     solver.config = config.changed(steps=2 * STEPS + 1, anneal="none")
     solver.sharpness = 10.0
-    grown, seconds = median_time(lambda: grower.after(due), 3, 1, device)
+    grown, seconds = median_time(lambda: grower.run_due_rounds(due), 3, 1, device)
     share = seconds / (STEPS * step)
     figures = {
         "added": int(grown.population.active.sum()) - m,

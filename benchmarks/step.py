@@ -19,7 +19,7 @@ from residuum.attacks.stationarity.solver import Solver
 from residuum.engine.explicit import cpu_has_bf16, matmul_precision
 from residuum.networks import MLP
 from residuum.records import Knowledge
-from residuum.settings import FAST
+from residuum.settings import FAST_PRECISIONS
 
 SHAPES = {"cifar": 3072, "mnist": 784}
 WIDTH, M = 1000, 1000
@@ -45,7 +45,7 @@ def ours(d: int, device: str, steps: int, width: int = WIDTH, **settings: Any) -
     torch.compiler.reset()  # every case is compiled for its own shapes
     solver = Solver(model, BinaryKKT(), Knowledge(), config, (d,), 1, config.candidates)
     state = solver.start()
-    fast = config.precision in FAST
+    fast = config.precision in FAST_PRECISIONS
     with solver.precision(fast):
         if device == "cpu":
             moments: dict[str, Tensor] = {}

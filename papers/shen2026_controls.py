@@ -21,7 +21,7 @@ from torch import Tensor
 
 from residuum.attacks import StationarityAttack
 from residuum.attacks.stationarity.attack import Stationarity
-from residuum.attacks.stationarity.curvature import Curvature, inner
+from residuum.attacks.stationarity.curvature import Curvature, inner_product
 from residuum.attacks.stationarity.growth import GrowthStrategy, Proposal, Round
 from residuum.attacks.stationarity.slots import Newcomer
 from residuum.networks.network import Network
@@ -58,7 +58,7 @@ class FrankWolfe(GrowthStrategy):
             sign[1::2] = -1.0
         lam = sign.view(1, -1, *[1] * (now.lam.ndim - 2))
         lam = lam.expand(*x.shape[:2], *now.lam.shape[2:]).contiguous()
-        radius = now.length().view(-1, 1, *[1] * (now.x.ndim - 2))
+        radius = now.median_length().view(-1, 1, *[1] * (now.x.ndim - 2))
 
         def lengths(x: Tensor) -> Tensor:
             norms = x.flatten(2).norm(dim=2).clamp(min=1e-30)
@@ -131,7 +131,7 @@ class Gain(Curvature):
             total = self.sum_of_gradients(
                 run, xr[i : i + 1], lam[i : i + 1].detach(), labels[i : i + 1]
             )
-            values.append(inner(self.residuals[run], total))
+            values.append(inner_product(self.residuals[run], total))
         (gradient,) = torch.autograd.grad(torch.stack(values).sum(), xr)
         return gradient, torch.stack(values).detach()
 

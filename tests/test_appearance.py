@@ -6,7 +6,12 @@ import pytest
 import torch
 
 import residuum as rs
-from residuum.attacks.stationarity.defaults import SIGNED_SPARSE, SIGNED_STROKES, SPARSE, appearance
+from residuum.attacks.stationarity.defaults import (
+    SIGNED_SPARSE,
+    SIGNED_STROKES,
+    SPARSE,
+    measure_appearance,
+)
 from residuum.datasets import load_dataset
 from residuum.settings import LR_LAM
 from residuum.training import TrainingConfig, train
@@ -33,10 +38,10 @@ def strokes(n=30, side=20):
 
 def test_photographs_are_told_from_small_digits():
     photos, digits = trained("photos", 30), trained("digits", 30)
-    seen = appearance(photos.theta["layers.0.weight"], (3, 32, 32))
-    assert seen.images
-    assert seen.photographs
-    assert not appearance(digits.theta["layers.0.weight"], (1, 8, 8)).images
+    seen = measure_appearance(photos.theta["layers.0.weight"], (3, 32, 32))
+    assert seen.are_images
+    assert seen.are_photographs
+    assert not measure_appearance(digits.theta["layers.0.weight"], (1, 8, 8)).are_images
     told = rs.attacks.Auto().resolve_settings(photos, rs.Knowledge())
     assert told.priors == (("sparse-gradients", SPARSE),)
     told = rs.attacks.Auto().resolve_settings(digits, rs.Knowledge())
@@ -66,7 +71,7 @@ def test_images_show_in_the_change_from_a_start_that_hides_them():
     photos, generator = trained("photos", 30), torch.Generator().manual_seed(4)
     start = {name: torch.randn(t.shape, generator=generator) for name, t in photos.theta.items()}
     hidden = photos.replace(theta={name: t + start[name] for name, t in photos.theta.items()})
-    assert not appearance(hidden.theta["layers.0.weight"], (3, 32, 32)).images
+    assert not measure_appearance(hidden.theta["layers.0.weight"], (3, 32, 32)).are_images
     told = rs.attacks.NTK().resolve_settings(hidden, rs.Knowledge(theta0=start))
     assert told.priors == (("sparse-gradients", SIGNED_SPARSE),)
     told = rs.attacks.WeightDecay().resolve_settings(hidden, rs.Knowledge(theta0=start))
@@ -75,26 +80,28 @@ def test_images_show_in_the_change_from_a_start_that_hides_them():
 
 def test_mixtures_of_strokes_are_images_and_no_photographs():
     mixtures = torch.randn(50, 30, generator=torch.Generator().manual_seed(1))
-    seen = appearance(mixtures @ strokes().flatten(1), (1, 20, 20))
-    assert seen.images
-    assert not seen.photographs
+    seen = measure_appearance(mixtures @ strokes().flatten(1), (1, 20, 20))
+    assert seen.are_images
+    assert not seen.are_photographs
 
 
 def test_noise_vectors_and_broken_layers_are_nothing():
     noise = torch.randn(50, 400, generator=torch.Generator().manual_seed(2))
-    assert not appearance(noise, (1, 20, 20)).images
-    assert not appearance(noise, (400,)).images
-    assert not appearance(torch.zeros(5, 64), (1, 8, 8)).images
-    assert not appearance(torch.full((5, 64), torch.nan), (1, 8, 8)).images
-    assert appearance(torch.ones(5, 64), (1, 8, 8)).images
-    assert not appearance(torch.ones(5, 16), (1, 4, 4)).images  # too small a frame to tell
+    assert not measure_appearance(noise, (1, 20, 20)).are_images
+    assert not measure_appearance(noise, (400,)).are_images
+    assert not measure_appearance(torch.zeros(5, 64), (1, 8, 8)).are_images
+    assert not measure_appearance(torch.full((5, 64), torch.nan), (1, 8, 8)).are_images
+    assert measure_appearance(torch.ones(5, 64), (1, 8, 8)).are_images
+    assert not measure_appearance(
+        torch.ones(5, 16), (1, 4, 4)
+    ).are_images  # too small a frame to tell
 
 
 def test_pixels_in_another_order_are_no_image():
     mixtures = torch.randn(50, 30, generator=torch.Generator().manual_seed(1))
     rows = mixtures @ strokes().flatten(1)
     order = torch.randperm(400, generator=torch.Generator().manual_seed(3))
-    assert not appearance(rows[:, order], (1, 20, 20)).images
+    assert not measure_appearance(rows[:, order], (1, 20, 20)).are_images
 
 
 @pytest.mark.parametrize("said", [{"priors": ()}, {"lr_lam": 0.02}, {"priors": (), "lr_lam": 0.02}])

@@ -160,9 +160,9 @@ def check_runs_of_a_batch(folder, tolerance, strategy=SPLITTING, **settings):
         # the second restart's random numbers are those of its own place in the batch
         grower, own_numbers = (
             make_grower(alone, strategy),
-            make_grower(together, strategy).generator,
+            make_grower(together, strategy).create_generator,
         )
-        grower.generator = lambda step, _, f=own_numbers, run=run: f(step, run)
+        grower.create_generator = lambda step, _, f=own_numbers, run=run: f(step, run)
         one = alone.start()
         x, lam = start.x[[run]], start.lam[[run]]
         path = folder / f"{run}-{'-'.join(settings)}"

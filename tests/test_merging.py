@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from residuum.attacks.stationarity.merging import merge, patterns, prune
+from residuum.attacks.stationarity.merging import activation_patterns, merge, prune
 from residuum.attacks.stationarity.objectives import BinaryKKT
-from residuum.attacks.stationarity.slots import Newcomer, population_of, remove, settle
+from residuum.attacks.stationarity.slots import (
+    Newcomer,
+    get_population,
+    place_newcomers,
+    remove_candidates,
+)
 from residuum.attacks.stationarity.solver import Population, Solver
 from residuum.records import Knowledge
 from tests.cases import relu_point
@@ -21,7 +26,7 @@ def test_optimizer_state_goes_to_both_children():
     new = Newcomer(
         state.x[0, parent] - 0.1, state.lam[0, parent] / 2, torch.tensor(-1.0), parent, moved
     )
-    grown, numbers = settle(state, [[new], []])
+    grown, numbers = place_newcomers(state, [[new], []])
     assert numbers == [[(5, 4)], []]
     assert grown.x.shape[1] == slots + 1
     assert torch.equal(grown.x[0, parent], moved)
@@ -31,8 +36,8 @@ def test_optimizer_state_goes_to_both_children():
         assert torch.equal(moment[0, parent], state.moments[name][0, parent])
         assert (moment[1, slots] == 0).all()
     assert grown.population.active.tolist() == [[True] * 5, [True] * 4 + [False]]
-    freed = remove(grown, torch.tensor([[True, *[False] * 4], [False] * 5]))
-    again, _ = settle(freed, [[new], []])
+    freed = remove_candidates(grown, torch.tensor([[True, *[False] * 4], [False] * 5]))
+    again, _ = place_newcomers(freed, [[new], []])
     assert again.x.shape[1] == slots + 1  # the freed slot is used first
     assert again.population.ident[0].tolist() == [6, 1, 7, 3, 4]
 
@@ -55,7 +60,7 @@ def test_a_split_that_brought_nothing_is_merged_again():
     """True gates: pairs of one pattern merge exactly; samples of other patterns stay apart."""
     point = relu_point(2, groups=2, size=1, dim=6)
     problem, state = exact_state(point, 2)
-    gates = patterns(problem, state.x[0])
+    gates = activation_patterns(problem, state.x[0])
     assert torch.equal(gates[0], gates[2])
     assert not torch.equal(gates[0], gates[1])
     before = problem.evaluate(state.x, state.lam, 150.0).loss
@@ -94,6 +99,6 @@ def test_zero_multipliers_that_stay_zero_are_dropped():
     x[0, 0] = torch.linalg.pinv(first.weight.data) @ (-1 - first.bias.data)  # every neuron is off
     kept, gone = prune(problem, state.replace(lam=lam, x=x), 1.0, 150.0, [0])
     assert gone.tolist() == [[True, False]]
-    assert population_of(kept).active.tolist() == [[False, True]]
+    assert get_population(kept).active.tolist() == [[False, True]]
     _, other = prune(problem, state.replace(lam=lam, x=x), 1.0, 150.0, [])
     assert not other.any()

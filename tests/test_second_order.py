@@ -6,9 +6,9 @@ import torch
 
 from residuum.attacks.stationarity.curvature import (
     Curvature,
-    lowest_curvature,
-    residuals,
-    second_order,
+    find_lowest_pairs,
+    measure_stationarity,
+    weighted_residuals,
 )
 from residuum.attacks.stationarity.objectives import BinaryKKT
 from residuum.attacks.stationarity.splitting import joint_step
@@ -21,7 +21,7 @@ from tests.test_splitting import SHARPNESS, case_of, close, random_like
 def full_hessian(problem, x, lam):
     curvature, size = Curvature(problem, x, lam, SHARPNESS), x[0].numel()
     columns = [
-        curvature.full(e.view(1, *x.shape[1:]).expand_as(x).contiguous()).flatten(1)
+        curvature.multiply_hessian(e.view(1, *x.shape[1:]).expand_as(x).contiguous()).flatten(1)
         for e in torch.eye(size).double()
     ]
     return torch.stack(columns, -1)
@@ -39,11 +39,15 @@ def test_the_full_hessian_is_that_of_the_loss_and_bounded_below_by_s():
             wanted = (ends[1].grad_x - ends[0].grad_x) / (2 * step)
             found = (hessian @ e.flatten(1)[..., None])[..., 0].view_as(e)
             assert close(found, wanted, 1e-6)
-        low = lowest_curvature(Curvature(problem, case.x, case.lam, SHARPNESS), random_like(case.x))
+        low = find_lowest_pairs(
+            Curvature(problem, case.x, case.lam, SHARPNESS), random_like(case.x)
+        )
         least = torch.linalg.eigvalsh((hessian + hessian.transpose(1, 2)) / 2)[:, 0]
         assert (least >= low.values.amin(1) - 1e-10).all()
         strict += int((least > low.values.amin(1) + 1e-6).sum())
-        gradient, found = second_order(problem, case.x, case.lam, SHARPNESS, random_like(case.x))
+        gradient, found = measure_stationarity(
+            problem, case.x, case.lam, SHARPNESS, random_like(case.x)
+        )
         assert (found - least).abs().max() < 1e-6
         ends = problem.evaluate(case.x, case.lam, SHARPNESS)
         assert close(gradient, ends.grad_x.flatten(1).norm(dim=1), 1e-12)
@@ -64,8 +68,8 @@ def test_splitting_helps_where_the_hessian_is_positive_definite():
     problem = AllLayers(model, BinaryKKT(), Knowledge(), torch.ones(1), normalize=False)
     samples = torch.tensor([[[1.0, 0.35], [1.0, -0.35]]]).double()
     two = problem.with_labels(torch.ones(2))
-    rest = residuals(two, samples, torch.full((1, 2), 0.5).double(), 1.0)
-    goal = residuals(two, samples, torch.zeros(1, 2).double(), 1.0) - rest
+    rest = weighted_residuals(two, samples, torch.full((1, 2), 0.5).double(), 1.0)
+    goal = weighted_residuals(two, samples, torch.zeros(1, 2).double(), 1.0) - rest
     names = [n for part in problem.groups.values() for n in part]
     sizes = [problem.target[n].numel() for n in names]
     for name, part in zip(names, goal[0].split(sizes), strict=True):
@@ -75,13 +79,15 @@ def test_splitting_helps_where_the_hessian_is_positive_definite():
     for _ in range(50):  # Newton to the best place of one candidate at this multiplier
         gradient = problem.evaluate(x.detach(), lam).grad_x
         curvature = Curvature(problem, x.detach(), lam, 1.0)
-        columns = [curvature.full(e.view(1, 1, 2)).flatten() for e in torch.eye(2).double()]
+        columns = [
+            curvature.multiply_hessian(e.view(1, 1, 2)).flatten() for e in torch.eye(2).double()
+        ]
         hessian = torch.stack(columns, 1)
         x = x.detach() - torch.linalg.solve(hessian, gradient.flatten()).view_as(x)
     assert float(problem.evaluate(x, lam).grad_x.norm()) < 1e-10
     assert float(torch.linalg.eigvalsh(hessian)[0]) > 1e-3
     curvature = Curvature(problem, x, lam, 1.0)
-    low = lowest_curvature(curvature, random_like(x))
+    low = find_lowest_pairs(curvature, random_like(x))
     assert float(low.values) < -1e-3
     step = joint_step(
         curvature, low.vectors, low.values, low.values < 0, torch.ones(1).double(), exact=True

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from residuum.attacks.stationarity.curvature import (
     Curvature,
+    find_lowest_pairs,
     lanczos,
-    lowest_curvature,
-    residuals,
+    weighted_residuals,
 )
 from residuum.attacks.stationarity.objectives import BinaryKKT
-from residuum.attacks.stationarity.splitting import has_exact_degree, joint_step, offspring
+from residuum.attacks.stationarity.splitting import has_exact_degree, joint_step, split_candidates
 from residuum.networks import MLP
 from residuum.records import Knowledge
 from tests.cases import SPREAD, AllLayers, attack_case, polynomial_point
@@ -79,7 +79,10 @@ def test_the_operator_equals_the_dense_hessian(objective, outputs):
     for surrogate in ["sigmoid", "softplus"]:
         case, problem = case_of(objective, outputs, surrogate)
         curvature, d = Curvature(problem, case.x, case.lam, SHARPNESS), 5
-        columns = [curvature.split(e.expand_as(case.x).contiguous()) for e in torch.eye(d).double()]
+        columns = [
+            curvature.multiply_splitting(e.expand_as(case.x).contiguous())
+            for e in torch.eye(d).double()
+        ]
         found = torch.stack(columns, -1)  # (R, m, d, d)
         scalar = naive_scalar(case, problem, 1, surrogate)
         for i in range(case.x.shape[1]):
@@ -100,10 +103,10 @@ def test_the_engine_and_the_generic_path_agree(objective, outputs):
             curvature = Curvature(problem, case.x, case.lam, SHARPNESS)
             both.append(
                 (
-                    curvature.split(v),
-                    curvature.full(v),
-                    curvature.split(v[:, 1:3], slice(1, 3)),
-                    residuals(problem, case.x, case.lam, SHARPNESS),
+                    curvature.multiply_splitting(v),
+                    curvature.multiply_hessian(v),
+                    curvature.multiply_splitting(v[:, 1:3], slice(1, 3)),
+                    weighted_residuals(problem, case.x, case.lam, SHARPNESS),
                 )
             )
         for a, b in zip(*both, strict=True):
@@ -117,13 +120,13 @@ def test_chunks_change_nothing():
     case, problem = case_of(BinaryKKT(), 1)
     curvature = Curvature(problem, case.x, case.lam, SHARPNESS)
     assert problem.explicit is not None
-    whole, noise = lowest_curvature(curvature, random_like(case.x)), random_like(case.x)
-    small = lowest_curvature(curvature, noise, workspace=1)
+    whole, noise = find_lowest_pairs(curvature, random_like(case.x)), random_like(case.x)
+    small = find_lowest_pairs(curvature, noise, workspace=1)
     assert close(small.values, whole.values, 1e-10)
     v = random_like(case.x)
-    full = curvature.full(v)
+    full = curvature.multiply_hessian(v)
     problem.explicit.workspace = problem.explicit.chunk = 1
-    assert close(Curvature(problem, case.x, case.lam, SHARPNESS).full(v), full, 1e-10)
+    assert close(Curvature(problem, case.x, case.lam, SHARPNESS).multiply_hessian(v), full, 1e-10)
 
 
 @pytest.mark.parametrize("d", [1, 6, 20])
@@ -148,13 +151,13 @@ def test_a_split_of_length_zero_changes_nothing_and_gains_are_second_order():
         v = random_like(case.x)
         v = v / v.norm(dim=2, keepdim=True)
         before = problem.evaluate(case.x, case.lam, SHARPNESS).loss
-        bend = (curvature.split(v) * v).sum(2)
+        bend = (curvature.multiply_splitting(v) * v).sum(2)
         for eta, share in ((0.0, 0.0), (1e-2, 0.02), (1e-3, 1e-3)):
             steps = torch.full(case.x.shape[:2], eta, dtype=torch.float64)
             steps[:, 1:] = 0
-            x, lam, wide = offspring(problem, case.x, case.lam, v, steps)
+            x, lam, wide = split_candidates(problem, case.x, case.lam, v, steps)
             if eta == 0:  # halves at the same place, said with both slots in use
-                x, lam, wide = offspring(problem, case.x, case.lam, 0 * v, steps + 1)
+                x, lam, wide = split_candidates(problem, case.x, case.lam, 0 * v, steps + 1)
             gain = wide.evaluate(x, lam, SHARPNESS).loss - before
             wanted = eta**2 / 2 * bend[:, 0]
             if eta == 0:
@@ -178,7 +181,7 @@ def test_one_cubic_split_takes_the_closed_form_step():
         point, problem, x, lam = cubic_problem(seed=seed)
         assert has_exact_degree(point.model)
         curvature = Curvature(problem, x, lam, 1.0)
-        low = lowest_curvature(curvature, random_like(x))
+        low = find_lowest_pairs(curvature, random_like(x))
         chosen = torch.zeros(2, 3, dtype=torch.bool)
         chosen[:, 1] = low.values[:, 1] < 0
         assert chosen.any()
@@ -187,13 +190,13 @@ def test_one_cubic_split_takes_the_closed_form_step():
         alone = problem.with_labels(problem.labels[1:2])
         for run in chosen[:, 1].nonzero()[:, 0].tolist():
             at = [
-                residuals(
+                weighted_residuals(
                     alone, (x + t * low.vectors)[run : run + 1, 1:2], lam[run : run + 1, 1:2], 1.0
                 )
                 for t in (-0.5, 0.0, 0.5)
             ]
             second = -(at[0] + at[2] - 2 * at[1])[0] / 0.25  # f''[v, v], lam inside
-            r = residuals(problem, x, lam, 1.0)[run]
+            r = weighted_residuals(problem, x, lam, 1.0)[run]
             eta = (-low.values[run, 1] / second.square().sum()).sqrt()
             cosine = (r @ second) / r.norm() / second.norm()
             assert abs(float(step.eta[run, 1] / eta) - 1) < 1e-8
@@ -205,14 +208,14 @@ def test_joint_cubic_steps_are_the_best_and_never_raise_the_loss():
     for seed in range(4):
         _, problem, x, lam = cubic_problem(m=5, seed=seed)
         curvature = Curvature(problem, x, lam, 1.0)
-        low = lowest_curvature(curvature, random_like(x))
+        low = find_lowest_pairs(curvature, random_like(x))
         chosen = low.values < 0
         far = torch.full((2,), torch.inf, dtype=torch.float64)
         step = joint_step(curvature, low.vectors, low.values, chosen, far, exact=True)
         assert (step.after < step.before)[chosen.any(1)].all()
         for k in range(8):
             nudge = 1 + 0.05 * random_like(step.eta, k)
-            pair = offspring(problem, x, lam, low.vectors, (step.eta * nudge).clamp(min=0))
+            pair = split_candidates(problem, x, lam, low.vectors, (step.eta * nudge).clamp(min=0))
             assert (pair[2].evaluate(pair[0], pair[1], 1.0).loss >= step.after - 1e-12).all()
 
 
@@ -223,7 +226,7 @@ def test_joint_steps_never_raise_the_loss(objective, outputs):
         for seed in range(3):
             case, problem = case_of(objective, outputs, surrogate, seed=seed)
             curvature = Curvature(problem, case.x, case.lam, SHARPNESS)
-            low = lowest_curvature(curvature, random_like(case.x))
+            low = find_lowest_pairs(curvature, random_like(case.x))
             chosen = low.values < 0
             for longest in (0.01, 10.0):
                 bound = torch.full((2,), longest, dtype=torch.float64)
@@ -233,7 +236,7 @@ def test_joint_steps_never_raise_the_loss(objective, outputs):
                     assert (step.after < step.before)[chosen.any(1)].all()
                 assert (step.eta[~chosen] == 0).all()
                 assert (step.eta <= longest).all()
-                pair = offspring(problem, case.x, case.lam, low.vectors, step.eta)
+                pair = split_candidates(problem, case.x, case.lam, low.vectors, step.eta)
                 assert close(pair[2].evaluate(pair[0], pair[1], SHARPNESS).loss, step.after, 1e-12)
             uphill = joint_step(curvature, low.vectors, -low.values.abs(), low.values > 1e-3, bound)
             assert (uphill.after <= uphill.before).all()

@@ -11,7 +11,7 @@ import pytest
 
 from residuum.attacks import PRESETS, Auto, ModelInversion, make_attack
 from residuum.errors import InputError
-from residuum.settings import LEFT_OPEN
+from residuum.settings import FALLBACKS
 from residuum.sweeping import SAMPLERS, SPACE, Range
 from residuum.sweeping.scoring import ranked
 from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Trial, numeric
@@ -36,7 +36,7 @@ def test_the_space_is_wider_than_the_published_box_and_made_of_the_attacks_setti
         attack = make_attack(preset=preset)
         for name, setting in SPACE.items():
             chosen = getattr(attack, name)
-            value = LEFT_OPEN[name] if chosen is None else chosen
+            value = FALLBACKS[name] if chosen is None else chosen
             assert setting.low <= value <= setting.high, (preset, name)
 
 

@@ -20,7 +20,7 @@ from residuum.engine.explicit import EvaluationCost, evaluation_cost
 from residuum.errors import InputError
 from residuum.networks.network import Network
 from residuum.records import Knowledge
-from residuum.settings import FAST, RestartSettings, SearchSettings
+from residuum.settings import FAST_PRECISIONS, RestartSettings, SearchSettings
 from residuum.surfaces.surface import Surface
 
 MEASURING_SECONDS = 2.0  # duration of the measured steps
@@ -201,12 +201,12 @@ def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple
 def _measure(solver: Solver, budget: float) -> float:
     """Measure the seconds of a step. Steps run for about ``budget`` seconds; the first is not counted."""
     config, state = solver.config, solver.start()
-    with solver.precision(config.precision in FAST):
+    with solver.precision(config.precision in FAST_PRECISIONS):
         if config.device.startswith("cuda"):
-            solver.advance(state, CHECK_EVERY, config.precision in FAST)
+            solver.advance(state, CHECK_EVERY, config.precision in FAST_PRECISIONS)
 
             def advance() -> int:
-                solver.advance(state, 4 * CHECK_EVERY, config.precision in FAST)
+                solver.advance(state, 4 * CHECK_EVERY, config.precision in FAST_PRECISIONS)
                 torch.cuda.synchronize()
                 return 4 * CHECK_EVERY
         else:

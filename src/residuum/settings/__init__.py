@@ -4,13 +4,13 @@ Nothing here imports torch, so that help texts stay fast.
 """
 
 from residuum.settings.attack_settings import (
-    FAST,
-    LEFT_OPEN,
+    FALLBACKS,
+    FAST_PRECISIONS,
     LR_LAM,
     MODELS,
     NUMBERS,
+    PER_RUN,
     PRIOR_NAMES,
-    VARIED,
     AttackSettings,
     KKTSettings,
     ModelInversionSettings,
@@ -30,8 +30,17 @@ from residuum.settings.requests import (
 )
 from residuum.settings.training import LOSSES, TrainingConfig
 
-__all__ = ["AUTO", "EXPERT", "FAST", "LEFT_OPEN", "LOSSES", "LR_LAM", "MODELS", "NUMBERS"]
-__all__ += ["PRESETS", "PRIOR_NAMES", "TRIAL_RESTARTS", "VARIED", "AttackSettings"]
+__all__ = [
+    "AUTO",
+    "EXPERT",
+    "FALLBACKS",
+    "FAST_PRECISIONS",
+    "LOSSES",
+    "LR_LAM",
+    "MODELS",
+    "NUMBERS",
+]
+__all__ += ["PER_RUN", "PRESETS", "PRIOR_NAMES", "TRIAL_RESTARTS", "AttackSettings"]
 __all__ += ["DefenseRequest", "ExposureRequest", "KKTSettings", "ModelInversionSettings"]
 __all__ += ["NTKSettings", "Preset", "RestartSettings", "SearchSettings", "Settings"]
 __all__ += ["StationaritySettings", "SweepSettings", "TrainingConfig", "UnmixSettings"]

@@ -1,7 +1,7 @@
 """The settings of every attack, one model per attack.
 
 An attack class in ``residuum.attacks`` inherits its model, so that ``KKT(steps=3000)`` is an attack with
-these settings. The command line reads the models alone, because importing the attacks takes seconds.
+these settings. The command line imports only the models, because importing the attacks takes seconds.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from residuum.settings.base import Settings
 if TYPE_CHECKING:
     import torch
 
-FAST = ("tf32", "bf16")  # float32 numbers with faster matrix products during the search
-LR_LAM = 0.01  # rate of the multipliers if neither the user nor the data decides it
-LEFT_OPEN = {"lr_lam": LR_LAM}  # numbers that the data decides, and their values if it does not
+FAST_PRECISIONS = ("tf32", "bf16")  # float32 numbers with faster matrix products during the search
+LR_LAM = 0.01  # learning rate of the multipliers if neither the user nor the data decides it
+FALLBACKS = {"lr_lam": LR_LAM}  # values of the settings that the data usually decides
 NUMBERS = ("lr_x", "lr_lam", "sigma", "sharpness", "lam_min")
-VARIED = (*NUMBERS, "priors")  # settings in which runs of one program can differ
-PRIOR_NAMES = (  # built in; the keys of ``PRIORS``
+PER_RUN = (*NUMBERS, "priors")  # settings that can differ between runs of one program
+PRIOR_NAMES = (  # built-in priors, the keys of ``PRIORS``
     *("value-box", "haim2022-box", "haim2022-text-box", "loo2024-box", "multiplier-floor"),
     *("total-variation", "high-frequency", "sparse-gradients", "columns"),
     "none",
@@ -47,7 +47,7 @@ class AttackSettings(Settings):
 
 
 class SearchSettings(AttackSettings):
-    """Settings of attacks that move candidates step by step."""
+    """Settings of attacks that optimize candidates."""
 
     candidates: int = Field(
         default=0,
@@ -55,7 +55,7 @@ class SearchSettings(AttackSettings):
         description="Candidates per restart; 0 for twice the known number of samples, or half the "
         "neurons of the first layer.",
     )
-    steps: int = Field(default=3000, gt=0, description="Steps of every restart.")
+    steps: int = Field(default=3000, gt=0, description="Number of steps of every restart.")
     lr_x: float = Field(default=0.01, gt=0, description="Learning rate of the candidates.")
     sigma: float = Field(
         default=0.1, gt=0, description="Standard deviation of the initial candidates."
@@ -68,23 +68,25 @@ class SearchSettings(AttackSettings):
 
     @property
     def precision(self) -> str:
-        """The number format with "auto" resolved: tf32 on a GPU, float64 on the CPU."""
+        """Number format, where "auto" is tf32 on a GPU and float64 on the CPU."""
         if self.dtype != "auto":
             return self.dtype
         return "tf32" if self.device.startswith("cuda") else "float64"
 
     @property
     def numbers(self) -> torch.dtype:
-        """The format in which candidates and weights are stored."""
+        """Number format in which candidates and weights are stored."""
         import torch
 
-        return torch.float32 if self.precision in FAST else getattr(torch, self.precision)
+        return (
+            torch.float32 if self.precision in FAST_PRECISIONS else getattr(torch, self.precision)
+        )
 
 
 class RestartSettings(SearchSettings):
-    """Settings of searches that start several times."""
+    """Settings of attacks with several restarts."""
 
-    restarts: int = Field(default=4, gt=0, description="Independent runs.")
+    restarts: int = Field(default=4, gt=0, description="Number of independent runs.")
     lr_decay: float = Field(
         default=0.1, ge=0, description="Factor on the learning rates at the end."
     )
@@ -94,7 +96,7 @@ class StationaritySettings(RestartSettings):
     """Settings of attacks that minimize the residual of a stationarity equation."""
 
     optimizer: Literal["adam", "sgd"] = Field(
-        default="adam", description="How candidates and multipliers step."
+        default="adam", description="Optimizer of the candidates and multipliers."
     )
     momentum: float = Field(default=0.9, description="Momentum of sgd.")
     lr_lam: float | None = Field(
@@ -155,10 +157,10 @@ class StationaritySettings(RestartSettings):
     )
     polish: float = Field(
         default=0.05,
-        description="Share of the steps, the last ones, in full float32 after tf32 or bf16.",
+        description="Share of the steps at the end that use full float32, if dtype is tf32 or bf16.",
     )
     compile: bool = Field(
-        default=False, description="Fuse elementwise work with torch.compile on a GPU."
+        default=False, description="Fuse elementwise operations with torch.compile on a GPU."
     )
     split: Literal["none", "curvature"] = Field(
         default="none",
@@ -174,10 +176,12 @@ class StationaritySettings(RestartSettings):
         default=300, gt=0, description="Steps between rounds, see split_trigger."
     )
     split_tolerance: float = Field(
-        default=0.1, description="Fall of the loss or size of the gradient, see split_trigger."
+        default=0.1, description="Decrease of the loss or norm of the gradient, see split_trigger."
     )
     split_threshold: float = Field(
-        default=0.01, ge=0, description="A candidate is unstable below minus this eigenvalue."
+        default=0.01,
+        ge=0,
+        description="A candidate is unstable if its eigenvalue is below minus this.",
     )
     split_relative: bool = Field(
         default=True,
@@ -230,10 +234,11 @@ class NTKSettings(StationaritySettings):
 
 
 class UnmixSettings(AttackSettings):
-    """Settings of unmixing. If rank or strength is set, restarts differ only in their random start."""
+    """Settings of unmixing. If rank or strength is set, restarts differ only in their random numbers."""
 
     domain: Literal["auto", "differences", "series", "coordinates"] = Field(
-        default="auto", description="In what samples are sparse; auto decides by their shape."
+        default="auto",
+        description="Representation in which samples are sparse. auto chooses by their shape.",
     )
     rank: float = Field(
         default=0.0, ge=0, le=1, description="Share of the clean directions; 0 to compare several."
@@ -244,10 +249,10 @@ class UnmixSettings(AttackSettings):
     starts: int = Field(
         default=0,
         ge=0,
-        description="Members of a run's population; 0 for as many as the time allows.",
+        description="Number of members of a run's population; 0 for as many as the time allows.",
     )
     restarts: int = Field(
-        default=4, gt=0, description="Independent runs, if rank or strength is set."
+        default=4, gt=0, description="Number of independent runs, if rank or strength is set."
     )
 
 
@@ -257,7 +262,9 @@ class ModelInversionSettings(SearchSettings):
     steps: int = Field(default=200, gt=0, description="Steps of gradient ascent.")
 
 
-MODELS: dict[str, type[AttackSettings]] = {  # of the attacks of this package, by name
+MODELS: dict[
+    str, type[AttackSettings]
+] = {  # by the name of the attack, for attacks of this package
     "auto": StationaritySettings,
     "kkt": KKTSettings,
     "binary-kkt": KKTSettings,

@@ -1,8 +1,8 @@
-"""The base of all settings: pydantic models that refuse wrong values with an error for users.
+"""Base class of all settings: pydantic models that refuse wrong values with an error for users.
 
-A setting is declared once, as a field with its default, its bounds and its description. Constructors, the
-command line, ``config.toml`` and ``docs/settings.md`` are made from these fields. Nothing here imports torch,
-so that help texts stay fast.
+Each setting is declared once, as a field with a default, bounds and a description. Constructors, the command
+line, ``config.toml`` and ``docs/settings.md`` are generated from these fields. This module does not import
+torch, so that help texts are fast.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pydantic.fields import FieldInfo
 from residuum.errors import InputError, did_you_mean
 
 BOUNDS = {"gt": "above", "ge": "at least", "le": "at most", "lt": "below"}
-EXPERT: dict[str, Any] = {"group": "expert"}  # of a setting that few users need
-MAX_SHOWN = 60  # characters of a refused value in an error message
+EXPERT: dict[str, Any] = {"group": "expert"}  # marks a setting that few users need
+MAX_VALUE_LENGTH = 60  # characters of a refused value in an error message
 
 
 class Settings(BaseModel):
@@ -40,13 +40,10 @@ class Settings(BaseModel):
         """Return a copy with other values. Settings that were never set keep their defaults.
 
         Args:
-            **changes: New values by name.
+            **changes: New values by name. Unknown names and wrong values raise an ``InputError``.
 
         Returns:
-            The copy. All its values were checked.
-
-        Raises:
-            InputError: If a name is unknown or a value is not allowed.
+            The copy.
         """
         values = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**{**values, **changes})
@@ -59,16 +56,18 @@ class Settings(BaseModel):
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Return the settings that :meth:`to_json` wrote. Settings that are missing have their defaults."""
         fields = cls.model_fields
-        endless = {name for name, field in fields.items() if field.default == math.inf}
-        return cls(**{k: math.inf if v is None and k in endless else v for k, v in values.items()})
+        may_be_infinite = {name for name, field in fields.items() if field.default == math.inf}
+        return cls(
+            **{k: math.inf if v is None and k in may_be_infinite else v for k, v in values.items()}
+        )
 
 
 def input_error(model: type[BaseModel], problem: ValidationError) -> InputError:
-    """Return the first fault of a validation as an error with a rule, the value and a remedy.
+    """Convert the first validation error of pydantic into an error with a rule, the value and a remedy.
 
     Args:
         model: The model that refused the values.
-        problem: What pydantic found.
+        problem: The error of pydantic.
 
     Returns:
         The error, for the caller to raise.
@@ -78,27 +77,27 @@ def input_error(model: type[BaseModel], problem: ValidationError) -> InputError:
     name, fields = path[0] if path else "", model.model_fields
     if fault["type"] == "extra_forbidden":
         return InputError(f"There is no setting {name!r}.", did_you_mean(name, tuple(fields)))
-    shown = repr(fault["input"])[:MAX_SHOWN]
+    value = repr(fault["input"])[:MAX_VALUE_LENGTH]
     if name not in fields:  # a rule about several settings
         return InputError(_sentence(fault["msg"]), "Correct one of these settings.")
     field = fields[name]
     remedy = "Leave it out." if field.default is None else f"The default is {field.default!r}."
     if choices := choices_of(field):
-        known = ", ".join(map(str, choices))
+        names = ", ".join(map(str, choices))
         return InputError(
-            f"{name} must be one of {known}; got {shown}.",
+            f"{name} must be one of {names}; got {value}.",
             did_you_mean(str(fault["input"]), tuple(map(str, choices))),
         )
     rule = bounds_in_words(field)
     if fault["type"] == "finite_number":
         rule = "finite"
     if rule and (fault["type"] == "finite_number" or isinstance(fault["input"], int | float)):
-        return InputError(f"{name} must be {rule}; got {shown}.", remedy)
-    return InputError(f"{name} is refused: {_sentence(fault['msg'])} Got {shown}.", remedy)
+        return InputError(f"{name} must be {rule}; got {value}.", remedy)
+    return InputError(f"{name} is refused: {_sentence(fault['msg'])} Got {value}.", remedy)
 
 
 def choices_of(field: FieldInfo) -> tuple[Any, ...]:
-    """Return the words that a setting can be, () if it is not limited to words."""
+    """Return the allowed words of a setting, () if any value is allowed."""
     kinds = [field.annotation, *get_args(field.annotation)]
     return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
 

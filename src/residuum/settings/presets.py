@@ -1,7 +1,7 @@
-"""Published settings as data, one preset per run, exactly as released; and residuum's own.
+"""Presets: published settings exactly as released, and settings of residuum.
 
-If a paper gives ranges only, the preset is their geometric middle and says so. A preset names an attack and
-the settings that differ from its defaults.
+If a paper gives only ranges, the preset is their geometric mean, and its comment says so. A preset names an
+attack and the settings that differ from the defaults of the attack.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ AUTO = "auto"  # the attack that suits the network
 class Preset:
     """Settings of an attack.
 
-    attack: name of the attack, "auto" for the one that suits the network.
-    settings: values that differ from the defaults.
+    Attributes:
+        attack: Name of the attack, "auto" for the attack that suits the network.
+        settings: Values that differ from the defaults.
     """
 
     attack: str = AUTO
@@ -49,15 +50,15 @@ def _haim(sigma: float, lr_x: float, lam_min: float, sharpness: float) -> Preset
 
 
 PRESETS: dict[str, Preset] = {
-    # Adam on the first layer's residual over its norm, with a surrogate that sharpens. Chosen on digits
-    # victims with data seeds 0 and 1.
+    # Adam on the relative residual of the first layer, with a surrogate that sharpens. Chosen on networks
+    # trained on digits, with data seeds 0 and 1.
     "residuum": Preset(),
     # Haim et al. 2022, the four released runs.
     "haim2022-cifar-b9dfyspx": _haim(8.857e-4, 0.5549, 0.4983, 19.14),
     "haim2022-cifar-k60fvjdy": _haim(4.474e-3, 0.3462, 0.4936, 21.68),
     "haim2022-mnist-kcf9bhbi": _haim(3.498e-2, 0.03052, 0.4471, 149.9),
     "haim2022-mnist-rbijxft7": _haim(1.742e-3, 0.2821, 0.4153, 19.21),
-    # Buzaglo et al. 2023: middle of the published ranges.
+    # Buzaglo et al. 2023: geometric mean of the published ranges.
     "buzaglo2023-multiclass": Preset(
         "multiclass-kkt",
         {
@@ -102,9 +103,9 @@ PRESETS: dict[str, Preset] = {
             "priors": (("loo2024-box", 0.1),),
         },
     ),
-    # Residuum's own settings for known initial weights: gradients at both ends, which doubles what the
-    # published settings find. Best of twelve on MNIST n=200, data seed 5. The prior for images was added
-    # later, on images for tuning: of 40 CIFAR images, 5 exceeded NCC 0.9 without it and 28 with it.
+    # Settings of residuum for known initial weights. Gradients at both theta and theta0 reconstruct twice as
+    # many images as the published settings. Best of twelve on MNIST with n=200 and data seed 5. The default
+    # prior for images was tuned on 40 separate CIFAR images: 28 exceed NCC 0.9 with it and 5 without it.
     "ntk": Preset(
         "ntk",
         {

@@ -1,7 +1,7 @@
 """The settings of exposures, defenses and sweeps.
 
-The verbs check their keywords with these models, and the command line makes its options from them. They are
-not in the modules of the verbs, because those import torch and help texts must stay fast.
+The verbs check their keywords with these models, and the command line generates its options from them. The
+models are not in the modules of the verbs, because those import torch, and help texts must be fast.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic import Field
 
 from residuum.settings.base import EXPERT, Settings
 
-TRIAL_RESTARTS = 2  # of one trial of a sweep: the fewest that can agree
+TRIAL_RESTARTS = 2  # restarts of one trial of a sweep; agreement between restarts needs at least 2
 
 
 class ExposureRequest(Settings):
@@ -20,17 +20,17 @@ class ExposureRequest(Settings):
 
     surface: str = Field(
         default="auto",
-        description="What is explained: weights, change (from the initial weights) or moment (optimizer "
-        "state). auto is the last of these that is known.",
+        description="Attack surface: weights, change (the weight update) or moment (the optimizer state). "
+        "auto is the last of these that is known.",
     )
     task: str = Field(default="auto", description="binary, multiclass, regression or auto.")
     arch: str | None = Field(
         default=None,
-        description="Architecture, if the file does not say it.",
+        description="Architecture, if the file does not state it.",
         json_schema_extra=EXPERT,
     )
     grouped_by: str = Field(
-        default="", description="What the groups are, such as the name of a column."
+        default="", description="Name of the groups, such as the name of a column."
     )
     confidence: float = Field(
         default=0.95,
@@ -46,7 +46,9 @@ class ExposureRequest(Settings):
         description="Delta of the bound on epsilon; 0 for pure differential privacy.",
         json_schema_extra=EXPERT,
     )
-    top: int = Field(default=10, ge=0, description="Number of records shown with their images.")
+    top: int = Field(
+        default=10, ge=0, description="Number of records that are shown with their images."
+    )
     device: str = Field(default="cpu", description="Where to compute: cpu or cuda.")
 
 
@@ -58,8 +60,8 @@ class DefenseRequest(Settings):
     )
     n: int | None = Field(
         default=None,
-        description="Training samples, equally many of each label; by default all, or half if the "
-        "held-out samples come from the same file.",
+        description="Number of training samples, the same for each label. By default all samples, or half "
+        "of them if the held-out samples come from the same file.",
     )
     data_root: Path | None = Field(
         default=None, description="Folder of downloaded datasets (or RESIDUUM_DATA)."
@@ -67,7 +69,7 @@ class DefenseRequest(Settings):
     data_seed: int | None = Field(
         default=None, description="Seed that selects the samples; by default the first n."
     )
-    holdout: int | None = Field(default=None, description="Held-out samples.")
+    holdout: int | None = Field(default=None, description="Number of held-out samples.")
     task: str = Field(default="auto", description="binary, multiclass, regression or auto.")
     steps: int = Field(
         default=800,
@@ -81,15 +83,15 @@ class DefenseRequest(Settings):
     )
     lr: float = Field(
         default=0.5,
-        description="Rate of that gradient descent, momentum 0.9.",
+        description="Learning rate of gradient descent with momentum 0.9, if a defense needs it.",
         json_schema_extra=EXPERT,
     )
-    attack_steps: int = Field(default=800, description="Steps of every attack.")
-    restarts: int = Field(default=2, description="Restarts of every attack.")
+    attack_steps: int = Field(default=800, description="Number of steps of every attack.")
+    restarts: int = Field(default=2, description="Number of restarts of every attack.")
     releases: int = Field(
         default=16,
         ge=1,
-        description="Noisy releases that the adaptive attacker averages.",
+        description="Number of noisy releases that the adaptive attacker averages.",
         json_schema_extra=EXPERT,
     )
     value_range: tuple[float, float] | None = Field(
@@ -98,7 +100,7 @@ class DefenseRequest(Settings):
     subsets: int = Field(
         default=500,
         ge=200,
-        description="Held-out subsets of the permutation test.",
+        description="Number of held-out subsets in the permutation test.",
         json_schema_extra=EXPERT,
     )
     uniqueness: bool = Field(
@@ -111,7 +113,7 @@ class DefenseRequest(Settings):
 class SweepSettings(Settings):
     """Settings of a sweep, besides the attack and the space of its settings."""
 
-    trials: int = Field(default=32, ge=1, le=100_003, description="Settings to try.")
+    trials: int = Field(default=32, ge=1, le=100_003, description="Number of settings to try.")
     sampler: str = Field(
         default="random", description="How settings are chosen: random, sobol or tpe."
     )
@@ -121,32 +123,38 @@ class SweepSettings(Settings):
     batch: int = Field(
         default=1,
         ge=1,
-        description="Trials that share one program: fills a GPU.",
+        description="Number of trials that run together in one program, to fill a GPU.",
         json_schema_extra=EXPERT,
     )
     wave: int = Field(
         default=16,
         ge=1,
-        description="Trials that a sampler draws before it learns again.",
+        description="Number of trials that a sampler draws before it learns from their results.",
         json_schema_extra=EXPERT,
     )
     rungs: int = Field(
         default=0,
         ge=0,
-        description="Successive halving: pauses at which two thirds of the trials end.",
+        description="Successive halving: number of pauses, each of which ends two thirds of the trials.",
         json_schema_extra=EXPERT,
     )
     objectives: tuple[str, ...] = Field(
         default=("residual",),
-        description="residual, residual and agreement for a front of both; for unmix: expected.",
+        description="What is optimized: residual, or residual and agreement for a Pareto front. For unmix: "
+        "expected.",
         json_schema_extra=EXPERT,
     )
     engine: str = Field(default="local", description="Where trials run: local, processes or ray.")
     workers: int = Field(
-        default=0, ge=0, description="Processes on this machine; 0 for as many as cores allow."
+        default=0,
+        ge=0,
+        description="Number of processes on this machine; 0 for as many as the cores allow.",
     )
     cpus: int = Field(
-        default=1, ge=1, description="Cores, and threads, of a trial.", json_schema_extra=EXPERT
+        default=1,
+        ge=1,
+        description="Number of cores and threads of a trial.",
+        json_schema_extra=EXPERT,
     )
     gpus: float = Field(
         default=0.0,
@@ -156,17 +164,17 @@ class SweepSettings(Settings):
     )
     address: str = Field(
         default="",
-        description="Ray cluster to join, such as auto; by default one is started on this machine.",
+        description="Address of a Ray cluster, such as auto. By default one is started on this machine.",
         json_schema_extra=EXPERT,
     )
     retries: int = Field(
         default=2,
         ge=0,
-        description="How often a trial whose process or machine died is tried again.",
+        description="How often a trial is repeated if its process or machine dies.",
         json_schema_extra=EXPERT,
     )
     storage: str | None = Field(
         default=None,
-        description="Database URL, as Optuna takes it; by default a journal in the folder.",
+        description="URL of an Optuna storage. By default a journal file in the folder.",
         json_schema_extra=EXPERT,
     )

@@ -20,7 +20,7 @@ from residuum.attacks.stationarity.solver import CHECK_EVERY
 from residuum.attacks.unmixing.attack import Unmix
 from residuum.errors import InputError, require_known
 from residuum.records import Record
-from residuum.settings import LEFT_OPEN, NUMBERS, TRIAL_RESTARTS, RestartSettings, SweepSettings
+from residuum.settings import FALLBACKS, NUMBERS, TRIAL_RESTARTS, RestartSettings, SweepSettings
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -111,7 +111,7 @@ UNMIX_SPACE: dict[str, Range] = {
 def numeric(attack: type[Attack]) -> dict[str, Any]:
     """Return the settings of an attack that a sweep can vary, with their defaults."""
     skipped = ("restarts", "seed", "seconds", "steps")
-    defaults = {name: LEFT_OPEN.get(name, f.default) for name, f in attack.model_fields.items()}
+    defaults = {name: FALLBACKS.get(name, f.default) for name, f in attack.model_fields.items()}
     return {n: v for n, v in defaults.items() if n not in skipped and type(v) in (int, float)}
 
 

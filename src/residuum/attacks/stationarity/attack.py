@@ -25,12 +25,20 @@ from residuum.records import Knowledge, Reconstruction
 from residuum.settings import KKTSettings, NTKSettings, StationaritySettings
 from residuum.surfaces.surface import CHANGE, MOMENT, Surface
 
-SAVE_EVERY = 20.0  # seconds between saves of an attack that is kept
+SAVE_EVERY = 20.0  # seconds between saves of the state
 SPLITTING = SampleSplitting()
 
 
 def make_grower(solver: Solver, strategy: GrowthStrategy = SPLITTING) -> Grower | None:
-    """Return what grows the candidates of this solver, None if its settings ask for no growth."""
+    """Create the object that grows the candidates of a solver.
+
+    Args:
+        solver: The solver.
+        strategy: How candidates grow.
+
+    Returns:
+        The grower, None if the settings of the solver disable growth.
+    """
     return None if solver.config.split == "none" else Grower(solver, strategy)
 
 
@@ -41,15 +49,16 @@ def search(
     until: int | None = None,
     grower: Grower | None = None,
 ) -> SolverState:
-    """Run a search from one evaluation step to the next. In between, candidates grow and the clock is read.
+    """Run a search. After every evaluation step, candidates can grow and the time limit is checked.
 
     Args:
-        solver: The search.
-        path: File that keeps the state. A state in it continues.
+        solver: The solver.
+        path: File for the state. If it holds a state, the search continues from there.
         watch: Receives the progress.
-        until: Pause at the first evaluation step from this one on. The returned state has not stopped
-            then, and can continue.
-        grower: Grows the candidates; by default :func:`make_grower` of this solver.
+        until: Pause at the first evaluation step that is not before this step. The search can continue from
+        the
+            returned state.
+        grower: Grows the candidates. The default is :func:`make_grower` of this solver.
 
     Returns:
         The state at the end.
@@ -63,10 +72,10 @@ def search(
         while not state.stopped and (until is None or state.step < until):
             next_ = solver.next_evaluation_step(state.step)
             if grower is not None:
-                next_ = min(next_, grower.next_round(state.step))
+                next_ = min(next_, grower.next_round_step(state.step))
             state = solver.solve(state, next_)
             if grower is not None:
-                state = grower.after(state)
+                state = grower.run_due_rounds(state)
             if watch is not None:
                 watch(solver.progress(state))
             now = time.monotonic()
@@ -81,17 +90,25 @@ def search(
     return state
 
 
-def grown_facts(
+def summarize_growth(
     grower: Grower | None, state: SolverState
 ) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...]]:
-    """Return the notes of an attack that grew, and the stationarity of its end."""
+    """Return notes about growth, and the second-order stationarity of the result.
+
+    Args:
+        grower: Grows the candidates, None without growth.
+        state: The final state.
+
+    Returns:
+        The notes, and the stationarity of every run. Both are empty without growth.
+    """
     if grower is None or state.population is None:
         return (), ()
     notes = [grower.note] if grower.note else []
     kinds = {event["kind"] for event in state.population.events}
     if grower.strategy.event not in kinds:
-        why = "no candidate was unstable" if kinds else "no round was due within the steps"
-        notes.append(f"growth: no candidate was added, {why}")
+        cause = "no candidate was unstable" if kinds else "no round was due within the steps"
+        notes.append(f"growth: no candidate was added, {cause}")
     for run, reason in enumerate(state.population.stopped):
         if reason == "limit":
             notes.append(f"growth: restart {run} stopped growing at its limit of candidates")
@@ -107,18 +124,20 @@ class StationarityAttack(StationaritySettings, Attack):
 
 
 class Stationarity(StationarityAttack):
-    """Minimize the residual of the surface's equation, with the covectors of an objective.
+    """Attack that minimizes the residual of an objective's equation.
 
     Attributes:
         objective: Target, gradients and multipliers of the equation.
-        strategy: How candidates grow, if the settings ask for growth.
+        strategy: How candidates grow, if the settings enable growth.
+        derived_from: The named class that a class created by :meth:`with_objective` or :meth:`with_strategy`
+            comes from, None for a named class.
     """
 
     has_residual: ClassVar[bool] = True
     pace: ClassVar[str] = "batches"
     objective: ClassVar[type[Objective]]
     strategy: ClassVar[GrowthStrategy] = SPLITTING
-    derived_from: ClassVar[type[Stationarity] | None] = None  # of a class without a name of its own
+    derived_from: ClassVar[type[Stationarity] | None] = None
 
     @classmethod
     def with_objective(cls, objective: type[Objective]) -> type[Stationarity]:
@@ -156,7 +175,7 @@ class Stationarity(StationarityAttack):
         return type(cls.__name__, (cls,), {"__module__": cls.__module__, **members})
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        """Pickle an attack whose class cannot be imported by what the class was made of."""
+        """Pickle an attack. A class that cannot be imported is stored as its named class and its changes."""
         kind, named = type(self), type(self).derived_from
         if named is None:
             return super().__reduce_ex__(protocol)
@@ -202,7 +221,18 @@ class Stationarity(StationarityAttack):
         watch: Watcher | None = None,
         per_run: Sequence[Attack] | None = None,
     ) -> Reconstruction:
-        """Run all restarts together. A saved state continues."""
+        """Run all restarts together, and continue from a saved state.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+            state_path: File for the state.
+            watch: Receives the progress.
+            per_run: Settings of each restart, if they differ.
+
+        Returns:
+            The candidates of all restarts, with a selection.
+        """
         start = time.monotonic()
         solver = self.solver(surface.checkpoint, knowledge, per_run)
         grower = make_grower(solver, self.strategy)
@@ -212,7 +242,7 @@ class Stationarity(StationarityAttack):
         lam, x = solver.multipliers(state.best_lam), state.best_x
         population = state.population or Population.start(runs, solver.problem.labels)
         living = population.best_active.cpu().flatten()
-        notes, second_order = grown_facts(grower, state)
+        notes, second_order = summarize_growth(grower, state)
         result = Reconstruction(
             attack=self.name,
             x=_flat(x)[living],
@@ -237,7 +267,7 @@ class Stationarity(StationarityAttack):
     def solver(
         self, network: Network, knowledge: Knowledge, per_run: Sequence[Attack] | None = None
     ) -> Solver:
-        """Return the solver of this attack before its first step. All settings must be resolved.
+        """Create the solver of this attack. All settings must be resolved.
 
         Args:
             network: The network that is attacked.
@@ -245,10 +275,7 @@ class Stationarity(StationarityAttack):
             per_run: Settings of each restart, if they differ.
 
         Returns:
-            The solver.
-
-        Raises:
-            InputError: If the objective does not fit the network or the knowledge.
+            The solver before its first step.
         """
         objective = self.objective.from_settings(self, knowledge)
         shape = network.sample_shape(knowledge)
@@ -266,12 +293,12 @@ class Stationarity(StationarityAttack):
         until: int,
         per_run: Sequence[Attack] | None = None,
     ) -> bool:
-        """Run the search up to step ``until`` and save its state. ``run`` continues from there.
+        """Run the search up to step ``until`` and save its state. :meth:`run` can continue from there.
 
         Args:
             network: The network that is attacked.
             knowledge: What the attacker knows.
-            state_path: File that keeps the state.
+            state_path: File for the state.
             until: Step at which the search pauses.
             per_run: Settings of each restart, if they differ.
 

@@ -1,19 +1,19 @@
-"""The splitting matrix of every candidate and its least eigenpair (Shen et al. 2026, section 5).
+"""The splitting matrix of every candidate and its smallest eigenvalue (Shen et al. 2026, section 5).
 
 The splitting matrix of candidate x_i is
 
     S(x_i) = -2 sum_p w_p r_p Hess_x f_p(x_i),     f(x_i) = grad_theta <u_i, Phi(theta; x_i)>
 
 The residual r = target - sum_i f(x_i) is held fixed, and w are the weights of the layers in the loss. The
-multiplier lam_i is part of u_i, so no factor lam_i is written. Tied multipliers move with the outputs of the
-candidates inside f. The rivals that count in a multiclass objective are held fixed.
+multiplier lam_i is a factor of u_i, so it does not appear here. Tied multipliers depend on the outputs of the
+candidates inside f. The rival classes of a multiclass objective are held fixed.
 
 The Hessian of the loss in all candidates is S plus the square 2 |sum_i f'(x_i)[v_i]|^2. S can therefore have
 negative curvature where the Hessian has none.
 
-S is never formed. Its products S v are forward-mode derivatives of the engine's gradient for MLPs, and
-automatic differentiation three times over for any other network. Lanczos gives the least eigenpairs of all
-candidates at once. Shapes: x and v are (R, m, *shape), lam is (R, m, ...).
+S is never formed. For MLPs, a product S v is a forward-mode derivative of the engine's gradient. For any
+other network, it is a third-order automatic derivative. The Lanczos method finds the smallest eigenpairs of
+all candidates at once. Shapes: x and v are (R, m, *shape), and lam is (R, m, ...).
 """
 
 from __future__ import annotations
@@ -28,14 +28,22 @@ from torch.autograd import forward_ad
 from residuum.attacks.stationarity.problem import Problem
 from residuum.engine.explicit import Candidates
 
-ITERATIONS = 20  # of Lanczos: enough for a direction of negative curvature, not for its last digits
+ITERATIONS = (
+    20  # steps of Lanczos; enough to find negative curvature, but not for exact eigenvalues
+)
 Product = Callable[[Tensor], Tensor]
 
 
 class Curvature:
-    """Products with S and with the whole Hessian at one point (x, lam), for all candidates at once.
+    """Products with S and with the Hessian of the loss at one point, for all candidates at once.
 
-    The residual is computed once, when the object is made.
+    The constructor computes the residual.
+
+    Args:
+        problem: The problem.
+        x: Candidates (R, m, *shape).
+        lam: Multipliers of the plain sum (R, m, ...).
+        sharpness: alpha or beta of the surrogate.
     """
 
     def __init__(self, problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> None:
@@ -48,8 +56,16 @@ class Curvature:
             candidates = problem.candidates(x, lam)
             self.errors = equation.compute_errors(candidates, problem.objective, self.activation)
 
-    def split(self, v: Tensor, rows: slice = slice(None)) -> Tensor:
-        """Return S(x_i) v_i for the candidates in ``rows``; v has the shape of x[:, rows]."""
+    def multiply_splitting(self, v: Tensor, rows: slice = slice(None)) -> Tensor:
+        """Multiply the splitting matrices by vectors.
+
+        Args:
+            v: Vectors v_i with the shape of x[:, rows].
+            rows: Candidates whose matrices are used.
+
+        Returns:
+            S(x_i) v_i with the shape of v.
+        """
         if (equation := self.problem.explicit) is None:
             return torch.stack(
                 [self._split_generic(run, vectors, rows) for run, vectors in enumerate(v)]
@@ -64,8 +80,8 @@ class Curvature:
 
         return _derivative_along(v, gradient, candidates)
 
-    def full(self, v: Tensor) -> Tensor:
-        """Return Hess_x L v for the whole Hessian, in which candidates meet through r."""
+    def multiply_hessian(self, v: Tensor) -> Tensor:
+        """Return Hess_x L v. In the Hessian, candidates interact through r."""
         if (equation := self.problem.explicit) is None:
             return torch.stack([self._full_generic(run, vectors) for run, vectors in enumerate(v)])
         candidates, objective = self.problem.candidates(self.x, self.lam), self.problem.objective
@@ -78,7 +94,17 @@ class Curvature:
     def sum_of_gradients(
         self, run: int, x: Tensor, lam: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
-        """Return sum_i f(x_i) of one run by parameter name, for any network."""
+        """Compute sum_i f(x_i) of one run, for networks without the explicit engine.
+
+        Args:
+            run: The run.
+            x: Candidates (m, *shape).
+            lam: Multipliers of the plain sum (m, ...).
+            labels: Labels (m,).
+
+        Returns:
+            The sum by parameter name.
+        """
         total: dict[str, Tensor] = {}
         for i, model in enumerate(self.problem.build_models(self.sharpness, run)):
             for name, term in self.problem.sum_of_gradients(model, i, x, lam, labels).items():
@@ -102,7 +128,7 @@ class Curvature:
         total = self.sum_of_gradients(
             run, xr, self.lam[run, rows].detach(), self.problem.labels_of(run)[rows]
         )
-        return _hessian_product(inner(self.residuals[run], total), xr, v)
+        return _hessian_product(inner_product(self.residuals[run], total), xr, v)
 
     @torch.enable_grad()
     def _full_generic(self, run: int, v: Tensor) -> Tensor:
@@ -112,8 +138,20 @@ class Curvature:
         )
 
 
-def residuals(problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Tensor:
-    """Return sqrt(w) r as rows (R, P), whose squared norms are the loss up to a constant."""
+def weighted_residuals(
+    problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor
+) -> Tensor:
+    """Compute sqrt(w) r, whose squared norm is the loss.
+
+    Args:
+        problem: The problem.
+        x: Candidates (R, m, *shape).
+        lam: Multipliers of the plain sum (R, m, ...).
+        sharpness: alpha or beta of the surrogate.
+
+    Returns:
+        One row per run (R, P).
+    """
     curvature = Curvature(problem, x, lam, sharpness)
     blocks = []
     layers = zip(problem.groups.values(), problem.layer_weights, strict=True)
@@ -139,8 +177,16 @@ def _hessian_product(value: Tensor, x: Tensor, v: Tensor) -> Tensor:
     return torch.zeros_like(x) if product is None else product
 
 
-def inner(a: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
-    """Return the inner product over the parameters of ``b``."""
+def inner_product(a: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
+    """Compute the inner product over the parameters of ``b``.
+
+    Args:
+        a: Tensors by name, with at least the names of ``b``.
+        b: Tensors by name.
+
+    Returns:
+        The inner product.
+    """
     return torch.stack([(a[name] * b[name]).sum() for name in b]).sum()
 
 
@@ -148,7 +194,7 @@ def _derivative_along(
     v: Tensor, gradient: Callable[[Candidates], Tensor], candidates: Candidates
 ) -> Tensor:
     """Return the derivative of a gradient in x along v, in forward mode."""
-    # Gradients are enabled for the surrogate's derivative rule. No tensor requires any.
+    # The derivative rule of the surrogate needs gradients to be enabled. No tensor requires a gradient.
     with torch.enable_grad(), forward_ad.dual_level():
         dual = replace(candidates, x=forward_ad.make_dual(candidates.x, v.flatten(2)))
         tangent = forward_ad.unpack_dual(gradient(dual)).tangent
@@ -156,28 +202,37 @@ def _derivative_along(
 
 
 @dataclass(frozen=True)
-class Lowest:
-    """Least eigenvalues (R, m) of every S(x_i), and unit eigenvectors with the shape of x."""
+class LowestPairs:
+    """Smallest eigenpair of every S(x_i).
+
+    Attributes:
+        values: Eigenvalues (R, m).
+        vectors: Unit eigenvectors with the shape of x.
+    """
 
     values: Tensor
     vectors: Tensor
 
 
-def lowest_curvature(
+def find_lowest_pairs(
     curvature: Curvature,
     start: Tensor,
     free: Tensor | None = None,
     iterations: int = ITERATIONS,
     workspace: int = 2**31,
-) -> Lowest:
-    """Find the least eigenpair of every S(x_i), in chunks of candidates that fit the workspace.
+) -> LowestPairs:
+    """Find the smallest eigenpair of every S(x_i), in chunks of candidates that fit into the workspace.
 
     Args:
         curvature: The splitting matrices.
         start: Random numbers with the shape of x.
-        free: 1 where a coordinate may move both ways and 0 elsewhere, with the shape of x; None if all may.
+        free: 1 for coordinates that may move both ways and 0 for the others, with the shape of x. None if all
+            coordinates may.
         iterations: Steps of Lanczos.
         workspace: Bytes that the vectors of a chunk may take.
+
+    Returns:
+        The eigenpairs.
     """
     x = curvature.x
     candidate_bytes = x.element_size() * len(x) * (iterations + 8) * x[0, 0].numel()
@@ -193,19 +248,29 @@ def lowest_curvature(
         mask = x.new_ones(()) if free is None else free[:, rows]
 
         def product(v: Tensor, rows: slice = rows, mask: Tensor = mask) -> Tensor:
-            return (curvature.split(v.view_as(x[:, rows]) * mask, rows) * mask).flatten(2)
+            return (
+                curvature.multiply_splitting(v.view_as(x[:, rows]) * mask, rows) * mask
+            ).flatten(2)
 
         value, vector = lanczos(product, (start[:, rows] * mask).flatten(2), iterations)
         values.append(value)
         vectors.append(vector.view_as(x[:, rows]))
-    return Lowest(torch.cat(values, 1), torch.cat(vectors, 1))
+    return LowestPairs(torch.cat(values, 1), torch.cat(vectors, 1))
 
 
 def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-    """Return least eigenvalues (...) and unit eigenvectors (..., d) of a batch of symmetric operators.
+    """Find the smallest eigenpairs of a batch of symmetric operators with the Lanczos method.
 
-    Every vector is orthogonalized twice against all earlier ones. If a Krylov space is exhausted early, zero
-    vectors follow, whose diagonal entries are set above all others. ``start`` has the shape (..., d).
+    Every vector is orthogonalized twice against all earlier vectors. If a Krylov space is exhausted early,
+    the remaining vectors are zero, and their diagonal entries are larger than all others.
+
+    Args:
+        product: Multiplies all operators by vectors (..., d).
+        start: Start vectors (..., d).
+        iterations: Steps of Lanczos.
+
+    Returns:
+        The smallest eigenvalues (...) and unit eigenvectors (..., d).
     """
     iterations = min(iterations, start.shape[-1])
     tiny = torch.finfo(start.dtype).eps ** 0.75
@@ -227,7 +292,9 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
         off[..., j] = torch.where(is_new, beta, 0.0)
         q = torch.where(is_new[..., None], w / torch.where(is_new, beta, 1.0)[..., None], 0.0)
     is_zero = basis.square().sum(-1) < 0.5
-    is_zero[..., 0] = False  # a start of zero: the value is 0 and its vector too
+    is_zero[..., 0] = (
+        False  # if the start vector is zero, the eigenvalue and the eigenvector are zero
+    )
     diagonal = torch.where(is_zero, 4 * scale[..., None] + 1, diagonal)
     side = off[..., : iterations - 1]
     matrix = torch.diag_embed(diagonal) + torch.diag_embed(side, 1) + torch.diag_embed(side, -1)
@@ -237,7 +304,7 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
     return values[..., 0], combined / torch.where(length > 0.5, length, 1.0)
 
 
-def second_order(
+def measure_stationarity(
     problem: Problem,
     x: Tensor,
     lam: Tensor,
@@ -245,14 +312,23 @@ def second_order(
     start: Tensor,
     iterations: int = 2 * ITERATIONS,
 ) -> tuple[Tensor, Tensor]:
-    """Return |grad_x L| and lam_min(Hess_x L) of the equation's loss, (R,) each.
+    """Measure |grad_x L| and lam_min(Hess_x L), where L is the loss without priors.
 
-    The eigenvalue comes from Lanczos on the whole Hessian.
+    Args:
+        problem: The problem.
+        x: Candidates (R, m, *shape).
+        lam: Multipliers of the plain sum (R, m, ...).
+        sharpness: alpha or beta of the surrogate.
+        start: Start vectors of Lanczos with the shape of x.
+        iterations: Steps of Lanczos.
+
+    Returns:
+        The norm of the gradient (R,), and the smallest eigenvalue of the Hessian (R,).
     """
     gradient = problem.evaluate(x, lam, sharpness).grad_x.flatten(1).norm(dim=1)
     curvature = Curvature(problem, x, lam, sharpness)
 
     def product(v: Tensor) -> Tensor:
-        return curvature.full(v.view_as(x)).flatten(1)
+        return curvature.multiply_hessian(v.view_as(x)).flatten(1)
 
     return gradient, lanczos(product, start.flatten(1), iterations)[0]

@@ -14,13 +14,17 @@ from residuum.records import Knowledge
 from residuum.settings import LR_LAM, StationaritySettings
 from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES
 
-TYPED = 0.01  # weight of the columns' types
-SPARSE, SLOW = 60.0, 0.003  # SLOW: the rate of multipliers beside a sparse prior
-# Where multipliers have to find their sign first, with a rate as without prior: photographs, pen strokes.
+TYPED = 0.01  # weight of the prior for column types
+SPARSE, SLOW = (
+    60.0,
+    0.003,
+)  # weight of the sparse prior, and the learning rate of multipliers with it
+# Weights for multipliers of any sign, for photographs and for pen strokes. These multipliers must find their
+# sign first, so they have the usual learning rate.
 SIGNED_SPARSE, SIGNED_STROKES = 6.0, 0.6
-NEIGHBORS, STROKES = 0.5, 5.0  # half way between the rows of ``Appearance``
-SIDE = 8  # pixels: in smaller frames neighbors say nothing of an image
-LEADING = 0.1  # share of the largest singular value down to which vectors are looked at
+NEIGHBORS, STROKES = 0.5, 5.0  # half way between the rows of the table in ``Appearance``
+MIN_SIDE = 8  # pixels; neighboring pixels of smaller images are not informative
+LEADING = 0.1  # smallest singular value that is used, over the largest
 
 
 def default_settings(
@@ -32,11 +36,12 @@ def default_settings(
 ) -> dict[str, Any]:
     """Choose the priors and the rate of the multipliers that were not set.
 
-    Images get a sparse prior. If the multipliers have a free sign, the prior is weaker, and weaker again
-    for pen strokes. Its strength was chosen on images that no claim uses: with weight decay, 15 of 40
-    photographs exceed NCC 0.9 (4 without a prior). With known initial weights, 167 of 180 digits are
-    closer than 2.5 (140 with the prior for photographs). If column types are known, tables get a prior
-    that pulls each column to its type.
+    Images get a sparse prior. If the multipliers can have any sign, the prior is weaker, and weaker again for
+    pen strokes. If column types are known, tables get a prior that pulls each column to its type.
+
+    The weights of the prior were chosen on images that no other measurement uses. With weight decay, 15 of 40
+    photographs exceed NCC 0.9 (4 without a prior). With known initial weights, 167 of 180 digits are closer
+    than 2.5 (140 with the weight for photographs).
 
     Args:
         network: The network that is attacked.
@@ -50,22 +55,34 @@ def default_settings(
     """
     if None not in (settings.priors, settings.lr_lam):
         return {}
-    rows, shape = shown_rows(network, knowledge, surface), network.sample_shape(knowledge)
-    dense = rows.ndim == 2 and rows.shape[1] == math.prod(shape)
-    seen = appearance(rows, shape) if dense else Appearance()
-    free = SIGNED_SPARSE if seen.photographs else SIGNED_STROKES
-    priors = (("sparse-gradients", free if is_signed else SPARSE),) if seen.images else ()
+    rows, shape = mixture_rows(network, knowledge, surface), network.sample_shape(knowledge)
+    is_dense = rows.ndim == 2 and rows.shape[1] == math.prod(shape)
+    look = measure_appearance(rows, shape) if is_dense else Appearance()
+    signed = SIGNED_SPARSE if look.are_photographs else SIGNED_STROKES
+    priors = (("sparse-gradients", signed if is_signed else SPARSE),) if look.are_images else ()
     if knowledge.columns is not None:
         priors = (("columns", TYPED),)
+    is_slow = look.are_images and settings.priors != () and not is_signed
     chosen: dict[str, Any] = {
         "priors": priors,
-        "lr_lam": SLOW if seen.images and settings.priors != () and not is_signed else LR_LAM,
+        "lr_lam": SLOW if is_slow else LR_LAM,
     }
     return {name: value for name, value in chosen.items() if getattr(settings, name) is None}
 
 
-def shown_rows(checkpoint: Network, knowledge: Knowledge, surface: str) -> Tensor:
-    """First-layer rows that mix training samples: after a large start the weights themselves do not."""
+def mixture_rows(checkpoint: Network, knowledge: Knowledge, surface: str) -> Tensor:
+    """Return the first layer of the tensors that are mixtures of training samples.
+
+    If the initial weights are large, the trained weights are no such mixtures, but the weight update is.
+
+    Args:
+        checkpoint: The network.
+        knowledge: What the attacker knows.
+        surface: Name of the attack surface.
+
+    Returns:
+        The first layer of the optimizer state, of the weight update or of the weights.
+    """
     if surface == MOMENT:
         return first_layer({**checkpoint.theta, **(knowledge.moment or {})})
     if surface == CHANGE and knowledge.theta0 is not None:
@@ -75,44 +92,57 @@ def shown_rows(checkpoint: Network, knowledge: Knowledge, surface: str) -> Tenso
 
 @dataclass(frozen=True)
 class Appearance:
-    """What the training data looks like, read off the first layer alone; 0 for samples that are no images.
+    """Appearance of the training data, estimated from the first layer. Both values are 0 without images.
 
     Rows of a trained first layer are mixtures of training samples, and so are its leading right singular
-    vectors. Laid out as images they show two things that survive mixing:
+    vectors. As images, these vectors have two properties that survive mixing:
 
-        neighbors  correlation of neighboring pixels, weighted by squared singular values
-        strokes     fourth over squared second moment of their pixels: large where most of the frame stays
-                    empty, as around a pen stroke, 3 for a normal density
+        neighbors   correlation of neighboring pixels, weighted by squared singular values
+        strokes     kurtosis of the pixels: fourth over squared second moment. It is large if most of the
+        image
+                    is empty, as around a pen stroke, and 3 for a normal distribution.
 
-    Measured on networks of two starts (small and torch's own), 20 to 200 samples:
+    We measured networks with two initializations (small and the default of torch) and 20 to 200 samples:
 
     =======================  ===========  ===========
-    data                     neighbors   strokes
+    data                     neighbors    strokes
     =======================  ===========  ===========
     never trained            0.00         3.0
     digits, 8 x 8            0.26-0.37    3.6-3.8
     MNIST                    0.65-0.78    6.7-7.4
     CIFAR-10, photographs    0.70-0.90    3.0-3.8
     =======================  ===========  ===========
+
+    Attributes:
+        neighbors: Correlation of neighboring pixels.
+        strokes: Kurtosis of the pixels.
     """
 
     neighbors: float = 0.0
     strokes: float = 0.0
 
     @property
-    def images(self) -> bool:
-        """Whether neighboring pixels belong together, as in images of any kind and size worth it."""
+    def are_images(self) -> bool:
+        """Whether neighboring pixels are correlated, as in images."""
         return self.neighbors > NEIGHBORS
 
     @property
-    def photographs(self) -> bool:
-        """Images that fill their frame."""
-        return self.images and self.strokes < STROKES
+    def are_photographs(self) -> bool:
+        """Whether the data are images without large empty areas."""
+        return self.are_images and self.strokes < STROKES
 
 
-def appearance(rows: Tensor, shape: tuple[int, ...]) -> Appearance:
-    """rows: (h, d) of the first layer; shape: of one sample."""
-    if len(shape) < 2 or min(shape[-2:]) < SIDE or not bool(rows.isfinite().all()):
+def measure_appearance(rows: Tensor, shape: tuple[int, ...]) -> Appearance:
+    """Measure the appearance of the training data.
+
+    Args:
+        rows: Weights of the first layer (h, d).
+        shape: Shape of one sample.
+
+    Returns:
+        The appearance, with values of 0 if the samples are no images of at least MIN_SIDE pixels.
+    """
+    if len(shape) < 2 or min(shape[-2:]) < MIN_SIDE or not bool(rows.isfinite().all()):
         return Appearance()
     _, s, vectors = torch.linalg.svd(rows.detach().float().cpu(), full_matrices=False)
     if not s[0] > 0:
@@ -123,12 +153,12 @@ def appearance(rows: Tensor, shape: tuple[int, ...]) -> Appearance:
     def mean(values: Tensor) -> float:
         return float((values * weight).sum() / weight.sum())
 
-    def agree(axis: int) -> float:
+    def correlate(axis: int) -> float:
         count = images.shape[axis] - 1
         a, b = (images.narrow(axis, start, count).flatten(1) for start in (0, 1))
         return mean(torch.cosine_similarity(a, b))
 
     squares = images.flatten(1).square()
     return Appearance(
-        min(agree(-1), agree(-2)), mean(squares.square().mean(1) / squares.mean(1).square())
+        min(correlate(-1), correlate(-2)), mean(squares.square().mean(1) / squares.mean(1).square())
     )

@@ -1,26 +1,26 @@
-"""Grow the candidate set: between evaluations of the loss, runs have rounds in which they get new candidates.
+"""Growth of the candidate set: between evaluation steps, runs get new candidates in rounds.
 
-A run has a round after a fixed number of steps, when its loss stagnates, or when its gradient is small. Every
-run has a clock of its own, so that restarts grow apart. A round
+A run has a round after a fixed number of steps, if its loss stagnates, or if its gradient is small. Each run
+has its own schedule. A round
 
-1. drops candidates without a multiplier and merges pairs that one candidate can stand for (``merging.py``),
-2. asks a strategy for new candidates; sample splitting is the published one (``splitting.py``),
-3. gives the new candidates slots in the solver's tensors (``slots.py``) and records what happened.
+1. drops candidates without a multiplier and merges pairs that one candidate can replace (``merging.py``),
+2. asks a strategy for new candidates, such as sample splitting (``splitting.py``),
+3. puts the new candidates into slots of the solver's tensors (``slots.py``) and records the events.
 
-No round raises the loss of the equation.
+A round never raises the loss without priors.
 
-An event is a dict of plain values:
+An event is a dictionary of plain values:
 
-    step, run                  when, and in which restart
-    kind                       prune, merge, stable (no candidate was added), or that of the strategy
-    parent                     the candidate that is dropped, merged into another, or split
-    children                   the candidate that a merge leaves, or the new ones
-    eigenvalue, eta            of a split; the least eigenvalue of a stable run
-    predicted                  second-order change of the loss by this split alone
-    obtained                   change of the loss by the whole round, whose splits share a residual
-    loss_before, loss_after    of the equation, without priors, at the surrogate of that step
+    step, run                  step of the solver, and number of the restart
+    kind                       "prune", "merge", "stable" (no candidate was added), or the kind of the
+    strategy parent                     the candidate that is dropped, merged into another candidate, or split
+    children                   the candidate that remains after a merge, or the new candidates eigenvalue, eta
+    eigenvalue and step length of a split; smallest eigenvalue of a stable run predicted
+    second-order change of the loss by this split alone obtained                   change of the loss by all
+    splits of the round, which share a residual loss_before, loss_after    loss without priors, with the
+    surrogate of this step
 
-Candidates are numbers within their run (``slots.py``).
+Candidates are identified by their number within the run (``slots.py``).
 """
 
 from __future__ import annotations
@@ -32,32 +32,41 @@ import torch
 from torch import Tensor
 
 from residuum.attacks.random_streams import stream
-from residuum.attacks.stationarity.curvature import second_order
+from residuum.attacks.stationarity.curvature import measure_stationarity
 from residuum.attacks.stationarity.merging import merge, prune
 from residuum.attacks.stationarity.priors import box
 from residuum.attacks.stationarity.problem import Evaluation, Problem
-from residuum.attacks.stationarity.slots import Newcomer, population_of, settle, with_events
+from residuum.attacks.stationarity.slots import (
+    Newcomer,
+    append_events,
+    get_population,
+    place_newcomers,
+)
 from residuum.attacks.stationarity.solver import Solver, SolverState
 from residuum.settings import StationaritySettings
 
 
 class Round:
-    """What a strategy may look at: all runs at one step, also those that are not due.
+    """Input of a strategy: all runs at one step, including runs that are not due.
 
-    x: candidates (R, m, *shape).
-    lam: plain-sum multipliers.
-    active: slots in use (R, m).
-    problem: the equation, with the labels of these candidates.
-    quota: how many candidates each run may get, 0 if it is not due.
-    generators: one per run, of this round alone. ``noise`` was drawn from them first.
-    noise: random numbers with the shape of x.
-    free: 1 where a coordinate may move both ways and 0 elsewhere; None if all may.
+    Attributes:
+        solver: The solver.
+        step: Step of the solver.
+        sharpness: alpha or beta of the surrogate.
+        x: Candidates (R, m, *shape).
+        lam: Multipliers of the plain sum (R, m, ...).
+        active: Slots in use (R, m).
+        problem: The problem, with the labels of these candidates.
+        quota: How many candidates each run may get, 0 if it is not due.
+        generators: Random generator of each run for this round. ``noise`` is drawn from them first.
+        noise: Random numbers with the shape of x.
+        free: 1 for coordinates that may move both ways and 0 for the others, None if all may.
     """
 
     def __init__(
         self, grower: Grower, state: SolverState, due: list[int], sharpness: float | Tensor
     ) -> None:
-        population, settings = population_of(state), grower.settings
+        population, settings = get_population(state), grower.settings
         self.solver, self.step, self.sharpness = grower.solver, state.step, sharpness
         self.problem = grower.problem.with_labels(population.labels)
         self.x, self.lam, self.active = state.x, state.lam * grower.scale, population.active
@@ -65,8 +74,8 @@ class Round:
             min(max(1, int(settings.split_cap * count)), grower.limit - count) if run in due else 0
             for run, count in enumerate(self.active.sum(1).tolist())
         ]
-        self.generators = [grower.generator(state.step, run) for run in range(self.runs)]
-        self.noise = grower.noise(state.x, self.generators)
+        self.generators = [grower.create_generator(state.step, run) for run in range(self.runs)]
+        self.noise = grower.draw_noise(state.x, self.generators)
         self.free: Tensor | None = None
         if self.solver.box is not None:
             low, high = box(self.solver.box, state.x)
@@ -74,7 +83,7 @@ class Round:
 
     @property
     def runs(self) -> int:
-        """How many runs there are."""
+        """Number of runs."""
         return len(self.x)
 
     @property
@@ -87,7 +96,7 @@ class Round:
         knowledge = self.solver.box
         return x if knowledge is None else x.clamp(*box(knowledge, x))
 
-    def length(self) -> Tensor:
+    def median_length(self) -> Tensor:
         """Return the median length of every run's candidates (R,)."""
         norms = self.x.flatten(2).norm(dim=2).masked_fill(~self.active, torch.nan)
         return norms.nanmedian(dim=1).values
@@ -95,12 +104,14 @@ class Round:
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a strategy adds in a round.
+    """Result of a strategy in one round.
 
-    newcomers: per run, with plain-sum multipliers.
-    before, after: the loss (R,) without and with them.
-    lowest: the least eigenvalue of each run's candidates (R,), nan if the strategy does not compute it.
-    note: for the reader of the result, "" for none.
+    Attributes:
+        newcomers: New candidates of each run, with multipliers of the plain sum.
+        before: Loss without the new candidates (R,).
+        after: Loss with the new candidates (R,).
+        lowest: Smallest eigenvalue of each run's candidates (R,), nan if the strategy does not compute it.
+        note: Note for users, "" for none.
     """
 
     newcomers: list[list[Newcomer]]
@@ -111,51 +122,60 @@ class Proposal:
 
 
 class GrowthStrategy:
-    """How a round finds new candidates. ``event`` is the kind of their events."""
+    """Base class of the methods that find new candidates.
+
+    Attributes:
+        event: Kind of the events of new candidates.
+    """
 
     event: ClassVar[str]
 
     def check(self, solver: Solver) -> None:
-        """Refuse an attack in which the strategy cannot work, with an ``InputError``."""
+        """Raise an ``InputError`` if the strategy does not work for this attack."""
 
     def propose(self, now: Round) -> Proposal:
-        """Propose new candidates that do not raise the loss of any run."""
+        """Return new candidates that do not raise the loss of any run."""
         raise NotImplementedError
 
 
 class Grower:
-    """Grows the candidates of one solver, between its evaluations of the loss."""
+    """Grows the candidates of a solver, between its evaluation steps.
+
+    Args:
+        solver: The solver.
+        strategy: Finds new candidates.
+    """
 
     def __init__(self, solver: Solver, strategy: GrowthStrategy) -> None:
         strategy.check(solver)
         self.solver, self.strategy = solver, strategy
         self.problem, self.scale = solver.problem, solver.scale
         self.limit = self.settings.split_limit or 4 * solver.sizes[1]
-        self.note = ""  # of the first round that has one
+        self.note = ""  # of the first round with a note
 
     @property
     def settings(self) -> StationaritySettings:
         """Settings of growth."""
         return self.solver.config
 
-    def next_round(self, step: int) -> int:
-        """Return the step before which no round is due, as far as that is known in advance."""
+    def next_round_step(self, step: int) -> int:
+        """Return the earliest step of the next round, as far as it is known in advance."""
         if self.settings.split_trigger != "period":
             return self.solver.config.steps
         return (step // self.settings.split_every + 1) * self.settings.split_every
 
-    def after(self, state: SolverState) -> SolverState:
-        """Return the state after an evaluation, with a round for every run that is due; in full precision."""
+    def run_due_rounds(self, state: SolverState) -> SolverState:
+        """Run a round for every run that is due, in full precision, and return the new state."""
         if state.stopped:
             return state
         with self.solver.precision(False):
-            return self._grown(state, self.solver.sharpness_at(state.step))
+            return self._run_rounds(state, self.solver.sharpness_at(state.step))
 
-    def _grown(self, state: SolverState, sharpness: float | Tensor) -> SolverState:
+    def _run_rounds(self, state: SolverState, sharpness: float | Tensor) -> SolverState:
         due = [run for run in range(len(state.x)) if self._is_due(state, run, sharpness)]
         if not due:
             return state
-        population = population_of(state)
+        population = get_population(state)
         last = tuple(state.step if r in due else step for r, step in enumerate(population.last))
         state = state.replace(population=population.replace(last=last))
         if self.settings.split_merge:
@@ -168,12 +188,20 @@ class Grower:
         return self._settle(state, due, proposal)
 
     def _is_due(self, state: SolverState, run: int, sharpness: float | Tensor) -> bool:
-        """Return True if this run has a round now: by its step, its gradient, or its stagnating loss.
+        """Return True if this run has a round now.
 
-        A loss stagnates if its least value in the later half of a period is hardly below that of the earlier
-        half.
+        The trigger is the step, the gradient or a stagnating loss. A loss stagnates if its smallest value in
+        the second half of a period is hardly smaller than in the first half.
+
+        Args:
+            state: The current state.
+            run: The run.
+            sharpness: alpha or beta of the surrogate.
+
+        Returns:
+            True if the run is due.
         """
-        settings, population = self.settings, population_of(state)
+        settings, population = self.settings, get_population(state)
         is_over = state.step >= self.solver.config.steps
         if population.stopped[run] or not bool(state.alive[run]) or is_over:
             return False
@@ -196,17 +224,22 @@ class Grower:
         return self._problem_of(state).evaluate(state.x, state.lam * self.scale, sharpness)
 
     def _problem_of(self, state: SolverState) -> Problem:
-        return self.problem.with_labels(population_of(state).labels)
+        return self.problem.with_labels(get_population(state).labels)
 
     def _stop(
         self, state: SolverState, due: list[int], sharpness: float | Tensor
     ) -> tuple[SolverState, list[int]]:
-        """Stop runs whose loss is zero or that hold as many candidates as allowed; they grow no more.
+        """Stop the growth of runs whose loss is zero or that hold the maximal number of candidates.
+
+        Args:
+            state: The current state.
+            due: Runs that have a round now.
+            sharpness: alpha or beta of the surrogate.
 
         Returns:
             The new state, and the runs that are still due.
         """
-        population, loss = population_of(state), self._evaluate(state, sharpness).loss
+        population, loss = get_population(state), self._evaluate(state, sharpness).loss
         zero = self.settings.split_zero * self.problem.empty_loss
         stopped = list(population.stopped)
         for run in due:
@@ -219,45 +252,62 @@ class Grower:
 
     def _merge(self, state: SolverState, due: list[int], sharpness: float | Tensor) -> SolverState:
         """Drop candidates without a multiplier, then merge pairs, and record both."""
-        ident, problem = population_of(state).ident, self._problem_of(state)
+        ident, problem = get_population(state).ident, self._problem_of(state)
         state, dropped = prune(problem, state, self.scale, sharpness, due)
         events: list[dict[str, Any]] = [
             {"step": state.step, "run": run, "kind": "prune", "parent": int(ident[run, slot])}
             for run, slot in dropped.nonzero().tolist()
         ]
         state, merges = merge(problem, state, self.scale, sharpness, due)
-        for run, kept_slot, lost_slot, before, after in merges:
-            parent, child = int(ident[run, lost_slot]), int(ident[run, kept_slot])
+        for run, merged_slot, emptied_slot, before, after in merges:
+            parent, child = int(ident[run, emptied_slot]), int(ident[run, merged_slot])
             event = {"step": state.step, "run": run, "kind": "merge", "parent": parent}
             losses = {"loss_before": before, "loss_after": after}
             events.append({**event, "children": [child], **losses})
-        return with_events(state, events)
+        return append_events(state, events)
 
-    def generator(self, step: int, run: int) -> torch.Generator:
-        """Return the generator of one round and run, so that neither other runs nor a resume matter."""
+    def create_generator(self, step: int, run: int) -> torch.Generator:
+        """Create the random generator of one run in one round.
+
+        It does not depend on other runs or on whether the attack was resumed.
+
+        Args:
+            step: Step of the solver.
+            run: The run.
+
+        Returns:
+            The generator.
+        """
         return stream("growth", self.solver.config.seed, run, step)
 
-    def noise(self, x: Tensor, generators: list[torch.Generator]) -> Tensor:
-        """Draw normal numbers with the shape of x.
+    def draw_noise(self, x: Tensor, generators: list[torch.Generator]) -> Tensor:
+        """Draw normal random numbers with the shape of x.
 
-        The numbers of a run do not depend on how many slots the other runs need.
+        The numbers of a run do not depend on the number of slots of other runs.
+
+        Args:
+            x: Candidates (R, m, *shape).
+            generators: Random generator of each run.
+
+        Returns:
+            Random numbers with the shape of x.
         """
-        most = max(self.limit, x.shape[1])
+        max_slots = max(self.limit, x.shape[1])
         rows = [
-            torch.randn(most, *x.shape[2:], generator=g, dtype=torch.float64)[: x.shape[1]]
+            torch.randn(max_slots, *x.shape[2:], generator=g, dtype=torch.float64)[: x.shape[1]]
             for g in generators
         ]
         return torch.stack(rows).to(x)
 
     def _settle(self, state: SolverState, due: list[int], proposal: Proposal) -> SolverState:
-        """Put newcomers into slots, with stored multipliers in place of plain-sum ones, and record them."""
-        ident = population_of(state).ident
+        """Put new candidates into slots, convert their multipliers to stored ones, and record events."""
+        ident = get_population(state).ident
         scales = torch.as_tensor(self.scale, dtype=state.lam.dtype).flatten().expand(len(state.x))
         stored = [
             [replace(newcomer, lam=newcomer.lam / scale) for newcomer in new]
             for new, scale in zip(proposal.newcomers, scales, strict=True)
         ]
-        state, numbers = settle(state, stored)
+        state, numbers = place_newcomers(state, stored)
         events = []
         for run in due:
             before, after = float(proposal.before[run]), float(proposal.after[run])
@@ -271,23 +321,32 @@ class Grower:
                     event["parent"] = int(ident[run, new.parent])
                 result = {"children": list(fresh), "loss_after": after, "obtained": after - before}
                 events.append({**event, **new.figures, **result})
-        return with_events(state, events)
+        return append_events(state, events)
 
     def stationarity(self, state: SolverState) -> list[dict[str, Any]]:
-        """Return per run |grad_x L| and lam_min(Hess_x L) at the best point, and whether it is stationary.
+        """Measure the second-order stationarity of the best point of every run.
 
         A point is eps-second-order stationary (Shen et al. 2026, Definition 5.1, with rho = 1) if
-        |grad_x L| <= eps and lam_min >= -sqrt(eps). ``least_eps`` is the smallest eps for which it is.
+        |grad_x L| <= eps and lam_min(Hess_x L) >= -sqrt(eps).
+
+        Args:
+            state: The final state.
+
+        Returns:
+            For every run, |grad_x L|, lam_min, eps, whether the point is stationary, and ``least_eps``, the
+            smallest eps for which it is.
         """
-        population = population_of(state)
+        population = get_population(state)
         problem = self.problem.with_labels(population.best_labels)
-        last = self.solver.config.steps + 1  # a key that no round has
-        generators = [self.generator(last, run) for run in range(len(state.x))]
-        start = self.noise(state.x, generators)
+        last = self.solver.config.steps + 1  # no round has this step
+        generators = [self.create_generator(last, run) for run in range(len(state.x))]
+        start = self.draw_noise(state.x, generators)
         mask = population.best_active.view(*start.shape[:2], *[1] * (start.ndim - 2))
         sharpness, lam = self.solver.sharpness_at(state.step), state.best_lam * self.scale
         with self.solver.precision(False):
-            gradient, lowest = second_order(problem, state.best_x, lam, sharpness, start * mask)
+            gradient, lowest = measure_stationarity(
+                problem, state.best_x, lam, sharpness, start * mask
+            )
         eps, rows = self.settings.split_eps, []
         for norm, value in zip(gradient.tolist(), lowest.tolist(), strict=True):
             least = max(norm, min(value, 0.0) ** 2)

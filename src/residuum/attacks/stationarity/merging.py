@@ -1,14 +1,14 @@
-"""Drop and merge candidates, to make room before a round of growth.
+"""Pruning and merging of candidates, to make room before a round of growth.
 
-A candidate is dropped if its multiplier is zero and would stay so.
+A candidate is dropped if its multiplier is zero and would stay zero.
 
-Inside an activation pattern f is affine in x (Refael et al. 2025, Lemma 2). Two candidates of one label and
-one pattern therefore equal one candidate at their weighted mean, with the sum of their multipliers:
+Inside an activation pattern, f is affine in x (Refael et al. 2025, Lemma 2). Two candidates with the same
+label and pattern therefore equal one candidate at their weighted mean, with the sum of their multipliers:
 
     lam' = lam_1 + lam_2,   x' = (lam_1 x_1 + lam_2 x_2) / lam'
 
-With surrogates and smooth activations this holds only nearly, so a merge is kept only if the loss does not
-rise. Networks without ReLUs have no activation patterns. Their candidates merge only if they are close.
+With surrogates and smooth activations this is only approximately true, so a merge is reverted if the loss
+rises. Networks without ReLUs have no activation patterns. Their candidates merge only if they are close.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ import torch
 from torch import Tensor
 
 from residuum.attacks.stationarity.problem import Problem
-from residuum.attacks.stationarity.slots import population_of, remove
+from residuum.attacks.stationarity.slots import get_population, remove_candidates
 from residuum.attacks.stationarity.solver import SolverState
 from residuum.networks import ReLU
 
-TRIES = 8  # pairs per round and run
-CLOSE = 0.1  # largest distance of a pair over its smaller length, for networks without patterns
+MAX_TRIES = 8  # pairs per round and run
+MAX_DISTANCE = (
+    0.1  # of a pair, over the length of its shorter candidate, for networks without patterns
+)
 
 
 def prune(
@@ -32,19 +34,26 @@ def prune(
     sharpness: float | Tensor,
     due: list[int],
 ) -> tuple[SolverState, Tensor]:
-    """Empty the slots whose multipliers are zero and would stay so, in the runs that are due.
+    """Empty the slots whose multipliers are zero and would stay zero, in the runs that are due.
+
+    Args:
+        problem: The problem, with the labels of the candidates.
+        state: The current state.
+        scale: Plain-sum multiplier over stored multiplier.
+        sharpness: alpha or beta of the surrogate.
+        due: Runs that have a round now.
 
     Returns:
-        The new state, and which slots (R, m) were emptied.
+        The new state, and a mask of the slots (R, m) that were emptied.
     """
-    active = torch.zeros_like(population_of(state).active)
-    active[due] = population_of(state).active[due]
+    active = torch.zeros_like(get_population(state).active)
+    active[due] = get_population(state).active[due]
     gradient = problem.evaluate(state.x, state.lam * scale, sharpness).grad_lam
     zero = (state.lam == 0).reshape(*active.shape, -1).all(2)
     stays = gradient >= 0 if problem.objective.nonnegative else gradient == 0
     stays = stays.reshape(*active.shape, -1).all(2)
     dropped = active & zero & stays
-    return (remove(state, dropped) if bool(dropped.any()) else state), dropped
+    return (remove_candidates(state, dropped) if bool(dropped.any()) else state), dropped
 
 
 def merge(
@@ -54,16 +63,23 @@ def merge(
     sharpness: float | Tensor,
     due: list[int],
 ) -> tuple[SolverState, list[tuple[int, int, int, float, float]]]:
-    """Merge pairs of the runs that are due, as long as no loss rises.
+    """Merge pairs of candidates in the runs that are due, if the loss does not rise.
+
+    Args:
+        problem: The problem, with the labels of the candidates.
+        state: The current state.
+        scale: Plain-sum multiplier over stored multiplier.
+        sharpness: alpha or beta of the surrogate.
+        due: Runs that have a round now.
 
     Returns:
-        The new state, and (run, slot kept, slot emptied, loss before, loss after) of every merge.
+        The new state, and (run, merged slot, emptied slot, loss before, loss after) of every merge.
     """
-    # An exact fit has a loss of rounding errors alone, which say nothing about a merge.
+    # The loss of an exact fit consists of rounding errors, which do not tell whether a merge is good.
     rounding = 64 * torch.finfo(state.x.dtype).eps ** 2 * problem.empty_loss
     queues = {run: _pairs(problem, state, run) for run in due}
     merges = []
-    for _ in range(TRIES):
+    for _ in range(MAX_TRIES):
         before = problem.evaluate(state.x, state.lam * scale, sharpness).loss
         x, lam = state.x.clone(), state.lam.clone()
         tried: dict[int, tuple[int, int]] = {}
@@ -78,7 +94,7 @@ def merge(
         if not tried:
             break
         after = problem.evaluate(x, lam * scale, sharpness).loss
-        dropped = torch.zeros_like(population_of(state).active)
+        dropped = torch.zeros_like(get_population(state).active)
         for run, (i, j) in tried.items():
             if not bool(after[run] <= before[run] + rounding):
                 x[run], lam[run] = state.x[run], state.lam[run]
@@ -87,13 +103,13 @@ def merge(
             merges.append((run, i, j, float(before[run]), float(after[run])))
             queues[run] = [pair for pair in queues[run] if not {i, j} & set(pair)]
         if bool(dropped.any()):
-            state = remove(state.replace(x=x, lam=lam), dropped)
+            state = remove_candidates(state.replace(x=x, lam=lam), dropped)
     return state, merges
 
 
 def _pairs(problem: Problem, state: SolverState, run: int) -> list[tuple[int, int]]:
-    """Return the pairs that may merge, nearest first: same label, same signs of multipliers, same pattern."""
-    population = population_of(state)
+    """Return pairs with the same label, signs of multipliers and activation pattern, closest first."""
+    population = get_population(state)
     slots = population.active[run].nonzero()[:, 0]
     x = state.x[run, slots].flatten(1)
     lam = state.lam[run, slots].reshape(len(x), -1)
@@ -101,19 +117,27 @@ def _pairs(problem: Problem, state: SolverState, run: int) -> list[tuple[int, in
     fits = (labels[:, None] == labels[None]) & ((signs[:, None] * signs[None]) >= 0).all(2)
     fits &= (lam != 0).any(1)[:, None] & (lam != 0).any(1)[None]
     distance = torch.cdist(x, x)
-    gates = patterns(problem, state.x[run, slots])
+    gates = activation_patterns(problem, state.x[run, slots])
     if gates is None:
         lengths = x.norm(dim=1)
-        fits &= distance <= CLOSE * torch.minimum(lengths[:, None], lengths[None])
+        fits &= distance <= MAX_DISTANCE * torch.minimum(lengths[:, None], lengths[None])
     else:
         fits &= gates @ gates.T >= gates.shape[1] - 0.5
     index = torch.triu(fits, 1).nonzero()
-    order = distance[index[:, 0], index[:, 1]].argsort()[: 4 * TRIES]
+    order = distance[index[:, 0], index[:, 1]].argsort()[: 4 * MAX_TRIES]
     return [(int(slots[a]), int(slots[b])) for a, b in index[order].tolist()]
 
 
-def patterns(problem: Problem, x: Tensor) -> Tensor | None:
-    """Return the signs (m, neurons) of all pre-activations of a ReLU MLP; None for other networks."""
+def activation_patterns(problem: Problem, x: Tensor) -> Tensor | None:
+    """Return the signs of all pre-activations of a ReLU MLP.
+
+    Args:
+        problem: The problem.
+        x: Candidates (m, *shape).
+
+    Returns:
+        The signs (m, neurons), None for other networks.
+    """
     equation = problem.explicit
     if equation is None or not isinstance(problem.true_activation, ReLU):
         return None

@@ -1,7 +1,7 @@
-"""Slots of candidates: give slots and numbers to new candidates, and empty slots.
+"""Slots of candidates: assign slots and numbers to new candidates, and empty slots.
 
 Runs side by side share tensors (R, m, ...) and may hold different numbers of candidates. An empty slot holds
-zeros and is used first. A candidate keeps its number for life, and no number is used twice in a run.
+zeros, and empty slots are filled first. A candidate keeps its number, and each number is used once in a run.
 """
 
 from __future__ import annotations
@@ -14,20 +14,22 @@ from torch import Tensor
 
 from residuum.attacks.stationarity.solver import Population, SolverState
 
-OF_POPULATION = ("labels", "active", "ident", "best_labels", "best_active", "best_ident")
-OF_STATE = ("x", "lam", "best_x", "best_lam")  # tensors with one entry per slot
+# Names of the tensors that have one entry per slot.
+POPULATION_FIELDS = ("labels", "active", "ident", "best_labels", "best_active", "best_ident")
+STATE_FIELDS = ("x", "lam", "best_x", "best_lam")
 
 
 @dataclass(frozen=True)
 class Newcomer:
     """A new candidate of one run, or one half of a candidate that splits.
 
-    x: the candidate.
-    lam: its stored multiplier. After a split the other half has the same one.
-    label: its label.
-    parent: the slot of the candidate that splits; None for a candidate without a parent.
-    parent_x: the half that stays in the parent's slot.
-    figures: numbers for the event.
+    Attributes:
+        x: The candidate.
+        lam: Its multiplier. After a split, both halves have the same multiplier.
+        label: Its label.
+        parent: Slot of the candidate that splits, None for a candidate without a parent.
+        parent_x: The half that stays in the parent's slot.
+        figures: Numbers for the event.
     """
 
     x: Tensor
@@ -38,35 +40,47 @@ class Newcomer:
     figures: dict[str, float] = field(default_factory=dict)
 
 
-def population_of(state: SolverState) -> Population:
-    """Return the state's population, which every attack that grows has."""
+def get_population(state: SolverState) -> Population:
+    """Return the population of the state of an attack that grows."""
     assert state.population is not None
     return state.population
 
 
-def with_events(state: SolverState, events: list[dict[str, Any]]) -> SolverState:
-    """Append events to those of the state."""
-    population = population_of(state)
+def append_events(state: SolverState, events: list[dict[str, Any]]) -> SolverState:
+    """Append events to the events of a state.
+
+    Args:
+        state: The current state.
+        events: The new events.
+
+    Returns:
+        The new state.
+    """
+    population = get_population(state)
     return state.replace(population=population.replace(events=(*population.events, *events)))
 
 
-def settle(
+def place_newcomers(
     state: SolverState, newcomers: list[list[Newcomer]]
 ) -> tuple[SolverState, list[list[tuple[int, ...]]]]:
-    """Give every run's newcomers slots, empty ones first, and numbers.
+    """Assign slots and numbers to new candidates. Empty slots are filled first.
 
     Both halves of a split inherit the optimizer state of their parent.
 
+    Args:
+        state: The current state.
+        newcomers: New candidates of each run, with stored multipliers.
+
     Returns:
-        The new state, and per run the numbers of each newcomer: (half in the parent's slot, half in the new
-        slot) of a split, (candidate,) otherwise.
+        The new state, and for each run the numbers of each newcomer. A split has two numbers: of the half in
+        the parent's slot and of the half in the new slot.
     """
     if not any(newcomers):
         return state, [[] for _ in newcomers]
-    population, m = population_of(state), state.x.shape[1]
+    population, m = get_population(state), state.x.shape[1]
     sizes = [int(a.sum()) + len(new) for a, new in zip(population.active, newcomers, strict=True)]
-    state = widen(state, max(m, *sizes))
-    population = population_of(state)
+    state = add_slots(state, max(m, *sizes))
+    population = get_population(state)
     tensors = {name: getattr(state, name).clone() for name in ("x", "lam")}
     moments = {name: t.clone() for name, t in state.moments.items()}
     entries = {name: getattr(population, name).clone() for name in ("labels", "active", "ident")}
@@ -94,34 +108,50 @@ def settle(
     return state.replace(**tensors, moments=moments, population=population), numbers
 
 
-def remove(state: SolverState, dropped: Tensor) -> SolverState:
-    """Empty the slots that ``dropped`` (R, m) marks."""
-    population = population_of(state)
+def remove_candidates(state: SolverState, dropped: Tensor) -> SolverState:
+    """Empty slots.
 
-    def emptied(tensor: Tensor) -> Tensor:
+    Args:
+        state: The current state.
+        dropped: Mask of the slots to empty (R, m).
+
+    Returns:
+        The new state.
+    """
+    population = get_population(state)
+
+    def empty_slots(tensor: Tensor) -> Tensor:
         return tensor.masked_fill(dropped.view(*dropped.shape, *[1] * (tensor.ndim - 2)), 0.0)
 
     return state.replace(
-        x=emptied(state.x),
-        lam=emptied(state.lam),
-        moments={name: emptied(t) for name, t in state.moments.items()},
+        x=empty_slots(state.x),
+        lam=empty_slots(state.lam),
+        moments={name: empty_slots(t) for name, t in state.moments.items()},
         population=population.replace(active=population.active & ~dropped),
     )
 
 
-def widen(state: SolverState, slots: int) -> SolverState:
-    """Append empty slots, up to ``slots`` in all."""
+def add_slots(state: SolverState, slots: int) -> SolverState:
+    """Append empty slots.
+
+    Args:
+        state: The current state.
+        slots: Number of slots afterwards.
+
+    Returns:
+        The new state. It is the same if there are enough slots.
+    """
     more = slots - state.x.shape[1]
     if more <= 0:
         return state
 
-    def padded(tensor: Tensor) -> Tensor:
+    def pad(tensor: Tensor) -> Tensor:
         return torch.cat([tensor, tensor.new_zeros(len(tensor), more, *tensor.shape[2:])], 1)
 
-    population = population_of(state)
-    entries = {name: padded(getattr(population, name)) for name in OF_POPULATION}
+    population = get_population(state)
+    entries = {name: pad(getattr(population, name)) for name in POPULATION_FIELDS}
     return state.replace(
-        **{name: padded(getattr(state, name)) for name in OF_STATE},
-        moments={name: padded(t) for name, t in state.moments.items()},
+        **{name: pad(getattr(state, name)) for name in STATE_FIELDS},
+        moments={name: pad(t) for name, t in state.moments.items()},
         population=population.replace(**entries),
     )

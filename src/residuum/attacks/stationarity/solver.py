@@ -42,7 +42,7 @@ from residuum.engine.graph import Repeater, keep_freed_memory
 from residuum.errors import InputError
 from residuum.records import Knowledge, Record
 from residuum.records.rundir import another, digest
-from residuum.settings import FAST, LR_LAM, NUMBERS, VARIED, StationaritySettings
+from residuum.settings import FAST_PRECISIONS, LR_LAM, NUMBERS, PER_RUN, StationaritySettings
 
 DIVERGED = (
     1e6  # a larger loss, relative to the first or to that without candidates, is a divergence
@@ -362,7 +362,7 @@ class Solver:
             False in the last steps, whose share is the setting ``polish``.
         """
         config = self.config
-        return config.precision in FAST and step <= config.steps * (1 - config.polish)
+        return config.precision in FAST_PRECISIONS and step <= config.steps * (1 - config.polish)
 
     def progress(self, state: SolverState) -> AttackProgress:
         """Return the progress of the attack for a watcher."""
@@ -769,10 +769,10 @@ class PerRun:
                 "Pass one configuration per restart.",
             )
         for run in self.runs:
-            common = {name: getattr(self.config, name) for name in VARIED}
+            common = {name: getattr(self.config, name) for name in PER_RUN}
             if run.changed(**common) != self.config:
                 raise InputError(
-                    f"Runs side by side may differ in {', '.join(VARIED)} only; got other differences.",
+                    f"Runs side by side may differ in {', '.join(PER_RUN)} only; got other differences.",
                     "Run configurations with other differences one after another.",
                 )
 

@@ -1,4 +1,4 @@
-"""Sample splitting: which candidates split, along what, and how far (Shen et al. 2026, section 5).
+"""Sample splitting: which candidates split, in which direction, and how far (Shen et al. 2026, section 5).
 
 A candidate x_i is unstable if its splitting matrix S(x_i) has a negative eigenvalue (``curvature.py``). It
 is split along the eigenvector v: x_i becomes x_i + eta v and x_i - eta v, each with half the multiplier. The
@@ -6,14 +6,14 @@ loss is even in eta and changes by
 
     eta^2 / 2 v'S v + O(eta^4)
 
-so a split along negative curvature lowers the loss, even where the Hessian of the loss is positive definite.
+so a split along negative curvature lowers the loss, even if the Hessian of the loss is positive definite.
 
-All splits of a round share one residual, so their gains do not add up and their steps are found jointly. If f
-is a polynomial of degree at most 3 in x, the loss is exactly
+All splits of a round share one residual. Their gains do not add up, so their step lengths are found jointly.
+If f is a polynomial of degree at most 3 in x, the loss is exactly
 
     L(eta) = || r - 1/2 sum_i eta_i^2 f''(x_i)[v_i, v_i] ||_w^2
 
-which is a nonnegative least-squares problem in eta_i^2. For one candidate its solution is
+This is a nonnegative least-squares problem in eta_i^2. For one candidate its solution is
 eta^2 = -v'S v / |f''[v, v]|_w^2, and the gain is the share cos^2(r, f''[v, v]) of the loss. For any other f
 there is one line search along eta_i^2 ~ -v_i'S v_i, the steepest descent in eta^2.
 """
@@ -27,7 +27,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from residuum.attacks.stationarity.curvature import Curvature, lowest_curvature, residuals
+from residuum.attacks.stationarity.curvature import Curvature, find_lowest_pairs, weighted_residuals
 from residuum.attacks.stationarity.growth import GrowthStrategy, Proposal, Round
 from residuum.attacks.stationarity.problem import Problem
 from residuum.attacks.stationarity.slots import Newcomer
@@ -36,49 +36,51 @@ from residuum.errors import InputError
 from residuum.networks import Polynomial, SigmoidReLU, Softplus
 from residuum.theory.multipliers import factor_dense, solve
 
-HALVINGS = 14  # step lengths that a line search tries, each half of the one before
-VANISHING = 20.0  # sharpness times pre-activation above which a surrogate has no curvature left
+MAX_HALVINGS = 14  # step lengths in a line search, each half of the previous one
+MAX_CURVED = (
+    20.0  # sharpness times pre-activation above which the curvature of a surrogate vanishes
+)
 
 
 class SampleSplitting(GrowthStrategy):
-    """Split the most unstable candidates of every run along their least eigenvectors.
+    """Split the most unstable candidates of every run along their smallest eigenvectors.
 
-    A candidate is unstable if its least eigenvalue lies below minus a threshold. The threshold is absolute
-    as published, or relative to the loss over a squared length, which is the unit of an eigenvalue of S. A
-    run whose loss would not fall keeps its candidates.
+    A candidate is unstable if its smallest eigenvalue is below minus a threshold. The threshold is absolute,
+    as published, or relative to the loss over a squared length, which is the unit of an eigenvalue of S. If
+    the loss of a run would not fall, no candidate of the run is split.
     """
 
     event: ClassVar[str] = "split"
 
     def check(self, solver: Solver) -> None:
-        """Refuse true ReLU derivatives.
+        """Refuse networks with ReLUs and without a surrogate.
 
         Raises:
-            InputError: If the network has ReLUs and nothing replaces their derivative.
+            InputError: If the network has ReLUs and there is no surrogate for their derivative.
         """
         has_relu = any(isinstance(module, nn.ReLU) for module in solver.model.modules())
         if solver.problem.surrogate == "none" and has_relu:
             raise InputError(
-                "Splitting needs curvature, and with true ReLU derivatives there is none: inside "
+                "Splitting needs curvature, and a network with true ReLU derivatives has none: inside "
                 "an activation pattern f is affine in x, so S is zero almost everywhere.",
-                "Use --surrogate sigmoid or softplus.",
+                "Pass --surrogate sigmoid or --surrogate softplus.",
             )
 
     def propose(self, now: Round) -> Proposal:
-        """Propose one newcomer per split; its parent takes the other half."""
+        """Return one new candidate per split. The other half of the split stays in the parent's slot."""
         settings, exact = now.config, has_exact_degree(now.solver.model)
         curvature = Curvature(now.problem, now.x, now.lam, now.sharpness)
-        lowest = lowest_curvature(curvature, now.noise, now.free)
+        lowest = find_lowest_pairs(curvature, now.noise, now.free)
         values = lowest.values.masked_fill(~now.active, torch.inf)
         values = torch.where(torch.isfinite(values) | ~now.active, values, torch.inf)
         threshold = now.x.new_full((now.runs,), settings.split_threshold)
         if settings.split_relative:
             loss = now.problem.evaluate(now.x, now.lam, now.sharpness).loss
-            threshold = threshold * loss / now.length().square().clamp(min=1e-12)
-        rank = values.argsort(1).argsort(1)  # 0 for the least
+            threshold = threshold * loss / now.median_length().square().clamp(min=1e-12)
+        rank = values.argsort(1).argsort(1)  # 0 for the smallest
         quota = torch.tensor(now.quota, device=now.x.device)
         chosen = (values < -threshold[:, None]) & (rank < quota[:, None])
-        longest = torch.full_like(threshold, torch.inf) if exact else now.length() / 2
+        longest = torch.full_like(threshold, torch.inf) if exact else now.median_length() / 2
         if settings.split_eta > 0:
             longest = torch.full_like(threshold, settings.split_eta)
         bend = values.nan_to_num(posinf=0.0)
@@ -96,11 +98,13 @@ class SampleSplitting(GrowthStrategy):
                 "predicted": float(predicted),
             }
             newcomers[run].append(Newcomer(minus, half, label, slot, plus, figures))
-        return Proposal(newcomers, step.before, step.after, values.amin(1), flat_note(now))
+        return Proposal(
+            newcomers, step.before, step.after, values.amin(1), note_vanishing_curvature(now)
+        )
 
 
-def flat_note(now: Round) -> str:
-    """Return a note if the surrogate is so sharp that S vanishes for most candidates, else ""."""
+def note_vanishing_curvature(now: Round) -> str:
+    """Return a note if the surrogate is so sharp that S vanishes for most candidates, "" otherwise."""
     equation = now.problem.explicit
     if equation is None:
         return ""
@@ -109,26 +113,32 @@ def flat_note(now: Round) -> str:
         return ""
     hidden = equation.pre_activations(now.x.flatten(2), surrogate)
     nearest = torch.stack([(z * now.sharpness).abs().amin(2) for z in hidden]).amin(0)
-    is_flat = nearest[now.active] > VANISHING
+    is_flat = nearest[now.active] > MAX_CURVED
     if not bool(is_flat.double().mean() > 0.5):
         return ""
     return (
         f"splitting: at step {now.step} the surrogate is so sharp that S vanishes for "
         f"{int(is_flat.sum())} of {len(is_flat)} candidates (sharpness times the nearest "
-        f"pre-activation above {VANISHING:g}); lower --sharpness to let them split"
+        f"pre-activation above {MAX_CURVED:g}); pass a smaller --sharpness to let them split"
     )
 
 
 def has_exact_degree(model: nn.Module) -> bool:
     """Return True if f is a polynomial of degree at most 3 in x, so that L is quadratic in eta^2."""
     activation = getattr(model, "activation", None)
-    one_layer = getattr(model, "hidden", 0) == 1
-    return isinstance(activation, Polynomial) and activation.degree <= 3 and one_layer
+    has_one_layer = getattr(model, "hidden", 0) == 1
+    return isinstance(activation, Polynomial) and activation.degree <= 3 and has_one_layer
 
 
 @dataclass(frozen=True)
 class JointStep:
-    """Step lengths (R, m), 0 for a candidate that is not split, and the loss (R,) before and after."""
+    """Step lengths of the splits of a round.
+
+    Attributes:
+        eta: Step lengths (R, m), 0 for candidates that are not split.
+        before: Loss before the splits (R,).
+        after: Loss after the splits (R,).
+    """
 
     eta: Tensor
     before: Tensor
@@ -144,7 +154,7 @@ def joint_step(
     exact: bool = False,
     clamp: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> JointStep:
-    """Find the step lengths of all chosen candidates together; they are 0 in a run whose loss would not fall.
+    """Find the step lengths of all chosen candidates jointly.
 
     Args:
         curvature: The splitting matrices, with the candidates and their multipliers.
@@ -152,8 +162,11 @@ def joint_step(
         bend: v'Sv (R, m).
         chosen: The candidates to split (R, m).
         longest: Bound on every eta of a run (R,).
-        exact: Whether f has a degree of at most 3, so that the steps are known in closed form.
+        exact: Whether f has a degree of at most 3, so that there is a closed form.
         clamp: Projection into the known box.
+
+    Returns:
+        The step lengths. They are 0 in runs whose loss would not fall.
     """
     x, lam, problem = curvature.x, curvature.lam, curvature.problem
     descent = (-bend).clamp(min=0) * chosen
@@ -165,18 +178,18 @@ def joint_step(
         base = longest[:, None] * (descent / torch.where(top > 0, top, 1.0)).sqrt()
     before = problem.evaluate(x, lam, curvature.sharpness).loss
     best, eta = before.clone(), torch.zeros_like(base)
-    for halving in range(HALVINGS):
+    for halving in range(MAX_HALVINGS):
         trial = base / 2**halving
-        pair = offspring(problem, x, lam, v, trial, clamp)
+        pair = split_candidates(problem, x, lam, v, trial, clamp)
         loss = pair[2].evaluate(pair[0], pair[1], curvature.sharpness).loss
         better = (loss < best) & (trial > 0).any(1)
         best, eta = torch.where(better, loss, best), torch.where(better[:, None], trial, eta)
         if exact and bool((better | ~chosen.any(1)).all()):
-            break  # the minimum itself; the rest would only be shorter
+            break  # this is the minimum, and the remaining steps are only shorter
     return JointStep(eta, before, best)
 
 
-def offspring(
+def split_candidates(
     problem: Problem,
     x: Tensor,
     lam: Tensor,
@@ -184,27 +197,47 @@ def offspring(
     eta: Tensor,
     clamp: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> tuple[Tensor, Tensor, Problem]:
-    """Return 2m candidates x + eta v and x - eta v, their multipliers, and the problem with their labels.
+    """Split candidates into x + eta v and x - eta v, each with half the multiplier.
 
-    Each half has half the multiplier. A candidate that is not split (eta = 0) keeps its multiplier, and its
-    second half has none. The slots of all runs stay aligned, so that runs with different splits are
-    evaluated in one batch.
+    A candidate that is not split (eta = 0) keeps its multiplier, and the multiplier of its second half is
+    zero. All runs have 2m candidates, so runs with different splits can be evaluated in one batch.
+
+    Args:
+        problem: The problem.
+        x: Candidates (R, m, *shape).
+        lam: Multipliers (R, m, ...).
+        v: Directions with the shape of x.
+        eta: Step lengths (R, m).
+        clamp: Projection into the known box.
+
+    Returns:
+        Candidates (R, 2m, *shape), their multipliers, and the problem with their labels.
     """
     shift = eta.view(*eta.shape, *[1] * (x.ndim - 2)) * v
-    split = (eta > 0).view(*eta.shape, *[1] * (lam.ndim - 2))
+    is_split = (eta > 0).view(*eta.shape, *[1] * (lam.ndim - 2))
     half = lam / 2
     labels = problem.labels.expand(len(x), -1)
     return (
         torch.cat([clamp(x + shift), clamp(x - shift)], 1),
-        torch.cat([torch.where(split, half, lam), torch.where(split, half, 0.0)], 1),
+        torch.cat([torch.where(is_split, half, lam), torch.where(is_split, half, 0.0)], 1),
         problem.with_labels(torch.cat([labels, labels], 1)),
     )
 
 
 def _closed_form(curvature: Curvature, run: int, v: Tensor, chosen: Tensor) -> Tensor:
-    """Return eta (m,) of one run by nonnegative least squares; f has a degree of at most 3.
+    """Find the step lengths of one run by nonnegative least squares, for f of degree at most 3.
 
-    Then f''[v, v] = f(x + v) + f(x - v) - 2 f(x) exactly. Each candidate is evaluated as a run of its own.
+    For such f, f''[v, v] = f(x + v) + f(x - v) - 2 f(x) exactly. Each candidate is evaluated as a separate
+    run.
+
+    Args:
+        curvature: The splitting matrices, with the candidates and their multipliers.
+        run: The run.
+        v: Directions (R, m, *shape).
+        chosen: The candidates to split (m,).
+
+    Returns:
+        Step lengths (m,).
     """
     eta, index = chosen.to(v.dtype) * 0, chosen.nonzero()[:, 0]
     if not len(index):
@@ -213,12 +246,12 @@ def _closed_form(curvature: Curvature, run: int, v: Tensor, chosen: Tensor) -> T
     problem, labels = curvature.problem, curvature.problem.labels_of(run)
     single, step = problem.with_labels(labels[index][:, None]), v[run, index][:, None]
     minus, center, plus = (
-        residuals(single, x + t * step, lam, curvature.sharpness) for t in (-1, 0, 1)
+        weighted_residuals(single, x + t * step, lam, curvature.sharpness) for t in (-1, 0, 1)
     )
     columns = -(minus + plus - 2 * center) / 2
     run_problem = problem.with_labels(labels[None])
     run_x, run_lam = curvature.x[run][None], curvature.lam[run][None]
-    target = residuals(run_problem, run_x, run_lam, curvature.sharpness)[0]
+    target = weighted_residuals(run_problem, run_x, run_lam, curvature.sharpness)[0]
     squares = solve(factor_dense(columns.cpu().double(), target.cpu().double()), free=False)
     eta[index] = squares.clamp(min=0).sqrt().to(eta)
     return eta
