@@ -20,7 +20,7 @@ from residuum.attacks.base import AttackProgress
 from residuum.datasets import load_dataset
 from residuum.networks.network import Network
 from residuum.records import Knowledge
-from residuum.records.inputs import with_mean
+from residuum.records.inputs import add_mean
 from residuum.report import drawing
 from residuum.report.drawing import CYCLE
 from residuum.report.figures import family_figure
@@ -84,7 +84,7 @@ def story_figure(followed: dict[str, Follow], mean: Tensor | None = None) -> byt
 
 
 def _show(axes: Any, image: Tensor, mean: Tensor | None, text: str) -> None:
-    axes.imshow(drawing.to_pixels(with_mean(image, mean)), cmap="gray", interpolation="nearest")
+    axes.imshow(drawing.to_pixels(add_mean(image, mean)), cmap="gray", interpolation="nearest")
     axes.set_title(text, fontsize=6)
     axes.set_axis_off()
 

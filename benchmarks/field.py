@@ -161,7 +161,7 @@ def best_of(made: Reconstruction) -> Tensor:
 
 def facts(made: Reconstruction) -> dict[str, Any]:
     """Of one run."""
-    granted = [fact for fact in made.knowledge.granted if fact != "provenance"]
+    granted = [fact for fact in made.knowledge.known_names if fact != "provenance"]
     return {
         "seconds": made.seconds,
         "granted": granted,

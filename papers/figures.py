@@ -18,7 +18,7 @@ from papers import buzaglo2023, drawing, haim2022, loo2024, refael2025, shen2026
 from papers.runs import PICTURE, RESULT, SCALES, Context, load, save
 from residuum.errors import InputError, ResiduumError, require_known
 from residuum.records import make_directory, write_atomic
-from residuum.records.rundir import environment, one_thread
+from residuum.records.rundir import environment, use_one_thread
 
 PAPERS = (haim2022, refael2025, shen2026, buzaglo2023, loo2024, uniqueness)
 FIGURES = {
@@ -55,7 +55,7 @@ def reproduce(
     if compute:
         make_directory(folder)
         start, alone = time.monotonic(), scale != "paper" and context.device == "cpu"
-        with one_thread() if alone else nullcontext():
+        with use_one_thread() if alone else nullcontext():
             outcome = figure.compute(context)
         if scale != "paper":  # titles and rows are named after the published experiment
             less = f"scale {scale}: networks, samples or steps are fewer than published"

@@ -36,7 +36,7 @@ from residuum.records import (
     make_directory,
 )
 from residuum.records.base import plain
-from residuum.records.inputs import read_npz, with_mean, write_npz
+from residuum.records.inputs import add_mean, read_npz, write_npz
 from residuum.records.rundir import digest, write_atomic, write_json
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import accuracy
@@ -380,8 +380,8 @@ class Performed:
         known = [(m.nearest, i, m.nearest_candidate) for i, m in matches if m.nearest is not None]
         best = sorted((sign * value, i, candidate) for value, i, candidate in known)
         values, samples, candidates = (list(part) for part in zip(*best[:count], strict=True))
-        found = as_bytes(with_mean(arm.x.reshape(-1, *train.shape)[candidates], train.mean))
-        true = as_bytes(with_mean(train.x[samples].double(), train.mean))
+        found = as_bytes(add_mean(arm.x.reshape(-1, *train.shape)[candidates], train.mean))
+        true = as_bytes(add_mean(train.x[samples].double(), train.mean))
         return {"found": found, "true": true, "score": sign * np.array(values, dtype=np.float32)}
 
     def against_output(self, name: str = "residuum") -> dict[str, Any]:

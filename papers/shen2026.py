@@ -23,7 +23,7 @@ from residuum.attacks.exact.polynomial import identify, recover
 from residuum.attacks.stationarity.growth import GrowthStrategy
 from residuum.cli.output import attack_progress
 from residuum.records import Dataset, Knowledge, Reconstruction, Record, Split
-from residuum.records.inputs import with_mean
+from residuum.records.inputs import add_mean
 from residuum.similarity import cosine, l2, ncc
 from residuum.stationarity import norm, parameters, residual
 from residuum.theory.polynomial import count_form_coefficients, measure_identifiability
@@ -257,7 +257,7 @@ def keep(
     gained = np.argsort(after - before)[:FOLLOWED]
 
     def shown(images: Tensor) -> Array:
-        return as_bytes(with_mean(images.double().reshape(-1, *train.shape), train.mean))
+        return as_bytes(add_mean(images.double().reshape(-1, *train.shape), train.mean))
 
     arrays = {"before": sign * before, "after": sign * after, "top_true": shown(train.x[best])}
     arrays |= {"followed": gained, "followed_true": shown(train.x[gained])}

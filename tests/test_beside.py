@@ -112,7 +112,9 @@ def test_a_bare_or_foreign_file_grants_nothing(tmp_path: Path) -> None:
     torch.save(model.state_dict(), tmp_path / "bare.pt")
     released = rs.load_checkpoint(tmp_path / "bare.pt")
     assert (
-        add_stored_knowledge(open_release(tmp_path / "bare.pt"), released, rs.Knowledge()).granted
+        add_stored_knowledge(
+            open_release(tmp_path / "bare.pt"), released, rs.Knowledge()
+        ).known_names
         == ()
     )
     other = nn.Linear(3, 2)

@@ -104,10 +104,12 @@ def test_means_of_groups_of_candidates_are_scored_too(monkeypatch: pytest.Monkey
     now, n = setting(), len(setting().split.train)
     x = now.split.train.x.double()
     every, one = torch.arange(n), torch.ones(n)
-    chosen = Selection.plain(x, one, every, one, members=torch.full((n,), 2))
+    chosen = Selection.from_candidates(x, one, every, one, members=torch.full((n,), 2))
     noise = torch.zeros(1, *now.split.train.shape, dtype=torch.float64)
     noise[..., 0, 0] = 1.0
-    found = Reconstruction.at_once("test", noise, torch.ones(1), torch.ones(1), now.knowledge)
+    found = Reconstruction.from_candidates(
+        "test", noise, torch.ones(1), torch.ones(1), now.knowledge
+    )
     monkeypatch.setattr(benchmark, "SUBSETS", now.subsets)
     counts = []
     for result in (found, found.replace(selection=chosen)):
@@ -159,7 +161,7 @@ def test_what_cannot_be_run_is_refused(
     for data in ("mnist", "cifar10"):
         assert ended("--data", "digits", data, *out) == 2
         assert "--root" in capsys.readouterr().err
-    with pytest.raises(InputError, match="A device is cpu or cuda; got 'gpu'"):
+    with pytest.raises(InputError, match="A device must be cpu or cuda; got 'gpu'"):
         benchmark.main(["--data", "mnist", "--root", ".", "--device", "gpu", *out])
     assert not list(tmp_path.iterdir())
 

@@ -97,7 +97,7 @@ def test_a_network_of_ones_own_is_recognized_and_audited(
     assert found.checkpoint.arch == "mlp:64-100-1"
     assert found.inspection.directions is None
     assert "initialization is visible" in found.inspection.directions_of  # PyTorch's own
-    assert found.knowledge.granted == ("shape", "value_range", "mean")
+    assert found.knowledge.known_names == ("shape", "value_range", "mean")
     published = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))["verdict"]
     assert (published["n"], published["outcome"]) == (30, found.verdict.outcome)
 

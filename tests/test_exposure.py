@@ -618,7 +618,7 @@ def test_what_an_attack_found_stands_beside(
     assert float(found.found_ncc[3]) == pytest.approx(1)
     assert float(found.found_ncc.max()) == pytest.approx(1)
     place = found.top.tolist().index(3)
-    torch.testing.assert_close(found.found[place], 2 * x[3])  # its sign is that of the record
+    torch.testing.assert_close(found.nearest[place], 2 * x[3])  # its sign is that of the record
 
 
 def test_records_are_found_again_but_for_rounding() -> None:

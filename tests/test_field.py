@@ -102,7 +102,7 @@ def test_it_is_one_of_the_benchmarks(capsys: pytest.CaptureFixture[str], tmp_pat
         ([str(tmp_path), out], "claim/cifar10.npz. Make it by python -m benchmarks.unmix data"),
         ([out, "--attacks", "unmixed"], "No attack 'unmixed'. Did you mean"),
         ([out, "--attacks", "trunk-moment"], "trunk-moment is run on none of these rows."),
-        ([out, "--device", "tpu"], "A device is cpu or cuda; got 'tpu'."),
+        ([out, "--device", "tpu"], "A device must be cpu or cuda; got 'tpu'."),
         ([out, "--workers", "0"], "At least one process is needed"),
     ):
         assert benchmarks(["field", "run", *words]) == 2

@@ -251,7 +251,7 @@ def brought_attack(
 
 def candidates(value: float) -> Reconstruction:
     x = torch.full((3, 1, 8, 8), value)
-    return Reconstruction.at_once("brought", x, torch.zeros(3), torch.ones(3), Knowledge())
+    return Reconstruction.from_candidates("brought", x, torch.zeros(3), torch.ones(3), Knowledge())
 
 
 @pytest.mark.parametrize(
@@ -387,7 +387,9 @@ def test_a_plug_in_that_registers_no_class_of_attacks_is_left_out(
 
 
 CHECKPOINT = rs.Network({"layers.0.weight": torch.ones(3, 4)}, "mlp:4-3-1")
-GOOD = Reconstruction.at_once("a", torch.ones(2, 4), torch.zeros(2), torch.ones(2), Knowledge())
+GOOD = Reconstruction.from_candidates(
+    "a", torch.ones(2, 4), torch.zeros(2), torch.ones(2), Knowledge()
+)
 WRONG = {
     "x": (torch.ones(2, 5), "x of shape"),
     "labels": (torch.zeros(3), "labels of shape"),

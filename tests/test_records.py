@@ -337,7 +337,7 @@ def exposure() -> Exposure:
         top=torch.arange(1),
         images=MEAN[None],
         informed=MEAN[None],
-        found=MEAN[None],
+        nearest=MEAN[None],
         seconds=0.5,
         notes=("a",),
     )
@@ -366,7 +366,9 @@ OF_AUDITS: dict[str, Callable[[], Record]] = {  # a part of the records that an 
 def test_every_record_has_an_example() -> None:
     packages = ("records", "networks", "surfaces", "scanning", "training", "attacks")
     homes = tuple(f"residuum.{package}." for package in packages)
-    known = {name for name, kind in Record.known.items() if kind.__module__.startswith(homes)}
+    known = {
+        name for name, kind in Record.record_types.items() if kind.__module__.startswith(homes)
+    }
     assert known == set(RECORDS)
 
 
@@ -556,11 +558,11 @@ def test_errors_say_what_to_do_and_survive_pickling() -> None:
 
 def test_every_granted_fact_has_a_provenance() -> None:
     known = Knowledge(shape=(3,), sample_count=4, mean=MEAN, provenance={"mean": "train"})
-    assert known.granted == ("shape", "mean", "sample_count")
+    assert known.known_names == ("shape", "mean", "sample_count")
     assert known.provenance == {"shape": "user", "mean": "train", "sample_count": "user"}
-    assert Knowledge().granted == ()
+    assert Knowledge().known_names == ()
     assert Knowledge().provenance == {}
-    assert Knowledge(weight_decay=0.0).granted == ("weight_decay",)
+    assert Knowledge(weight_decay=0.0).known_names == ("weight_decay",)
 
 
 @pytest.mark.parametrize(
@@ -612,7 +614,7 @@ X, Y = np.ones((2, 3)), np.array([0, 1])
 BAD_ARRAYS: dict[str, tuple[dict[str, Any], str]] = {
     "no y": ({"x": X}, r"lacks \['y'\]"),
     "empty": ({"x": np.zeros((0, 3)), "y": np.zeros(0)}, "empty"),
-    "unequal": ({"x": X, "y": np.zeros(3)}, "equally many rows"),
+    "unequal": ({"x": X, "y": np.zeros(3)}, "same number of rows"),
     "vector": ({"x": np.ones(2), "y": Y}, "must be"),
     "scalar y": ({"x": X, "y": np.array(1)}, r"'y' \(n,\)"),
     "text labels": ({"x": X, "y": np.array(["a", "b"])}, "'y' must hold finite numbers"),

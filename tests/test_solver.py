@@ -325,7 +325,7 @@ def test_resuming_with_other_settings_is_refused(name, tmp_path):
 def test_resuming_on_other_weights_is_refused(tmp_path):
     config = SHORT.changed(steps=1)
     attack(released(), attack=config, state_path=tmp_path / "state")
-    with pytest.raises(InputError, match="on other weights"):
+    with pytest.raises(InputError, match="other settings or weights"):
         attack(released(seed=1), attack=config, state_path=tmp_path / "state")
 
 

@@ -603,7 +603,7 @@ def test_other_settings_or_data_are_not_mixed(tmp_path: Path) -> None:
         (ARCH, flipped, {}),
         ("mlp:4-7-1", toy(), {}),
     ):
-        with pytest.raises(InputError, match="other settings or other data") as caught:
+        with pytest.raises(InputError, match="other settings or data") as caught:
             train(arch, data, TrainingConfig(**{**settings, **change}), state_path=path)
         assert "--out" in caught.value.remedy
     assert path.read_bytes() == saved

@@ -100,7 +100,7 @@ def test_a_head_on_frozen_layers_is_a_network_on_their_features(folder: Path) ->
     x = data.x.flatten(1).to(next(whole.parameters()))
     assert torch.allclose(model(features.x.to(x)), whole(x), atol=1e-6)
     told = head.translate_knowledge(rs.Knowledge(theta0=start, shape=(1, 8, 8), value_range=(0, 1)))
-    assert told.granted == ("theta0",)
+    assert told.known_names == ("theta0",)
     assert torch.equal((told.theta0 or {})["layers.0.weight"], start["layers.1.weight"])
     assert "compared with those of the data" in head.note
 

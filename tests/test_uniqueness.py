@@ -853,10 +853,9 @@ def test_certify_a_run(tmp_path, capsys) -> None:
     assert text.startswith("cost: 2 candidates")
     assert "others keep at least ┃ least found ┃ distance at most" in text  # one line at 80 columns
     words = " ".join(text.split())
-    assert (
-        "takes over at least 30% of this sample's weight, keeps at least this much energy" in words
-    )
-    assert "proved: every other training set with these patterns and labels" in words
+    assert "takes over at least 30% of the multiplier of this sample" in words
+    assert "keeps at least this much of its energy" in words
+    assert "proved: in every other training set with these patterns and labels" in words
     assert "residual by layer of this set: layers.0" in words
     assert "not covered, and may keep less: samples with new patterns" in words
     code, _, error = run(*arguments, "--data", "train.npz")

@@ -350,7 +350,7 @@ def test_the_moment_of_a_live_optimizer_lies_in_the_span_of_its_samples(
     knowledge = rs.Knowledge(moment=moment, shape=SHAPE)
     found = rs.attack(model, knowledge, rs.attacks.UnmixOptimizerState.like(QUICK))
     assert (ncc(found.x, x.reshape(-1, *SHAPE)).abs().amax(0) > 0.9).sum() >= 3
-    assert "moment" in knowledge.granted
+    assert "moment" in knowledge.known_names
 
 
 def test_the_moment_of_an_estimator_has_no_decay_in_it() -> None:

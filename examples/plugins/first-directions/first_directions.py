@@ -31,7 +31,7 @@ class FirstDirections(OneShotAttack):
         count = min(self.directions, len(rows))
         x = torch.cat([rows[:count], -rows[:count]]).reshape(-1, *surface.shape(knowledge))
         lam = sizes[:count].repeat(2)
-        return Reconstruction.at_once(self.name, x, torch.zeros(len(x)), lam, knowledge)
+        return Reconstruction.from_candidates(self.name, x, torch.zeros(len(x)), lam, knowledge)
 
 
 def first_weight(surface):

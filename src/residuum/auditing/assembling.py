@@ -237,4 +237,4 @@ def _as_reconstruction(
     ones, index = torch.ones(len(x), dtype=x.dtype), torch.arange(len(x))
     support, labels = index.new_ones(len(x)), torch.zeros_like(ones)
     selection = Selection(x, labels, ones, support, support, ones, torch.zeros(len(x), 5), index)
-    return Reconstruction.at_once(NAME, x, labels, ones, knowledge, selection=selection)
+    return Reconstruction.from_candidates(NAME, x, labels, ones, knowledge, selection=selection)

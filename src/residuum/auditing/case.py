@@ -334,7 +334,7 @@ def identity(case: Case, request: AuditRequest) -> dict[str, Any]:
         **{f"{name}_digest": value for name, value in case.sources.digests.items()},
         "knowledge": {
             name: str(getattr(knowledge, name))[:80]
-            for name in knowledge.granted
+            for name in knowledge.known_names
             if name not in TENSORS
         },
         "provenance": dict(knowledge.provenance),

@@ -59,7 +59,7 @@ def knowledge_options(knowledge: Knowledge, files: dict[str, str]) -> list[str]:
         files: Files of the audit. Initial weights that come from a base need no option.
     """
     texts: dict[str, str] = {}
-    for name in knowledge.granted:
+    for name in knowledge.known_names:
         value = getattr(knowledge, name)
         if name == "theta0" and files.get("base"):
             continue

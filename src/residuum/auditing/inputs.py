@@ -26,7 +26,7 @@ from residuum.errors import CheckpointError, DataError, ResiduumError, require_k
 from residuum.evaluation.matching import prepare_scoring_data
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Record
-from residuum.records.inputs import with_mean
+from residuum.records.inputs import add_mean
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import accuracy, choose_task, normalize_labels
 
@@ -282,7 +282,7 @@ def _range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
                 f"The mean must be one number or have {x[0].numel()} values; got {mean.numel()}.",
                 "Grant the mean image of the data.",
             )
-        x = with_mean(x, mean)
+        x = add_mean(x, mean)
     low, high = knowledge.value_range
     least, most = float(x.min()), float(x.max())
     beyond = max(low - least, most - high) / (high - low)

@@ -173,7 +173,9 @@ def _not_covered(result: AuditResult) -> str:
         "mean": "the mean of the samples (--mean train)",
         "value_range": "the range of values (--value-range)",
     }
-    unknown = [text for name, text in unknown_facts.items() if name not in result.knowledge.granted]
+    unknown = [
+        text for name, text in unknown_facts.items() if name not in result.knowledge.known_names
+    ]
     gaps = [f"an attacker who knows {' or '.join(unknown)}"] if unknown else []
     gaps += [f"attacks that were not run ({', '.join(skipped)})"] if skipped else []
     gaps += ["attackers with shadow networks"]

@@ -243,7 +243,7 @@ def publish(
         checks=ChecksSummary.from_attributes(result.checks, shown=result.shown),
         membership=_membership(result.membership),
         exposure=_exposure(result.exposure),
-        knowledge=result.knowledge.facts,
+        knowledge=result.knowledge.known_facts,
         scores=_counts(result.scores),
         selected=_counts(result.selected),
         candidates=_candidates(result),

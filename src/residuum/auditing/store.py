@@ -78,7 +78,7 @@ class AuditRun(RunDir, AuditStore):
     (written last, when the audit is complete).
     """
 
-    what, own, summary, asked = "an audit", (WORK, RESULT), RESULT, f"{WORK}/request.json"
+    what, files, summary, request_file = "an audit", (WORK, RESULT), RESULT, f"{WORK}/request.json"
     path: Path
 
     def __init__(self, path: str | Path) -> None:
@@ -91,19 +91,19 @@ class AuditRun(RunDir, AuditStore):
         return True
 
     @property
-    def started(self) -> bool:
+    def has_work(self) -> bool:
         """Whether a batch is finished or under way."""
         return any(self.work.glob("*.safetensors"))
 
     def refuse_other_results(self) -> None:
         """Refuse to write over another audit."""
-        if self.complete or self.work.exists():
+        if self.is_complete or self.work.exists():
             message = f"{str(self.path)!r} holds an audit already."
             raise OutputError(message, "Choose another folder, or remove that one.")
 
     def finished(self) -> AuditResult | None:
         """Return the result of an audit that has ended here, None if work is left."""
-        if not self.complete:
+        if not self.is_complete:
             return None
         self.finish()
         return AuditResult.load(self.path)
@@ -174,7 +174,7 @@ def open_run(out: str | Path | None, case: Case, request: AuditRequest) -> Itera
         return
     with AuditRun.open(out) as run:
         run.case, run.request = case, identity(case, request)
-        run.claim(run.request)
+        run.begin(run.request)
         yield run
 
 

@@ -130,7 +130,7 @@ def _unproven_assumption(result: AuditResult) -> str:
 def _knowledge(knowledge: Knowledge) -> str:
     """Return what the attacker knows in addition to the release, and where each fact is from."""
     sentences = []
-    for known in knowledge.facts:
+    for known in knowledge.known_facts:
         value = known.value.replace(", ", " to ") if known.fact == "value_range" else known.value
         words = KNOWN_FACTS.get(known.fact, known.fact).format(value)
         sentences.append(words + SOURCES.get(known.provenance, ""))

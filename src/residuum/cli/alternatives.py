@@ -56,7 +56,7 @@ def command(
     """Write another training set that an attack on the weights cannot tell from the true one."""
     from residuum.errors import InputError
     from residuum.records import Dataset
-    from residuum.records.inputs import own_data
+    from residuum.records.inputs import find_training_samples
     from residuum.verbs.alternative import alternatives
 
     kinds = {"--far": far, "--budget-frac": budget_frac, "--merge": merge or None}
@@ -65,7 +65,7 @@ def command(
         raise InputError(
             f"One kind of alternative at a time; got {' and '.join(asked)}.", "Keep one of them."
         )
-    samples = Dataset.from_npz(own_data(checkpoint, data))
+    samples = Dataset.from_npz(find_training_samples(checkpoint, data))
     with split_progress(output.visible) as watch:
         kind: dict[str, Any] = {"far": far, "share": budget_frac, "merge": merge}
         how: dict[str, Any] = {"direction": direction, "task": task, "arch": arch}

@@ -171,7 +171,7 @@ def show_uniqueness(found: Certified, title: str) -> None:
     print_table(title, columns, rows)
     if len(unique) > ROWS:
         print_line(f"and {len(unique) - ROWS} more in the JSON")
-    for line in (*unique.standing, MEANING):
+    for line in (*unique.sentences, MEANING):
         print_wrapped(line)
     print_wrapped(f"known to the attacker: {found.found.knowledge.line}")
     print_notes(unique.notes)

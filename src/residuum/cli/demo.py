@@ -54,12 +54,12 @@ def command(
     from residuum.auditing.result import AuditResult
     from residuum.datasets import load_dataset
     from residuum.records import make_directory, write_atomic
-    from residuum.records.rundir import one_thread
+    from residuum.records.rundir import use_one_thread
 
     make_directory(out)  # before the work, not after it
     write_atomic(out / ".gitignore", "*\n")
     split = load_dataset("digits", SAMPLES)
-    with one_thread():
+    with use_one_thread():
         checkpoint = _networks(out, split, output.visible)
         for name in NETWORKS:
             with attack_progress(output.visible) as watch:

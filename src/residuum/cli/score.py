@@ -64,7 +64,7 @@ def command(
     from residuum.auditing.store import WORK
     from residuum.errors import InputError
     from residuum.records import Dataset
-    from residuum.records.inputs import samples_file
+    from residuum.records.inputs import find_samples_file
     from residuum.verbs.attacking import score_run
 
     if (run / RESULT).is_file() or (run / WORK).is_dir():  # ``result.json`` holds their hashes
@@ -74,8 +74,8 @@ def command(
         )
     if seed < 0:
         raise InputError(f"--seed must be at least 0; got {seed}.", "The default is 0.")
-    train = Dataset.from_npz(samples_file(data, "train.npz"))
-    control = Dataset.from_npz(samples_file(holdout, "holdout.npz")) if holdout else None
+    train = Dataset.from_npz(find_samples_file(data, "train.npz"))
+    control = Dataset.from_npz(find_samples_file(holdout, "holdout.npz")) if holdout else None
     names = None if metrics is None else [name.strip() for name in metrics.split(",")]
     summary, scores, selected, found = score_run(
         run, train, control, ckpt, candidates, metrics=names, subsets=subsets, seed=seed

@@ -19,7 +19,7 @@ import numpy as np
 from residuum.errors import CheckpointError, DataError, UnsafeFileError
 from residuum.io.inert import Block
 from residuum.io.pickle_files import read_pickle
-from residuum.records.inputs import MAX_BYTES, may_hold
+from residuum.records.inputs import MAX_BYTES, max_memory
 
 MAX_BATCH_BYTES = 256 << 20  # eight times a published batch
 
@@ -38,7 +38,7 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
             if len(header) < header_length or header[:4] != bytes((0, 0, 8, ndim)):
                 raise _broken_idx(path, f"it begins with {header[:4].hex(' ') or 'nothing'}")
             shape = struct.unpack(f">{ndim}I", header[4:])
-            size, limit = math.prod(shape), min(MAX_BYTES, may_hold(length) // 8)
+            size, limit = math.prod(shape), min(MAX_BYTES, max_memory(length) // 8)
             body = stream.read(min(size, limit if packed else length) + 1)
     except (OSError, EOFError, zlib.error) as problem:
         raise _broken_idx(path, f"reading it failed ({problem})") from problem

@@ -100,7 +100,7 @@ def read_knowledge(path: str | Path) -> Knowledge:
     knowledge = Knowledge.load(path)
     rule = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
     types = get_type_hints(Knowledge)
-    for name in knowledge.granted:
+    for name in knowledge.known_names:
         try:
             TypeAdapter(types[name], config=rule).validate_python(getattr(knowledge, name))
         except ValidationError as problem:

@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable
 from typing import Any, BinaryIO
 
-from residuum.records.inputs import may_hold
+from residuum.records.inputs import max_memory
 
 # A pickle and its arrays stay in memory, so they may unpack to at most this many bytes.
 MAX_PICKLE_BYTES = 2 << 30
@@ -115,4 +115,4 @@ def open_source(stream: BinaryIO, size: int, unpacker: Callable[[], Any] | None 
     if unpacker is None:
         return Source(stream, size)
     unpacked = io.BufferedReader(UnpackingStream(stream, unpacker()), 1 << 16)
-    return Source(unpacked, min(MAX_PICKLE_BYTES, may_hold(size)))
+    return Source(unpacked, min(MAX_PICKLE_BYTES, max_memory(size)))

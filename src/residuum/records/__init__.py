@@ -1,4 +1,4 @@
-"""Frozen dataclasses that cross stages, and their files on disk."""
+"""Frozen dataclasses that pass data between stages, and their files on disk."""
 
 from residuum.records.base import Record, same
 from residuum.records.certificate import Certificate, LayerResidual

@@ -1,7 +1,7 @@
-"""Records: frozen dataclasses that cross stages and keep themselves on disk.
+"""Records: frozen dataclasses that pass data between stages and can be saved.
 
-A record is saved as ONE safetensors file: its tensors as tensors, everything else as JSON in the
-file's metadata. One file is written atomically, so no stage ever reads half a record.
+A record is saved as a single safetensors file: its tensors as tensors, everything else as JSON in the
+metadata of the file. The file is written atomically, so no stage ever reads half a record.
 """
 
 from __future__ import annotations
@@ -22,64 +22,75 @@ from residuum.errors import InputError, ResiduumError
 from residuum.records.rundir import write_atomic
 
 METADATA_KEY = "residuum"
-SMALL_TEXT = 4 << 20  # JSON takes forty times its length in memory; longer ones have tensors beside
-UNSAVED = {"saved": False}  # metadata of a field that no file holds: its default comes back
+# Parsed JSON takes forty times its length in memory, so longer JSON is read only from files of many tensors.
+SMALL_TEXT = 4 << 20
+UNSAVED = {"saved": False}  # metadata of a field that is not saved; loading sets its default
 _UNREADABLE = (OSError, SafetensorError, LookupError, ValueError, TypeError)
-_ODD = (AttributeError, RecursionError)  # of a tree that is not one of ours
+_MALFORMED = (AttributeError, RecursionError)  # raised for JSON that is not the tree of a record
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Record:
-    """Base of all records. Fields: tensors, numbers, strings, records, and dicts/tuples of them."""
+    """Base class of records. Fields are tensors, numbers, strings, records, and dicts or tuples of them."""
 
-    known: ClassVar[dict[str, type[Record]]] = {}
-    derived: ClassVar[tuple[str, ...]] = ()  # properties that the JSON holds next to the fields
-    unpublished: ClassVar[tuple[str, ...]] = ()  # fields that the JSON leaves out
+    record_types: ClassVar[dict[str, type[Record]]] = {}  # all subclasses by name
+    derived: ClassVar[
+        tuple[str, ...]
+    ] = ()  # properties that the JSON holds in addition to the fields
+    unpublished: ClassVar[tuple[str, ...]] = ()  # fields that the JSON omits
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        Record.known[cls.__name__] = cls
+        Record.record_types[cls.__name__] = cls
 
     def save(self, path: str | Path) -> Path:
-        """Write the record atomically to ``path``."""
+        """Write the record atomically to ``path`` and return the path."""
         tensors: dict[str, Tensor] = {}
         tree = _encode(self, "", tensors)
         return write_atomic(path, save(tensors, {METADATA_KEY: json.dumps(tree)}))
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a record of this class from ``path``."""
+        """Read a record of this class.
+
+        Args:
+            path: A file that ``save`` wrote.
+
+        Returns:
+            The record.
+
+        Raises:
+            InputError: If the file cannot be read or holds another record.
+        """
         try:
             with safe_open(str(path), framework="pt") as archive:
-                metadata = archive.metadata() or {}
-                text = metadata[METADATA_KEY]
-                if len(text) > max(SMALL_TEXT, Path(path).stat().st_size // 2):
-                    raise ValueError("more text than tensors")
+                text = (archive.metadata() or {})[METADATA_KEY]
+                _check_size(text, Path(path))
                 tensors = {name: archive.get_tensor(name) for name in archive.keys()}  # noqa: SIM118
             record = _decode(json.loads(text), tensors)
-        except (*_UNREADABLE, *_ODD) as problem:
+        except (*_UNREADABLE, *_MALFORMED) as problem:
             raise InputError(
                 f"{str(path)!r} must be a saved {cls.__name__}; reading it failed "
                 f"({type(problem).__name__}).",
-                "Write it again, or name another file.",
+                "Write the file again, or pass another file.",
             ) from problem
         if not isinstance(record, cls):
             raise InputError(
                 f"{str(path)!r} must hold a {cls.__name__}; it holds a {type(record).__name__}.",
-                "Name the file of the right stage.",
+                f"Pass a file that holds a {cls.__name__}.",
             )
         return record
 
     @classmethod
     def load_or_none(cls, path: str | Path) -> Self | None:
-        """The record at ``path``; None where there is none, or none that can be read."""
+        """Return the record at ``path``, None if the file is missing or cannot be read."""
         try:
             return cls.load(path) if Path(path).is_file() else None
         except ResiduumError:
             return None
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
     @classmethod
@@ -116,20 +127,28 @@ def table_rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def plain(value: Any) -> Any:
-    """A value of a record as JSON has it: tensors and tuples are lists, what is not finite null."""
+    """Return a value as JSON types. Tensors and tuples become lists, numbers that are not finite None."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, dict):
-        return {key: plain(part) for key, part in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
-        return [plain(part) for part in value]
+        return [plain(item) for item in value]
     if isinstance(value, Tensor | np.generic):
         return plain(value.tolist())
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two records (or values in them) are equal to the last bit, dtypes included."""
+    """Compare two records, or values in them, bit for bit.
+
+    Args:
+        a: A record or value.
+        b: Another one.
+
+    Returns:
+        True if types, dtypes and all values are equal. NaN equals NaN.
+    """
     if type(a) is not type(b):
         return False
     if isinstance(a, Tensor):
@@ -145,27 +164,33 @@ def same(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def _encode(value: Any, at: str, tensors: dict[str, Tensor]) -> Any:
-    """JSON tree of ``value``; tensors are moved into ``tensors`` under their path."""
+def _encode(value: Any, location: str, tensors: dict[str, Tensor]) -> Any:
+    """Return the JSON tree of ``value``, and add its tensors to ``tensors`` by their location."""
     if isinstance(value, Tensor):
-        name = at if at not in tensors else f"{at}#{len(tensors)}"
+        name = location if location not in tensors else f"{location}#{len(tensors)}"
         tensors[name] = value.detach().cpu().clone().contiguous()  # no shared memory
         return {"$tensor": name}
     if isinstance(value, Record):
         fields = {
-            f.name: _encode(getattr(value, f.name), f"{at}/{f.name}", tensors)
+            f.name: _encode(getattr(value, f.name), f"{location}/{f.name}", tensors)
             for f in dataclasses.fields(value)
             if f.metadata.get("saved", True)
         }
         return {"$record": type(value).__name__, "fields": fields}
     if isinstance(value, dict):
-        return {"$dict": [[k, _encode(v, f"{at}/{k}", tensors)] for k, v in value.items()]}
+        return {"$dict": [[k, _encode(v, f"{location}/{k}", tensors)] for k, v in value.items()]}
     if isinstance(value, tuple | list):
-        items = [_encode(v, f"{at}/{i}", tensors) for i, v in enumerate(value)]
+        items = [_encode(v, f"{location}/{i}", tensors) for i, v in enumerate(value)]
         return {"$tuple": items} if isinstance(value, tuple) else items
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    raise TypeError(f"A record cannot hold a {type(value).__name__} (at {at!r}).")
+    raise TypeError(f"A record cannot hold a {type(value).__name__} (at {location!r}).")
+
+
+def _check_size(text: str, path: Path) -> None:
+    """Refuse a file that holds more text than tensors."""
+    if len(text) > max(SMALL_TEXT, path.stat().st_size // 2):
+        raise ValueError("the file holds more text than tensors")
 
 
 def _decode(tree: Any, tensors: dict[str, Tensor]) -> Any:
@@ -180,11 +205,12 @@ def _decode(tree: Any, tensors: dict[str, Tensor]) -> Any:
     if "$tuple" in tree:
         return tuple(_decode(item, tensors) for item in tree["$tuple"])
     fields = {key: _decode(value, tensors) for key, value in tree["fields"].items()}
-    return Record.known[tree["$record"]](**fields)
+    return Record.record_types[tree["$record"]](**fields)
 
 
 def _key(key: Any) -> Any:
-    """Multiples of 2^61 - 1 have one hash: a dict of them takes quadratic time."""
+    """Return the key of a dict, or refuse a large integer."""
+    # All multiples of 2^61 - 1 have the same hash, so a dict of such keys would take quadratic time.
     if isinstance(key, int) and abs(key) >= 2**60:
-        raise ValueError("a key that is no small number")
+        raise ValueError("a key is too large an integer")
     return key

@@ -12,7 +12,7 @@ from residuum.records.base import Record
 
 @dataclass(frozen=True, eq=False)
 class LayerResidual(Record):
-    """||r_l|| / ||theta_l|| for the parameters of one layer (plain residual)."""
+    """The relative residual ||r_l|| / ||theta_l|| of one layer, with the plain multipliers."""
 
     name: str
     residual: float
@@ -20,24 +20,29 @@ class LayerResidual(Record):
 
 @dataclass(frozen=True, eq=False)
 class Certificate(Record):
-    """Approximate-KKT levels of a network on given samples. Residuals are norms over ||theta||.
+    """How close the weights of a network are to a KKT point of given samples.
 
-    residual_plain: best multipliers with ReLU'(0) = 0.
-    residual_clarke: gates at kinks free, never larger.
-    eps: ||r||, not scale free.
-    delta: max_i lam_i (m_i - p).
-    margin: p = min_i m_i.
-    normalized_margin: p / ||theta||^L.
-    balance: gap between the neurons' incoming and outgoing squared norms, 0 at a KKT point.
-    identity: relative gap of ||theta||^2 = L sum_i lam_i m_i.
-    condition: of the Gram matrix.
-    status: one word.
-    notes: what limits the figures.
-    layers: relative residual of each.
-    rows: (R,) the sample that each multiplier belongs to.
-    kinks_freed: gates that the Clarke residual was allowed to choose.
-    homogeneity_order: L, None where the network is not homogeneous.
-    theta_norm: ||theta||.
+    Residuals are norms divided by ||theta||.
+
+    Attributes:
+        residual_plain: Residual with the best multipliers and ReLU'(0) = 0.
+        residual_clarke: Residual if the gates at kinks are free. It is never larger.
+        eps: ||r||, which depends on the scale of the weights.
+        delta: max_i lam_i (m_i - p).
+        margin: p = min_i m_i.
+        normalized_margin: p / ||theta||^L.
+        homogeneity_order: The order L, None if the network is not homogeneous.
+        kinks: Number of gates at zero.
+        kinks_freed: Number of gates that the Clarke residual could choose.
+        layers: Relative residual of every layer.
+        multipliers: The multipliers, (R,).
+        rows: The sample of each multiplier, (R,).
+        balance: Gap between the incoming and the outgoing squared norms of neurons, 0 at a KKT point.
+        identity: Relative gap of ||theta||^2 = L sum_i lam_i m_i.
+        condition: Condition number of the Gram matrix.
+        theta_norm: ||theta||.
+        status: The result in one word.
+        notes: What limits the figures.
     """
 
     unpublished = ("rows",)
@@ -64,7 +69,7 @@ class Certificate(Record):
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The published form (``residuum certify --json``)."""
+        """Return the published form (``residuum certify --json``)."""
         lam = self.multipliers
         active = int((lam.abs() > 1e-9 * lam.abs().max()).sum()) if len(lam) else 0
         largest = float(lam.max()) if len(lam) else 0.0

@@ -1,4 +1,4 @@
-"""Exposure: which training records are at risk, groups of records, and what canaries prove."""
+"""Exposure: which training records and groups of records are at risk, and what canaries prove."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from torch import Tensor
 from residuum.records.base import Record, plain, table_rows
 from residuum.records.published import OPTIONAL, Count, SchemaRule, Share
 
-HALF = 0.5  # of the exposure, that few records may carry
-SCHEMA_VERSION = "2.0"  # of exposure.json
-FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # what a spreadsheet takes for one
+HALF = 0.5  # share of the exposure that ``carry_half`` counts
+SCHEMA_VERSION = "2.0"  # version of exposure.json
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet treats texts that start so as formulas
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
 @dataclass(frozen=True, eq=False)
 class Operating(Record):
-    """Canaries told apart at a false positive rate.
+    """The share of canaries that are detected at a false positive rate.
 
-    false: canaries left out that may exceed the threshold, 0 where the list is too short for the rate;
-    true_rate: share of the inserted ones that do, with its 95% interval.
+    Attributes:
+        rate: The false positive rate.
+        false: Number of canaries outside the training set that may exceed the threshold, 0 if the list is too
+            short for the rate.
+        true_rate: Share of the inserted canaries that exceed the threshold.
+        interval: 95% interval of that share.
     """
 
     rate: float
@@ -35,21 +39,28 @@ class Operating(Record):
 
     @property
     def line(self) -> str:
-        """In a few words."""
+        """The operating point in a few words."""
         low, high = self.interval
-        few = "" if self.false else ", above all that were left out"
-        return f"{self.true_rate:.0%} ({low:.0%} to {high:.0%}) at {self.rate:.1%} false ones{few}"
+        note = "" if self.false else ", with none of them above the threshold"
+        return f"{self.true_rate:.0%} ({low:.0%} to {high:.0%}) at {self.rate:.1%} false positives{note}"
 
 
 @dataclass(frozen=True, eq=False)
 class CanaryBound(Record):
-    """What canaries prove: training was not (epsilon, delta)-private, with this confidence.
+    """A proof by canaries that the training is not (epsilon, delta)-private, with a confidence.
 
-    canaries, inserted: how many.
-    guesses, right: of the share of guesses that gave the bound.
-    statistic: by which inserted ones were told.
-    points: operating points.
-    auc: over all canaries.
+    Attributes:
+        canaries: Number of canaries.
+        inserted: Number of canaries in the training set.
+        epsilon: Lower bound on epsilon.
+        confidence: Confidence of the bound.
+        delta: The delta of the bound.
+        guesses: Number of guesses that gave the bound.
+        right: Number of these guesses that were right.
+        statistic: The statistic by which inserted canaries were guessed.
+        points: Operating points.
+        auc: AUC over all canaries.
+        notes: What limits the bound.
     """
 
     canaries: int
@@ -66,10 +77,11 @@ class CanaryBound(Record):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The bound, and the operating points."""
+        """The bound and the operating points in words."""
         return (
             f"canaries: epsilon at least {self.epsilon:.3g} at delta {self.delta:g} with confidence "
-            f"{self.confidence:.0%}, by {self.right} of {self.guesses} guesses right ({self.statistic})",
+            f"{self.confidence:.0%}, because {self.right} of {self.guesses} guesses were right "
+            f"({self.statistic})",
             "canaries: true positives " + ", ".join(point.line for point in self.points),
             *(f"canaries: {note}" for note in self.notes),
         )
@@ -77,13 +89,16 @@ class CanaryBound(Record):
 
 @dataclass(frozen=True, eq=False)
 class GroupExposure(Record):
-    """A class, or the records that share a value of a column.
+    """The exposure of a class, or of the records that share a value of a column.
 
-    score: mean score of its records.
-    expected: records of it expected to be recovered. None where the probability is not calibrated.
-    probability: their mean probability, None likewise.
-    interval: 95% bootstrap interval of that mean over records, None likewise.
-    called: by their kinks, None where there are none.
+    Attributes:
+        name: Name of the group.
+        records: Number of records.
+        score: Mean score.
+        expected: Number of records expected to be recovered, None if the probability is not calibrated.
+        probability: Mean probability, None if it is not calibrated.
+        interval: 95% bootstrap interval of the mean probability, None if it is not calibrated.
+        called: Number of records flagged by their kinks, None without kinks.
     """
 
     name: str
@@ -97,15 +112,18 @@ class GroupExposure(Record):
 
 @dataclass(frozen=True, eq=False)
 class ExposedRecord(Record):
-    """One row of the table and of the CSV. A figure that does not apply is null, and a note says why.
+    """A row of the table and of the CSV. A figure that does not apply is null, and a note gives the reason.
 
     Attributes:
-        index: of the record in the data, from 0
-        probability: of being recovered by the attacks named above; null where it is not calibrated
-        score: log odds, by which records are ranked
-        reach: largest cosine for attacks in the row space
-        reach_ncc: largest NCC for attacks in the row space
-        found_ncc: of an attack that was handed over
+        index: Index of the record in the data, counted from 0.
+        probability: Probability of being recovered by the attacks named above, null if it is not calibrated.
+        score: Log odds, by which records are ranked.
+        heard: Signal share.
+        own_over_misfit: Signal-to-residual ratio.
+        reach: Largest cosine that attacks in the row space can reach.
+        reach_ncc: Largest NCC that attacks in the row space can reach.
+        kink_called: Whether the record is flagged by its kinks.
+        found_ncc: NCC of the nearest candidate of an attack, null if no attack was given.
     """
 
     rank: Annotated[int, SchemaRule(minimum=1)]
@@ -136,12 +154,12 @@ COLUMNS = tuple(column.name for column in fields(ExposedRecord))
 
 @dataclass(frozen=True, eq=False)
 class ExposureSummary(Record):
-    """What holds for all records of an exposure together.
+    """The figures that hold for all records of an exposure together.
 
     Attributes:
-        attacks: whose recoveries the probability is of, at which budget
-        level: false discovery rate at which kinks call a record
-        uncalibrated: why the score is no probability; empty where it is one
+        attacks: The attacks and the budget to which the probability applies.
+        level: False discovery rate at which kinks flag a record.
+        uncalibrated: Why the score is not a probability, empty if it is.
     """
 
     schema_version: Annotated[str, SchemaRule(enum=[SCHEMA_VERSION])]
@@ -171,7 +189,7 @@ class ExposureSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class PublishedExposure(ExposureSummary):
-    """Everything that ``exposure.json`` holds."""
+    """The content of ``exposure.json``."""
 
     per_record: tuple[ExposedRecord, ...]
     request: dict[str, Any] | None = field(default=None, metadata=OPTIONAL)
@@ -180,7 +198,7 @@ class PublishedExposure(ExposureSummary):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OutputFigures(Record):
-    """Margin (NaN for a regression) and loss of every record, (n,) each: the plain baselines."""
+    """The baselines: margin (NaN for a regression) and loss of every record, (n,) each."""
 
     margin: Tensor
     loss: Tensor
@@ -188,13 +206,14 @@ class OutputFigures(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FitFigures(Record):
-    """How the records explain what training left in the release.
+    """How well the records fit the weights of the release.
 
-    multiplier: (n,) sum over the rows of a record.
-    own_over_misfit: (n,) signal-to-residual ratio.
-    misfit: norm of the residual over that of what is explained.
-    gap: how far the multipliers are from optimal.
-    informed_ncc: (n,) NCC of the estimate of an attacker who knows all other records.
+    Attributes:
+        multiplier: Sum of the multipliers of a record, (n,).
+        own_over_misfit: Signal-to-residual ratio, (n,).
+        misfit: Norm of the residual over the norm of the target.
+        gap: Distance of the multipliers from the optimum.
+        informed_ncc: NCC of the estimate of an attacker who knows all other records, (n,).
     """
 
     multiplier: Tensor
@@ -206,12 +225,15 @@ class FitFigures(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowSpaceFigures(Record):
-    """What the layer on the input has seen of every record.
+    """How much of every record the row space of the first layer holds.
 
-    rank: number of clean directions, None without a row space.
-    heard: (n,) signal share.
-    reach, reach_ncc: (n,) largest cosine and NCC of a candidate in the row space.
-    dual, dual_p: (n,) dual-vector statistic and its p-value by rank among held-out records.
+    Attributes:
+        rank: Number of clean directions, None without a row space.
+        heard: Signal share, (n,).
+        reach: Largest cosine of a candidate in the row space, (n,).
+        reach_ncc: Largest NCC of a candidate in the row space, (n,).
+        dual: Dual-vector statistic, (n,).
+        dual_p: Its p-value by rank among held-out records, (n,).
     """
 
     rank: int | None = None
@@ -226,9 +248,10 @@ class RowSpaceFigures(Record):
 class KinkFigures(Record):
     """Activation boundaries through every record.
 
-    kinks: (n, layers) counts.
-    kink_p, kink_q: (n,) p-value by rank among held-out records, and the least false discovery rate at
-        which the record is flagged.
+    Attributes:
+        kinks: Number of boundaries, (n, layers).
+        kink_p: p-value by rank among held-out records, (n,).
+        kink_q: Smallest false discovery rate at which the record is flagged, (n,).
     """
 
     kinks: Tensor
@@ -238,22 +261,32 @@ class KinkFigures(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
-    """The exposure of n records in one network. What does not apply is NaN, and says why in the notes.
+    """The exposure of n records of a network. Figures that do not apply are NaN, and a note gives the reason.
 
-    surface: what of the release was explained.
-    layers: whose gradients must explain it.
-    attacks: whose recoveries the probability is of.
-    holdout: how many held-out records there were.
-    level: false discovery rate at which kinks flag a record.
-    score: (n,) log odds, by which records are ranked.
-    probability: (n,) of being recovered by ``attacks``. NaN for a network unlike those on which it was
-        checked.
-    uncalibrated: why the score is no probability here, "" if it is one.
-    groups, grouped_by, by_group: name of each record's group, by what, and the figures of each.
-    canaries: the bound on epsilon that they give, None without any.
-    found_ncc: (n,) NCC of the nearest candidate of an attack.
-    top: (k,) indices of the records shown, with their images, informed estimates and what the
-        attack found, (k, *shape) each, none of which is in the JSON.
+    Attributes:
+        arch: Architecture string.
+        surface: The attack surface.
+        task: Task of the network.
+        holdout: Number of held-out records.
+        layers: The layers whose gradients must fit.
+        attacks: The attacks to which the probability applies.
+        level: False discovery rate at which kinks flag a record.
+        labels: Labels, (n,) or (n, k).
+        groups: Name of the group of every record.
+        grouped_by: What defines the groups.
+        by_group: Figures of every group.
+        score: Log odds, by which records are ranked, (n,).
+        probability: Probability of being recovered by ``attacks``, (n,). NaN for a network that differs from
+            the networks of the calibration.
+        uncalibrated: Why the score is not a probability, "" if it is.
+        canaries: Lower bound on epsilon by canaries, None without canaries.
+        found_ncc: NCC of the nearest candidate of an attack, (n,).
+        top: Indices of the displayed records, (k,).
+        images: Images of the displayed records, (k, *shape). They are not in the JSON.
+        informed: Estimates of an attacker who knows all other records, (k, *shape). They are not in the JSON.
+        nearest: Nearest candidates of an attack, (k, *shape). They are not in the JSON.
+        seconds: Run time.
+        notes: What limits the figures.
     """
 
     arch: str
@@ -275,7 +308,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
     top: Tensor
     images: Tensor
     informed: Tensor
-    found: Tensor
+    nearest: Tensor
     seconds: float
     notes: tuple[str, ...] = ()
 
@@ -284,17 +317,17 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     @property
     def order(self) -> Tensor:
-        """(n,) records, most exposed first."""
+        """Indices of the records, most exposed first, (n,)."""
         return self.score.argsort(descending=True, stable=True)
 
     @property
     def expected(self) -> float | None:
-        """Return how many records are expected to be recovered, None where that is not calibrated."""
+        """Expected number of recovered records, None if the probability is not calibrated."""
         return None if self.uncalibrated else float(self.probability.sum())
 
     @property
     def carry_half(self) -> int | None:
-        """Return the fewest records that carry half of the expected number, None where there is none."""
+        """Smallest number of records that carry half of ``expected``, None if it is not calibrated."""
         if self.uncalibrated:
             return None
         shares = self.probability.sort(descending=True).values.cumsum(0)
@@ -302,35 +335,35 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     @property
     def called(self) -> int | None:
-        """Records whose kinks betray them at the level; None without kinks."""
+        """Number of records that kinks flag at ``level``, None without kinks."""
         return None if bool(self.kink_q.isnan().all()) else int((self.kink_q <= self.level).sum())
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What holds for all records together, one sentence each."""
+        """Sentences about all records together."""
         if self.uncalibrated:
-            said = [
+            sentences = [
                 "ranking only: scores are not probabilities here. "
                 f"{self.uncalibrated[:1].upper()}{self.uncalibrated[1:]}"
             ]
         else:
-            said = [
+            sentences = [
                 f"expected to be recovered: {self.expected:.3g} of {len(self)}; {self.carry_half} "
                 "records carry half of the exposure",
                 f"probability: {self.attacks}",
             ]
         if self.called is not None:
-            said.append(
-                f"kinks call {self.called} of {len(self)} at a false discovery rate of {self.level:.0%} "
-                f"(chance level: {self.holdout} held-out records)"
+            sentences.append(
+                f"kinks flag {self.called} of {len(self)} records at a false discovery rate of "
+                f"{self.level:.0%} (chance level: {self.holdout} held-out records)"
             )
         if self.canaries is not None:
-            said += self.canaries.lines
-        return (*said, "none of this is a guarantee: only differential privacy gives one")
+            sentences += self.canaries.lines
+        return (*sentences, "no guarantee: only differential privacy gives one")
 
-    def rows(self, most: int | None = None) -> list[dict[str, Any]]:
-        """One per record, most exposed first, with the names of ``COLUMNS``."""
-        order = self.order[:most]
+    def rows(self, limit: int | None = None) -> list[dict[str, Any]]:
+        """Return a dict per record with the keys ``COLUMNS``, most exposed first, at most ``limit``."""
+        order = self.order[:limit]
         indices = order.tolist()
         labels = self.labels[order]
         kinks = self.kinks[order].sum(1).tolist() if self.kinks.numel() else [None] * len(order)
@@ -348,7 +381,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         return table_rows({name: columns[name] for name in COLUMNS})
 
     def summary(self) -> ExposureSummary:
-        """Return what holds for all records together."""
+        """Return the figures that hold for all records together."""
         return ExposureSummary.from_attributes(
             self,
             schema_version=SCHEMA_VERSION,
@@ -363,19 +396,19 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         return {**self.summary().to_json(), "per_record": self.rows()}
 
     def to_csv(self) -> str:
-        """One line per record, most exposed first; an empty cell where a figure does not apply."""
+        """Return a CSV with a row per record, most exposed first. Figures that do not apply are empty."""
         text = io.StringIO()
         table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         table.writeheader()
         for row in self.rows():
-            named = str(row["group"] or "")
-            # A spreadsheet would compute a formula; a label such as -1 is a number to it already.
-            if named.startswith(FORMULAS) and not NUMBER.fullmatch(named):
-                row["group"] = f"'{named}"
+            group = str(row["group"] or "")
+            # The quote stops a spreadsheet from computing a formula. A number such as -1 is no formula.
+            if group.startswith(FORMULAS) and not NUMBER.fullmatch(group):
+                row["group"] = f"'{group}"
             table.writerow(row)
         return text.getvalue()
 
 
-def missing(n: int) -> Tensor:
-    """(n,) figures that do not apply."""
+def not_applicable(n: int) -> Tensor:
+    """Return n figures that do not apply, which are NaN."""
     return torch.full((n,), torch.nan, dtype=torch.float64)

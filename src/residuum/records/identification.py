@@ -1,4 +1,4 @@
-"""Identification: what the weights of a polynomial network determine of its samples."""
+"""Identification: what the weights of a polynomial network determine about its samples."""
 
 from __future__ import annotations
 
@@ -15,24 +15,28 @@ RENAMED = {"n_r": "N_r", "rank_k": "rank_K", "cond_k": "cond_K"}  # symbols of t
 
 @dataclass(frozen=True, eq=False)
 class Identification(Record):
-    """Samples or aggregates of a polynomial network, and the conditions they rest on.
+    """Samples or aggregates of a polynomial network, and the conditions for them.
 
-    order: alpha+1.
-    r: dimension of the neurons' span.
-    spectral_gap: s_(r+1) / s_r of W.
-    n_r, rank_k, cond_k: coefficients of f, rank and condition of the neurons' kernel.
-    balance_gap: max_j | |W_j|^2 - alpha a_j^2 | / max_j |W_j|^2.
-    carrying: the fewest neurons that hold nearly all of |theta|^2.
-    x: (k, d), none before they are recovered.
-    weights: (k,) b = lam y.
-    residuals: (k,) in the direction of each sample's dual vector, over the neurons.
-    certified: (k,) rank condition held, |W|^2 = alpha a^2, nothing of W left out and residual
-        small, any other sample is heuristic.
-    method: diagonalisation or growth.
-    residual: relative, over all equations.
-    aggregate: (d,) for degree 1.
-    eigenvalues, eigenvectors: (r,) and (d, r), of the moment matrix for degree 2.
-    min_margin: on given samples.
+    Attributes:
+        order: alpha + 1.
+        r: Dimension of the span of the neurons.
+        spectral_gap: s_(r+1) / s_r of W.
+        n_r: Number of coefficients of f.
+        rank_k: Rank of the kernel of the neurons.
+        cond_k: Condition number of the kernel of the neurons.
+        balance_gap: max_j | |W_j|^2 - alpha a_j^2 | / max_j |W_j|^2.
+        carrying: The smallest number of neurons that hold nearly all of |theta|^2.
+        x: Samples (k, d), empty before they are recovered.
+        weights: b = lam y, (k,).
+        residuals: Residual in the direction of the dual vector of each sample, over the neurons, (k,).
+        certified: True for a sample if the rank condition holds, |W|^2 = alpha a^2, no part of W is left out
+            and the residual is small, (k,). Any other sample is heuristic.
+        method: diagonalisation or growth.
+        residual: Relative residual over all equations.
+        aggregate: The aggregate for degree 1, (d,).
+        eigenvalues: Eigenvalues of the moment matrix for degree 2, (r,).
+        eigenvectors: Eigenvectors of the moment matrix for degree 2, (d, r).
+        min_margin: Smallest margin on given samples.
     """
 
     unpublished = (
@@ -76,22 +80,21 @@ class Identification(Record):
         return self.order > 3 and self.rank_k == self.n_r
 
     @property
-    def checkable(self) -> bool:
-        """Whether r samples leave equations over: most forms are then no sum of r powers.
-
-        Two cubes fit any cubic form in two variables, one power any form in one.
-        """
+    def is_checkable(self) -> bool:
+        """Whether there are more equations than r samples have unknowns."""
+        # Otherwise a fit proves nothing: two cubes fit any cubic form in two variables, and a single power
+        # fits any form in one variable.
         return math.comb(self.r + self.order - 2, self.order - 1) > self.r**2
 
     @property
     def moment(self) -> Tensor | None:
-        """sum_i b_i x_i x_i^T on the signal subspace: (d, d), for degree 2."""
+        """The moment matrix sum_i b_i x_i x_i^T on the signal subspace, (d, d), for degree 2."""
         if self.eigenvalues is None or self.eigenvectors is None:
             return None
         return (self.eigenvectors * self.eigenvalues) @ self.eigenvectors.T
 
     def to_json(self) -> dict[str, Any]:
-        """The published form (``residuum identify --json``)."""
+        """Return the published form (``residuum identify --json``)."""
         columns = {
             "x": plain(self.x),
             "weight": plain(self.weights),
@@ -112,5 +115,5 @@ class Identification(Record):
 
     @property
     def normalized_margin(self) -> float | None:
-        """min margin / ||theta||^order."""
+        """The smallest margin over ||theta||^order."""
         return None if self.min_margin is None else self.min_margin / self.theta_norm**self.order

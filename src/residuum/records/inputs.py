@@ -1,11 +1,8 @@
-"""What goes in: samples as the network receives them, what is released, and what an attacker is told.
+"""Samples as the network receives them, and their .npz files.
 
-Everything else about the data stays unknown to the attack: :class:`Checkpoint` and :class:`Knowledge` are
-all that it has.
-
-Samples come as .npz files from anywhere. The directory of a zip archive is measured before anything parses
-it: one of a few megabytes can name a hundred thousand members, or carry extra fields that take quadratic
-time to walk; two directories can show two readers different members.
+An .npz file can come from an untrusted source. So the size of the directory of a zip archive is checked
+before it is parsed. A directory of a few megabytes can name a hundred thousand members, or have extra fields
+that take quadratic time. An archive with two directories can show two readers different members.
 """
 
 from __future__ import annotations
@@ -29,29 +26,31 @@ from residuum.errors import DataError, UnsafeFileError
 from residuum.records.base import Record
 from residuum.records.rundir import write_atomic
 
-MAX_BYTES = 4 << 30  # that a file may unpack to
-SMALL_BYTES = 128 << 20  # that it may take whatever its size: any machine has that
-MAX_GROWTH = 200  # of a packed file read as float64; MNIST reaches 40, in black and white 170
-MAX_ARRAYS = 500  # more than anybody names
-MAX_HEADER = 1000  # characters of an array's description; 118 are usual
-TEXT_BYTES = 64  # what Python needs for a text beside its letters
-# What zipfile and numpy raise on damaged files.
+MAX_BYTES = 4 << 30  # size of an unpacked file
+SMALL_BYTES = 128 << 20  # any file may take this much memory, because every machine has it
+MAX_GROWTH = (
+    200  # memory of a packed file as float64 over its size. MNIST has 40, in black and white 170
+)
+MAX_ARRAYS = 500  # more than any data file needs
+MAX_HEADER = 1000  # characters of the header of an array; 118 are typical
+TEXT_BYTES = 64  # memory that Python needs for a text in addition to its characters
+# Exceptions of zipfile and numpy for damaged files.
 _UNREADABLE = (OSError, ValueError, EOFError, MemoryError, RuntimeError, SyntaxError)
 _BROKEN = (zipfile.BadZipFile, zlib.error, tokenize.TokenError)
-NUMBERS = ("x", "y", "mean", "scale", "offset")  # arrays of a data file
-TEXTS = ("classes", "features", "units")
+NUMBERS = ("x", "y", "mean", "scale", "offset")  # arrays of numbers in a data file
+TEXTS = ("classes", "features", "units")  # arrays of texts in a data file
 TASKS = ("binary", "multiclass", "regression")
 MAX_DIRECTORY_BYTES = 1 << 20  # about 13 000 members of torch.save
-END = struct.Struct("<4s4H2IH")
+END = struct.Struct("<4s4H2IH")  # end of a zip directory
 END_64 = struct.Struct("<4sQ2H2I4Q")  # zip64 writes this and a locator before END
 LOCATOR = struct.Struct("<4sIQI")
 
-# Rules of the length of a field, each with its remedy.
+# Rules for the length of a field, each with its remedy.
 ONE_PER_SAMPLE = ("have one entry per sample", "Save one identifier per row of x.")
 ONE_PER_COLUMN = ("name every column", "Save one name per column, in the order of x.")
 ONE_OR_ONE_PER_COLUMN = (
     "be one number or one per column",
-    "Save what x was divided by as 'scale', what was subtracted before as 'offset'.",
+    "Save the divisor of x as 'scale', and the number that was subtracted before as 'offset'.",
 )
 
 
@@ -59,15 +58,20 @@ ONE_OR_ONE_PER_COLUMN = (
 class Dataset(Record):
     """Samples exactly as the network receives them.
 
-    x: (n, *shape) floating.
-    y: (n,) labels -1/+1, class indices, or regression targets (n,) / (n, k).
-    mean: (*shape) what was subtracted, to be added back for display; None when nothing was.
-    features, units: of the columns of a table.
-    scale, offset: (*shape) a value as a person knows it is (x + mean) scale + offset.
-    notes: what was recognized while reading, one sentence each.
-    row_numbers: (n,) row of each sample in the file or array that the user gave, counted from 0;
-        None if every row is there in order.
-    record_ids: the user's own identifier of each sample, from an ID column; () if there is none.
+    Attributes:
+        x: Samples in floating point, (n, *shape).
+        y: Labels -1/+1 or class indices (n,), or regression targets (n,) or (n, k).
+        mean: The mean that was subtracted (*shape), None if none was. It is added for display.
+        name: Name of the dataset.
+        classes: Names of the classes.
+        features: Names of the columns of a table.
+        units: Units of the columns of a table.
+        scale: See ``offset``, (*shape).
+        offset: A value in its original units is (x + mean) * scale + offset, (*shape).
+        notes: Sentences about what was recognized while reading.
+        row_numbers: Row of each sample in the file or array of the user, counted from 0, (n,). None if all
+            rows are present in order.
+        record_ids: The identifier of each sample from an ID column, () if there is none.
     """
 
     x: Tensor
@@ -85,11 +89,13 @@ class Dataset(Record):
 
     def __post_init__(self) -> None:
         if len(self.x) == 0:
-            raise DataError("A dataset needs at least one sample; this one is empty.", "Check n.")
+            raise DataError(
+                "A dataset must have at least one sample; this one is empty.", "Increase n."
+            )
         if len(self.x) != len(self.y):
             raise DataError(
-                f"x and y must have equally many rows; got {len(self.x)} and {len(self.y)}.",
-                "Save them from the same arrays.",
+                f"x and y must have the same number of rows; got {len(self.x)} and {len(self.y)}.",
+                "Save one label per sample.",
             )
         columns = self.x[0].numel()
         for name, sizes, rule, remedy in (
@@ -115,7 +121,7 @@ class Dataset(Record):
 
     @property
     def rows(self) -> list[int]:
-        """The row number of each sample in the user's file, counted from 0."""
+        """Row number of each sample in the user's file, counted from 0."""
         return list(range(len(self))) if self.row_numbers is None else self.row_numbers.tolist()
 
     def take(self, rows: Tensor) -> Self:
@@ -129,11 +135,11 @@ class Dataset(Record):
 
     @property
     def images(self) -> Tensor:
-        """Samples as a person would look at them: the mean added back."""
-        return with_mean(self.x, self.mean)
+        """Samples for display, with the mean added."""
+        return add_mean(self.x, self.mean)
 
     def to_npz(self, path: str | Path) -> Path:
-        """Write ``x``, ``y`` and whatever else is known to an .npz archive."""
+        """Write all arrays to an .npz archive and return its path."""
         tensors = {name: getattr(self, name) for name in NUMBERS}
         texts = {name: getattr(self, name) for name in TEXTS} | {"id": self.record_ids}
         arrays = {name: t.numpy(force=True) for name, t in tensors.items() if t is not None}
@@ -141,23 +147,46 @@ class Dataset(Record):
 
     @classmethod
     def from_npz(cls, path: str | Path) -> Self:
-        """Read what :meth:`to_npz` wrote, or any .npz with ``x`` and ``y``; never unpickles."""
+        """Read an .npz archive with ``x`` and ``y``, such as one of :meth:`to_npz`.
+
+        Nothing is unpickled.
+
+        Args:
+            path: The archive.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            DataError: If the archive is not a dataset.
+        """
         arrays = read_npz(path)
         if missing := {"x", "y"} - arrays.keys():
             raise DataError(
-                f"A data file needs arrays 'x' and 'y'; {str(path)!r} lacks {sorted(missing)}.",
-                f"It holds {sorted(arrays)}; save it with numpy.savez(path, x=..., y=...).",
+                f"A data file must have arrays 'x' and 'y'; {str(path)!r} lacks {sorted(missing)}.",
+                f"It holds {sorted(arrays)}. Save it with numpy.savez(path, x=..., y=...).",
             )
         return cls.from_arrays(arrays, path)
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray], path: str | Path) -> Self:
-        """The dataset of arrays as :meth:`to_npz` names them; path: whose they are, for messages."""
+        """Make a dataset of arrays.
+
+        Args:
+            arrays: Arrays by the names that :meth:`to_npz` uses.
+            path: The file that the arrays come from, for messages.
+
+        Returns:
+            The dataset.
+
+        Raises:
+            DataError: If the arrays are not a dataset.
+        """
         for name in filter(arrays.__contains__, NUMBERS):
             if arrays[name].dtype.kind == "U" or not np.isfinite(arrays[name]).all():
                 raise DataError(
                     f"{name!r} must hold finite numbers; in {str(path)!r} it holds text, NaN or Inf.",
-                    "Drop such rows; save class indices as y, and their names as classes.",
+                    "Remove such rows. Save class indices as y, and class names as classes.",
                 )
         x = torch.from_numpy(arrays["x"])
         x = x if x.is_floating_point() else x.double()
@@ -165,7 +194,7 @@ class Dataset(Record):
             raise DataError(
                 f"'x' must be (n, ...) and 'y' (n,); got shapes {tuple(x.shape)} and "
                 f"{arrays['y'].shape} in {str(path)!r}.",
-                "One row per sample.",
+                "Save one row per sample.",
             )
         mean = torch.from_numpy(arrays["mean"]).to(x.dtype) if "mean" in arrays else None
         if mean is not None and mean.shape not in ((), x.shape[1:]):
@@ -173,21 +202,25 @@ class Dataset(Record):
                 f"'mean' must have the shape of a sample, {tuple(x.shape[1:])}; got {tuple(mean.shape)}.",
                 "Save the mean image that was subtracted.",
             )
-        known: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for name in filter(arrays.__contains__, TEXTS):
-            known[name] = tuple(map(str, arrays[name].ravel()))
+            fields[name] = tuple(map(str, arrays[name].ravel()))
         for name in filter(arrays.__contains__, ("scale", "offset")):
-            known[name] = torch.from_numpy(arrays[name]).to(x.dtype)
+            fields[name] = torch.from_numpy(arrays[name]).to(x.dtype)
         if "id" in arrays:
-            known["record_ids"] = tuple(map(str, arrays["id"].ravel()))
-        return cls(x, torch.from_numpy(arrays["y"]), mean, Path(path).stem, **known)
+            fields["record_ids"] = tuple(map(str, arrays["id"].ravel()))
+        return cls(x, torch.from_numpy(arrays["y"]), mean, Path(path).stem, **fields)
 
 
 @dataclass(frozen=True, eq=False)
 class Split(Record):
-    """Training samples and a disjoint held-out set, preprocessed alike.
+    """Training samples and a disjoint held-out set with the same preprocessing.
 
-    available: samples of the source that the training samples were chosen from; 0 when not known.
+    Attributes:
+        train: Training samples.
+        holdout: The held-out set.
+        available: Number of samples of the source from which the training samples were chosen, 0 if it is
+            not known.
     """
 
     train: Dataset
@@ -196,35 +229,27 @@ class Split(Record):
 
 
 def read_npz(path: str | Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray]:
-    """Numeric and string arrays of an .npz archive, sizes checked before anything is unpacked.
+    """Read the numeric and string arrays of an .npz archive, and check sizes before unpacking.
 
-    An archive of some kilobytes may claim gigabytes, overlap its members or name one twice. What it
-    claims is compared with ``max_bytes`` and with its own size first, then with what its array headers
-    say.
+    An archive of some kilobytes may claim gigabytes, overlap its members or name one of them twice. So the
+    sizes that it claims are first compared with ``max_bytes`` and with its own size, and then with the
+    headers of its arrays. An archive that claims too much is an ``UnsafeFileError``.
+
+    Args:
+        path: The archive.
+        max_bytes: Maximum size of the unpacked file.
+
+    Returns:
+        Arrays by name.
+
+    Raises:
+        DataError: If the file is missing or is no archive of plain arrays.
     """
     try:
         if not Path(path).is_file():
             raise DataError(f"No data file at {str(path)!r}.", "Check the path.")
         with Path(path).open("rb") as stream, open_zip(stream) as archive:
-            members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
-            if not len(members) == len(archive.infolist()) <= MAX_ARRAYS:
-                raise ValueError(f"it may hold {MAX_ARRAYS} arrays of different names")
-            packed = stream.seek(0, io.SEEK_END)
-            if sum(member.compress_size for member in members.values()) > packed:
-                raise ValueError("its members overlap")
-            unpacked = sum(member.file_size for member in members.values())
-            if unpacked > max_bytes:
-                raise UnsafeFileError(
-                    f"A data file may unpack to {max_bytes} bytes; {str(path)!r} claims {unpacked}.",
-                    "Save fewer samples.",
-                )
-            held = sum(_claim(name, archive, member) for name, member in members.items())
-            if held > may_hold(packed):
-                raise UnsafeFileError(
-                    f"A data file may take {SMALL_BYTES} bytes in memory or {MAX_GROWTH} times its "
-                    f"own; {str(path)!r} of {packed} bytes claims {held}.",
-                    "Save it uncompressed, with numpy.savez(path, x=..., y=...).",
-                )
+            members = _check_members(archive, stream, path, max_bytes)
             return {name: _unpack(archive, member) for name, member in members.items()}
     except (*_UNREADABLE, *_BROKEN) as problem:
         raise DataError(
@@ -235,24 +260,58 @@ def read_npz(path: str | Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarr
 
 
 def write_npz(path: str | Path, arrays: dict[str, np.ndarray]) -> Path:
-    """Packed, unless that would make of it what :func:`read_npz` refuses."""
+    """Write an .npz archive, compressed unless :func:`read_npz` would refuse the compressed file.
+
+    Args:
+        path: The archive.
+        arrays: Arrays by name.
+
+    Returns:
+        The path.
+    """
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
-    if 8 * sum(array.size for array in arrays.values()) > may_hold(buffer.tell()):
+    if 8 * sum(array.size for array in arrays.values()) > max_memory(buffer.tell()):
         buffer = io.BytesIO()
         np.savez(buffer, allow_pickle=False, **arrays)
     return write_atomic(path, buffer.getvalue())
 
 
-def may_hold(packed: int) -> int:
-    """Bytes that numbers from a file of ``packed`` bytes may take as float64."""
+def max_memory(packed: int) -> int:
+    """Return how many bytes the numbers of a file of ``packed`` bytes may take as float64."""
     return max(SMALL_BYTES, MAX_GROWTH * packed)
 
 
-def _claim(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
-    """Bytes that an array takes once it is read, by its header, which must fit the member's size."""
+def _check_members(
+    archive: zipfile.ZipFile, stream: BinaryIO, path: str | Path, max_bytes: int
+) -> dict[str, zipfile.ZipInfo]:
+    """Check the sizes that an archive claims, and return its members by the names of the arrays."""
+    members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
+    if not len(members) == len(archive.infolist()) <= MAX_ARRAYS:
+        raise ValueError(f"it must hold at most {MAX_ARRAYS} arrays, with different names")
+    packed = stream.seek(0, io.SEEK_END)
+    if sum(member.compress_size for member in members.values()) > packed:
+        raise ValueError("its members overlap")
+    unpacked = sum(member.file_size for member in members.values())
+    if unpacked > max_bytes:
+        raise UnsafeFileError(
+            f"A data file must unpack to at most {max_bytes} bytes; {str(path)!r} claims {unpacked}.",
+            "Save fewer samples.",
+        )
+    memory = sum(_check_member(name, archive, member) for name, member in members.items())
+    if memory > max_memory(packed):
+        raise UnsafeFileError(
+            f"A data file must take at most {SMALL_BYTES} bytes in memory or {MAX_GROWTH} times its size; "
+            f"{str(path)!r} of {packed} bytes claims {memory}.",
+            "Save it uncompressed, with numpy.savez(path, x=..., y=...).",
+        )
+    return members
+
+
+def _check_member(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
+    """Check the header of an array against its size, and return the memory that the array takes."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError("it is packed in a way that numpy does not write")
+        raise ValueError("it uses a compression that numpy does not write")
     with archive.open(member) as stream:
         first = npy.read_magic(stream) == (1, 0)
         header = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
@@ -267,12 +326,13 @@ def _claim(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
         raise ValueError(
             f"{name[:80]!r} claims the shape {str(shape)[:80]} in {member.file_size} bytes"
         )
-    each = dtype.itemsize + TEXT_BYTES if dtype.kind == "U" else max(dtype.itemsize, 8)
-    return math.prod(shape) * each
+    is_text = dtype.kind == "U"
+    bytes_per_value = dtype.itemsize + TEXT_BYTES if is_text else max(dtype.itemsize, 8)
+    return math.prod(shape) * bytes_per_value
 
 
 def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """One array in this machine's byte order, and no wider than torch can take; its CRC must fit."""
+    """Return an array in the byte order of this machine, in a type that PyTorch has. The CRC is checked."""
     with archive.open(member) as stream:
         array = npy.read_array(stream, allow_pickle=False)
     kind = array.dtype.newbyteorder("=")
@@ -280,45 +340,85 @@ def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
 
 
 def is_size(value: Any) -> bool:
-    """Whether a number from a file can be a length or a place in it."""
+    """Return True if a value from a file can be a size or an offset in the file."""
     return type(value) is int and 0 <= value < 2**63
 
 
-def with_mean(x: Tensor, mean: Tensor | None) -> Tensor:
-    """One sample or several as a person would look at them: a mean of one or many values added."""
+def add_mean(x: Tensor, mean: Tensor | None) -> Tensor:
+    """Add a mean to samples for display.
+
+    Args:
+        x: A single sample (*shape), or samples (n, *shape).
+        mean: A single number, a value per entry, or None for no mean.
+
+    Returns:
+        The samples in the shape of ``x``.
+    """
     if mean is None:
         return x
-    whole = x.shape if mean.numel() == x.numel() else x.shape[1:]
-    return x + mean.to(x).reshape(() if mean.numel() == 1 else whole)
+    shape = x.shape if mean.numel() == x.numel() else x.shape[1:]
+    return x + mean.to(x).reshape(() if mean.numel() == 1 else shape)
 
 
-def samples_file(path: Path, name: str) -> Path:
-    """An .npz, or ``private/name`` in a training directory."""
+def find_samples_file(path: Path, name: str) -> Path:
+    """Return the file of samples.
+
+    Args:
+        path: A file, or a training directory.
+        name: File name in the folder ``private`` of a training directory.
+
+    Returns:
+        ``path`` itself if it is no directory, else ``path/private/name``.
+
+    Raises:
+        DataError: If the directory has no such file.
+    """
     if not path.is_dir():
         return path
     if not (path / "private" / name).is_file():
         raise DataError(
             f"A training directory must hold private/{name}; {str(path)!r} does not.",
-            "Name an .npz with x and y.",
+            "Pass an .npz file with x and y.",
         )
     return path / "private" / name
 
 
-def own_data(checkpoint: Path, given: Path | None = None) -> Path:
-    """The samples ``given``, or else those that a training directory was trained on."""
-    if given is None and not (checkpoint / "private" / "train.npz").is_file():
+def find_training_samples(checkpoint: Path, data: Path | None = None) -> Path:
+    """Return the file of the samples to certify.
+
+    Args:
+        checkpoint: A weights file or a training directory.
+        data: A file of samples, or None for those of the training directory.
+
+    Returns:
+        Path of the samples.
+
+    Raises:
+        DataError: If there are none.
+    """
+    if data is None and not (checkpoint / "private" / "train.npz").is_file():
         raise DataError(
-            f"A certificate needs the samples; {str(checkpoint)!r} has no private/train.npz.",
+            f"A certificate needs the training samples; {str(checkpoint)!r} has no private/train.npz.",
             "Pass --data FILE.npz.",
         )
-    return samples_file(given or checkpoint, "train.npz")
+    return find_samples_file(data or checkpoint, "train.npz")
 
 
 def open_zip(stream: BinaryIO) -> zipfile.ZipFile:
-    """The archive in ``stream``, which must end in its one directory, and that of a sane length.
+    """Open a zip archive that ends with a single directory of a reasonable size.
 
-    Readers disagree about archives with bytes after the directory or with two of them: what was checked
-    here could then differ from what torch or numpy reads.
+    Readers disagree about archives with bytes after the directory or with two directories. PyTorch or numpy
+    could then read something else than what was checked here.
+
+    Args:
+        stream: The file.
+
+    Returns:
+        The archive.
+
+    Raises:
+        BadZipFile: If the archive does not end with its directory.
+        UnsafeFileError: If the directory is too large.
     """
     end = stream.seek(0, io.SEEK_END) - END.size
     wide = END_64.size + LOCATOR.size
@@ -326,18 +426,19 @@ def open_zip(stream: BinaryIO) -> zipfile.ZipFile:
     tail = stream.read()
     before, last = tail[: -END.size], tail[-END.size :]
     if not last.startswith(b"PK\x05\x06") or len(last) < END.size:
-        raise zipfile.BadZipFile("it does not end in its directory")
+        raise zipfile.BadZipFile("it does not end with its directory")
     *_, length, start, comment = END.unpack(last)
-    if before[-LOCATOR.size :].startswith(b"PK\x06\x07"):  # what zipfile and torch go by
+    if before[-LOCATOR.size :].startswith(b"PK\x06\x07"):  # zipfile and PyTorch use this locator
         if not before.startswith(b"PK\x06\x06") or len(before) < wide:
             raise zipfile.BadZipFile("its directory has no end")
         *_, length, start = END_64.unpack(before[: END_64.size])
         end -= wide
     if comment or start + length != end:
-        raise zipfile.BadZipFile("it does not end in its directory")
+        raise zipfile.BadZipFile("it does not end with its directory")
     if length > MAX_DIRECTORY_BYTES:
         raise UnsafeFileError(
-            f"The directory of an archive may have {MAX_DIRECTORY_BYTES} bytes; this one has {length}.",
+            f"The directory of an archive must have at most {MAX_DIRECTORY_BYTES} bytes; this one has "
+            f"{length}.",
             "Save fewer, larger arrays.",
         )
     return zipfile.ZipFile(stream)

@@ -14,14 +14,14 @@ from residuum.records.base import Record
 from residuum.records.published import SchemaRule
 from residuum.records.rundir import digest
 
-PROVENANCES = ("user", "train", "holdout", "release")  # where a known fact may come from
-TENSORS = ("mean", "theta0", "norms", "moment")  # facts that are not written as text
+PROVENANCES = ("user", "train", "holdout", "release")  # where a fact can come from
+TENSORS = ("mean", "theta0", "norms", "moment")  # facts that are tensors
 TYPED = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?:(onehot|integer)(?:/([0-9.eE+-]+))?")
 
 
 @dataclass(frozen=True, eq=False)
 class Fact(Record):
-    """A fact that the attacker knows, in words, and where it came from."""
+    """A fact that the attacker knows, in words, with its source."""
 
     fact: str
     value: str
@@ -29,7 +29,7 @@ class Fact(Record):
 
 
 class Columns(NamedTuple):
-    """Neighboring columns of one type; the network receives a value over ``scale``, less the mean."""
+    """Adjacent columns of the same type. The network receives value / scale - mean."""
 
     first: int
     last: int
@@ -39,22 +39,25 @@ class Columns(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Knowledge(Record):
-    """Facts granted to the attacker, each absent (None) unless the auditor grants it.
+    """Facts that the attacker knows. A fact that the attacker does not know is None.
 
-    provenance: for every granted fact where it came from: "user" (said on the command line),
-        "train" (computed from the training set: the strongest attacker), "holdout", or "release":
-        the file itself holds it.
-    moment: what the optimizer kept of the gradients, by parameter (``checkpoints.read_moment``).
-    shape: of one sample.
-    value_range: least and largest value of a sample before a mean was subtracted.
-    mean: (*shape) what was subtracted, or one number.
-    sample_count: how many samples the network was trained on.
-    label_balance: share of each label.
-    theta0: the weights that training began from, by parameter name.
-    loss, weight_decay: of the training.
-    norms: (n,) of the samples.
-    columns: types of a table's columns, as ``0-2:onehot,3:integer/9``: counted from 0, the last one
-        given; behind a stroke what they were divided by before a mean was subtracted.
+    Attributes:
+        shape: Shape of one sample.
+        value_range: Smallest and largest value of a sample before a mean was subtracted.
+        mean: The mean that was subtracted, (*shape) or a single number.
+        sample_count: Number of training samples.
+        label_balance: Share of each label.
+        theta0: Initial weights by parameter name.
+        loss: Loss of the training.
+        weight_decay: Weight decay of the training.
+        norms: Norms of the samples, (n,).
+        moment: Optimizer state by parameter name: a momentum buffer or Adam's first moment
+            (``checkpoints.read_moment``).
+        columns: Types of the columns of a table, such as ``0-2:onehot,3:integer/9``. Columns count from 0,
+            and the last column is included. A number after a slash is the divisor that was applied before a
+            mean was subtracted.
+        provenance: Source of every known fact: "user" (passed by the user), "train" (computed from the
+            training set, which is the strongest attacker), "holdout", or "release" (stored in the file).
     """
 
     shape: tuple[int, ...] | None = None
@@ -71,58 +74,66 @@ class Knowledge(Record):
     provenance: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        unknown = set(self.provenance) - set(self.granted)
-        wrong = set(self.provenance.values()) - set(PROVENANCES)
-        if unknown or wrong:
+        unknown = set(self.provenance) - set(self.known_names)
+        invalid = set(self.provenance.values()) - set(PROVENANCES)
+        if unknown or invalid:
             raise InputError(
-                f"Provenance names granted facts with one of {PROVENANCES}; got {self.provenance}.",
-                f"Granted are {self.granted}.",
+                f"The provenance of a known fact must be one of {PROVENANCES}; got {self.provenance}.",
+                f"The known facts are {self.known_names}.",
             )
         if self.value_range is not None and not self.value_range[0] < self.value_range[1]:
             raise InputError(
-                f"A value range runs from low to high; got {self.value_range}.",
-                "For images in [0, 1] say value_range=(0, 1).",
+                f"A value range must go from low to high; got {self.value_range}.",
+                "For images in [0, 1], pass value_range=(0, 1).",
             )
-        _ = self.typed_columns  # refuses what it cannot read
-        source = {name: self.provenance.get(name, "user") for name in self.granted}
+        _ = self.typed_columns  # raises an error if the text is malformed
+        source = {name: self.provenance.get(name, "user") for name in self.known_names}
         object.__setattr__(self, "provenance", source)
 
     @property
-    def granted(self) -> tuple[str, ...]:
-        """Names of the facts the attacker has."""
+    def known_names(self) -> tuple[str, ...]:
+        """Names of the facts that the attacker knows."""
         names = (f.name for f in fields(self) if f.name != "provenance")
         return tuple(name for name in names if getattr(self, name) is not None)
 
     @property
     def typed_columns(self) -> tuple[Columns, ...]:
-        """``columns`` as read; none where no types are granted."""
+        """The parsed ``columns``, () if the attacker does not know them."""
         if self.columns is None:
             return ()
-        parts = [TYPED.fullmatch(part.strip()) for part in self.columns.split(",")]
+        matches = [TYPED.fullmatch(text.strip()) for text in self.columns.split(",")]
         try:
-            found = [
-                Columns(int(m[1]), int(m[2] or m[1]), m[3], float(m[4] or 1)) for m in parts if m
+            groups = [
+                Columns(int(m[1]), int(m[2] or m[1]), m[3], float(m[4] or 1)) for m in matches if m
             ]
         except ValueError:  # a scale that is no number
-            found = []
-        counted = [column for one in found for column in range(one.first, one.last + 1)]
+            groups = []
+        numbers = [column for group in groups for column in range(group.first, group.last + 1)]
         if (
-            len(found) < len(parts)
-            or len({*counted}) < len(counted)
-            or any(one.last < one.first + (one.kind == "onehot") for one in found)
-            or not all(0 < one.scale < math.inf for one in found)
+            len(groups) < len(matches)
+            or len({*numbers}) < len(numbers)
+            or any(group.last < group.first + (group.kind == "onehot") for group in groups)
+            or not all(0 < group.scale < math.inf for group in groups)
         ):
             raise InputError(
-                "Columns are FIRST-LAST:onehot or FIRST-LAST:integer between commas, none of them "
-                f"twice, a one-hot group of two or more; got {self.columns[:60]!r}.",
-                "Example: 0-2:onehot,3:integer/9, the last one for numbers divided by 9.",
+                "Columns must be a comma-separated list of FIRST-LAST:onehot and FIRST-LAST:integer. A "
+                "column must not appear twice, and a one-hot group must have at least two columns; got "
+                f"{self.columns[:60]!r}.",
+                "Example: 0-2:onehot,3:integer/9, where column 3 was divided by 9.",
             )
-        return tuple(found)
+        return tuple(groups)
 
     def box(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Bounds of a sample ``like`` this one as the network receives it, one number where they are equal.
+        """Return the smallest and largest values of a sample as the network receives it.
 
-        None without a granted range; a mean that is not granted is taken as 0.
+        If the attacker does not know the mean, it counts as 0.
+
+        Args:
+            like: A sample with the shape and type of the bounds.
+
+        Returns:
+            The bounds, each a single number or in the shape of ``like``. None if the attacker does not know
+            the value range.
         """
         if self.value_range is None:
             return None
@@ -133,33 +144,33 @@ class Knowledge(Record):
 
     @property
     def digest(self) -> str:
-        """What tells two grants apart."""
+        """Hash of all known facts."""
         moment = {f"moment of {name}": t for name, t in (self.moment or {}).items()}
-        found = {**(self.theta0 or {}), **moment, "mean": self.mean, "norms": self.norms}
-        tensors = {name: t for name, t in found.items() if t is not None}
-        plain = [[name, getattr(self, name)] for name in self.granted if name not in TENSORS]
+        optional = {**(self.theta0 or {}), **moment, "mean": self.mean, "norms": self.norms}
+        tensors = {name: t for name, t in optional.items() if t is not None}
+        plain = [[name, getattr(self, name)] for name in self.known_names if name not in TENSORS]
         shapes = [[name, list(t.shape)] for name, t in tensors.items()]
         return digest([plain, self.provenance, shapes], *tensors.values())
 
     @property
     def line(self) -> str:
-        """Every granted fact with where it came from, on one line."""
-        said = []
-        for known in self.facts:
-            shown = "" if known.fact in TENSORS else f" {known.value.replace(', ', ',')}"
-            said.append(f"{known.fact}{shown} ({known.provenance})")
-        return ", ".join(said) or "nothing but the weights"
+        """All known facts with their sources on a single line."""
+        phrases = []
+        for fact in self.known_facts:
+            value = "" if fact.fact in TENSORS else f" {fact.value.replace(', ', ',')}"
+            phrases.append(f"{fact.fact}{value} ({fact.provenance})")
+        return ", ".join(phrases) or "nothing but the weights"
 
     @property
-    def facts(self) -> tuple[Fact, ...]:
-        """Every granted fact in words; of tensors the number of values."""
+    def known_facts(self) -> tuple[Fact, ...]:
+        """All known facts in words. For a tensor, the words are its number of values."""
         source = self.provenance
-        return tuple(Fact(k, _in_words(getattr(self, k)), source[k]) for k in self.granted)
+        return tuple(Fact(k, _in_words(getattr(self, k)), source[k]) for k in self.known_names)
 
 
 def _in_words(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"{float(value):g}" if value.numel() == 1 else f"{value.numel()} values"
     if isinstance(value, dict):
-        return f"{sum(part.numel() for part in value.values())} values"
+        return f"{sum(tensor.numel() for tensor in value.values())} values"
     return ", ".join(f"{v:g}" for v in value) if isinstance(value, tuple) else str(value)

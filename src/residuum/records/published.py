@@ -126,5 +126,5 @@ def _published_type(kind: Any) -> Any:
         return kind
     if origin is Annotated:
         return Annotated[(_published_type(inner[0]), *inner[1:])]
-    published = tuple(_published_type(part) for part in inner)
+    published = tuple(_published_type(argument) for argument in inner)
     return reduce(or_, published) if origin in (Union, UnionType) else origin[published]

@@ -1,4 +1,4 @@
-"""Reconstructions: the candidates of an attack, and its own choice among them."""
+"""Reconstructions: the candidates of an attack, and the candidates that it selects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from residuum.records.base import Record, plain
 from residuum.records.knowledge import Knowledge
 
-# Fields and properties that the JSON holds as they are.
+# Fields and properties that the JSON holds unchanged.
 PUBLISHED = (
     "attack",
     "restarts",
@@ -27,16 +27,19 @@ PUBLISHED = (
 
 @dataclass(frozen=True, eq=False)
 class Selection(Record):
-    """Reconstructions chosen without the data, best first: consensus first, singletons after.
+    """Reconstructions that were selected without the data, best first.
 
-    x: (k, *shape).
-    labels: (k,).
-    lam: (k,) total multiplier.
-    support: (k,) number of restarts that hold such a candidate.
-    members: (k,) candidates merged into it.
-    confidence: (k,) in [0, 1], NaN where it is withheld.
-    features: (k, 5) what the confidence was computed from.
-    index: (k,) the cluster's representative among the candidates.
+    Candidates of several restarts (consensus) come before candidates of a single restart.
+
+    Attributes:
+        x: Reconstructions, (k, *shape).
+        labels: Labels, (k,).
+        lam: Total multipliers, (k,).
+        support: Number of restarts with such a candidate, (k,).
+        members: Number of candidates that were merged, (k,).
+        confidence: Confidence in [0, 1], NaN if it is not available, (k,).
+        features: The features from which the confidence was computed, (k, 5).
+        index: Index of each reconstruction among the candidates, (k,).
     """
 
     x: Tensor
@@ -49,48 +52,68 @@ class Selection(Record):
     index: Tensor
 
     @classmethod
-    def plain(
-        cls, x: Tensor, labels: Tensor, index: Tensor, confidence: Tensor, **known: Tensor
+    def from_candidates(
+        cls, x: Tensor, labels: Tensor, index: Tensor, confidence: Tensor, **counts: Tensor
     ) -> Selection:
-        """Candidates ``index`` of an attack without multipliers; support and members 1 unless known."""
-        one, none = torch.ones_like(index), torch.zeros(len(index), 5)
-        counts = {"support": one, "members": one, **known}
-        parts = x[index], labels[index], torch.ones(len(index))
-        return cls(*parts, **counts, confidence=confidence, features=none, index=index)
+        """Select candidates of an attack without multipliers.
+
+        Args:
+            x: Candidates, (N, *shape).
+            labels: Labels of the candidates, (N,).
+            index: Indices of the selected candidates, (k,).
+            confidence: Their confidence, (k,).
+            **counts: ``support`` or ``members`` of the selected candidates, 1 by default.
+
+        Returns:
+            The selection.
+        """
+        ones = torch.ones_like(index)
+        return cls(
+            x=x[index],
+            labels=labels[index],
+            lam=torch.ones(len(index)),
+            **{"support": ones, "members": ones, **counts},
+            confidence=confidence,
+            features=torch.zeros(len(index), 5),
+            index=index,
+        )
 
     def __len__(self) -> int:
         return len(self.x)
 
     def confidence_of(self, i: int) -> float | None:
-        """Return the confidence of candidate ``i``, None where it is withheld."""
+        """Return the confidence of candidate ``i``, None if it is not available."""
         confidence = float(self.confidence[i])
         return None if math.isnan(confidence) else confidence
 
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction(Record):
-    """Candidates of R restarts, how they came about, and what was chosen from them.
+    """The candidates of R restarts of an attack, with its history, its settings and its selection.
 
-    x: (N, *shape) as the network receives them, no mean added.
-    labels: (N,).
-    lam: (N, ...) plain-sum multipliers.
-    run: (N,) restart of each.
-    steps: (T,) of the history.
-    loss: (R, T).
-    layers: (R, T, L), relative SQUARED residual per layer.
-    status: per restart "finished", "time", "diverged", "interrupted".
-    events: how the candidates grew, one dict each with the step, the restart, parent and children by
-        number (``attacks/stationarity/growth.py``).
-    ident: (N,) number of every candidate within its restart, None before there were such.
-    second_order: per restart, of attacks that grew, whether its end point is second-order
-        stationary, with both quantities.
-    attack: its name.
-    layer_names: of the L layers.
-    knowledge, settings: what it was told, and how it ran.
-    selection: its own choice, made without the data.
-    canonical: whether the network was attacked in its canonical form (``networks/canonical.py``), to
-        whose weights the multipliers then belong.
-    notes: what a reader of the candidates should know.
+    Attributes:
+        attack: Name of the attack.
+        x: Candidates as the network receives them, without the mean, (N, *shape).
+        labels: Labels, (N,).
+        lam: Multipliers of the plain sum, (N, ...).
+        run: Restart of every candidate, (N,).
+        steps: Steps of the history, (T,).
+        loss: Losses, (R, T).
+        layers: Relative SQUARED residuals of the layers, (R, T, L).
+        layer_names: Names of the L layers.
+        status: "finished", "time", "diverged" or "interrupted" for every restart.
+        knowledge: What the attacker knew.
+        settings: Settings of the attack.
+        selection: The candidates that the attack selects without the data.
+        seconds: Run time.
+        notes: What a reader of the candidates should know.
+        events: How the candidates grew: dicts with the step, the restart, and the numbers of the parent and
+            its children (``attacks/stationarity/growth.py``).
+        ident: Number of every candidate within its restart, (N,). None in files of older versions.
+        second_order: For every restart of an attack that grows: whether its end point is second-order
+            stationary, with both quantities.
+        canonical: Whether the network was attacked in its canonical form (``networks/canonical.py``). The
+            multipliers then belong to the weights of that form.
     """
 
     attack: str
@@ -114,10 +137,28 @@ class Reconstruction(Record):
     canonical: bool = False
 
     @classmethod
-    def at_once(
-        cls, attack: str, x: Tensor, labels: Tensor, lam: Tensor, knowledge: Knowledge, **rest: Any
+    def from_candidates(
+        cls,
+        attack: str,
+        x: Tensor,
+        labels: Tensor,
+        lam: Tensor,
+        knowledge: Knowledge,
+        **fields: Any,
     ) -> Reconstruction:
-        """Candidates of one restart that took no steps."""
+        """Make a reconstruction of an attack that has no restarts and no steps.
+
+        Args:
+            attack: Name of the attack.
+            x: Candidates, (N, *shape).
+            labels: Labels, (N,).
+            lam: Multipliers, (N, ...).
+            knowledge: What the attacker knew.
+            **fields: Other fields.
+
+        Returns:
+            The reconstruction, with a single restart and an empty history.
+        """
         steps = torch.zeros(0, dtype=torch.long)
         return cls(
             attack,
@@ -131,7 +172,7 @@ class Reconstruction(Record):
             layer_names=(),
             status=("finished",),
             knowledge=knowledge,
-            **rest,
+            **fields,
         )
 
     @property
@@ -141,20 +182,20 @@ class Reconstruction(Record):
 
     @property
     def weight(self) -> Tensor:
-        """(N,) total absolute multiplier of each candidate."""
+        """Total absolute multiplier of each candidate, (N,)."""
         return self.lam.abs().flatten(1).sum(1) if self.lam.ndim > 1 else self.lam.abs()
 
     @property
     def best_restart(self) -> int | None:
-        """The restart with the least loss of those that did not diverge; None where there is none."""
-        alive = torch.tensor([status != "diverged" for status in self.status])
-        if not self.loss.shape[1] or not alive.any():
+        """Restart with the smallest loss, None if all restarts diverged or there is no history."""
+        is_valid = torch.tensor([status != "diverged" for status in self.status])
+        if not self.loss.shape[1] or not is_valid.any():
             return None
         loss = self.loss.nan_to_num(nan=torch.inf).amin(1)
-        return int(torch.where(alive, loss, torch.inf).argmin())
+        return int(torch.where(is_valid, loss, torch.inf).argmin())
 
     def to_json(self) -> dict[str, Any]:
-        """Summary without the candidates themselves; what is not finite is null."""
+        """Return a summary without the candidates. Numbers that are not finite are None."""
         chosen = self.selection
         return self.plain_values(*PUBLISHED) | {
             "candidates": len(self.x),
@@ -170,15 +211,15 @@ class Reconstruction(Record):
         }
 
     def _run(self, i: int) -> dict[str, Any]:
-        """One restart: its last loss, and step, loss and residuals (norms) of the best one, kept."""
+        """Return the last loss of a restart, and its best loss with the step and the residual norms."""
         loss = plain(self.loss[i])
-        known = [(value, t) for t, value in enumerate(loss) if value is not None]
-        best, at = min(known) if known else (None, None)
-        layers = plain(self.layers[i, at]) if at is not None else [None] * len(self.layer_names)
+        finite = [(value, t) for t, value in enumerate(loss) if value is not None]
+        best, t = min(finite) if finite else (None, None)
+        layers = plain(self.layers[i, t]) if t is not None else [None] * len(self.layer_names)
         return {
             "status": self.status[i],
             "final_loss": loss[-1] if loss else None,
-            "step": int(self.steps[at]) if at is not None else None,
+            "step": int(self.steps[t]) if t is not None else None,
             "loss": best,
             "residuals": {
                 name: None if value is None else math.sqrt(max(value, 0.0))

@@ -1,8 +1,10 @@
-"""Run directories, and the files in them: of one kind of run, one process at a time, half of nothing.
+"""Run directories: folders for the files of a run that can be interrupted and continued.
 
-Every file is written beside its place and renamed into it, the summary last: it completes a run. A kill
-at any moment leaves a folder that the same command takes up again; a run that was asked for otherwise,
-or a folder of somebody else's, is refused. With what a run was measured, :func:`environment` says.
+A run directory belongs to one kind of run, and only one process may write to it at a time. Every file is
+written to a temporary file and then renamed, so no file is ever incomplete. The summary is written last and
+completes the run. After an interruption, the same command continues the run. A directory with other settings
+or with files of other programs is refused. :func:`environment` describes the software and the hardware of a
+run.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, NoReturn, Self
 
 import torch
 from torch import Tensor
@@ -27,25 +29,26 @@ from torch import Tensor
 from residuum.errors import InputError, OutputError
 
 IGNORE, LOCK = ".gitignore", ".lock"
-_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")  # what tempfile names beside a file to be written
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")  # names of the temporary files of write_atomic
 PACKAGES = ["residuum", "torch", "numpy", "scipy", "safetensors", "scikit-learn", "clarabel"]
 PACKAGES += ["kornia", "optuna"]
-OPTIONAL = ("opacus", "ray")  # of the extras dp and cluster: named where they are installed
+OPTIONAL = ("opacus", "ray")  # packages of the extras dp and cluster, listed only if installed
 
 
 class RunDir:
-    """An open run directory; each kind of run is a class of its own.
+    """An open run directory. Every kind of run is a subclass.
 
-    what: the run with its article, such as "an audit".
-    own: files of which a folder of such a run holds at least one.
-    summary: the file that completes it, with what was asked for under "request".
-    asked: where that is kept before.
+    Attributes:
+        what: The run with its article, such as "an audit".
+        files: Files of such a run. Its directory holds at least one of them.
+        summary: The file that completes the run. It holds the settings of the run as "request".
+        request_file: The file that holds the settings before the run is complete.
     """
 
     what: ClassVar[str]
-    own: ClassVar[Collection[str]]
+    files: ClassVar[Collection[str]]
     summary: ClassVar[str]
-    asked: ClassVar[str] = "request.json"
+    request_file: ClassVar[str] = "request.json"
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -53,101 +56,142 @@ class RunDir:
     @classmethod
     @contextmanager
     def open(cls, path: str | Path) -> Iterator[Self]:
-        """``path`` for this run, entered by its owner alone; a new one goes if nothing was kept."""
+        """Create or enter a directory, and lock it for this process.
+
+        Only its owner can read the directory. A new directory is removed if it stays empty.
+
+        Args:
+            path: The directory.
+
+        Yields:
+            The run directory.
+        """
         run = cls(path)
-        fresh = not run.path.exists()
+        is_new = not run.path.exists()
         make_directory(run.path)
-        refuse_foreign(run.path, cls.what, run.signs())
+        refuse_foreign(run.path, cls.what, run.expected_files())
         with _locked(run.path, cls.what):
-            with suppress(OSError):  # a folder of somebody else's: writing decides
+            with suppress(OSError):  # another user owns the directory; writing may still work
                 run.path.chmod(0o700)
             write_atomic(run.path / IGNORE, "*\n")
-            for folder in {run.path, (run.path / cls.asked).parent}:
+            for folder in {run.path, (run.path / cls.request_file).parent}:
                 _clear_temporaries(folder)
             try:
                 yield run
             finally:
-                if fresh and not {entry.name for entry in run.path.iterdir()} - {IGNORE, LOCK}:
+                if is_new and not {entry.name for entry in run.path.iterdir()} - {IGNORE, LOCK}:
                     shutil.rmtree(run.path, ignore_errors=True)
 
     @property
-    def complete(self) -> bool:
-        """Whether a run has ended here."""
+    def is_complete(self) -> bool:
+        """Whether the run is complete."""
         return (self.path / self.summary).is_file()
 
     @property
-    def started(self) -> bool:
-        """Whether work would be lost with another request."""
+    def has_work(self) -> bool:
+        """Whether the directory holds work that a run with other settings would lose."""
         return True
 
-    def signs(self) -> Collection[str]:
-        """Files of which one tells that the folder is of such a run."""
-        return self.own
+    def expected_files(self) -> Collection[str]:
+        """Return files of which the directory of such a run holds at least one."""
+        return self.files
 
-    def claim(self, request: dict[str, Any]) -> None:
-        """Begin, or go on with, the run that ``request`` describes; any other is refused.
+    def begin(self, request: dict[str, Any]) -> None:
+        """Begin a run with these settings, or continue it.
 
-        A request that left no work, because its inputs were refused, stands in nobody's way.
+        A request that left no work, because its inputs were refused, is replaced. If the directory holds a
+        run with other settings, an ``InputError`` is raised.
+
+        Args:
+            request: Settings of the run.
         """
-        wanted, asked = json.loads(json.dumps(request)), self.path / self.asked
-        before = read_json(asked) if asked.is_file() else None
-        if before is None and self.complete:
+        settings, file = json.loads(json.dumps(request)), self.path / self.request_file
+        before = read_json(file) if file.is_file() else None
+        if before is None and self.is_complete:
             before = read_json(self.path / self.summary).get("request")
-        if before == wanted:
+        if before == settings:
             return
-        if self.complete or (before is not None and self.started):
+        if self.is_complete or (before is not None and self.has_work):
             before = before if isinstance(before, dict) else {}
-            changed = sorted(k for k in {*before, *wanted} if before.get(k) != wanted.get(k))
-            raise another(self.path, self.what, f"settings or inputs ({', '.join(changed[:4])})")
-        if not self.started:
-            self.forget()
-        write_json(asked, wanted)
-        asked.parent.chmod(0o700)
+            changed = sorted(k for k in {*before, *settings} if before.get(k) != settings.get(k))
+            refuse_other_run(self.path, self.what, f"settings or inputs ({', '.join(changed[:4])})")
+        if not self.has_work:
+            self.discard_work()
+        write_json(file, settings)
+        file.parent.chmod(0o700)
 
-    def forget(self) -> None:
-        """Drop what an earlier request left that came to nothing."""
+    def discard_work(self) -> None:
+        """Remove the files of an earlier request that left no work."""
 
 
-def digest(*parts: Any) -> str:
-    """What tells two runs apart: a hash of text, of other plain values as JSON, of tensors as float64."""
-    found = hashlib.sha256()
-    for part in parts:
-        if isinstance(part, Tensor):
-            found.update(part.detach().cpu().double().contiguous().numpy().tobytes())
+def digest(*values: Any) -> str:
+    """Return a hash of texts, of tensors as float64, and of other plain values as JSON."""
+    hasher = hashlib.sha256()
+    for value in values:
+        if isinstance(value, Tensor):
+            hasher.update(value.detach().cpu().double().contiguous().numpy().tobytes())
         else:
-            text = part if isinstance(part, str) else json.dumps(part, sort_keys=True)
-            found.update(text.encode())
-    return found.hexdigest()
+            text = value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+            hasher.update(text.encode())
+    return hasher.hexdigest()
 
 
-def another(path: Path, what: str, other: str) -> InputError:
-    """What to raise where a folder holds a run of the same kind that was asked for otherwise."""
-    return InputError(
-        f"{str(path)!r} holds {what} with other {other}.",
-        "Choose another --out, or remove that folder.",
+def refuse_other_run(path: Path, what: str, difference: str) -> NoReturn:
+    """Refuse a directory that holds a run of the same kind with other settings.
+
+    Args:
+        path: The directory.
+        what: The run with its article, such as "an audit".
+        difference: What differs, such as "settings".
+
+    Raises:
+        InputError: Always.
+    """
+    raise InputError(
+        f"{str(path)!r} holds {what} with other {difference}.",
+        "Choose another folder with --out, or remove that folder.",
     )
 
 
-def refuse_foreign(path: Path, what: str, own: Collection[str]) -> None:
-    """A folder that holds anything but ``what`` is not entered: not even a lock is left there."""
+def refuse_foreign(path: Path, what: str, files: Collection[str]) -> None:
+    """Refuse a directory that holds other files than those of a run. Nothing is written there.
+
+    Args:
+        path: The directory.
+        what: The run with its article, such as "an audit".
+        files: Files of such a run. A directory that is not empty must hold at least one of them.
+
+    Raises:
+        OutputError: If the directory holds other files.
+    """
     if not path.exists():
         return
-    make_directory(path)  # says why where it is a file
+    make_directory(path)  # raises an error if the path is a file
     content = {entry.name for entry in path.iterdir()} - {IGNORE, LOCK}
     content = {name for name in content if not _TEMPORARY.fullmatch(name)}
-    if content and content.isdisjoint(own):
+    if content and content.isdisjoint(files):
         raise OutputError(
-            f"--out must be a new or empty folder, or one of {what}; {str(path)!r} holds other "
+            f"--out must be a new or empty folder, or the folder of {what}; {str(path)!r} holds other "
             "files.",
             "Choose another folder with --out.",
         )
 
 
 def write_atomic(path: str | Path, content: bytes | str) -> Path:
-    """Write ``content`` to a neighbor of ``path`` and rename it into place.
+    """Write a temporary file in the same folder, and rename it.
 
-    Whoever reads sees the old file or the new one, also after a crash: the neighbor is on the disk
-    before it is renamed, and is removed where something failed.
+    A reader sees either the old file or the new one, even after a crash. The temporary file is on the disk
+    before it is renamed. It is removed if an error occurs.
+
+    Args:
+        path: The file.
+        content: Its content.
+
+    Returns:
+        The path.
+
+    Raises:
+        OutputError: If the file cannot be written.
     """
     path = Path(path)
     make_directory(path.parent)
@@ -161,7 +205,7 @@ def write_atomic(path: str | Path, content: bytes | str) -> Path:
             os.fsync(stream.fileno())
         os.replace(temporary, path)
     except OSError as problem:
-        raise _unwritable(path, problem) from problem
+        raise OutputError(*_explain_unwritable(path, problem)) from problem
     finally:
         if temporary is not None and os.path.exists(temporary):
             os.unlink(temporary)
@@ -169,39 +213,46 @@ def write_atomic(path: str | Path, content: bytes | str) -> Path:
 
 
 def write_json(path: str | Path, value: Any) -> Path:
-    """Write ``value`` as indented JSON; NaN and infinity are refused, since JSON has neither."""
+    """Write a value as indented JSON.
+
+    Args:
+        path: The file.
+        value: A value without NaN and infinity, which JSON does not have.
+
+    Returns:
+        The path.
+    """
     return write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """A JSON object; empty where it is missing or damaged."""
+    """Return a JSON object, {} if the file is missing or damaged."""
     try:
-        found = json.loads(Path(path).read_text())
+        content = json.loads(Path(path).read_text())
     except (OSError, ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def make_directory(path: str | Path) -> Path:
-    """Create ``path`` with its parents, or say why it cannot be."""
+    """Create a directory with its parents and return its path, or raise ``OutputError``."""
     path = Path(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as problem:
-        raise _unwritable(path, problem) from problem
+        raise OutputError(*_explain_unwritable(path, problem)) from problem
     return path
 
 
-def _unwritable(path: Path, problem: OSError) -> OutputError:
+def _explain_unwritable(path: Path, problem: OSError) -> tuple[str, str]:
+    """Return the message and the remedy for a path that cannot be written."""
     reason = problem.strerror or type(problem).__name__
-    return OutputError(
-        f"Output must be a writable place; {str(path)!r} is not ({reason}).",
-        "Choose another folder with --out.",
-    )
+    message = f"The output path must be writable; {str(path)!r} is not ({reason})."
+    return message, "Choose another folder with --out."
 
 
 def _clear_temporaries(folder: Path) -> None:
-    """Remove what a killed write left; only with the lock held."""
+    """Remove the temporary files of interrupted writes. The caller must hold the lock."""
     for entry in folder.iterdir() if folder.is_dir() else ():
         if _TEMPORARY.fullmatch(entry.name) and entry.is_file() and not entry.is_symlink():
             entry.unlink()
@@ -209,18 +260,18 @@ def _clear_temporaries(folder: Path) -> None:
 
 @contextmanager
 def _locked(path: Path, what: str) -> Iterator[None]:
-    """The folder's lock; the system lets go of it when the process ends, however it ends."""
+    """Hold the lock of a directory. The operating system releases it when the process ends."""
     try:
         handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as problem:
-        raise _unwritable(path, problem) from problem
+        raise OutputError(*_explain_unwritable(path, problem)) from problem
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as problem:
         os.close(handle)
         raise OutputError(
             f"Another {what.split()[-1]} is writing to {str(path)!r}.",
-            "Wait for it, or choose another folder with --out.",
+            "Wait until it ends, or choose another folder with --out.",
         ) from problem
     try:
         yield
@@ -229,27 +280,27 @@ def _locked(path: Path, what: str) -> Iterator[None]:
 
 
 def require_device(device: str) -> None:
-    """Refuse a device that is not there, before any work."""
+    """Check that a device exists, or raise ``InputError``."""
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
-        raise InputError(f"A device is cpu or cuda; got {device!r}.", "Use --device cpu.")
+        raise InputError(f"A device must be cpu or cuda; got {device!r}.", "Pass --device cpu.")
     if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
-        raise InputError(f"No CUDA device was found for {device!r}.", "Use --device cpu.")
+        raise InputError(f"No CUDA device was found for {device!r}.", "Pass --device cpu.")
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """Versions of what computes, the processor, and the device in words."""
-    found = {}
+    """Return the versions of packages, the processor, and the name of the device."""
+    versions = {}
     for name in (*PACKAGES, *OPTIONAL):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             if name in PACKAGES:
-                found[name] = "not installed"
+                versions[name] = "not installed"
     name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
     return {
         "python": platform.python_version(),
-        "packages": found,
+        "packages": versions,
         "system": platform.system(),
         "device": name,
         "cpus": os.cpu_count(),
@@ -258,8 +309,8 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
-    """The same figures whatever the number of cores; problems this small gain nothing by more."""
+def use_one_thread() -> Iterator[None]:
+    """Use a single thread, so that figures do not depend on the number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -269,6 +320,6 @@ def one_thread() -> Iterator[None]:
 
 
 def sha256(path: str | Path) -> str:
-    """Hash of a file, read in pieces."""
+    """Return the SHA-256 hash of a file."""
     with open(path, "rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,4 +1,4 @@
-"""Scores: how many training samples the candidates recover, beyond what is expected by chance."""
+"""Scores: how many training samples the candidates recover, compared with chance."""
 
 from __future__ import annotations
 
@@ -6,22 +6,32 @@ from dataclasses import dataclass
 
 from residuum.records.base import Record
 
-HEAD = ["metric", "recovered", "by chance", "p", "threshold"]  # against the held-out control
-HEAD += ["published", "train", "held-out", "top 10", "best"]  # as published
+HEAD = ["metric", "recovered", "by chance", "p", "threshold"]  # compared with the held-out set
+HEAD += ["published", "train", "held-out", "top 10", "best"]  # with the matching of the publication
 
 
 @dataclass(frozen=True, eq=False)
 class MetricScore(Record):
-    """The counts under one metric.
+    """The counts under a metric. Values that need a held-out set are None without one.
 
-    recovered: samples whose one-to-one match beats threshold_null99, the 99th percentile of chance.
-    interval: naive 95% Clopper-Pearson of that count, as if samples were independent, chance not
-        subtracted.
-    p_value: permutation test against held-out samples.
-    above_published_threshold: samples beyond published_threshold, matched as its source does.
-    above_published_threshold_holdout: the same of one held-out set of equal size, its chance level.
-    top10_mean, best, median: of the values under the published matching. What needs a held-out
-        control is None without one.
+    Attributes:
+        name: Name of the metric.
+        description: The metric in words.
+        higher_is_better: Whether larger values are better.
+        published_threshold: The threshold of the publication.
+        above_published_threshold: Number of training samples beyond ``published_threshold``, with the
+            matching of the publication.
+        top10_mean: Mean of the ten best values with the matching of the publication.
+        best: Best value with the matching of the publication.
+        median: Median of the values with the matching of the publication.
+        recovered: Number of samples whose one-to-one match is better than ``threshold_null99``.
+        expected_by_chance: Number of samples expected to be recovered by chance.
+        interval: Naive 95% Clopper-Pearson interval of ``recovered``. It treats samples as independent and
+            does not subtract chance.
+        p_value: p-value of the permutation test against held-out samples.
+        threshold_null99: The 99th percentile of chance.
+        above_published_threshold_holdout: Number of held-out samples beyond ``published_threshold``, in a
+            set as large as the training set: the chance level.
     """
 
     unpublished = ("name",)  # the key of the metric in the JSON
@@ -43,24 +53,27 @@ class MetricScore(Record):
 
     @property
     def threshold(self) -> str:
-        """What a recovered sample had to beat, such as "> 0.83"; a dash without a control."""
+        """The threshold of a recovered sample, such as "> 0.83", or "-" without a held-out set."""
         if self.threshold_null99 is None:
             return "-"
         return f"{'>' if self.higher_is_better else '<'} {self.threshold_null99:.3g}"
 
     @property
     def rule(self) -> str:
-        """What counts as recovered, to stand beside a count: "ncc > 0.83"; "" without a control."""
+        """The condition for a recovered sample, such as "ncc > 0.83", or "" without a held-out set."""
         return "" if self.threshold_null99 is None else f"{self.name} {self.threshold}"
 
 
 @dataclass(frozen=True, eq=False)
 class SampleMatch(Record):
-    """One sample under one metric.
+    """The matches of a sample under a metric.
 
-    score, candidate: of its one-to-one match, None when it got none.
-    recovered: beyond chance.
-    nearest, nearest_candidate: under the published matching, mostly with repeats.
+    Attributes:
+        score: Value of the one-to-one match, None if the sample has no match.
+        candidate: Index of the one-to-one match, None if the sample has no match.
+        recovered: Whether the match is better than expected by chance.
+        nearest: Value of the match with the matching of the publication, which may repeat candidates.
+        nearest_candidate: Index of that match.
     """
 
     score: float | None
@@ -72,10 +85,16 @@ class SampleMatch(Record):
 
 @dataclass(frozen=True, eq=False)
 class SampleScore(Record):
-    """One training sample: its margin, the multiplier of its candidate, its match by every metric.
+    """The scores of a training sample.
 
-    index: its row in the file that the user gave, counted from 0.
-    id: the user's own identifier, "" if the data has no ID column.
+    Attributes:
+        index: Row of the sample in the user's file, counted from 0.
+        label: Label of the sample.
+        margin: Margin of the sample.
+        multiplier: Multiplier of its candidate.
+        recovered: Whether it is recovered by the deciding metric.
+        matches: Its matches by metric.
+        id: Its identifier from an ID column, "" if the data has none.
     """
 
     index: int
@@ -89,7 +108,7 @@ class SampleScore(Record):
 
 @dataclass(frozen=True, eq=False)
 class ScoreSlice(Record):
-    """Recovered samples in a part of the training set: a class, or a range of margins."""
+    """The recovered samples in a class or in a range of margins."""
 
     name: str
     samples: int
@@ -100,17 +119,23 @@ class ScoreSlice(Record):
 
 @dataclass(frozen=True, eq=False)
 class Scores(Record):
-    """How many of n training samples the m candidates recover, beyond what chance explains.
+    """How many of n training samples the m candidates recover, compared with chance.
 
-    deciding: the metric of the verdict.
-    reason: why nothing is calibrated, "" when it is.
-    pool, subsets: size of the held-out control, and sets drawn from it.
-    smallest_significant: the least count that this pool could call significant at 1%.
-    margins: slices by quintile of the margin, smallest first.
-    metrics: counts by metric.
-    per_sample: each training sample with its match.
-    classes: slices by label.
-    notes: what was left out, or could not be measured.
+    Attributes:
+        n: Number of training samples.
+        m: Number of candidates.
+        calibrated: Whether the counts are compared with a held-out set.
+        reason: Why they are not calibrated, "" if they are.
+        deciding: The metric that decides the verdict.
+        metrics: Counts by metric.
+        per_sample: Scores of every training sample.
+        classes: Counts by class.
+        margins: Counts by quintile of the margin, smallest first.
+        pool: Size of the held-out set.
+        subsets: Number of sets drawn from the held-out set.
+        smallest_significant: The smallest count that is significant at 1% with this held-out set.
+        seed: Seed of the draws.
+        notes: What was left out or could not be measured.
     """
 
     derived = ("recovered", "expected_by_chance", "p_value")
@@ -132,26 +157,26 @@ class Scores(Record):
 
     @property
     def recovered(self) -> int | None:
-        """Recovered samples by the deciding metric; None when nothing is calibrated."""
+        """Number of recovered samples by the deciding metric, None if it is not calibrated."""
         return self.metrics[self.deciding].recovered
 
     @property
     def rule(self) -> str:
-        """What counts as recovered by the deciding metric: "ncc > 0.83"; "" without a control."""
+        """The condition for a recovered sample, such as "ncc > 0.83", or "" without a held-out set."""
         return self.metrics[self.deciding].rule
 
     @property
     def expected_by_chance(self) -> float | None:
-        """Samples that chance recovers by the deciding metric."""
+        """Number of samples expected by chance, by the deciding metric."""
         return self.metrics[self.deciding].expected_by_chance
 
     @property
     def p_value(self) -> float | None:
-        """Of the permutation test by the deciding metric."""
+        """p-value of the permutation test by the deciding metric."""
         return self.metrics[self.deciding].p_value
 
     def table(self) -> str:
-        """Calibrated and published numbers side by side, one metric per row, as plain text."""
+        """Return a text table with a row per metric: calibrated counts next to published ones."""
         rows = [HEAD]
         for name, metric in self.metrics.items():
             sign = ">" if metric.higher_is_better else "<"

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from residuum.records.base import Record, table_rows
 
-# Fields that the JSON holds as they are: of the certificate, and of each sample. The last two are known
-# only if the network has margins.
+# Fields of the certificate and of each sample that the JSON holds unchanged. The last two are computed only
+# if the network has margins.
 OF_ALL = (
     "task",
     "samples",
@@ -31,13 +31,14 @@ OF_FULL_SETS = ("full_at_least", "full_energy")
 
 @dataclass(frozen=True, eq=False)
 class Sums(Record):
-    """Whether the weights fix mass and moment of every activation pattern, by the linear system.
+    """Whether the weights determine the mass and the moment of every activation pattern.
 
-    patterns: different patterns and labels of the candidates.
-    pinned: those whose sums every set with these patterns shares.
-    free: dimension of the moves across patterns, None where it was not counted.
-    least: smallest singular value that counts as none of them, over the largest.
-    method: how it is known.
+    Attributes:
+        patterns: Number of different pairs of a pattern and a label.
+        pinned: Number of pairs whose sums are equal in every set with these patterns.
+        free: Dimension of the moves across patterns, None if it was not counted.
+        least: Smallest singular value that counts as nonzero, over the largest.
+        method: How the numbers were computed.
     """
 
     patterns: int
@@ -49,28 +50,45 @@ class Sums(Record):
 
 @dataclass(frozen=True, eq=False)
 class Uniqueness(Record):
-    """The uniqueness certificate of k of m candidates, for a least share t of their multipliers.
+    """The uniqueness certificate of k of m candidates.
 
-    Every other training set with these patterns and labels that explains the weights as well, and in
-    which an image takes over at least ``share`` of a sample's weight, keeps at least
-    ``determined_at_least`` of the sample's energy in that image, and that image lies within
-    ``radius_most`` and, pixel by pixel, between ``low`` and ``high``: proved. ``determined_energy``:
-    the least found, attained by ``least`` (k, *shape) at distance ``radius``, in a set that changes the
-    sum of gradients by ``change`` of the target's norm. full_at_least, full_energy: the same over sets
-    that also keep every margin at or above the least (full KKT sets; equal where there are no margins).
+    Consider any other training set with these patterns and labels that fits the weights equally well, and in
+    which an image takes over at least ``share`` of the multiplier of a sample. It is proved that this image
+    keeps at least ``determined_at_least`` of the energy of the sample, is within ``radius_most`` of it, and
+    lies between ``low`` and ``high`` in every pixel. Energies are those of images as the network receives
+    them.
 
-    index: (k,) which candidates.
-    lam: (k,) their multipliers, over all rivals.
-    members: (k,) candidates of the same pattern and label.
-    pinned: (k,) whether the weights fix the sums of that pattern: where they do not, the bound is
-        that of the cell, whatever the share.
-    kinks: (k,) switches at zero to rounding.
-    residual, best_residual: of every layer, of this set and of the set that any attack explains the
-        weights best with, {} where none was compared.
-
-    Energies are of images as the network receives them.
-    box: whether a value range was known.
-    size: (k,) norms of the candidates as the network receives them.
+    Attributes:
+        task: Task of the network.
+        samples: Number of candidates, m.
+        share: The smallest share of a multiplier.
+        box: Whether a value range was known.
+        margins: Whether the network has margins.
+        index: Indices of the candidates, (k,).
+        labels: Labels, (k,).
+        lam: Their multipliers, over all rivals, (k,).
+        members: Number of candidates with the same pattern and label, (k,).
+        pinned: Whether the weights determine the sums of the pattern, (k,). If not, the bound is that of the
+            cell, for any share.
+        kinks: Number of activation boundaries at zero up to rounding, (k,).
+        determined_at_least: Proved lower bound of the energy, (k,).
+        determined_energy: Smallest energy that was found, (k,).
+        full_at_least: As ``determined_at_least``, over sets that also keep every margin at or above the
+            smallest one (full KKT sets). Equal to it if the network has no margins, (k,).
+        full_energy: As ``determined_energy``, over full KKT sets, (k,).
+        least: Images with the smallest energy that was found, (k, *shape).
+        change: Change of the sum of gradients in the set of such an image, over the norm of the target, (k,).
+        radius: Distance of such an image from the candidate, (k,).
+        radius_most: Proved upper bound of the distance, (k,).
+        low: Proved lower bounds of the pixels, (k, *shape).
+        high: Proved upper bounds of the pixels, (k, *shape).
+        size: Norms of the candidates as the network receives them, (k,).
+        sums: What the weights determine about sums over patterns.
+        residual: Residual of this set by layer.
+        seconds: Run time.
+        best_residual: Residual by layer of the set that fits the weights best among all attacks, {} if none
+            was compared.
+        notes: What limits the certificate.
     """
 
     task: str
@@ -106,33 +124,33 @@ class Uniqueness(Record):
 
     @property
     def claim(self) -> str:
-        """What is certified, in one sentence."""
+        """The statement that is certified."""
         return (
-            "every other training set with these patterns and labels that explains the weights as well, "
-            f"and in which an image takes over at least {self.share:.0%} of this sample's weight, "
-            "keeps at least this much energy in that image"
+            "in every other training set with these patterns and labels that fits the weights equally well, "
+            f"an image that takes over at least {self.share:.0%} of the multiplier of this sample "
+            "keeps at least this much of its energy"
         )
 
     @property
-    def standing(self) -> tuple[str, ...]:
-        """What a reader needs beside the figures: what is proved, for which sets, how well they explain."""
+    def sentences(self) -> tuple[str, ...]:
+        """Sentences about what is proved, for which sets, and how well they fit the weights."""
         pinned, free = int(self.pinned.sum()), self.sums.free
         moves = "not counted" if free is None else f"{free} dimensions"
         return (
             f"proved: {self.claim}",
-            f"sums of {self.sums.pinned} of {self.sums.patterns} patterns are fixed by the weights, those of "
+            f"the weights determine the sums of {self.sums.pinned} of {self.sums.patterns} patterns, with "
             f"{pinned} of {len(self)} samples; moves across patterns: {moves}",
-            f"residual by layer of this set: {_by_layer(self.residual)}; of the best set an attack found: "
+            f"residual by layer of this set: {_by_layer(self.residual)}; of the best set of an attack: "
             f"{_by_layer(self.best_residual)}",
-            "stationary sets; of full KKT sets, which keep every margin, at least "
-            f"{float(self.full_at_least.mean()):.3g} on average"
+            "these bounds hold for stationary sets; for full KKT sets, which keep every margin, they are at "
+            f"least {float(self.full_at_least.mean()):.3g} on average"
             if self.margins
-            else "multipliers have no sign here: nothing but the cell bounds an image",
+            else "multipliers have no sign here, so only the cell bounds an image",
             "not covered, and may keep less: samples with new patterns, canceling pairs of opposite labels",
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The published form; what is unbounded is null."""
+        """Return the published form. Numbers that are not finite are null."""
         columns = self.plain_values(*OF_SAMPLE) | {"label": self.labels.double().tolist()}
         unknown = dict.fromkeys(OF_FULL_SETS, [None] * len(self))
         columns |= self.plain_values(*OF_FULL_SETS) if self.margins else unknown

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from residuum.records import Dataset
 from residuum.records.exposure import Exposure
-from residuum.records.inputs import with_mean
+from residuum.records.inputs import add_mean
 from residuum.report import drawing
 from residuum.report.drawing import Cell
 
@@ -28,8 +28,8 @@ def top_figure(exposure: Exposure, data: Dataset) -> bytes | None:
     image = drawing.is_image(data.shape)
     mean = data.mean if image else None
     images: dict[str, Tensor] = {"record": exposure.images, "informed": exposure.informed}
-    images["attack"] = exposure.found
-    rows = {name: with_mean(x, mean).nan_to_num() for name, x in images.items() if len(x)}
+    images["attack"] = exposure.nearest
+    rows = {name: add_mean(x, mean).nan_to_num() for name, x in images.items() if len(x)}
     cells = [
         Cell(
             tuple(x[k] for x in rows.values()),

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from residuum.records import Dataset, Reconstruction, Scores, Uniqueness
 from residuum.records.identification import Identification
-from residuum.records.inputs import with_mean
+from residuum.records.inputs import add_mean
 from residuum.records.reconstruction import Selection
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore
 from residuum.report import drawing
@@ -39,7 +39,7 @@ def selected_figure(reconstruction: Reconstruction) -> bytes | None:
         title = f"{reconstruction.attack}: {len(chosen)} reconstructions"
         return _selected_points(reconstruction, title)
     is_image = drawing.is_image(reconstruction.x.shape[1:])
-    x = with_mean(chosen.x[:MAX_IMAGES], reconstruction.knowledge.mean if is_image else None)
+    x = add_mean(chosen.x[:MAX_IMAGES], reconstruction.knowledge.mean if is_image else None)
     cells = [
         Cell(
             (image,), f"{int(chosen.support[i])}/{reconstruction.restarts}{_confidence(chosen, i)}"
@@ -211,8 +211,8 @@ def ambiguity_figure(
         )
         title += f"{', restarts' if agreement else ''}; pixels within {top:.2g}{free_note}"
     images, least = (
-        with_mean(x[index].double(), mean),
-        with_mean(uniqueness.least[:MAX_IMAGES], mean),
+        add_mean(x[index].double(), mean),
+        add_mean(uniqueness.least[:MAX_IMAGES], mean),
     )
     groups = zip(images, least, moves, strict=True)
     cells = [Cell(group, text) for group, text in zip(groups, captions, strict=True)]
@@ -263,7 +263,7 @@ def alternatives_figure(
     title = f"{count} of {len(columns)} {what}; both fit the weights equally well"
     cells = [
         Cell(
-            tuple(with_mean(image, mean) for image in column), f"moved {measure_change(column):.3g}"
+            tuple(add_mean(image, mean) for image in column), f"moved {measure_change(column):.3g}"
         )
         for column in columns[:count]
     ]
@@ -422,7 +422,7 @@ def _cells(
 ) -> list[Cell]:
     """Return cells with a pair of images, captioned by the score and framed if recovered."""
     matches, samples = _pairs(candidates, train, matched)
-    images = zip(with_mean(matches, mean), with_mean(samples, mean), strict=True)
+    images = zip(add_mean(matches, mean), add_mean(samples, mean), strict=True)
     pairs = zip(images, (match for _, match in matched), strict=True)
     return [Cell(pair, f"{match.score:.3f}", bool(match.recovered)) for pair, match in pairs]
 

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from residuum.evaluation.null import format_p
 from residuum.evaluation.scoring import all_candidates, join_pools
-from residuum.records.inputs import with_mean
+from residuum.records.inputs import add_mean
 from residuum.report import charts, drawing
 from residuum.report.drawing import Array
 from residuum.report.glossary import GLOSSARY, compile_pattern, find_entry
@@ -656,8 +656,8 @@ def _matched(result: AuditResult) -> Iterator[Item]:
         yield Item(
             number=row.index,
             record_id=row.id,
-            reconstruction=with_mean(pool.x[candidate].double(), evidence.mean).numpy(),
-            nearest=with_mean(evidence.x[place].double(), evidence.mean).numpy(),
+            reconstruction=add_mean(pool.x[candidate].double(), evidence.mean).numpy(),
+            nearest=add_mean(evidence.x[place].double(), evidence.mean).numpy(),
             label=evidence.labels[index],
             scores={name: match.score for name, match in row.matches.items()},
             recovered=None if row.recovered and not has_finding else row.recovered,
@@ -690,8 +690,8 @@ def _matched_by_others(result: AuditResult) -> Iterator[Item]:
         yield Item(
             number=number,
             record_id=scores.per_sample[index].id,
-            reconstruction=with_mean(x, evidence.mean).numpy(),
-            nearest=with_mean(sample, evidence.mean).numpy(),
+            reconstruction=add_mean(x, evidence.mean).numpy(),
+            nearest=add_mean(sample, evidence.mean).numpy(),
             label=evidence.labels[index],
             attack=attack,
             scores={scores.deciding: score},
@@ -725,7 +725,7 @@ def _table_row(evidence: Evidence, place: int, reconstruction: Tensor) -> TableR
     order = ((rows[1] - middle).abs() / evidence.spread.clamp_min(1e-12)).argsort(descending=True)
     names = evidence.features or tuple(f"column {i}" for i in range(shape[0]))
     units = evidence.units or ("",) * shape[0]
-    values = [with_mean(row, evidence.mean) for row in rows]
+    values = [add_mean(row, evidence.mean) for row in rows]
     if evidence.scale is not None:
         values = [row * evidence.scale.double().reshape(-1) for row in values]
     if evidence.offset is not None:
@@ -752,9 +752,7 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
     chosen = [
         Item(
             number=number,
-            reconstruction=with_mean(
-                selection.x[i].double(), reconstruction.knowledge.mean
-            ).numpy(),
+            reconstruction=add_mean(selection.x[i].double(), reconstruction.knowledge.mean).numpy(),
             label=f"{float(selection.labels[i]):g}",
             **_describe_choice(reconstruction, selection, i),
             multiplier=float(selection.lam[i]),

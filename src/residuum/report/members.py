@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from residuum.records.inputs import with_mean
+from residuum.records.inputs import add_mean
 from residuum.report import drawing
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _pictures(result: AuditResult, rows: set[int]) -> dict[int, str]:
         row = scores.per_sample[index].index
         if row not in rows:
             continue
-        sample = with_mean(evidence.x[place].double(), evidence.mean).numpy()
+        sample = add_mean(evidence.x[place].double(), evidence.mean).numpy()
         if np.prod(result.shape) == sample.size:
             sample = sample.reshape(result.shape)
         if not drawing.is_image(sample.shape):

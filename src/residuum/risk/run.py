@@ -33,7 +33,7 @@ from residuum.records.exposure import (
     KinkFigures,
     OutputFigures,
     RowSpaceFigures,
-    missing,
+    not_applicable,
 )
 from residuum.risk.canaries import bound
 from residuum.risk.case import Case
@@ -126,7 +126,7 @@ def expose(
         groups=names,
         grouped_by=(grouped_by or "group") if groups else "class" if names else "",
         score=odds,
-        probability=missing(len(data)) if probability is None else probability,
+        probability=not_applicable(len(data)) if probability is None else probability,
         uncalibrated=uncalibrated,
         by_group=summarize_groups(names, odds, probability, results.flagged),
         canaries=results.epsilon,
@@ -134,7 +134,7 @@ def expose(
         images=data.x[most_exposed].double(),
         informed=_informed_images(case, results.fit.tensors, most_exposed),
         found_ncc=found_ncc,
-        found=nearest,
+        nearest=nearest,
         seconds=time.monotonic() - start,
         notes=(*results.notes, *_notes(case, seen.rank)),
     )
@@ -243,7 +243,7 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
         DataError: If candidates and records have different shapes.
     """
     if candidates is None:
-        return missing(len(x)), torch.zeros(0, *x.shape[1:], dtype=torch.float64)
+        return not_applicable(len(x)), torch.zeros(0, *x.shape[1:], dtype=torch.float64)
     if candidates.shape[1:] != x.shape[1:]:
         raise DataError(
             f"What an attack found must have the shape of the records, {tuple(x.shape[1:])}; got "

@@ -21,7 +21,7 @@ from residuum.records.exposure import (
     KinkFigures,
     OutputFigures,
     RowSpaceFigures,
-    missing,
+    not_applicable,
 )
 from residuum.records.rundir import digest
 from residuum.risk.case import Case, Samples
@@ -58,7 +58,7 @@ def measure_outputs(case: Case) -> Measured[OutputFigures]:
 def margins_and_losses(outputs: Tensor, y: Tensor, task: str) -> tuple[Tensor, Tensor]:
     """Return the margin (n,), NaN for a regression, and the loss (n,) of every record."""
     if task == "regression":
-        return missing(len(y)).to(outputs), (outputs - y).square().sum(1)
+        return not_applicable(len(y)).to(outputs), (outputs - y).square().sum(1)
     margin = margins(outputs, y).amin(1)
     if task == "binary":
         return margin, nn.functional.softplus(-margin, threshold=40)
@@ -74,7 +74,7 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
     fit = Fit.of(case, case.records, watch)
     lam, gap, notes = fit.multipliers.lam, fit.multipliers.gap, []
     size = norm({name: case.target[name] for name in fit.residual})
-    similarity, tensors = missing(n), {}
+    similarity, tensors = not_applicable(n), {}
     if fit.weight:
         columns, residual = fit.gradients.columns(lam, fit.weight), fit.residual[fit.weight]
         similarity = informed_ncc(x, columns, residual, case.data.shape)
@@ -96,7 +96,7 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
 def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
     """Measure what the layer on the input has seen of every record."""
     space, x = case.row_space, case.records.x
-    heard = reach = reach_ncc = dual = dual_p = missing(len(case.data))
+    heard = reach = reach_ncc = dual = dual_p = not_applicable(len(case.data))
     notes = []
     if space is None:
         notes.append(f"no row space and no dual vector: {case.no_row_space}")
@@ -122,7 +122,7 @@ def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
 def count_kinks(case: Case) -> Measured[KinkFigures]:
     """Count the activation boundaries through every record, and test the statistic of the records."""
     n, x = len(case.data), case.records.x
-    p, q = missing(n), missing(n)
+    p, q = not_applicable(n), not_applicable(n)
     pool = x if case.holdout is None else torch.cat([x, case.holdout.x])
     boundaries = ActivationBoundaries.measure(case.model, pool)
     scores = boundaries.score(pool)

@@ -28,7 +28,7 @@ from residuum.io.checkpoints import as_network
 from residuum.io.release import open_release
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, write_atomic, write_json
-from residuum.records.inputs import samples_file
+from residuum.records.inputs import find_samples_file
 from residuum.records.rundir import digest, environment, sha256
 from residuum.surfaces.surface import SURFACES
 from residuum.sweeping.executors import (
@@ -131,7 +131,7 @@ def sweep(
             "weights": digest(*network.theta.values()),
             "knowledge": knowledge.digest,
         }
-        folder.claim(identity)
+        folder.begin(identity)
         storage = stack.enter_context(open_storage(out / JOURNAL, request.storage))
         driver = Driver(request, task, folder, Study(request, storage, identity), watch)
         driver.run()
@@ -155,7 +155,9 @@ def _check(network: Network, knowledge: Knowledge, attack: Attack) -> None:
 
 
 def _samples(data: Dataset | str | Path, name: str) -> Dataset:
-    return data if isinstance(data, Dataset) else Dataset.from_npz(samples_file(Path(data), name))
+    return (
+        data if isinstance(data, Dataset) else Dataset.from_npz(find_samples_file(Path(data), name))
+    )
 
 
 def _write(out: Path, done: Sweep, source: dict[str, Any], subject: str) -> None:

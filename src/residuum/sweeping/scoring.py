@@ -16,7 +16,7 @@ from typing import Any
 from residuum.evaluation import score
 from residuum.evaluation.scoring import CandidatePool, all_candidates, selected_candidates
 from residuum.records import Dataset, Reconstruction, Scores
-from residuum.records.inputs import with_mean
+from residuum.records.inputs import add_mean
 from residuum.records.rundir import RunDir
 from residuum.report.charts import Coordinate
 from residuum.report.html import Item, render_sweep
@@ -34,7 +34,7 @@ HEADLINES = {"residual": "First-layer residual", "expected": "Sources expected t
 class SweepRun(RunDir):
     """An open directory of a sweep: one driver at a time, a file per trial."""
 
-    what, own, summary = "a sweep", ("request.json",), "sweep.json"
+    what, files, summary = "a sweep", ("request.json",), "sweep.json"
 
     def trial(self, number: int) -> Path:
         """Where a finished trial's candidates are."""
@@ -215,7 +215,7 @@ def page(done: Sweep, subject: str) -> str:
         items=_items(done),
         total=summary["pooled"]["consensus"],
         shape=() if done.found is None else tuple(done.found.x.shape[1:]),
-        knowledge=done.task.knowledge.facts,
+        knowledge=done.task.knowledge.known_facts,
         failures=tuple(summary["failures"].items()),
         notes=() if done.found is None else done.found.notes,
         settings={k: v for k, v in summary["plan"].items() if k != "space"},
@@ -293,7 +293,7 @@ def _items(done: Sweep) -> list[Item]:
     return [
         Item(
             number=rank,
-            reconstruction=with_mean(groups.x[i], mean).numpy(),
+            reconstruction=add_mean(groups.x[i], mean).numpy(),
             label=f"label {groups.labels[i].item():g}",
             confidence=groups.confidence_of(i),
             support=int(groups.support[i]),

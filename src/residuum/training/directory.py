@@ -22,9 +22,9 @@ STATE = Path("private", "state.safetensors")
 class TrainingRun(RunDir):
     """An open directory of a training."""
 
-    what, own, summary = "a training", (SUMMARY,), SUMMARY
+    what, files, summary = "a training", (SUMMARY,), SUMMARY
 
-    def signs(self) -> Collection[str]:
+    def expected_files(self) -> Collection[str]:
         """A folder ``private`` alone may be anybody's."""
         return {SUMMARY, *({"private"} if (self.path / STATE).is_file() else ())}
 

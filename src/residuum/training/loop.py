@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from residuum.networks import Architecture, homogeneity_order, probe_inputs
 from residuum.networks.network import Network
 from residuum.records import Dataset, Record, make_directory
-from residuum.records.rundir import another, digest
+from residuum.records.rundir import digest, refuse_other_run
 from residuum.settings import TrainingConfig
 from residuum.stationarity import by_layer, norm, parameters, residual
 from residuum.theory.kkt import evaluate, fit_multipliers, pose_problem
@@ -243,7 +243,7 @@ class _Run:
             return
         state = TrainingState.load(self.path)
         if state.fingerprint != self.fingerprint:
-            raise another(self.path.parent, "a training", "settings or other data")
+            refuse_other_run(self.path.parent, "a training", "settings or data")
         self.model.load_state_dict(state.theta)
         self.theta0 = state.theta0
         self.step, self.history = state.step, list(state.history)

@@ -31,15 +31,15 @@ RECONSTRUCTION, SCORES = "reconstruction.safetensors", "scores.json"
 class AttackRun(RunDir):
     """An open directory of an attack."""
 
-    what, own, summary = "an attack", (SUMMARY, STATE, RECONSTRUCTION), SUMMARY
+    what, files, summary = "an attack", (SUMMARY, STATE, RECONSTRUCTION), SUMMARY
 
     def finished(self, request: dict[str, Any], knowledge: Knowledge) -> Reconstruction | None:
         """The complete run in this folder, None when work is left; another attack is refused."""
-        if not self.complete:
+        if not self.is_complete:
             return None
         found = load_run(self.path)
         if asked_for(self.path) != request or not same(found.knowledge, knowledge):
-            raise rundir.another(self.path, self.what, "settings or on other weights")
+            rundir.refuse_other_run(self.path, self.what, "settings or weights")
         return None if "time" in found.status and (self.path / STATE).is_file() else found
 
     def attack(

@@ -15,7 +15,7 @@ from residuum.networks.canonical import canonical
 from residuum.networks.network import Network
 from residuum.records import Certificate, Dataset, Reconstruction, Uniqueness
 from residuum.records.base import plain
-from residuum.records.inputs import own_data
+from residuum.records.inputs import find_training_samples
 from residuum.records.rundir import write_json
 from residuum.report.figures import ambiguity_figure
 from residuum.theory import certify
@@ -76,7 +76,7 @@ def kkt(
 ) -> tuple[Certificate, str]:
     """How close a checkpoint is to a KKT point on samples of a file, and what that is of."""
     released = as_network(checkpoint, arch)
-    given = Dataset.from_npz(own_data(checkpoint, data))
+    given = Dataset.from_npz(find_training_samples(checkpoint, data))
     task = released.task if task == "auto" and released.task else task
     how: dict[str, Any] = {"rivals": rivals, "kink_tolerance": kink_tolerance, "task": task}
     found = certify(released.module, given.x, given.y, **how)

@@ -37,10 +37,10 @@ Watcher = Callable[[int, int, str], None]
 class DefenseRun(RunDir):
     """The open folder of tried defenses."""
 
-    what, own, summary, asked = "a defense", (WORK, RESULT), RESULT, f"{WORK}/request.json"
+    what, files, summary, request_file = "a defense", (WORK, RESULT), RESULT, f"{WORK}/request.json"
 
     @property
-    def started(self) -> bool:
+    def has_work(self) -> bool:
         """Return True if a trial is finished."""
         return (self.path / "trials").exists()
 
@@ -130,7 +130,7 @@ def defend(
     with DefenseRun.open(out) if out is not None else nullcontext() as run:
         identity = _identity(conditions)
         if run is not None:
-            run.claim(identity)
+            run.begin(identity)
         for done, trial in enumerate(trials):
 
             def stage(text: str, done: int = done, name: str = label(trial)) -> None:

@@ -40,10 +40,15 @@ PICTURE, HISTOGRAM, WORK = "exposed.png", "histogram.png", "work"
 class ExposureRun(RunDir):
     """The open folder of an exposure."""
 
-    what, own, summary, asked = "an exposure", (SUMMARY, WORK), SUMMARY, f"{WORK}/request.json"
+    what, files, summary, request_file = (
+        "an exposure",
+        (SUMMARY, WORK),
+        SUMMARY,
+        f"{WORK}/request.json",
+    )
 
     @property
-    def started(self) -> bool:
+    def has_work(self) -> bool:
         """Return True if a stage was finished."""
         return any((self.path / WORK).glob("*.safetensors"))
 
@@ -145,8 +150,8 @@ def exposure(
     }
     with ExposureRun.open(out) if out is not None else nullcontext() as run:
         if run is not None:
-            run.claim(identity)
-            finished = Exposure.load_or_none(run.path / RECORD) if run.complete else None
+            run.begin(identity)
+            finished = Exposure.load_or_none(run.path / RECORD) if run.is_complete else None
             if finished is not None:
                 return finished
         result = expose(

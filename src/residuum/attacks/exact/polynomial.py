@@ -177,7 +177,7 @@ def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
 def _looks_like_kkt_point(report: Identification) -> bool:
     """Return True if the network looks like a KKT point, which the theorem requires."""
     is_balanced = report.balance_gap <= BALANCE_LIMIT
-    return is_balanced and report.outside <= CERTIFIED_RESIDUAL and report.checkable
+    return is_balanced and report.outside <= CERTIFIED_RESIDUAL and report.is_checkable
 
 
 def refine(f: Interpolant, x: Tensor, b: Tensor, steps: int) -> tuple[Tensor, Tensor]:
@@ -288,7 +288,7 @@ def _notes(
         notes.append("no pair of slices had real eigenvalues: the samples are heuristic")
     elif exact is not None and exact.eigengap <= MIN_EIGENGAP:
         notes.append("eigenvalues of the slices coincide: the samples are heuristic")
-    if exact is not None and not report.checkable:
+    if exact is not None and not report.is_checkable:
         notes.append(
             f"r = {report.r}: in so few variables, some samples fit any form, so that nothing can "
             "be checked"
@@ -351,7 +351,7 @@ class PolynomialAttack(OneShotAttack):
         shape = knowledge.shape or surface.checkpoint.input_shape or x.shape[1:]
         squared = torch.tensor([[(identification.residual or 0.0) ** 2]])
         labels, lam = torch.where(weights < 0, -1.0, 1.0), weights.abs()
-        result = Reconstruction.at_once(
+        result = Reconstruction.from_candidates(
             self.name, x.reshape(-1, *shape), labels, lam, knowledge, notes=identification.notes
         )
         return result.replace(

@@ -30,4 +30,4 @@ class FirstLayerWeights(Baseline):
         order = rows.norm(dim=1).argsort(descending=True)
         x = rows[order].reshape(-1, *surface.shape(knowledge))
         weight = rows.norm(dim=1)[order]
-        return Reconstruction.at_once(self.name, x, torch.zeros(len(x)), weight, knowledge)
+        return Reconstruction.from_candidates(self.name, x, torch.zeros(len(x)), weight, knowledge)

@@ -69,6 +69,6 @@ class ModelInversion(ModelInversionSettings, Baseline):
                     x = x * limit / x.flatten(1).norm(dim=1).clamp(min=limit).view(-1, *ones)
         with torch.no_grad():
             weight = value(x).clamp(min=0)
-        return Reconstruction.at_once(
+        return Reconstruction.from_candidates(
             self.name, x.detach().cpu(), labels.cpu(), weight.cpu(), knowledge
         )

@@ -41,7 +41,7 @@ from residuum.engine.explicit import matmul_precision
 from residuum.engine.graph import Repeater, keep_freed_memory
 from residuum.errors import InputError
 from residuum.records import Knowledge, Record
-from residuum.records.rundir import another, digest
+from residuum.records.rundir import digest, refuse_other_run
 from residuum.settings import FAST_PRECISIONS, LR_LAM, NUMBERS, PER_RUN, StationaritySettings
 
 DIVERGED = (
@@ -820,8 +820,7 @@ def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState 
         return None
     state = SolverState.load(path)
     if state.fingerprint != fingerprint:
-        error: InputError = another(path.parent, "an attack", "settings or on other weights")
-        raise error
+        refuse_other_run(path.parent, "an attack", "settings or weights")
     stopped = "" if state.stopped == "time" else state.stopped
     population = None if state.population is None else _moved(state.population, device)
     moments = {name: t.to(device) for name, t in state.moments.items()}

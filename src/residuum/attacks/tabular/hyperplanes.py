@@ -455,11 +455,11 @@ class Hyperplanes(OneShotAttack):
         x = (low + (high - low) * corners.x[:limit]).reshape(-1, *shape)
         labels = predicted_labels(outputs(corners.x[:limit]))
         confidence = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * corners.score[:limit]).float()
-        selection = Selection.plain(x, labels, torch.arange(len(x)), confidence)
+        selection = Selection.from_candidates(x, labels, torch.arange(len(x)), confidence)
         note = (
             f"corners: {corners.lines} lines of {len(planes.offsets)} hyperplanes; according to their "
             f"scores, {float(confidence.sum()):.0f} of the candidates are rows"
         )
-        return Reconstruction.at_once(
+        return Reconstruction.from_candidates(
             self.name, x, labels, torch.ones(len(x)), knowledge, selection=selection, notes=(note,)
         )

@@ -276,13 +276,13 @@ class Unmix(UnmixSettings, OneShotAttack):
         values = math.prod(layer.shape)
         confidence = confidence_by_share(share[centers], runs, values, sources.rank)
         support = run_count[centers].round().long()
-        selection = Selection.plain(x, labels, centers, confidence, support=support)
+        selection = Selection.from_candidates(x, labels, centers, confidence, support=support)
         notes = self._notes(layer, sources, domain, evidence)
         if values < CONFIDENT_VALUES:
             notes += (f"{self.name}: {SMALL}",)
         elif runs > 1 and runs_disagree(share[centers], runs, sources.rank):
             notes += (f"{self.name}: {DISAGREEING}",)
-        result = Reconstruction.at_once(self.name, x, labels, torch.ones(len(x)), knowledge)
+        result = Reconstruction.from_candidates(self.name, x, labels, torch.ones(len(x)), knowledge)
         return result.replace(
             status=("finished",) * runs,
             loss=torch.zeros(runs, 0),

@@ -370,7 +370,7 @@ class BehindBackbone(OneShotAttack):
         x = x.double().cpu()[order]
         with torch.no_grad():
             labels = predicted_labels(model(x.to(device, torch.float32))).cpu()
-        result = Reconstruction.at_once(self.name, x, labels, torch.ones(len(x)), knowledge)
+        result = Reconstruction.from_candidates(self.name, x, labels, torch.ones(len(x)), knowledge)
         notes = self._notes(layer, separated.runs, share_outside)
         return result.replace(selection=select_images(x, labels, share_outside), notes=notes)
 
@@ -430,4 +430,4 @@ def select_images(x: Tensor, labels: Tensor, share_outside: Tensor) -> Selection
     members.index_add_(0, nearest, torch.ones_like(nearest))
     log_share = share_outside[index].log10()
     confidence = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * log_share).float()
-    return Selection.plain(x, labels, index, confidence, members=members)
+    return Selection.from_candidates(x, labels, index, confidence, members=members)
