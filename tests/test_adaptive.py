@@ -9,7 +9,7 @@ from torch import Tensor
 
 from residuum.attacks import Auto, attack
 from residuum.attacks.defense_aware.shift import (
-    EXACT,
+    EXACT_BALANCE,
     fit_shift,
     infer_constant_shift,
     infer_mean,
@@ -20,8 +20,8 @@ from residuum.attacks.defense_aware.shift import (
 from residuum.attacks.defense_aware.strategies import (
     ADAPTIVE,
     Released,
+    cut_singular_values,
     told_the_shift,
-    without_noise,
 )
 from residuum.datasets import load_dataset
 from residuum.errors import InputError
@@ -54,7 +54,7 @@ def test_a_constant_shift_is_read_off_an_exact_point(groups: int, width: int) ->
             found = infer_constant_shift(move_biases(checkpoint(point.model), -c))
             assert found.consensus, found.reason
             assert found.shift == pytest.approx(c, abs=1e-6)
-            assert found.imbalance <= EXACT < found.before
+            assert found.imbalance <= EXACT_BALANCE < found.before
 
 
 @pytest.mark.parametrize("c", SHIFTS)
@@ -74,7 +74,7 @@ def test_permuted_biases_have_no_consensus(groups: int, width: int) -> None:
         found = infer_constant_shift(with_bias(shifted, shifted.theta[BIAS].roll(width)))
         assert not found.consensus
         assert found.reason.startswith("no consensus")
-        assert found.imbalance > 1e3 * EXACT
+        assert found.imbalance > 1e3 * EXACT_BALANCE
 
 
 def test_one_neuron_and_its_multiples_are_no_consensus() -> None:
@@ -85,7 +85,7 @@ def test_one_neuron_and_its_multiples_are_no_consensus() -> None:
         mine.linears[0].bias.copy_(model.linears[0].bias[:3])
         mine.linears[1].weight.copy_(model.linears[1].weight[:, :3])
     found = infer_constant_shift(move_biases(checkpoint(mine), -0.5))
-    assert found.imbalance <= EXACT, "its root is there"
+    assert found.imbalance <= EXACT_BALANCE, "its root is there"
     assert not found.consensus, "and says nothing"
 
 
@@ -140,7 +140,7 @@ def test_a_vector_needs_more_neurons_than_directions() -> None:
     assert isinstance(found.shift, Tensor)
     assert float((found.shift - u).norm()) < 1e-6
     few = infer_vector_shift(move_biases(checkpoint(relu_point(2, groups=3).model), -0.5))
-    assert few.imbalance <= EXACT
+    assert few.imbalance <= EXACT_BALANCE
     assert not few.consensus, "every choice of signs balances as many neurons as directions"
 
 
@@ -247,7 +247,7 @@ def test_noise_is_averaged_away_and_cut_off() -> None:
     handed = Released(releases, Knowledge(), config)
     mean = ADAPTIVE["average-releases"](handed)
     assert error(mean.checkpoint) == pytest.approx(error(releases[0]) / 4, rel=0.1)
-    cut, kept, of = without_noise(releases[0])
+    cut, kept, of = cut_singular_values(releases[0])
     assert (kept, of) == (2, 40)
     assert error(cut) < 0.4 * error(releases[0])
     one = ADAPTIVE["average-releases"](Released(releases[:1], Knowledge(), config))

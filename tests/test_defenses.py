@@ -19,7 +19,7 @@ from torch import Tensor
 
 from residuum.attacks import NTK, Auto
 from residuum.attacks.defense_aware.shift import infer_mean, move_biases
-from residuum.attacks.defense_aware.strategies import ADAPTIVE, Adapted, Released, without_shift
+from residuum.attacks.defense_aware.strategies import ADAPTIVE, Adapted, Released, remove_shift
 from residuum.datasets import load_dataset
 from residuum.defenses import (
     DEFENSES,
@@ -357,7 +357,7 @@ def test_ways_stand_in_order_and_only_where_they_apply(monkeypatch: pytest.Monke
     assert list(every) == order
     assert [every[name].knowledge.theta0 is start for name in order] == [0, 0, 1, 1, 0, 1]
     for name, u in (("adapted-unmix", infer_mean(weights)), ("told-unmix", torch.ones(64))):
-        assert same(every[name].checkpoint, without_shift(weights, start, u))
+        assert same(every[name].checkpoint, remove_shift(weights, start, u))
         assert not every[name].findings
     told = Adapted(moved, now.knowledge, now.attack, {"chosen": "unaware"})
     monkeypatch.setitem(ADAPTIVE, "test", lambda handed: told)
@@ -387,7 +387,7 @@ def test_a_shift_of_the_training_data_comes_off_the_rows_exactly() -> None:
     weights, start, C, x = shifted_mixture(u)
 
     def left(shift: Tensor, begun: dict[str, Tensor] = start) -> Tensor:
-        found = without_shift(weights, begun, shift)
+        found = remove_shift(weights, begun, shift)
         assert torch.equal(found.theta["layers.0.bias"], weights.theta["layers.0.bias"])
         return found.theta["layers.0.weight"] - start["layers.0.weight"] - C @ x
 
@@ -398,8 +398,8 @@ def test_a_shift_of_the_training_data_comes_off_the_rows_exactly() -> None:
     assert float(wrong[1]) < 1e-12
     nowhere = {name: torch.zeros_like(t) for name, t in start.items()}
     assert float(left(u, nowhere).norm()) > 1, "the start's bias holds no samples"
-    shaped = without_shift(weights, start, u.reshape(1, 8, 8))
-    assert same(shaped, without_shift(weights, start, u)), "a shift may have the shape of a sample"
+    shaped = remove_shift(weights, start, u.reshape(1, 8, 8))
+    assert same(shaped, remove_shift(weights, start, u)), "a shift may have the shape of a sample"
 
 
 def test_what_unmixing_is_given_are_mixtures_of_samples_without_the_shift() -> None:
@@ -436,7 +436,7 @@ def test_an_inferred_shift_leaves_the_same_rows_whatever_the_shift_was() -> None
         ways = dict(attackers(handed, "follow-mean-image", Secret(1, u), rewritten=False))
         way = ways["adapted-unmix"]
         assert isinstance(way, Adapted)
-        blunt = without_shift(weights, start, infer_mean(weights))
+        blunt = remove_shift(weights, start, infer_mean(weights))
         return way.checkpoint.theta["layers.0.weight"], blunt.theta["layers.0.weight"]
 
     none, some = (rows(k * torch.linspace(-1, 2, 64, dtype=torch.float64)) for k in (0, 3))

@@ -336,7 +336,7 @@ def test_first_layer_weights_are_the_rows_heaviest_first():
 
 def test_rows_of_a_convolution_are_no_images():
     config = FirstLayerWeights()
-    with pytest.raises(InputError, match="needs a first layer that sees the whole input"):
+    with pytest.raises(InputError, match="needs a first layer that is connected to the full input"):
         attack(released("convnet:1x8x8-4-1"), None, config)
 
 

@@ -25,10 +25,10 @@ from torch import Tensor
 
 from residuum.attacks.defense_aware.strategies import (
     ADAPTIVE,
-    SIGNED,
+    SIGNED_RANGE,
     Adapted,
     Released,
-    without_shift,
+    remove_shift,
 )
 from residuum.attacks.stationarity.attack import NTK
 from residuum.attacks.unmixing.attack import Unmix
@@ -52,8 +52,8 @@ def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) 
     unaware = adapted = Adapted(handed.checkpoints[0], known, attack)
     yield "unaware", unaware
     source = {**known.provenance, "theta0": "train"}
-    with_start = known.replace(theta0=handed.facts["theta0"], provenance=source)
-    change = NTK.like(attack, lam_init=SIGNED)
+    with_start = known.replace(theta0=handed.public_facts["theta0"], provenance=source)
+    change = NTK.like(attack, lam_init=SIGNED_RANGE)
     unmix = Unmix.like(attack)
     found: Adapted | InputError = unaware
     if strategy:
@@ -64,7 +64,7 @@ def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) 
             adapted = found
             if adapted.findings.get("chosen") != "unaware":  # else it is the attack above
                 yield "adapted", adapted
-    if handed.facts["large"] and not isinstance(adapted.attack, NTK):
+    if handed.public_facts["large"] and not isinstance(adapted.attack, NTK):
         yield "start", Adapted(adapted.checkpoint, with_start, change)
     yield "unmix", Adapted(adapted.checkpoint, with_start, unmix)
     retrained = secret.shift is not None and not rewritten
@@ -72,7 +72,7 @@ def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) 
     def less_shift(way: Adapted | InputError) -> Adapted | InputError:
         if isinstance(way, InputError) or way.shift is None:
             return way
-        rows = without_shift(handed.checkpoints[0], handed.facts["theta0"], way.shift)
+        rows = remove_shift(handed.checkpoints[0], handed.public_facts["theta0"], way.shift)
         return Adapted(rows, with_start, unmix)
 
     if adapted.shift is not None:
@@ -82,8 +82,8 @@ def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) 
     elif retrained and isinstance(found, InputError):
         yield "adapted-unmix", found
     if secret.shift is not None:
-        facts = handed.facts | {"shift": secret.shift, "rewritten": rewritten}
-        told = _adapt("told-the-shift", replace(handed, facts=facts))
+        facts = handed.public_facts | {"shift": secret.shift, "rewritten": rewritten}
+        told = _adapt("told-the-shift", replace(handed, public_facts=facts))
         if isinstance(told, Adapted):
             told = replace(told, findings={})  # nothing was inferred
         yield "told", told
@@ -133,7 +133,7 @@ def either_sign(name: str, x: Tensor) -> Tensor:
 
 def _change(handed: Released) -> Network:
     """The first release less the start, which is a public fact."""
-    first, start = handed.checkpoints[0], handed.facts["theta0"]
+    first, start = handed.checkpoints[0], handed.public_facts["theta0"]
     return first.replace(theta={name: t - start[name].to(t) for name, t in first.theta.items()})
 
 

@@ -18,7 +18,7 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from residuum.attacks import Attack
-from residuum.attacks.defense_aware.strategies import Adapted, Released, first_residual
+from residuum.attacks.defense_aware.strategies import Adapted, Released, find_first_residual
 from residuum.defenses.attackers import TOLD, attackers, attempt, either_sign, strongest
 from residuum.defenses.catalog import Defense, Secret, Training
 from residuum.defenses.loops import Facts, Job
@@ -272,7 +272,7 @@ def run_trial(
         checkpoints=(network, *_other_releases(setting, defended, name, defense, strength)),
         knowledge=setting.knowledge,
         attack=setting.attack,
-        facts={
+        public_facts={
             "theta0": defended.state.theta0,
             "large": defended.training.config.init != "small",
             "weight_decay": defended.training.config.weight_decay,
@@ -396,7 +396,7 @@ def _score_attack(setting: Conditions, attacker: str, result: Reconstruction) ->
         recovered=scores.recovered,
         expected_by_chance=scores.expected_by_chance,
         p_value=scores.p_value,
-        first_layer_residual=first_residual(result),
+        first_layer_residual=find_first_residual(result),
         values=torch.tensor([float(m.score or 0.0) for _, m in best]),
         beyond_chance=tuple(bool(m.recovered) for _, m in best),
         rule=scores.rule,

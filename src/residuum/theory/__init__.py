@@ -1,4 +1,4 @@
-"""What can be said about a network and its data: KKT residuals, margins, KKT sets."""
+"""Theory of networks and their data: KKT residuals, margins, KKT sets."""
 
 from residuum.theory.kkt import certify
 from residuum.theory.kkt_sets import KKTSet

@@ -1,1 +1,1 @@
-"""Attackers who know which defense was used."""
+"""Attacks that know which defense was used."""

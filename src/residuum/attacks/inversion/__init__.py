@@ -1,1 +1,1 @@
-"""Attacks that match gradients or outputs, and baselines."""
+"""Attacks that match gradients or outputs, and the baselines."""

@@ -1,4 +1,4 @@
-"""The rows of the first layer as candidates. A baseline."""
+"""First-layer weights: a baseline that returns the rows of the first layer as candidates."""
 
 from __future__ import annotations
 
@@ -14,18 +14,34 @@ from residuum.surfaces.surface import Surface
 
 
 class FirstLayerWeights(Baseline):
-    """Rows of the first weight matrix as images, heaviest first; labels are unknown (0)."""
+    """Return the rows of the first weight matrix as images, longest first. Labels are unknown (0)."""
 
     name: ClassVar[str] = "first-layer-weights"
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply: the rows of a convolution are no images."""
-        whole = first_layer(surface.checkpoint.theta)[0].numel()
-        fits = whole == math.prod(surface.shape(knowledge))
-        return "" if fits else "needs a first layer that sees the whole input"
+        """Return why the attack does not apply. For example, the rows of a convolution are no images.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, or "" if the attack applies.
+        """
+        row_size = first_layer(surface.checkpoint.theta)[0].numel()
+        fits = row_size == math.prod(surface.shape(knowledge))
+        return "" if fits else "needs a first layer that is connected to the full input"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Return the rows of the first layer as they are, longest first."""
+        """Return the unchanged rows of the first layer, longest first.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The rows as candidates.
+        """
         rows = first_layer(surface.checkpoint.theta).detach().flatten(1).double().cpu()
         order = rows.norm(dim=1).argsort(descending=True)
         x = rows[order].reshape(-1, *surface.shape(knowledge))

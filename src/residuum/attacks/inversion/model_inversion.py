@@ -1,4 +1,4 @@
-"""Model inversion: inputs to which the network gives confident outputs. A baseline."""
+"""Model inversion: a baseline that finds inputs to which the network gives confident outputs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from residuum.surfaces.surface import Surface
 
 
 class Baseline(OneShotAttack):
-    """Candidates without an equation: nothing is explained, so nothing is decided."""
+    """An attack without an equation. It fits no weights, so it decides nothing."""
 
     baseline: ClassVar[bool] = True
 
@@ -27,20 +27,24 @@ class Baseline(OneShotAttack):
 
 
 class ModelInversion(ModelInversionSettings, Baseline):
-    """Inputs that drive one output up (one output: half of them down), weighted by |output|.
+    """Find inputs that increase one output (for one output, half of them decrease it).
 
-    x starts at sigma N(0, 1) and climbs by gradient steps of ``lr_x``; with a known value range it
-    is kept inside it, otherwise inside the unit ball around the origin scaled by sqrt(d), since the
-    output of a homogeneous network has no maximum.
+    x starts at sigma N(0, 1) and moves by gradient steps of ``lr_x``. It stays inside the value range, if
+    that is known. Otherwise it stays inside a ball of radius sqrt(d) around the origin, because the
+    output of a homogeneous network has no maximum. Candidates are weighted by |output|.
     """
 
     name: ClassVar[str] = "model-inversion"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Climb the output that each label asks for, in steps relative to the candidates' size.
+        """Increase the output of each label, in steps relative to the candidates' size.
 
-        Without a known range the norm is bounded instead, because an output grows with its input without
-        end.
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The candidates.
         """
         shape, outputs, count = surface.shape(knowledge), surface.outputs, self.candidates
         model = surface.model().to(self.device, self.numbers).requires_grad_(False)
@@ -56,17 +60,21 @@ class ModelInversion(ModelInversionSettings, Baseline):
             out = model(x)
             return labels * out[:, 0] if outputs == 1 else out.gather(1, labels[:, None])[:, 0]
 
-        limit, ones = float(math.prod(shape)) ** 0.5, [1] * len(shape)
+        max_norm, unit_axes = float(math.prod(shape)) ** 0.5, [1] * len(shape)
         for _ in range(self.steps):
             x = x.detach().requires_grad_()
-            (slope,) = torch.autograd.grad(value(x).sum(), x)
-            size = slope.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, *ones)
+            (gradient,) = torch.autograd.grad(value(x).sum(), x)
+            size = gradient.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, *unit_axes)
             with torch.no_grad():
-                x = x + self.lr_x * limit * slope / size
+                x = x + self.lr_x * max_norm * gradient / size
                 if knowledge.value_range is not None:
                     x = x.clamp(*box(knowledge, x[None]))
                 else:
-                    x = x * limit / x.flatten(1).norm(dim=1).clamp(min=limit).view(-1, *ones)
+                    x = (
+                        x
+                        * max_norm
+                        / x.flatten(1).norm(dim=1).clamp(min=max_norm).view(-1, *unit_axes)
+                    )
         with torch.no_grad():
             weight = value(x).clamp(min=0)
         return Reconstruction.from_candidates(
