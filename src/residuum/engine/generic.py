@@ -170,9 +170,9 @@ class GenericEquation:
     ) -> Derivatives:
         """Evaluate all runs in one pass by ``vmap``, with the same results as one after another.
 
-        On a GPU, a step of a small network takes as long as it takes to launch many small kernels, so R runs
-        take hardly longer than one run. The runs share theta. x, lam and, if they differ between runs, the
-        labels are mapped.
+        On a GPU, the time of a step of a small network is that of launching many small kernels. R runs
+        therefore take hardly longer than one run. The runs share theta. x, lam and, if they differ between
+        runs, the labels are mapped.
 
         Args:
             models: The networks at the gradient points.

@@ -57,12 +57,14 @@ def default_settings(
         return {}
     rows, shape = mixture_rows(network, knowledge, surface), network.sample_shape(knowledge)
     is_dense = rows.ndim == 2 and rows.shape[1] == math.prod(shape)
-    look = measure_appearance(rows, shape) if is_dense else Appearance()
-    signed = SIGNED_SPARSE if look.are_photographs else SIGNED_STROKES
-    priors = (("sparse-gradients", signed if is_signed else SPARSE),) if look.are_images else ()
+    appearance = measure_appearance(rows, shape) if is_dense else Appearance()
+    signed = SIGNED_SPARSE if appearance.are_photographs else SIGNED_STROKES
+    priors = (
+        (("sparse-gradients", signed if is_signed else SPARSE),) if appearance.are_images else ()
+    )
     if knowledge.columns is not None:
         priors = (("columns", TYPED),)
-    is_slow = look.are_images and settings.priors != () and not is_signed
+    is_slow = appearance.are_images and settings.priors != () and not is_signed
     chosen: dict[str, Any] = {
         "priors": priors,
         "lr_lam": SLOW if is_slow else LR_LAM,

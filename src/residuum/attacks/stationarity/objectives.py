@@ -296,7 +296,8 @@ class WeightDecay(Objective):
     """theta = -(1/(n w)) sum_i l'(Phi_i, y_i) grad Phi(x_i) at a minimum of mean loss + w/2 |theta|^2.
 
     If the weight decay w is not known, the multipliers are free. If the attacker knows the loss, the weight
-    decay and the number of samples, the multipliers are tied to the candidates, up to a free scale around 1:
+    decay and the number of samples n, the multipliers are tied to the candidates. A free scale around 1
+    remains:
 
         logistic loss   lam_i = y_i sigmoid(-y_i Phi_i) / (n w)
         squared loss    lam_i = 2 (y_i - Phi_i) / (n w)

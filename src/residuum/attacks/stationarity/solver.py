@@ -4,8 +4,8 @@
 ``Solver.solve`` is the only loop over steps. Everything between evaluation steps is in ``search`` of
 ``attack.py``: growth, the watcher, the clock, saving and pausing.
 
-All random numbers come from the seed. If the loss of a run is not finite or much too large, the run stops,
-returns to its best point and is reported as "diverged". The other runs continue.
+All random numbers come from the seed. A run diverges if its loss is not finite or much too large. It then
+stops at its best point and is reported as "diverged", and the other runs continue.
 
     SGD    v <- mu v + g;                      p <- p - rate v
     Adam   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2;
@@ -649,7 +649,7 @@ class StaticSteps:
         self, step: OneStep, config: StationaritySettings, dtype: torch.dtype, chunk: int
     ) -> None:
         self.step, self.config, self.dtype, self.chunk = step, config, dtype, chunk
-        self.live: dict[str, Tensor] = {}
+        self.buffers: dict[str, Tensor] = {}
         self.moments: Moments = {}
         self.repeaters: dict[bool, Repeater] = {}
 
@@ -664,28 +664,28 @@ class StaticSteps:
         Returns:
             Candidates, stored multipliers and optimizer state after the steps.
         """
-        live, moments = self.live, self.moments
+        buffers, moments = self.buffers, self.moments
         now = {"x": state.x, "lam": state.lam, "moving": state.moving}
-        if not live:
+        if not buffers:
             for name, tensor in now.items():
-                live[name] = torch.empty_like(tensor)
-            live["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
+                buffers[name] = torch.empty_like(tensor)
+            buffers["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
         if fast not in self.repeaters:  # a captured graph has a fixed precision
             step = torch.compile(self.step) if self.config.compile else self.step
 
             def take_step() -> None:
-                step(live["x"], live["lam"], moments, live["step"], live["moving"])
-                live["step"].add_(1)
+                step(buffers["x"], buffers["lam"], moments, buffers["step"], buffers["moving"])
+                buffers["step"].add_(1)
 
             self.repeaters[fast] = Repeater(take_step, self.config.device, self.chunk)
         for name, tensor in now.items():
-            live[name].copy_(tensor)
-        live["step"].fill_(state.step)
+            buffers[name].copy_(tensor)
+        buffers["step"].fill_(state.step)
         for name, moment in state.moments.items():
             moments.setdefault(name, torch.empty_like(moment)).copy_(moment)
         self.repeaters[fast].run(count)
         copies = {name: moment.clone() for name, moment in moments.items()}
-        return live["x"].clone(), live["lam"].clone(), copies
+        return buffers["x"].clone(), buffers["lam"].clone(), copies
 
 
 def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:
