@@ -1,0 +1,1 @@
+"""Forests: their structure, and the training table that it determines."""
