@@ -1,8 +1,10 @@
 """Which leaf of each tree holds a training record.
 
-A record i that tree t drew lies in a leaf whose value is the target of the record. Usually this is one leaf. If several
-leaves have this value, the leaf must have room for the weight ``c_ti`` of the record, and its box must overlap what is
-known about the columns of the record. A leaf is complete if its known records account for its whole weight.
+A record i that tree t drew lies in a leaf of t whose value is the target of the record. If only one such leaf is left,
+it holds the record. If only one such record is left for a leaf, the leaf holds this record. A leaf and a record fit if
+the leaf has room for the weight ``c_ti`` of the record, and if the box of the leaf overlaps the intervals of the record.
+
+A leaf is complete if its known records are all its records.
 """
 
 from __future__ import annotations
@@ -12,102 +14,171 @@ from dataclasses import dataclass
 import numpy as np
 
 from residuum.trees.forest import Booleans, Floats, Forest, Integers, Structure
-from residuum.trees.targets import LeafValues, Targets, leaf_arrays
+from residuum.trees.leaves import Leaves
+
+UNKNOWN = -1  # count of a record in a tree, or number of a leaf
 
 
-@dataclass
-class Links:
-    """The leaf of each record in each tree.
+@dataclass(frozen=True)
+class Records:
+    """Training records with their targets.
 
     Attributes:
-        counts: (trees, records) how often each tree drew each record.
-        leaf: (trees, records) number of the leaf, -1 if the tree did not draw the record, or if it is not known.
-        is_complete: (leaves,) whether the known records of a leaf are all its records.
+        y: (records,) targets, NaN if not known.
+        group: (records,) group of the target among the values of leaves, -1 if there is none.
+        counts: (trees, records) how often each tree drew each record, -1 if not known.
+        has_row_order: Whether the records are in the order of the training table.
+        links: (tree, record, leaf) that are known from the start.
     """
 
+    y: Floats
+    group: Integers
     counts: Integers
-    leaf: Integers
-    is_complete: Booleans
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether the leaf of every drawn record is known."""
-        return not ((self.counts > 0) & (self.leaf < 0)).any()
+    has_row_order: bool
+    links: tuple[tuple[int, int, int], ...] = ()
 
 
 class Linker:
-    """Find the leaves of the records of a forest, as far as their columns are known.
+    """Links records with leaves, as far as the columns of the records are known.
 
     Args:
         forest: The forest.
-        counts: (trees, records) how often each tree drew each record.
-        targets: Targets of the records.
-        leaves: The leaves, grouped by value.
+        leaves: Its leaves.
+        records: The records.
+
+    Attributes:
+        leaf: (trees, records) leaf of each record, -1 if the tree did not draw it, or if it is not known.
+        is_complete: (leaves,) whether the known records of a leaf are all its records.
     """
 
-    def __init__(self, forest: Forest, counts: Integers, targets: Targets, leaves: LeafValues) -> None:
-        self.structure = forest.structure
-        _, weight, _ = leaf_arrays(forest)
-        assert weight is not None
-        self.weight = np.rint(weight).astype(np.int64)
-        self.targets, self.counts = targets, counts
-        self.group = leaves.group
-        order = np.lexsort((self.group, self.structure.leaf_tree))
-        self.order = order[self.group[order] >= 0]
-        size = len(leaves.values)
-        self.key = self.structure.leaf_tree[self.order] * size + self.group[self.order]
-        self.size = size
-        self.links = Links(
-            counts, np.full(counts.shape, -1), np.zeros(len(weight), dtype=bool)
-        )
+    def __init__(self, forest: Forest, leaves: Leaves, records: Records) -> None:
+        self.structure, self.leaves, self.records = forest.structure, leaves, records
+        self.leaf = np.full(records.counts.shape, UNKNOWN)
+        self.is_complete = np.zeros(len(leaves.group), dtype=bool)
+        self.boxes: dict[int, list[tuple[int, float, float]]] = {}
+        by_group: dict[int, list[int]] = {}
+        for i, group in enumerate(records.group.tolist()):
+            by_group.setdefault(group, []).append(i)
+        self.by_group = {group: np.array(rows) for group, rows in by_group.items()}
+        for tree, record, leaf in records.links:
+            self.leaf[tree, record] = leaf
+        self._mark_complete(np.array([leaf for _, _, leaf in records.links], dtype=np.int64))
+        self._link_single_records()
+        self.open = self._open_leaves()
 
-    def update(self, low: Floats, high: Floats) -> Links:
-        """Link what can be linked with these intervals of the columns, (records, columns) each."""
-        trees, records = np.nonzero((self.counts > 0) & (self.links.leaf < 0))
-        known = self.targets.group[records] >= 0
-        trees, records = trees[known], records[known]
-        key = trees * self.size + self.targets.group[records]
-        begin, end = np.searchsorted(self.key, key), np.searchsorted(self.key, key, side="right")
-        single = end - begin == 1
-        self.links.leaf[trees[single], records[single]] = self.order[begin[single]]
-        for t, i, a, b in zip(
-            trees[~single], records[~single], begin[~single], end[~single], strict=True
-        ):
-            fitting = [
-                leaf for leaf in self.order[a:b] if self._may_hold(leaf, t, i, low[i], high[i])
-            ]
-            if len(fitting) == 1:
-                self.links.leaf[t, i] = fitting[0]
-        self._complete()
-        return self.links
+    @property
+    def is_settled(self) -> bool:
+        """Whether no leaf is left that could be linked."""
+        return not len(self.open)
+
+    def update(self, low: Floats, high: Floats) -> int:
+        """Link what can be linked.
+
+        Args:
+            low: (records, columns) lower ends of the intervals of the records.
+            high: (records, columns) upper ends.
+
+        Returns:
+            The number of new links.
+        """
+        before = int((self.leaf != UNKNOWN).sum())
+        for tree, group in sorted({(self._tree(v), self._group(v)) for v in self.open}):
+            self._link_group(tree, group, low, high)
+        self.open = self._open_leaves()
+        return int((self.leaf != UNKNOWN).sum()) - before
+
+    def _tree(self, leaf: int) -> int:
+        return int(self.structure.leaf_tree[leaf])
+
+    def _group(self, leaf: int) -> int:
+        return int(self.leaves.group[leaf])
+
+    def _link_single_records(self) -> None:
+        """Link the only record of each group with the only leaf of this group in each tree."""
+        group, leaf_tree = self.leaves.group, self.structure.leaf_tree
+        size = len(self.leaves.values)
+        pure = np.flatnonzero(group >= 0)
+        per_tree = np.bincount(leaf_tree[pure] * size + group[pure], minlength=size * len(self.leaf))
+        record_of = np.full(size, UNKNOWN)
+        for number, rows in self.by_group.items():
+            if number >= 0 and len(rows) == 1:
+                record_of[number] = rows[0]
+        record = record_of[group[pure]]
+        single = (per_tree[leaf_tree[pure] * size + group[pure]] == 1) & (record != UNKNOWN)
+        drawn = self.records.counts[leaf_tree[pure], record] != 0
+        chosen = pure[single & drawn]
+        self.leaf[leaf_tree[chosen], record_of[group[chosen]]] = chosen
+        self._mark_complete(chosen)
+
+    def _open_leaves(self) -> list[int]:
+        has_records = np.isin(self.leaves.group, list(self.by_group))
+        return np.flatnonzero(has_records & (self.leaves.group >= 0) & ~self.is_complete).tolist()
+
+    def _link_group(self, tree: int, group: int, low: Floats, high: Floats) -> None:
+        """Link the records of one group with the leaves of one tree, until nothing changes."""
+        rows, counts = self.by_group[group], self.records.counts[tree]
+        changed = True
+        while changed:
+            changed = False
+            leaves = [v for v in self.leaves.of(tree, group) if not self.is_complete[v]]
+            free = [i for i in rows.tolist() if self.leaf[tree, i] == UNKNOWN and counts[i] != 0]
+            fits = {
+                (v, i): self._may_hold(v, tree, i, low[i], high[i]) for v in leaves for i in free
+            }
+            for i in free:
+                fitting = [v for v in leaves if fits[v, i]]
+                if len(fitting) == 1 and counts[i] != UNKNOWN:
+                    self.leaf[tree, i] = fitting[0]
+                    changed = True
+            for v in leaves:
+                fitting = [i for i in free if fits[v, i] and self.leaf[tree, i] == UNKNOWN]
+                if len(fitting) == 1 and self._needs_one(v, tree, fitting[0]):
+                    self.leaf[tree, fitting[0]] = v
+                    changed = True
+            self._mark_complete(np.array(leaves, dtype=np.int64))
+
+    def _needs_one(self, leaf: int, tree: int, record: int) -> bool:
+        """Return whether the leaf has exactly one record that is not linked yet."""
+        linked = int((self.leaf[tree] == leaf).sum())
+        if self.leaves.count is not None:
+            return int(self.leaves.count[leaf]) == linked + 1
+        return linked == 0
 
     def _may_hold(self, leaf: int, tree: int, record: int, low: Floats, high: Floats) -> bool:
-        """Return whether a leaf has room for a record and a box that overlaps its intervals."""
-        if self.counts[tree, record] > self.weight[leaf] or self.links.is_complete[leaf]:
-            return False
-        for column, below, above in leaf_box(self.structure, leaf):
-            if high[column] < below or low[column] > above:
+        """Return whether a leaf has room for a record, and a box that overlaps its intervals."""
+        count = self.records.counts[tree, record]
+        weight = self.leaves.weight
+        if weight is not None and count != UNKNOWN:
+            used = self.records.counts[tree, self.leaf[tree] == leaf].sum()
+            if count > weight[leaf] - used:
                 return False
-        return True
-
-    def _complete(self) -> None:
-        trees, records = np.nonzero(self.links.leaf >= 0)
-        linked = np.bincount(
-            self.links.leaf[trees, records],
-            weights=self.counts[trees, records],
-            minlength=len(self.weight),
+        if leaf not in self.boxes:
+            self.boxes[leaf] = leaf_box(self.structure, leaf)
+        return all(
+            high[column] >= below and low[column] <= above
+            for column, below, above in self.boxes[leaf]
         )
-        self.links.is_complete = np.rint(linked).astype(np.int64) == self.weight
+
+    def _mark_complete(self, leaves: Integers) -> None:
+        for leaf in leaves.tolist():
+            tree = self._tree(leaf)
+            linked = self.leaf[tree] == leaf
+            counts = self.records.counts[tree, linked]
+            if self.leaves.count is not None:
+                complete = linked.sum() == self.leaves.count[leaf]
+            elif self.leaves.weight is not None and (counts != UNKNOWN).all():
+                complete = counts.sum() == self.leaves.weight[leaf]
+            else:
+                complete = linked.any()
+            self.is_complete[leaf] = complete
 
 
 def leaf_box(structure: Structure, leaf: int) -> list[tuple[int, float, float]]:
     """Return (column, lower end, upper end) of the box of a leaf."""
-    first = np.searchsorted(structure.tree, structure.leaf_tree[leaf])
-    last = np.searchsorted(structure.tree, structure.leaf_tree[leaf], side="right")
-    nodes = np.arange(first, last)
-    nodes = nodes[(structure.first[nodes] <= leaf) & (leaf < structure.last[nodes])]
+    begin, end = np.searchsorted(structure.tree, [structure.leaf_tree[leaf], structure.leaf_tree[leaf] + 1])
+    first, last = structure.first[begin:end], structure.last[begin:end]
     box: dict[int, tuple[float, float]] = {}
-    for node in nodes:
+    for node in begin + np.flatnonzero((first <= leaf) & (leaf < last)):
         column, threshold = int(structure.feature[node]), float(structure.threshold[node])
         below, above = box.get(column, (-np.inf, np.inf))
         if leaf < structure.middle[node]:

@@ -14,11 +14,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from residuum.trees.anonymous import records_without_seeds
 from residuum.trees.bootstrap import bootstrap_counts
 from residuum.trees.forest import Booleans, Floats, Forest, Integers
-from residuum.trees.links import Linker, Links
+from residuum.trees.leaves import group_leaves
+from residuum.trees.links import UNKNOWN, Linker
 from residuum.trees.midpoints import LATTICE_ERROR, ROUNDING, Column, ColumnNodes
-from residuum.trees.targets import find_targets, group_leaves
+from residuum.trees.targets import find_records
 
 MAX_ROUNDS = 200  # of links and columns
 MAX_PASSES = 50  # over the nodes of a column in one round
@@ -35,6 +37,7 @@ class RecoveredTable:
         high: (records, columns) upper ends.
         is_exact: (records, columns) whether a value is determined.
         is_contradictory: (columns,) whether equations of a column disagree.
+        has_row_order: Whether the records are in the order of the training table.
         rounds: Rounds of links and columns.
     """
 
@@ -43,6 +46,7 @@ class RecoveredTable:
     high: Floats
     is_exact: Booleans
     is_contradictory: Booleans
+    has_row_order: bool
     rounds: int
 
     @property
@@ -55,8 +59,8 @@ def recover_table(
     forest: Forest,
     ranges: tuple[Floats, Floats] | None = None,
     progress: Callable[[str], None] = lambda text: None,
-) -> RecoveredTable | None:
-    """Recover the training table of a regression forest with seeds.
+) -> RecoveredTable:
+    """Recover the training table of a regression forest.
 
     Args:
         forest: The forest.
@@ -64,25 +68,26 @@ def recover_table(
         progress: Is called with a line of progress.
 
     Returns:
-        The table, or None if the seeds do not give the bootstrap samples.
+        The table. Its records are in the order of the training table if the file holds seeds and weights.
     """
     counts = bootstrap_counts(forest)
-    if counts is None:
-        return None
     leaves = group_leaves(forest)
-    targets = find_targets(forest, counts, leaves)
-    progress(f"{int((targets.group >= 0).sum())} of {counts.shape[1]} targets")
-    linker = Linker(forest, counts, targets, leaves)
-    shape = (counts.shape[1], forest.columns)
+    if counts is None:
+        records = records_without_seeds(leaves)
+    else:
+        records = find_records(forest, leaves, counts)
+    progress(f"{int((records.group >= 0).sum())} of {len(records.y)} targets")
+    linker = Linker(forest, leaves, records)
+    shape = (len(records.y), forest.columns)
     low, high = _initial_intervals(shape, ranges)
     is_exact = np.zeros(shape, dtype=bool)
     is_contradictory = np.zeros(forest.columns, dtype=bool)
     lattices = [_lattice(forest, f, ranges) for f in range(forest.columns)]
     edges: list[dict[tuple[int, int], float]] = [{} for _ in range(forest.columns)]
-    links, rounds, changed = linker.update(low, high), 0, True
+    rounds, changed = 0, True
     while changed and rounds < MAX_ROUNDS:
         changed, rounds = False, rounds + 1
-        members = Members.build(links, shape[0])
+        members = Members.build(linker, shape[0])
         for f in range(forest.columns):
             nodes = members.column_nodes(forest, f)
             if nodes is None:
@@ -102,18 +107,20 @@ def recover_table(
             passes = 0
             while passes < MAX_PASSES and column.narrow():
                 passes += 1
-            changed |= passes > 1
             low[:, f], high[:, f] = column.low[: shape[0]], column.high[: shape[0]]
             is_exact[:, f] |= column.is_exact
             is_contradictory[f] |= column.is_contradictory
-        if not links.is_settled:
-            before = int((links.leaf >= 0).sum())
-            links = linker.update(low, high)
-            changed = int((links.leaf >= 0).sum()) > before
-        else:
-            changed = False
+        changed = not linker.is_settled and linker.update(low, high) > 0
         progress(f"round {rounds}: {is_exact.mean():.1%} of all cells are exact")
-    return RecoveredTable(targets.y, low, high, is_exact, is_contradictory, rounds)
+    return RecoveredTable(
+        y=records.y,
+        low=low,
+        high=high,
+        is_exact=is_exact,
+        is_contradictory=is_contradictory,
+        has_row_order=records.has_row_order,
+        rounds=rounds,
+    )
 
 
 def _initial_intervals(
@@ -162,14 +169,14 @@ class Members:
     unknown: int
 
     @classmethod
-    def build(cls, links: Links, records: int) -> Members:
+    def build(cls, linker: Linker, records: int) -> Members:
         """Collect the members of each leaf."""
-        trees, linked = np.nonzero(links.leaf >= 0)
-        incomplete = np.flatnonzero(~links.is_complete)
-        leaf = np.concatenate([links.leaf[trees, linked], incomplete])
+        trees, linked = np.nonzero(linker.leaf != UNKNOWN)
+        incomplete = np.flatnonzero(~linker.is_complete)
+        leaf = np.concatenate([linker.leaf[trees, linked], incomplete])
         member = np.concatenate([linked, records + np.arange(len(incomplete))])
         order = np.argsort(leaf, kind="stable")
-        starts = np.searchsorted(leaf[order], np.arange(len(links.is_complete) + 1))
+        starts = np.searchsorted(leaf[order], np.arange(len(linker.is_complete) + 1))
         return cls(member[order], starts, len(incomplete))
 
     def column_nodes(self, forest: Forest, column: int) -> ColumnNodes | None:

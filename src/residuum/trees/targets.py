@@ -9,6 +9,10 @@ If all leaves are pure, then for every value v
 A value that one record has is found by comparing the columns of c with w(v). Equal targets need an exact cover: a set
 of columns that adds up to w(v). It is accepted only if it is the only one.
 
+If some leaves are mixed, the target of a record is missing in the trees that put the record into a mixed leaf. Then a
+value belongs to record i if its weight is c_ti wherever the value occurs, if it occurs in at least six trees, and if no
+other record and no other value fit.
+
 At any depth the root of tree t stores the mean target, so
 
     sum_i c_ti y_i = (weight of the root) x (value of the root),
@@ -18,139 +22,92 @@ which determines all targets if there are as many trees as records.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from residuum.trees.forest import Floats, Forest, Integers
+from residuum.trees.leaves import Leaves
+from residuum.trees.links import UNKNOWN, Records
 
-ROUNDING = 256 * np.finfo(np.float64).eps  # of a mean of equal targets, times their size
-PURE = 1e-12  # impurity of a pure leaf, times the variance of all targets
 MAX_STEPS = 20_000  # of the search for one exact cover
+MIN_TREES = 6  # in which a value must occur if some leaves are mixed
 MIN_RANK_RATIO = 1e-9  # smallest singular value of the counts over the largest
 
 
-@dataclass(frozen=True)
-class LeafValues:
-    """Leaves grouped by their value.
-
-    Attributes:
-        values: (groups,) distinct values of pure leaves, ascending.
-        group: Group of each leaf, -1 for a leaf that is not pure.
-        weights: (groups, trees) weight of the leaves of each group in each tree.
-    """
-
-    values: Floats
-    group: Integers
-    weights: Integers
-
-
-def leaf_arrays(forest: Forest) -> tuple[Floats, Floats | None, Floats | None]:
-    """Return value, weight and impurity of all leaves; None for what the file does not hold."""
-    structure = forest.structure
-    starts = structure.leaf_starts
-
-    def gather(name: str) -> Floats | None:
-        arrays = [getattr(tree, name) for tree in forest.trees]
-        if any(array is None for array in arrays):
-            return None
-        return np.concatenate(
-            [
-                array[structure.leaf_node[a:b]]
-                for array, a, b in zip(arrays, starts[:-1], starts[1:], strict=True)
-            ]
-        )
-
-    values = gather("value")
-    assert values is not None
-    return values[:, 0], gather("weight"), gather("impurity")
-
-
-def group_leaves(forest: Forest) -> LeafValues:
-    """Group the pure leaves of a regressor by their value."""
-    value, weight, impurity = leaf_arrays(forest)
-    assert weight is not None
-    is_pure = np.ones(len(value), dtype=bool)
-    if impurity is not None:
-        is_pure = impurity <= PURE * max(value.var(), np.finfo(float).tiny)
-    group = np.full(len(value), -1)
-    pure = np.flatnonzero(is_pure)
-    order = pure[np.argsort(value[pure], kind="stable")]
-    gap = np.diff(value[order], prepend=-np.inf) > ROUNDING * np.abs(value).max(initial=0.0)
-    group[order] = np.cumsum(gap) - 1
-    groups = int(gap.sum())
-    weights = np.zeros((groups, len(forest.trees)), dtype=np.int64)
-    leaf_tree = forest.structure.leaf_tree
-    np.add.at(weights, (group[pure], leaf_tree[pure]), np.rint(weight[pure]).astype(np.int64))
-    return LeafValues(_most_common(value[order], group[order], groups), group, weights)
-
-
-def _most_common(value: Floats, group: Integers, groups: int) -> Floats:
-    """Return the most common value of each group: means of equal targets differ by their rounding."""
-    result = np.zeros(groups)
-    for number, part in enumerate(np.split(value, np.flatnonzero(np.diff(group)) + 1)):
-        distinct, counts = np.unique(part, return_counts=True)
-        result[number] = distinct[counts.argmax()]
-    return result
-
-
-@dataclass(frozen=True)
-class Targets:
-    """Targets of the training records.
-
-    Attributes:
-        y: (records,) target, NaN if it was not found.
-        group: (records,) group of the target among the leaf values, -1 if there is none.
-    """
-
-    y: Floats
-    group: Integers
-
-
-def find_targets(forest: Forest, counts: Integers, leaves: LeafValues) -> Targets:
-    """Find the targets of the training records of a regressor.
+def find_records(forest: Forest, leaves: Leaves, counts: Integers) -> Records:
+    """Find the targets of the training records of a regression forest.
 
     Args:
         forest: The forest.
+        leaves: Its leaves, with weights.
         counts: (trees, records) how often each tree drew each record.
-        leaves: Its leaves, grouped by value.
 
     Returns:
-        The targets, in the order of the training table.
+        The records in the order of the training table.
     """
-    records = counts.shape[1]
-    group = _match_groups(counts, leaves)
-    y = np.where(group >= 0, leaves.values[group], np.nan) if len(leaves.values) else group * np.nan
-    if (group < 0).any() and len(counts) >= records:
-        y = np.where(group >= 0, y, _solve(forest, counts))
-        group = np.where(group >= 0, group, _nearest_group(y, leaves.values))
-    return Targets(y, group)
+    group = _match_columns(counts, leaves)
+    if leaves.has_mixed:
+        group = _match_partly(counts, leaves, group)
+    else:
+        group = _match_sums(counts, leaves, group)
+    y = np.full(len(group), np.nan)
+    y[group != UNKNOWN] = leaves.values[group[group != UNKNOWN]]
+    if (group == UNKNOWN).any() and len(counts) >= len(group):
+        solution = _solve(forest, counts)
+        y = np.where(group == UNKNOWN, solution, y)
+        group = np.where(group == UNKNOWN, _nearest_group(y, leaves.values), group)
+    return Records(y, group, counts, has_row_order=True)
 
 
-def _match_groups(counts: Integers, leaves: LeafValues) -> Integers:
-    """Return the group of leaf values of each record, by matching columns of the counts."""
-    records = counts.shape[1]
-    group = np.full(records, -1)
+def _match_columns(counts: Integers, leaves: Leaves) -> Integers:
+    """Return the group of each record whose column of the counts equals the weights of one group."""
+    group = np.full(counts.shape[1], UNKNOWN)
     by_column: dict[bytes, list[int]] = {}
-    for i in range(records):
+    for i in range(counts.shape[1]):
         by_column.setdefault(counts[:, i].tobytes(), []).append(i)
-    remaining = []
     for number, weight in enumerate(leaves.weights):
         match by_column.get(weight.tobytes(), []):
             case [record]:
                 group[record] = number
-            case _:
-                remaining.append(number)
+    return group
+
+
+def _match_sums(counts: Integers, leaves: Leaves, group: Integers) -> Integers:
+    """Add the records of the groups with several records: the only set of columns with the right sum."""
+    group = group.copy()
+    remaining = np.setdiff1d(np.arange(len(leaves.values)), group).tolist()
+    remaining.sort(key=lambda number: int(leaves.weights[number].sum()))
     progress = True
     while progress and remaining:
         progress = False
         for number in list(remaining):
-            free = np.flatnonzero(group < 0)
+            free = np.flatnonzero(group == UNKNOWN)
             cover = find_cover(counts[:, free], leaves.weights[number])
             if cover is not None:
                 group[free[cover]] = number
                 remaining.remove(number)
                 progress = True
+    return group
+
+
+def _match_partly(counts: Integers, leaves: Leaves, group: Integers) -> Integers:
+    """Add groups with one record that lies in a mixed leaf of some trees."""
+    group = group.copy()
+    fitting: dict[int, int] = {}
+    free = np.flatnonzero(group == UNKNOWN)
+    for number in np.setdiff1d(np.arange(len(leaves.values)), group).tolist():
+        rows = np.flatnonzero(leaves.weights[number])
+        if len(rows) < MIN_TREES:
+            continue
+        candidates = free
+        for row in rows:
+            candidates = candidates[counts[row, candidates] == leaves.weights[number, row]]
+        if len(candidates) == 1:
+            fitting[number] = int(candidates[0])
+    taken, times = np.unique(list(fitting.values()), return_counts=True)
+    unique = set(taken[times == 1].tolist())
+    for number, record in fitting.items():
+        if record in unique:
+            group[record] = number
     return group
 
 
