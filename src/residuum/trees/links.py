@@ -37,6 +37,15 @@ class Records:
     has_row_order: bool
     links: tuple[tuple[int, int, int], ...] = ()
 
+    def without_groups(self, groups: Integers) -> Records:
+        """Return the records whose targets are in none of these groups."""
+        stays = ~np.isin(self.group, groups)
+        number = np.cumsum(stays) - 1
+        links = tuple((t, int(number[i]), leaf) for t, i, leaf in self.links if stays[i])
+        return Records(
+            self.y[stays], self.group[stays], self.counts[:, stays], self.has_row_order, links
+        )
+
 
 class Linker:
     """Links records with leaves, as far as the columns of the records are known.

@@ -45,6 +45,15 @@ class ColumnNodes:
     starts: Integers
     side: Integers
 
+    def boxes(self, records: int) -> tuple[Floats, Floats]:
+        """Return the lower and upper ends, (records,) each, that the leaves of the records have in common."""
+        low, high = np.full(records, -np.inf), np.full(records, np.inf)
+        threshold, is_record = self.threshold[self.side // 2], self.members < records
+        is_left, is_right = is_record & (self.side % 2 == 0), is_record & (self.side % 2 == 1)
+        np.minimum.at(high, self.members[is_left], threshold[is_left])
+        np.maximum.at(low, self.members[is_right], threshold[is_right])
+        return low, high
+
 
 @dataclass
 class Column:

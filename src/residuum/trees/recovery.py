@@ -17,8 +17,8 @@ import numpy as np
 from residuum.trees.anonymous import records_without_seeds
 from residuum.trees.bootstrap import bootstrap_counts
 from residuum.trees.forest import Booleans, Floats, Forest, Integers
-from residuum.trees.leaves import group_leaves
-from residuum.trees.links import UNKNOWN, Linker
+from residuum.trees.leaves import Leaves, group_leaves
+from residuum.trees.links import UNKNOWN, Linker, Records
 from residuum.trees.midpoints import LATTICE_ERROR, ROUNDING, Column, ColumnNodes
 from residuum.trees.targets import find_records
 
@@ -77,50 +77,133 @@ def recover_table(
     else:
         records = find_records(forest, leaves, counts)
     progress(f"{int((records.group >= 0).sum())} of {len(records.y)} targets")
-    linker = Linker(forest, leaves, records)
-    shape = (len(records.y), forest.columns)
-    low, high = _initial_intervals(shape, ranges)
-    is_exact = np.zeros(shape, dtype=bool)
-    is_contradictory = np.zeros(forest.columns, dtype=bool)
-    lattices = [_lattice(forest, f, ranges) for f in range(forest.columns)]
-    edges: list[dict[tuple[int, int], float]] = [{} for _ in range(forest.columns)]
-    rounds, changed = 0, True
-    while changed and rounds < MAX_ROUNDS:
-        changed, rounds = False, rounds + 1
-        members = Members.build(linker, shape[0])
-        for f in range(forest.columns):
-            nodes = members.column_nodes(forest, f)
-            if nodes is None:
-                continue
-            origin, step = lattices[f]
-            column = Column(
-                nodes=nodes,
-                records=shape[0],
-                low=np.concatenate([low[:, f], np.full(members.unknown, low[:, f].min())]),
-                high=np.concatenate([high[:, f], np.full(members.unknown, high[:, f].max())]),
-                origin=origin,
-                step=step,
-                tolerance=ROUNDING * float(np.abs(nodes.threshold).max()),
-                is_exact=is_exact[:, f].copy(),
-                edges=edges[f],
-            )
-            passes = 0
-            while passes < MAX_PASSES and column.narrow():
-                passes += 1
-            low[:, f], high[:, f] = column.low[: shape[0]], column.high[: shape[0]]
-            is_exact[:, f] |= column.is_exact
-            is_contradictory[f] |= column.is_contradictory
-        changed = not linker.is_settled and linker.update(low, high) > 0
-        progress(f"round {rounds}: {is_exact.mean():.1%} of all cells are exact")
-    return RecoveredTable(
-        y=records.y,
-        low=low,
-        high=high,
-        is_exact=is_exact,
-        is_contradictory=is_contradictory,
-        has_row_order=records.has_row_order,
-        rounds=rounds,
-    )
+    while True:
+        search = Search.begin(forest, leaves, records, ranges)
+        mistaken = search.run(progress)
+        if records.has_row_order or not len(mistaken):
+            return search.table()
+        # Without seeds a value that seemed to belong to one record may belong to several.
+        records = records.without_groups(np.unique(records.group[mistaken]))
+
+
+@dataclass
+class Search:
+    """The search for the columns of some records.
+
+    Attributes:
+        forest: The forest.
+        records: The records.
+        linker: Links the records with leaves.
+        low: (records, columns) lower ends of the intervals of the values.
+        high: (records, columns) upper ends.
+        is_exact: (records, columns) whether a value is determined.
+        is_contradictory: (columns,) whether equations of a column disagree.
+        lattices: Origin and step of the lattice of each column.
+        edges: Equations of each column.
+        rounds: Rounds of links and columns.
+    """
+
+    forest: Forest
+    records: Records
+    linker: Linker
+    low: Floats
+    high: Floats
+    is_exact: Booleans
+    is_contradictory: Booleans
+    lattices: list[tuple[float, float]]
+    edges: list[dict[tuple[int, int], float]]
+    rounds: int = 0
+
+    @classmethod
+    def begin(
+        cls,
+        forest: Forest,
+        leaves: Leaves,
+        records: Records,
+        ranges: tuple[Floats, Floats] | None,
+    ) -> Search:
+        """Link records with leaves as far as targets alone allow."""
+        shape = (len(records.y), forest.columns)
+        low, high = _initial_intervals(shape, ranges)
+        return cls(
+            forest=forest,
+            records=records,
+            linker=Linker(forest, leaves, records),
+            low=low,
+            high=high,
+            is_exact=np.zeros(shape, dtype=bool),
+            is_contradictory=np.zeros(forest.columns, dtype=bool),
+            lattices=[_lattice(forest, f, ranges) for f in range(forest.columns)],
+            edges=[{} for _ in range(forest.columns)],
+        )
+
+    def run(self, progress: Callable[[str], None]) -> Integers:
+        """Use links, intervals and equations until nothing changes.
+
+        Args:
+            progress: Is called with a line of progress.
+
+        Returns:
+            The records whose leaves have no common box. The search ends as soon as there are some.
+        """
+        changed = True
+        while changed and self.rounds < MAX_ROUNDS:
+            self.rounds += 1
+            members = Members.build(self.linker, len(self.low))
+            nodes = [members.column_nodes(self.forest, f) for f in range(self.forest.columns)]
+            if not self.records.has_row_order:
+                mistaken = self._without_common_box(nodes)
+                if len(mistaken):
+                    return mistaken
+            for f, column_nodes in enumerate(nodes):
+                if column_nodes is not None:
+                    self._narrow(f, column_nodes, members.unknown)
+            changed = not self.linker.is_settled and self.linker.update(self.low, self.high) > 0
+            progress(f"round {self.rounds}: {self.is_exact.mean():.1%} of all cells are exact")
+        return np.zeros(0, dtype=np.int64)
+
+    def _without_common_box(self, nodes: list[ColumnNodes | None]) -> Integers:
+        """Return the records whose linked leaves have no point in common."""
+        is_empty = np.zeros(len(self.low), dtype=bool)
+        for column_nodes in nodes:
+            if column_nodes is not None:
+                low, high = column_nodes.boxes(len(self.low))
+                is_empty |= low >= high
+        return np.flatnonzero(is_empty)
+
+    def _narrow(self, column: int, nodes: ColumnNodes, unknown: int) -> None:
+        """Use the nodes of a column until nothing changes."""
+        low, high, records = self.low[:, column], self.high[:, column], len(self.low)
+        origin, step = self.lattices[column]
+        values = Column(
+            nodes=nodes,
+            records=records,
+            low=np.concatenate([low, np.full(unknown, low.min(initial=np.inf))]),
+            high=np.concatenate([high, np.full(unknown, high.max(initial=-np.inf))]),
+            origin=origin,
+            step=step,
+            tolerance=ROUNDING * float(np.abs(nodes.threshold).max()),
+            is_exact=self.is_exact[:, column].copy(),
+            edges=self.edges[column],
+        )
+        passes = 0
+        while passes < MAX_PASSES and values.narrow():
+            passes += 1
+        self.low[:, column], self.high[:, column] = values.low[:records], values.high[:records]
+        self.is_exact[:, column] = values.is_exact
+        self.is_contradictory[column] |= values.is_contradictory
+
+    def table(self) -> RecoveredTable:
+        """Return what was recovered. A contradictory column has no exact value."""
+        return RecoveredTable(
+            y=self.records.y,
+            low=self.low,
+            high=self.high,
+            is_exact=self.is_exact & ~self.is_contradictory,
+            is_contradictory=self.is_contradictory,
+            has_row_order=self.records.has_row_order,
+            rounds=self.rounds,
+        )
 
 
 def _initial_intervals(
