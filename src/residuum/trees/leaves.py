@@ -29,6 +29,7 @@ class Leaves:
         group: (leaves,) group of each leaf, -1 for a mixed leaf.
         weight: (leaves,) sum of the weights of the records, None if the file does not hold it.
         count: (leaves,) number of distinct records, None if the file does not hold it.
+        impurity: (leaves,) variance of the targets, None if the file does not hold it.
     """
 
     value: Floats
@@ -37,6 +38,7 @@ class Leaves:
     group: Integers
     weight: Integers | None
     count: Integers | None
+    impurity: Floats | None
 
     @property
     def has_mixed(self) -> bool:
@@ -104,6 +106,7 @@ def group_leaves(forest: Forest) -> Leaves:
         group=group,
         weight=None if weight is None else np.rint(weight).astype(np.int64),
         count=None if count is None else count.astype(np.int64),
+        impurity=impurity,
     )
 
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from residuum.trees.forest import Booleans, Floats, Forest, Integers, Structure
-from residuum.trees.leaves import Leaves
+from residuum.trees.leaves import MIXED, Leaves
+from residuum.trees.subsets import find_members
 
 UNKNOWN = -1  # count of a record in a tree, or number of a leaf
 
@@ -78,7 +79,8 @@ class Linker:
     @property
     def is_settled(self) -> bool:
         """Whether no leaf is left that could be linked."""
-        return not len(self.open)
+        mixed = self.records.has_row_order and self.leaves.has_mixed
+        return not len(self.open) and not (mixed and not self.is_complete.all())
 
     def update(self, low: Floats, high: Floats) -> int:
         """Link what can be linked.
@@ -91,6 +93,8 @@ class Linker:
             The number of new links.
         """
         before = int((self.leaf != UNKNOWN).sum())
+        if self.records.has_row_order and self.leaves.has_mixed:
+            self._link_subsets(low, high)
         for tree, group in sorted({(self._tree(v), self._group(v)) for v in self.open}):
             self._link_group(tree, group, low, high)
         self.open = self._open_leaves()
@@ -146,6 +150,24 @@ class Linker:
                     changed = True
             self._mark_complete(np.array(leaves, dtype=np.int64))
 
+    def _link_subsets(self, low: Floats, high: Floats) -> None:
+        """Link mixed leaves with the only records that have their mean."""
+        if self.leaves.count is None or self.leaves.weight is None or self.leaves.impurity is None:
+            return
+        y = self.records.y
+        spread = float(np.nanstd(y)) if not np.isnan(y).all() else 0.0
+        small = (self.leaves.group == MIXED) & (self.leaves.count <= 3) & ~self.is_complete
+        for leaf in np.flatnonzero(small).tolist():
+            tree = self._tree(leaf)
+            counts = self.records.counts[tree]
+            free = np.flatnonzero((counts > 0) & (self.leaf[tree] == UNKNOWN) & ~np.isnan(y))
+            for column, below, above in self._box(leaf):
+                free = free[(high[free, column] >= below) & (low[free, column] <= above)]
+            members = find_members(self.leaves, leaf, y[free], counts[free], spread)
+            if members is not None:
+                self.leaf[tree, free[members]] = leaf
+                self.is_complete[leaf] = True
+
     def _needs_one(self, leaf: int, tree: int, record: int) -> bool:
         """Return whether the leaf has exactly one record that is not linked yet."""
         linked = int((self.leaf[tree] == leaf).sum())
@@ -161,12 +183,15 @@ class Linker:
             used = self.records.counts[tree, self.leaf[tree] == leaf].sum()
             if count > weight[leaf] - used:
                 return False
-        if leaf not in self.boxes:
-            self.boxes[leaf] = leaf_box(self.structure, leaf)
         return all(
             high[column] >= below and low[column] <= above
-            for column, below, above in self.boxes[leaf]
+            for column, below, above in self._box(leaf)
         )
+
+    def _box(self, leaf: int) -> list[tuple[int, float, float]]:
+        if leaf not in self.boxes:
+            self.boxes[leaf] = leaf_box(self.structure, leaf)
+        return self.boxes[leaf]
 
     def _mark_complete(self, leaves: Integers) -> None:
         for leaf in leaves.tolist():

@@ -156,8 +156,12 @@ class Search:
                 if len(mistaken):
                     return mistaken
             for f, column_nodes in enumerate(nodes):
-                if column_nodes is not None:
+                if column_nodes is not None and self.forest.has_midpoints:
                     self._narrow(f, column_nodes, members.unknown)
+                elif column_nodes is not None:
+                    low, high = column_nodes.boxes(len(self.low))
+                    self.low[:, f] = np.maximum(self.low[:, f], low)
+                    self.high[:, f] = np.minimum(self.high[:, f], high)
             changed = not self.linker.is_settled and self.linker.update(self.low, self.high) > 0
             progress(f"round {self.rounds}: {self.is_exact.mean():.1%} of all cells are exact")
         return np.zeros(0, dtype=np.int64)

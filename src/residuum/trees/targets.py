@@ -27,6 +27,7 @@ import numpy as np
 from residuum.trees.forest import Floats, Forest, Integers
 from residuum.trees.leaves import Leaves
 from residuum.trees.links import UNKNOWN, Records
+from residuum.trees.subsets import targets_of_pairs
 
 MAX_STEPS = 20_000  # of the search for one exact cover
 MIN_TREES = 6  # in which a value must occur if some leaves are mixed
@@ -47,13 +48,14 @@ def find_records(forest: Forest, leaves: Leaves, counts: Integers) -> Records:
     group = _match_columns(counts, leaves)
     if leaves.has_mixed:
         group = _match_partly(counts, leaves, group)
+        of_pairs = targets_of_pairs(leaves, counts)
     else:
         group = _match_sums(counts, leaves, group)
-    y = np.full(len(group), np.nan)
+    y = of_pairs if leaves.has_mixed else np.full(len(group), np.nan)
     y[group != UNKNOWN] = leaves.values[group[group != UNKNOWN]]
     if (group == UNKNOWN).any() and len(counts) >= len(group):
         solution = _solve(forest, counts)
-        y = np.where(group == UNKNOWN, solution, y)
+        y = np.where((group == UNKNOWN) & ~np.isnan(solution), solution, y)
         group = np.where(group == UNKNOWN, _nearest_group(y, leaves.values), group)
     return Records(y, group, counts, has_row_order=True)
 
