@@ -23,6 +23,7 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from residuum.trees.forest import Booleans, Floats, Integers
 
+MIN_STEPS = 12  # of a record that always went the way of missing values, at which its value counts as present
 LATTICE_ERROR = 1e-3  # of a value on a lattice, in steps
 ROUNDING = 8 * float(np.finfo(np.float32).eps)  # of values, times the size of the column
 
@@ -38,12 +39,56 @@ class ColumnNodes:
         members: Members of the left side of the first node, then of its right side, then of the next node.
         starts: (2 nodes,) where each side begins.
         side: For every entry of ``members`` the number of its side: 2 v for the left one of node v, else 2 v + 1.
+        missing_left: (nodes,) whether missing values go to the left side.
     """
 
     threshold: Floats
     members: Integers
     starts: Integers
     side: Integers
+    missing_left: Booleans
+
+    def missing_values(self, records: int) -> tuple[Booleans, Booleans]:
+        """Tell which values are missing, from the sides that the records are on.
+
+        A missing value always goes to the side of missing values. Usually these sides have no value in common.
+        A threshold of infinity puts the missing values on the right side and all others on the left.
+
+        Returns:
+            (records,) whether the value is missing, and whether it may be missing.
+        """
+        low, high = self.boxes(records)
+        is_record = self.members < records
+        members, side = self.members[is_record], self.side[is_record]
+        is_left = side % 2 == 0
+        agrees = is_left == self.missing_left[side // 2]
+        is_present = np.zeros(records, dtype=bool)
+        is_present[members[~agrees]] = True
+        steps = np.bincount(members, minlength=records)
+        may_be_missing = ~is_present & (steps < MIN_STEPS)
+        return ~is_present & (low >= high), may_be_missing & (low < high)
+
+    def without(self, missing: Booleans) -> ColumnNodes | None:
+        """Return the nodes without members whose value is missing, None if no node is left."""
+        is_record = self.members < len(missing)
+        stays = np.ones(len(self.members), dtype=bool)
+        stays[is_record] = ~missing[self.members[is_record]]
+        sides = 2 * len(self.threshold)
+        sizes = np.bincount(self.side[stays], minlength=sides)
+        is_whole = (sizes[0::2] > 0) & (sizes[1::2] > 0) & np.isfinite(self.threshold)
+        if not is_whole.any():
+            return None
+        stays &= is_whole[self.side // 2]
+        number = np.cumsum(is_whole) - 1
+        lengths = sizes.reshape(-1, 2)[is_whole].ravel()
+        side = self.side[stays]
+        return ColumnNodes(
+            threshold=self.threshold[is_whole],
+            members=self.members[stays],
+            starts=np.concatenate([[0], np.cumsum(lengths)])[:-1],
+            side=2 * number[side // 2] + side % 2,
+            missing_left=self.missing_left[is_whole],
+        )
 
     def boxes(self, records: int) -> tuple[Floats, Floats]:
         """Return the lower and upper ends, (records,) each, that the leaves of the records have in common."""
@@ -68,6 +113,7 @@ class Column:
         step: Distance between two values of the lattice, 0 if the values form none.
         tolerance: Rounding error of a value.
         is_exact: (records,) whether the value is determined.
+        is_doubtful: (members,) whether the value may be missing, so that it bounds no other value.
         edges: Equations by the pair of their records: twice the threshold.
         is_contradictory: Whether equations of the column disagree.
     """
@@ -80,6 +126,7 @@ class Column:
     step: float
     tolerance: float
     is_exact: Booleans
+    is_doubtful: Booleans
     edges: dict[tuple[int, int], float]
     is_contradictory: bool = False
 
@@ -99,10 +146,13 @@ class Column:
         threshold, starts, side, members = nodes.threshold, nodes.starts, nodes.side, nodes.members
         node, is_left = side // 2, side % 2 == 0
         member_low, member_high = low[members], high[members]
-        largest_low = np.maximum.reduceat(member_low, starts)[0::2]
+        doubtful = self.is_doubtful[members]
+        sure_low = np.where(doubtful, -np.inf, member_low)
+        sure_high = np.where(doubtful, np.inf, member_high)
+        largest_low = np.maximum.reduceat(sure_low, starts)[0::2]
         largest_high = np.maximum.reduceat(member_high, starts)[0::2]
         smallest_low = np.minimum.reduceat(member_low, starts)[1::2]
-        smallest_high = np.minimum.reduceat(member_high, starts)[1::2]
+        smallest_high = np.minimum.reduceat(sure_high, starts)[1::2]
         gap = self.step / 2
         left_low = np.maximum(largest_low, 2 * threshold - smallest_high)
         left_high = np.minimum(largest_high, 2 * threshold - smallest_low)

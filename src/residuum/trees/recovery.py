@@ -36,6 +36,7 @@ class RecoveredTable:
         low: (records, columns) lower ends of the intervals that hold the values.
         high: (records, columns) upper ends.
         is_exact: (records, columns) whether a value is determined.
+        is_missing: (records, columns) whether a value is missing in the table.
         is_contradictory: (columns,) whether equations of a column disagree.
         has_row_order: Whether the records are in the order of the training table.
         rounds: Rounds of links and columns.
@@ -45,6 +46,7 @@ class RecoveredTable:
     low: Floats
     high: Floats
     is_exact: Booleans
+    is_missing: Booleans
     is_contradictory: Booleans
     has_row_order: bool
     rounds: int
@@ -97,6 +99,7 @@ class Search:
         low: (records, columns) lower ends of the intervals of the values.
         high: (records, columns) upper ends.
         is_exact: (records, columns) whether a value is determined.
+        is_missing: (records, columns) whether a value is missing in the table.
         is_contradictory: (columns,) whether equations of a column disagree.
         lattices: Origin and step of the lattice of each column.
         edges: Equations of each column.
@@ -109,6 +112,7 @@ class Search:
     low: Floats
     high: Floats
     is_exact: Booleans
+    is_missing: Booleans
     is_contradictory: Booleans
     lattices: list[tuple[float, float]]
     edges: list[dict[tuple[int, int], float]]
@@ -132,6 +136,7 @@ class Search:
             low=low,
             high=high,
             is_exact=np.zeros(shape, dtype=bool),
+            is_missing=np.zeros(shape, dtype=bool),
             is_contradictory=np.zeros(forest.columns, dtype=bool),
             lattices=[_lattice(forest, f, ranges) for f in range(forest.columns)],
             edges=[{} for _ in range(forest.columns)],
@@ -156,9 +161,11 @@ class Search:
                 if len(mistaken):
                     return mistaken
             for f, column_nodes in enumerate(nodes):
-                if column_nodes is not None and self.forest.has_midpoints:
+                if column_nodes is None:
+                    continue
+                if self.forest.has_midpoints:
                     self._narrow(f, column_nodes, members.unknown)
-                elif column_nodes is not None:
+                else:
                     low, high = column_nodes.boxes(len(self.low))
                     self.low[:, f] = np.maximum(self.low[:, f], low)
                     self.high[:, f] = np.minimum(self.high[:, f], high)
@@ -172,12 +179,21 @@ class Search:
         for column_nodes in nodes:
             if column_nodes is not None:
                 low, high = column_nodes.boxes(len(self.low))
-                is_empty |= low >= high
+                missing, _ = column_nodes.missing_values(len(self.low))
+                is_empty |= (low >= high) & ~missing
         return np.flatnonzero(is_empty)
 
     def _narrow(self, column: int, nodes: ColumnNodes, unknown: int) -> None:
         """Use the nodes of a column until nothing changes."""
         low, high, records = self.low[:, column], self.high[:, column], len(self.low)
+        missing, doubtful = nodes.missing_values(records)
+        has_missing = bool(missing.any())
+        self.is_missing[:, column] = missing
+        remaining = nodes.without(missing)
+        if remaining is None:
+            return
+        nodes = remaining
+        is_doubtful = np.concatenate([doubtful, np.ones(unknown, dtype=bool)]) & has_missing
         origin, step = self.lattices[column]
         values = Column(
             nodes=nodes,
@@ -188,13 +204,15 @@ class Search:
             step=step,
             tolerance=ROUNDING * float(np.abs(nodes.threshold).max()),
             is_exact=self.is_exact[:, column].copy(),
+            is_doubtful=is_doubtful,
             edges=self.edges[column],
         )
         passes = 0
         while passes < MAX_PASSES and values.narrow():
             passes += 1
         self.low[:, column], self.high[:, column] = values.low[:records], values.high[:records]
-        self.is_exact[:, column] = values.is_exact
+        is_sure = ~is_doubtful[:records]  # a value that may be missing is never exact
+        self.is_exact[:, column] = values.is_exact & is_sure
         self.is_contradictory[column] |= values.is_contradictory
 
     def table(self) -> RecoveredTable:
@@ -203,7 +221,8 @@ class Search:
             y=self.records.y,
             low=self.low,
             high=self.high,
-            is_exact=self.is_exact & ~self.is_contradictory,
+            is_exact=self.is_exact & ~self.is_contradictory & ~self.is_missing,
+            is_missing=self.is_missing,
             is_contradictory=self.is_contradictory,
             has_row_order=self.records.has_row_order,
             rounds=self.rounds,
@@ -229,7 +248,8 @@ def _lattice(
     All thresholds must be midpoints of the lattice, and there must be enough of them for its length.
     """
     structure = forest.structure
-    thresholds = np.unique(structure.threshold[structure.feature == column])
+    thresholds = structure.threshold[structure.feature == column]
+    thresholds = np.unique(thresholds[np.isfinite(thresholds)])
     if ranges is None or not len(thresholds):
         return 0.0, 0.0
     origin, end = (float(np.float32(limit[column])) for limit in ranges)
@@ -285,4 +305,5 @@ class Members:
             members=self.member[np.arange(starts[-1]) + offset],
             starts=starts[:-1],
             side=side,
+            missing_left=structure.missing_left[nodes],
         )
