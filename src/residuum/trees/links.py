@@ -17,6 +17,7 @@ from residuum.trees.forest import Booleans, Floats, Forest, Integers, Structure
 from residuum.trees.leaves import MIXED, Leaves
 from residuum.trees.subsets import find_members
 
+MANY_LEAVES = 1000  # from here on all trees are looked at together
 UNKNOWN = -1  # count of a record in a tree, or number of a leaf
 
 
@@ -194,17 +195,23 @@ class Linker:
         return self.boxes[leaf]
 
     def _mark_complete(self, leaves: Integers) -> None:
-        for leaf in leaves.tolist():
-            tree = self._tree(leaf)
-            linked = self.leaf[tree] == leaf
-            counts = self.records.counts[tree, linked]
-            if self.leaves.count is not None:
-                complete = linked.sum() == self.leaves.count[leaf]
-            elif self.leaves.weight is not None and (counts != UNKNOWN).all():
-                complete = counts.sum() == self.leaves.weight[leaf]
-            else:
-                complete = linked.any()
-            self.is_complete[leaf] = complete
+        """Update ``is_complete`` of some leaves of one tree, or of all leaves."""
+        if not len(leaves):
+            return
+        same_tree = len(leaves) < MANY_LEAVES and len(set(self.structure.leaf_tree[leaves])) == 1
+        rows = slice(self._tree(leaves[0]), self._tree(leaves[0]) + 1) if same_tree else slice(None)
+        linked = self.leaf[rows][self.leaf[rows] != UNKNOWN]
+        counts = self.records.counts[rows][self.leaf[rows] != UNKNOWN]
+        size = len(self.is_complete)
+        number = np.bincount(linked, minlength=size)[leaves]
+        if self.leaves.count is not None:
+            complete = number == self.leaves.count[leaves]
+        elif self.leaves.weight is not None and (counts != UNKNOWN).all():
+            weight = np.bincount(linked, weights=counts, minlength=size)[leaves]
+            complete = np.rint(weight) == self.leaves.weight[leaves]
+        else:
+            complete = number > 0
+        self.is_complete[leaves] = complete
 
 
 def leaf_box(structure: Structure, leaf: int) -> list[tuple[int, float, float]]:

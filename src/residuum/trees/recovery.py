@@ -253,12 +253,14 @@ def _lattice(
     if ranges is None or not len(thresholds):
         return 0.0, 0.0
     origin, end = (float(np.float32(limit[column])) for limit in ranges)
-    for steps in range(1, int(len(thresholds) / MIN_FILL) + 1):
-        step = (end - origin) / steps
-        half_steps = 2 * (thresholds - origin) / step
-        if step > 0 and np.abs(half_steps - np.rint(half_steps)).max() <= LATTICE_ERROR:
-            return origin, step
-    return 0.0, 0.0
+    if not end > origin:
+        return 0.0, 0.0
+    steps = np.arange(1, int(len(thresholds) / MIN_FILL) + 1)
+    positions = 2 * (thresholds - origin) / (end - origin)
+    for some in (positions[:: max(1, len(positions) // 16)], positions):  # most steps fail early
+        half_steps = np.outer(steps, some)
+        steps = steps[np.abs(half_steps - np.rint(half_steps)).max(1) <= LATTICE_ERROR][:100]
+    return (origin, (end - origin) / int(steps[0])) if len(steps) else (0.0, 0.0)
 
 
 @dataclass(frozen=True)
