@@ -63,10 +63,10 @@ class Forest:
         columns: Number of columns of the table.
         is_classifier: Whether values are shares of classes.
         has_bootstrap: Whether every tree was trained on a bootstrap sample, None if the file does not say.
-        max_samples: The setting of the library: a number of draws, a share of the records, or None for as
-            many draws as records.
+        records: Number of training records, None if the file does not say.
         has_midpoints: Whether a threshold is the midpoint between two values of the training table. Trees
             with random thresholds have none.
+        has_sample_weights: Whether the training had sample weights. They change the bootstrap samples.
         names: Names of the columns, () if the file holds none.
     """
 
@@ -74,8 +74,9 @@ class Forest:
     columns: int
     is_classifier: bool = False
     has_bootstrap: bool | None = None
-    max_samples: float | int | None = None
+    records: int | None = None
     has_midpoints: bool = True
+    has_sample_weights: bool = False
     names: tuple[str, ...] = ()
 
     @cached_property
