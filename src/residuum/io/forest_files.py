@@ -1,7 +1,7 @@
 """Forests of scikit-learn, read from a release without running it.
 
-Nodes of a tree are records of 56 bytes, or of 64 since version 1.3. A node goes left if ``x[feature] <= threshold``.
-"""
+Nodes of a tree are records of 56 bytes, or of 64 since version 1.3. A node goes left if ``x[feature] <=
+threshold``."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Training records of a forest without seeds, told apart by their targets.
 
-Without seeds the bootstrap samples are not known, and neither is the order of the training table. But a record lies in
-one leaf of each tree that drew it, and fully grown trees store its target there. So a value that belongs to one record
-links this record over all trees.
+Without seeds the bootstrap samples are not known, and neither is the order of the training table. But a
+record lies in one leaf of each tree that drew it, and fully grown trees store its target there. So a
+value that belongs to one record links this record over all trees.
 
-A value may belong to several records. With counts their number is the largest number of records that a tree has with
-this value. Without counts a value belongs to one record if no tree has two leaves with it, and if it occurs in no more
-trees than a bootstrap of one record explains. Several records are told apart in the tree that puts each of them into a
-leaf of its own. Other leaves are linked with them where boxes overlap (:mod:`.links`).
-"""
+A value may belong to several records. With counts their number is the largest number of records that a
+tree has with this value. Without counts a value belongs to one record if no tree has two leaves with it,
+and if it occurs in no more trees than a bootstrap of one record explains. Several records are told apart
+in the tree that puts each of them into a leaf of its own. Other leaves are linked with them where boxes
+overlap (:mod:`.links`)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def records_without_seeds(leaves: Leaves) -> Records:
             counts.append(present[number])
         elif 1 < size <= MAX_ANCHORS:
             tree = int(leaves.numbers[number].argmax())
-            anchors = leaves.of(tree, number)
+            anchors = leaves.select(tree, number)
             if len(anchors) < size:
                 continue
             links += [(tree, len(y) + k, leaf) for k, leaf in enumerate(anchors)]
@@ -77,6 +77,6 @@ def _group_sizes(leaves: Leaves) -> Integers:
         return most
     # Bayes' rule for one record against two. Two records always share a leaf only if they are neighbors.
     pairs = max((most > 1).mean(), 0.5 / len(most))
-    one = (1 - pairs) * binom.pmf(occurs, trees, IN_BAG)
-    two = pairs * binom.pmf(occurs, trees, 1 - (1 - IN_BAG) ** 2)
-    return np.where((most == 1) & (two > MAX_DOUBT * one), 0, most)
+    single = (1 - pairs) * binom.pmf(occurs, trees, IN_BAG)
+    double = pairs * binom.pmf(occurs, trees, 1 - (1 - IN_BAG) ** 2)
+    return np.where((most == 1) & (double > MAX_DOUBT * single), 0, most)

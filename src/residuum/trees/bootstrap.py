@@ -1,9 +1,9 @@
 """How often each training record was drawn for each tree.
 
-A random forest of scikit-learn stores one integer seed per tree. The seed gives the bootstrap sample: tree t draws
-record i ``c_ti`` times. So these counts are public if the number n of records and the number of draws are known.
-The root of a tree stores the sum of its weights, which is the number of draws, and the number of distinct records.
-"""
+A random forest of scikit-learn stores one integer seed per tree. The seed gives the bootstrap sample:
+tree t draws record i ``c_ti`` times. So these counts are public if the number n of records and the number
+of draws are known. The root of a tree stores the sum of its weights, which is the number of draws, and
+the number of distinct records."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ def bootstrap_counts(forest: Forest) -> Integers | None:
         forest: The forest.
 
     Returns:
-        (trees, records) counts. None if the forest has no bootstrap, if a tree has no seed or no counts, or if the
-        seeds do not give the stored number of distinct records.
+        (trees, records) counts. None if the forest has no bootstrap, if a tree has no seed or no counts, or
+        if the seeds do not give the stored number of distinct records.
     """
-    seeds = [tree.seed for tree in forest.trees]
-    weights = [None if tree.weight is None else tree.weight[0] for tree in forest.trees]
-    if forest.has_sample_weights or None in weights or not seeds:
+    roots = [(tree.seed, float(tree.weight[0])) for tree in forest.trees if tree.weight is not None]
+    if forest.has_bootstrap is False or forest.has_sample_weights:
         return None
-    draws = round(float(weights[0]))
+    if len(roots) < len(forest.trees) or not roots:
+        return None
+    draws = round(roots[0][1])
     records = draws if forest.records is None else forest.records
     if not 1 <= draws <= MAX_RECORDS or not 1 <= records <= MAX_RECORDS:
         return None
-    if any(abs(weight - draws) > 1e-6 for weight in weights):
+    if any(abs(weight - draws) > 1e-6 for _, weight in roots):
         return None
-    if forest.has_bootstrap is False:
-        return None
-    counts = np.zeros((len(seeds), records), dtype=np.int64)
-    for t, seed in enumerate(seeds):
+    counts = np.zeros((len(roots), records), dtype=np.int64)
+    for t, (seed, _) in enumerate(roots):
         if seed is None:
             return None
         counts[t] = _draw(seed, records, draws)
@@ -49,5 +48,5 @@ def bootstrap_counts(forest: Forest) -> Integers | None:
 
 def _draw(seed: int, records: int, draws: int) -> Integers:
     generator = np.random.RandomState(seed)
-    drawn = generator.randint(0, records, draws, dtype=np.int32)
-    return np.bincount(drawn, minlength=records).astype(np.int64)
+    rows = generator.randint(0, records, draws, dtype=np.int32)
+    return np.bincount(rows, minlength=records).astype(np.int64)

@@ -1,7 +1,7 @@
 """A forest as a file stores it, whatever library wrote it.
 
-The nodes and leaves of all trees are kept in flat arrays. The leaves of a tree are numbered from left to right,
-and the leaves below a node are a contiguous range. So the leaves of the left child of node v are
+The nodes and leaves of all trees are kept in flat arrays. The leaves of a tree are numbered from left to
+right, and the leaves below a node are a contiguous range. So the leaves of the left child of node v are
 ``first[v]:middle[v]``, and those of the right child ``middle[v]:last[v]``.
 
 A record x goes to the left child of a node if ``x[feature] <= threshold``.
@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +86,7 @@ class Forest:
 
     def without(self, *fields: str) -> Self:
         """Return a copy whose trees lack these fields, such as "seed" or "impurity"."""
-        removed = dict.fromkeys(fields)
+        removed: dict[str, Any] = dict.fromkeys(fields)
         return replace(self, trees=tuple(replace(tree, **removed) for tree in self.trees))
 
 
@@ -122,10 +122,10 @@ class Structure:
     @classmethod
     def build(cls, trees: Sequence[Tree]) -> Self:
         """Number the leaves of trees and find the range of leaves below every node."""
-        parts = [_number_leaves(tree) for tree in trees]
-        leaf_counts = [len(part.leaves) for part in parts]
+        ranges = [_number_leaves(tree) for tree in trees]
+        leaf_counts = [len(r.leaves) for r in ranges]
         starts = np.concatenate([[0], np.cumsum(leaf_counts)]).astype(np.int64)
-        inner = [part.inner for part in parts]
+        inner = [r.inner for r in ranges]
 
         def joined(values: list[NDArray]) -> NDArray:
             return np.concatenate(values) if values else np.zeros(0, dtype=np.int64)
@@ -135,11 +135,11 @@ class Structure:
             feature=joined([t.feature[v] for t, v in zip(trees, inner, strict=True)]),
             threshold=joined([t.threshold[v] for t, v in zip(trees, inner, strict=True)]),
             missing_left=joined([_missing_left(t)[v] for t, v in zip(trees, inner, strict=True)]),
-            first=joined([p.first + s for p, s in zip(parts, starts, strict=False)]),
-            middle=joined([p.middle + s for p, s in zip(parts, starts, strict=False)]),
-            last=joined([p.last + s for p, s in zip(parts, starts, strict=False)]),
+            first=joined([r.first + s for r, s in zip(ranges, starts, strict=False)]),
+            middle=joined([r.middle + s for r, s in zip(ranges, starts, strict=False)]),
+            last=joined([r.last + s for r, s in zip(ranges, starts, strict=False)]),
             leaf_tree=np.repeat(np.arange(len(trees)), leaf_counts),
-            leaf_node=joined([part.leaves for part in parts]),
+            leaf_node=joined([r.leaves for r in ranges]),
             leaf_starts=starts,
         )
 

@@ -1,8 +1,8 @@
 """The leaves of a regression forest, grouped by their value.
 
-A leaf is pure if all its records have the same target. It then stores this target, up to the rounding of a mean. Pure
-leaves with the same value form a group. The records of a group are the records with this target.
-"""
+A leaf is pure if all its records have the same target. It then stores this target, up to the rounding of
+a mean. Pure leaves with the same value form a group. The records of a group are the records with this
+target."""
 
 from __future__ import annotations
 
@@ -56,8 +56,16 @@ class Leaves:
         """(groups, trees) number of leaves of each group in each tree."""
         return self.sum_by_group(np.ones(len(self.group), dtype=np.int64))
 
-    def of(self, tree: int, group: int) -> list[int]:
-        """Return the leaves of a group in a tree."""
+    def select(self, tree: int, group: int) -> list[int]:
+        """Return the leaves of a group in a tree.
+
+        Args:
+            tree: Number of the tree.
+            group: Number of the group.
+
+        Returns:
+            Numbers of the leaves, from left to right.
+        """
         return self._by_tree_and_group.get((tree, group), [])
 
     @cached_property
@@ -78,8 +86,8 @@ class Leaves:
 def group_leaves(forest: Forest) -> Leaves:
     """Group the leaves of a regression forest by their value.
 
-    Without impurities every leaf counts as pure. That is so in a forest with the default settings, whose trees are
-    fully grown.
+    Without impurities every leaf counts as pure. That is so in a forest with the default settings, whose
+    trees are fully grown.
 
     Args:
         forest: The forest.
@@ -97,7 +105,9 @@ def group_leaves(forest: Forest) -> Leaves:
     group = np.full(len(value), MIXED)
     pure = np.flatnonzero(is_pure)
     order = pure[np.argsort(value[pure], kind="stable")]
-    starts_group = np.diff(value[order], prepend=-np.inf) > ROUNDING * np.abs(value).max(initial=0.0)
+    starts_group = np.diff(value[order], prepend=-np.inf) > ROUNDING * np.abs(value).max(
+        initial=0.0
+    )
     group[order] = np.cumsum(starts_group) - 1
     return Leaves(
         value=value,

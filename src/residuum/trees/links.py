@@ -1,8 +1,9 @@
 """Which leaf of each tree holds a training record.
 
-A record i that tree t drew lies in a leaf of t whose value is the target of the record. If only one such leaf is left,
-it holds the record. If only one such record is left for a leaf, the leaf holds this record. A leaf and a record fit if
-the leaf has room for the weight ``c_ti`` of the record, and if the box of the leaf overlaps the intervals of the record.
+A record i that tree t drew lies in a leaf of t whose value is the target of the record. If only one such
+leaf is left, it holds the record. If only one such record is left for a leaf, the leaf holds this record.
+A leaf and a record fit if the leaf has room for the weight ``c_ti`` of the record, and if the box of the
+leaf overlaps the intervals of the record.
 
 A leaf is complete if its known records are all its records.
 """
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from residuum.trees.forest import Booleans, Floats, Forest, Integers, Structure
+from residuum.trees.forest import Floats, Forest, Integers, Structure
 from residuum.trees.leaves import MIXED, Leaves
 from residuum.trees.subsets import find_members
 
@@ -112,15 +113,17 @@ class Linker:
         group, leaf_tree = self.leaves.group, self.structure.leaf_tree
         size = len(self.leaves.values)
         pure = np.flatnonzero(group >= 0)
-        per_tree = np.bincount(leaf_tree[pure] * size + group[pure], minlength=size * len(self.leaf))
+        per_tree = np.bincount(
+            leaf_tree[pure] * size + group[pure], minlength=size * len(self.leaf)
+        )
         record_of = np.full(size, UNKNOWN)
         for number, rows in self.by_group.items():
             if number >= 0 and len(rows) == 1:
                 record_of[number] = rows[0]
         record = record_of[group[pure]]
         single = (per_tree[leaf_tree[pure] * size + group[pure]] == 1) & (record != UNKNOWN)
-        drawn = self.records.counts[leaf_tree[pure], record] != 0
-        chosen = pure[single & drawn]
+        is_drawn = self.records.counts[leaf_tree[pure], record] != 0
+        chosen = pure[single & is_drawn]
         self.leaf[leaf_tree[chosen], record_of[group[chosen]]] = chosen
         self._mark_complete(chosen)
 
@@ -134,7 +137,7 @@ class Linker:
         changed = True
         while changed:
             changed = False
-            leaves = [v for v in self.leaves.of(tree, group) if not self.is_complete[v]]
+            leaves = [v for v in self.leaves.select(tree, group) if not self.is_complete[v]]
             free = [i for i in rows.tolist() if self.leaf[tree, i] == UNKNOWN and counts[i] != 0]
             fits = {
                 (v, i): self._may_hold(v, tree, i, low[i], high[i]) for v in leaves for i in free
@@ -215,8 +218,18 @@ class Linker:
 
 
 def leaf_box(structure: Structure, leaf: int) -> list[tuple[int, float, float]]:
-    """Return (column, lower end, upper end) of the box of a leaf."""
-    begin, end = np.searchsorted(structure.tree, [structure.leaf_tree[leaf], structure.leaf_tree[leaf] + 1])
+    """Return the box of a leaf: the thresholds on its path.
+
+    Args:
+        structure: Nodes and leaves of the forest.
+        leaf: Number of the leaf.
+
+    Returns:
+        Column, lower end and upper end for each column that is split on the path.
+    """
+    begin, end = np.searchsorted(
+        structure.tree, [structure.leaf_tree[leaf], structure.leaf_tree[leaf] + 1]
+    )
     first, last = structure.first[begin:end], structure.last[begin:end]
     box: dict[int, tuple[float, float]] = {}
     for node in begin + np.flatnonzero((first <= leaf) & (leaf < last)):

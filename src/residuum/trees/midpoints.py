@@ -1,13 +1,13 @@
 """What the thresholds of a column determine about its values.
 
-A tree with best splits puts a threshold t halfway between two neighboring values of its training records. Let M be the
-largest value left of the threshold and m the smallest value right of it. Then
+A tree with best splits puts a threshold t halfway between two neighboring values of its training records.
+Let M be the largest value left of the threshold and m the smallest value right of it. Then
 
     M + m = 2 t,   M < t < m.
 
-Every value x has an interval [low, high]. Each node narrows the intervals of the records below it: the largest lower
-end on the left side is a lower end of M, and so on. If only one record can have the value M, and only one the value m,
-then the node is an equation x_a + x_b = 2 t between two records.
+Every value x has an interval [low, high]. Each node narrows the intervals of the records below it: the
+largest lower end on the left side is a lower end of M, and so on. If only one record can have the value
+M, and only one the value m, then the node is an equation x_a + x_b = 2 t between two records.
 
 The equations of a column are the edges of a graph. In a connected part all values depend on one number z, as
 x_a = s_a z + c_a with s_a = 1 or -1. A cycle of odd length determines z, and with it all values of the part.
@@ -23,7 +23,8 @@ from scipy.sparse.csgraph import breadth_first_order, connected_components
 
 from residuum.trees.forest import Booleans, Floats, Integers
 
-MIN_STEPS = 12  # of a record that always went the way of missing values, at which its value counts as present
+# A record that went the way of missing values this often, but has a common box, counts as present.
+MIN_STEPS = 12
 LATTICE_ERROR = 1e-3  # of a value on a lattice, in steps
 ROUNDING = 8 * float(np.finfo(np.float32).eps)  # of values, times the size of the column
 
@@ -38,7 +39,8 @@ class ColumnNodes:
         threshold: (nodes,) thresholds.
         members: Members of the left side of the first node, then of its right side, then of the next node.
         starts: (2 nodes,) where each side begins.
-        side: For every entry of ``members`` the number of its side: 2 v for the left one of node v, else 2 v + 1.
+        side: For every entry of ``members`` the number of its side: 2 v for the left one of node v, else
+            2 v + 1.
         missing_left: (nodes,) whether missing values go to the left side.
     """
 
@@ -51,7 +53,8 @@ class ColumnNodes:
     def missing_values(self, records: int) -> tuple[Booleans, Booleans]:
         """Tell which values are missing, from the sides that the records are on.
 
-        A missing value always goes to the side of missing values. Usually these sides have no value in common.
+        A missing value always goes to the side of missing values. Usually these sides have no value in
+        common.
         A threshold of infinity puts the missing values on the right side and all others on the left.
 
         Returns:
@@ -134,7 +137,9 @@ class Column:
         """Use all nodes once. Return whether an interval became smaller or a value exact."""
         before = self.low.copy(), self.high.copy()
         new_edges = self._use_nodes()
-        if new_edges or not (np.array_equal(before[0], self.low) and np.array_equal(before[1], self.high)):
+        if new_edges or not (
+            np.array_equal(before[0], self.low) and np.array_equal(before[1], self.high)
+        ):
             self._use_edges()
         if self.step:
             self._round_to_lattice()
@@ -174,10 +179,12 @@ class Column:
         knows_largest, knows_smallest = is_known[0::2], is_known[1::2]
         np.maximum.at(low, largest[knows_largest], left_low[knows_largest])
         np.minimum.at(high, smallest[knows_smallest], right_high[knows_smallest])
-        both = knows_largest & knows_smallest
+        is_equation = knows_largest & knows_smallest
         size = len(self.edges)
-        pairs = np.sort(np.stack([largest[both], smallest[both]], 1), axis=1)
-        for (a, b), total in zip(pairs.tolist(), (2 * threshold[both]).tolist(), strict=True):
+        pairs = np.sort(np.stack([largest[is_equation], smallest[is_equation]], 1), axis=1)
+        for (a, b), total in zip(
+            pairs.tolist(), (2 * threshold[is_equation]).tolist(), strict=True
+        ):
             self.edges[a, b] = total
         return len(self.edges) > size
 
@@ -189,10 +196,10 @@ class Column:
         member = graph.records
         # The interval of z that each record allows, and what all records of a part allow together.
         ends = graph.sign * (np.stack([self.low[member], self.high[member]]) - graph.constant)
-        z_low = np.full(graph.parts, -np.inf)
-        z_high = np.full(graph.parts, np.inf)
-        np.maximum.at(z_low, graph.part, ends.min(0))
-        np.minimum.at(z_high, graph.part, ends.max(0))
+        z_low = np.full(graph.components, -np.inf)
+        z_high = np.full(graph.components, np.inf)
+        np.maximum.at(z_low, graph.component, ends.min(0))
+        np.minimum.at(z_high, graph.component, ends.max(0))
         odd_low, odd_high = graph.odd_cycles()
         is_odd = odd_low <= odd_high
         tolerance = 4 * self.tolerance
@@ -203,19 +210,19 @@ class Column:
         bad = ~agrees | disagrees | outside | (z_low > z_high + tolerance)
         if bad.any():
             self.is_contradictory = True
-        known = np.zeros(graph.parts, dtype=bool)
-        np.logical_or.at(known, graph.part, self.is_exact[member])
-        solved = ~bad & (is_odd | known | (np.abs(z_high - z_low) <= self.tolerance))
+        has_exact = np.zeros(graph.components, dtype=bool)
+        np.logical_or.at(has_exact, graph.component, self.is_exact[member])
+        solved = ~bad & (is_odd | has_exact | (np.abs(z_high - z_low) <= self.tolerance))
         z = np.where(is_odd, middle, np.clip((z_low + z_high) / 2, z_low, z_high))
-        is_solved = solved[graph.part]
-        values = (graph.sign * z[graph.part] + graph.constant)[is_solved]
+        is_solved = solved[graph.component]
+        values = (graph.sign * z[graph.component] + graph.constant)[is_solved]
         values = values.astype(np.float32).astype(np.float64)  # trees see float32 values
         self.low[member[is_solved]] = self.high[member[is_solved]] = values
         self.is_exact[member[is_solved]] = True
-        rest = ~is_solved & ~bad[graph.part]
-        allowed = graph.sign * np.stack([z_low, z_high])[:, graph.part] + graph.constant
-        self.low[member[rest]] = np.maximum(self.low[member[rest]], allowed.min(0)[rest])
-        self.high[member[rest]] = np.minimum(self.high[member[rest]], allowed.max(0)[rest])
+        is_open = ~is_solved & ~bad[graph.component]
+        allowed = graph.sign * np.stack([z_low, z_high])[:, graph.component] + graph.constant
+        self.low[member[is_open]] = np.maximum(self.low[member[is_open]], allowed.min(0)[is_open])
+        self.high[member[is_open]] = np.minimum(self.high[member[is_open]], allowed.max(0)[is_open])
 
     def _round_to_lattice(self) -> None:
         origin, step, n = self.origin, self.step, self.records
@@ -231,37 +238,45 @@ class EquationGraph:
 
     Attributes:
         records: Records that occur in an equation.
-        part: Connected part of each of them.
+        component: Connected part of each of them.
         sign: s in x = s z + c.
         constant: c in x = s z + c.
-        parts: Number of connected parts.
+        components: Number of connected parts.
         first: Positions of the first records of the equations.
         second: Positions of the second records.
         total: Right-hand sides.
     """
 
     records: Integers
-    part: Integers
+    component: Integers
     sign: Floats
     constant: Floats
-    parts: int
+    components: int
     first: Integers
     second: Integers
     total: Floats
 
     @classmethod
     def build(cls, edges: dict[tuple[int, int], float], records: int) -> EquationGraph:
-        """Walk through every connected part from one of its records."""
+        """Walk through every connected part from one of its records.
+
+        Args:
+            edges: Right-hand sides by pairs of records.
+            records: Number of all records.
+
+        Returns:
+            The graph with its solution up to one number for each part.
+        """
         pairs = np.array(list(edges), dtype=np.int64)
         total = np.array(list(edges.values()))
         present, inverse = np.unique(pairs, return_inverse=True)
         first, second = inverse.reshape(pairs.shape).T
         size = len(present)
         matrix = coo_array((np.ones(len(first)), (first, second)), shape=(size, size)).tocsr()
-        parts, part = connected_components(matrix, directed=False)
+        components, component = connected_components(matrix, directed=False)
         sign, constant = np.ones(size), np.zeros(size)
         by_pair = dict(zip(zip(first.tolist(), second.tolist(), strict=True), total, strict=True))
-        roots = np.unique(part, return_index=True)[1]
+        roots = np.unique(component, return_index=True)[1]
         extended = _with_common_root(first, second, roots, size)
         order, parent = breadth_first_order(extended, size, directed=False)
         for node in order[1:].tolist():
@@ -273,16 +288,20 @@ class EquationGraph:
                 edge = by_pair[node, above]
             sign[node] = -sign[above]
             constant[node] = edge - constant[above]
-        return cls(present, part, sign, constant, parts, first, second, total)
+        return cls(present, component, sign, constant, components, first, second, total)
 
     def odd_cycles(self) -> tuple[Floats, Floats]:
-        """Return the smallest and the largest z that an odd cycle of each part gives. (inf, -inf) without one."""
+        """Return the smallest and the largest z that odd cycles of each part give.
+
+        Returns:
+            (components,) each. Without an odd cycle they are inf and -inf.
+        """
         odd = self.sign[self.first] == self.sign[self.second]
         a, b = self.first[odd], self.second[odd]
         z = (self.total[odd] - self.constant[a] - self.constant[b]) / (2 * self.sign[a])
-        low, high = np.full(self.parts, np.inf), np.full(self.parts, -np.inf)
-        np.minimum.at(low, self.part[a], z)
-        np.maximum.at(high, self.part[a], z)
+        low, high = np.full(self.components, np.inf), np.full(self.components, -np.inf)
+        np.minimum.at(low, self.component[a], z)
+        np.maximum.at(high, self.component[a], z)
         return low, high
 
     def even_cycles_agree(self, tolerance: float) -> Booleans:
@@ -290,8 +309,8 @@ class EquationGraph:
         even = self.sign[self.first] != self.sign[self.second]
         a, b = self.first[even], self.second[even]
         error = np.abs(self.total[even] - self.constant[a] - self.constant[b])
-        largest = np.zeros(self.parts)
-        np.maximum.at(largest, self.part[a], error)
+        largest = np.zeros(self.components)
+        np.maximum.at(largest, self.component[a], error)
         return largest <= tolerance
 
 

@@ -3,8 +3,8 @@
 1. The seeds give the counts ``c_ti`` (:mod:`.bootstrap`).
 2. The values of leaves and roots give the targets (:mod:`.targets`).
 3. A target links its record with a leaf in every tree (:mod:`.links`).
-4. The nodes give intervals and equations for the columns (:mod:`.midpoints`). Narrower intervals allow more links, so
-   3 and 4 are repeated until nothing changes.
+4. The nodes give intervals and equations for the columns (:mod:`.midpoints`). Narrower intervals allow more
+   links, so 3 and 4 are repeated until nothing changes.
 """
 
 from __future__ import annotations
@@ -74,10 +74,9 @@ def recover_table(
     """
     counts = bootstrap_counts(forest)
     leaves = group_leaves(forest)
-    if counts is None:
-        records = records_without_seeds(leaves)
-    else:
-        records = find_records(forest, leaves, counts)
+    records = (
+        records_without_seeds(leaves) if counts is None else find_records(forest, leaves, counts)
+    )
     progress(f"{int((records.group >= 0).sum())} of {len(records.y)} targets")
     while True:
         search = Search.begin(forest, leaves, records, ranges)
@@ -126,7 +125,17 @@ class Search:
         records: Records,
         ranges: tuple[Floats, Floats] | None,
     ) -> Search:
-        """Link records with leaves as far as targets alone allow."""
+        """Link records with leaves as far as targets alone allow.
+
+        Args:
+            forest: The forest.
+            leaves: Its leaves.
+            records: The records.
+            ranges: Smallest and largest value of each column, if known to the attacker.
+
+        Returns:
+            A search that knows the leaves, and of the columns only the ranges.
+        """
         shape = (len(records.y), forest.columns)
         low, high = _initial_intervals(shape, ranges)
         return cls(
@@ -257,8 +266,8 @@ def _lattice(
         return 0.0, 0.0
     steps = np.arange(1, int(len(thresholds) / MIN_FILL) + 1)
     positions = 2 * (thresholds - origin) / (end - origin)
-    for some in (positions[:: max(1, len(positions) // 16)], positions):  # most steps fail early
-        half_steps = np.outer(steps, some)
+    for tried in (positions[:: max(1, len(positions) // 16)], positions):  # most steps fail early
+        half_steps = np.outer(steps, tried)
         steps = steps[np.abs(half_steps - np.rint(half_steps)).max(1) <= LATTICE_ERROR][:100]
     return (origin, (end - origin) / int(steps[0])) if len(steps) else (0.0, 0.0)
 
@@ -279,7 +288,15 @@ class Members:
 
     @classmethod
     def build(cls, linker: Linker, records: int) -> Members:
-        """Collect the members of each leaf."""
+        """Collect the members of each leaf.
+
+        Args:
+            linker: Links of records with leaves.
+            records: Number of records.
+
+        Returns:
+            The members of all leaves.
+        """
         trees, linked = np.nonzero(linker.leaf != UNKNOWN)
         incomplete = np.flatnonzero(~linker.is_complete)
         leaf = np.concatenate([linker.leaf[trees, linked], incomplete])
@@ -289,14 +306,21 @@ class Members:
         return cls(member[order], starts, len(incomplete))
 
     def column_nodes(self, forest: Forest, column: int) -> ColumnNodes | None:
-        """Return the nodes that split on a column, None if there is none."""
+        """Collect the nodes that split on a column, with the members below them.
+
+        Args:
+            forest: The forest.
+            column: Number of the column.
+
+        Returns:
+            The nodes, None if no node splits on the column.
+        """
         structure = forest.structure
         nodes = np.flatnonzero(structure.feature == column)
         if not len(nodes):
             return None
         first, middle, last = (
-            self.starts[ends[nodes]]
-            for ends in (structure.first, structure.middle, structure.last)
+            self.starts[ends[nodes]] for ends in (structure.first, structure.middle, structure.last)
         )
         lengths = np.stack([middle - first, last - middle], 1).ravel()
         starts = np.concatenate([[0], np.cumsum(lengths)])

@@ -1,15 +1,15 @@
 """Mixed leaves with two or three records.
 
-A leaf with weight w, mean m and variance v that holds two records with counts c and w - c stores both targets:
+A leaf with weight w, mean m and variance v that holds two records with counts c and w - c stores both
+targets:
 
     y = m +- sqrt(v (w - c) / c)
 
-is the target of the record with count c. The right target of record i occurs in many trees, each time with the count
-``c_ti`` of this record. A wrong one hardly occurs twice.
+is the target of the record with count c. The right target of record i occurs in many trees, each time
+with the count ``c_ti`` of this record. A wrong one hardly occurs twice.
 
-If the targets are known, the mean of a leaf tells which records it holds: the only two or three free records whose counts
-add up to the weight, and whose targets have this mean and variance.
-"""
+If the targets are known, the mean of a leaf tells which records it holds: the only two or three free
+records whose counts add up to the weight, and whose targets have this mean and variance."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def targets_of_pairs(leaves: Leaves, counts: Integers) -> Floats:
             continue
         agreement = (counts[tree[cluster]] == count[cluster, None]).sum(0)
         record = int(agreement.argmax())
-        is_only = np.partition(agreement, -2)[-2] < agreement[record] if len(agreement) > 1 else True
+        is_only = (
+            np.partition(agreement, -2)[-2] < agreement[record] if len(agreement) > 1 else True
+        )
         enough = max(MIN_TREES, MIN_SHARE * len(cluster))
         if is_only and agreement[record] >= enough and np.isnan(y[record]):
             y[record] = np.median(value[cluster])
@@ -59,7 +61,8 @@ def targets_of_pairs(leaves: Leaves, counts: Integers) -> Floats:
 
 def _candidates(leaves: Leaves, pairs: Integers) -> tuple[Floats, Integers, Integers]:
     """Return every target that a leaf with two records may hold, with its tree and its count."""
-    assert leaves.weight is not None and leaves.impurity is not None
+    assert leaves.weight is not None
+    assert leaves.impurity is not None
     values, trees, counts = [], [], []
     weight, deviation = leaves.weight[pairs], np.sqrt(leaves.impurity[pairs])
     for count in range(1, int(weight.max(initial=1))):
@@ -87,7 +90,9 @@ def find_members(
     Returns:
         Positions among the free records, None if no set or more than one fits.
     """
-    assert leaves.weight is not None and leaves.count is not None and leaves.impurity is not None
+    assert leaves.weight is not None
+    assert leaves.count is not None
+    assert leaves.impurity is not None
     size, weight = int(leaves.count[leaf]), int(leaves.weight[leaf])
     total = weight * float(leaves.value[leaf])
     order = np.argsort(y, kind="stable")
@@ -130,10 +135,10 @@ def _triples(y: Floats, counts: Integers, weight: int, total: float, tolerance: 
     """Return (k, 3) positions i < j < k of an ascending y with the right weight and total."""
     triples = []
     for i in range(len(y) - 2):
-        left = weight - int(counts[i])
-        if left < 2:
+        remaining = weight - int(counts[i])
+        if remaining < 2:
             continue
-        rest = slice(i + 1, None)
-        pairs = _pairs(y[rest], counts[rest], left, total - counts[i] * y[i], tolerance)
+        behind = slice(i + 1, None)
+        pairs = _pairs(y[behind], counts[behind], remaining, total - counts[i] * y[i], tolerance)
         triples += [(i, i + 1 + int(a), i + 1 + int(b)) for a, b in pairs]
     return np.array(triples, dtype=np.int64).reshape(-1, 3)

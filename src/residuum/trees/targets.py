@@ -1,17 +1,17 @@
 """The targets of the training records, in the order of the training table.
 
-Let ``c_ti`` be how often tree t drew record i (:mod:`.bootstrap`), and let a leaf be pure if its impurity is zero. A
-pure leaf stores the target of all its records. Let ``w_t(v)`` be the weight of the pure leaves of tree t with value v.
-If all leaves are pure, then for every value v
+Let ``c_ti`` be how often tree t drew record i (:mod:`.bootstrap`), and let a leaf be pure if its impurity
+is zero. A pure leaf stores the target of all its records. Let ``w_t(v)`` be the weight of the pure leaves
+of tree t with value v. If all leaves are pure, then for every value v
 
     w_t(v) = sum of c_ti over the records i with target v,   for all t.
 
-A value that one record has is found by comparing the columns of c with w(v). Equal targets need an exact cover: a set
-of columns that adds up to w(v). It is accepted only if it is the only one.
+A value that one record has is found by comparing the columns of c with w(v). Equal targets need an exact
+cover: a set of columns that adds up to w(v). It is accepted only if it is the only one.
 
-If some leaves are mixed, the target of a record is missing in the trees that put the record into a mixed leaf. Then a
-value belongs to record i if its weight is c_ti wherever the value occurs, if it occurs in at least six trees, and if no
-other record and no other value fit.
+If some leaves are mixed, the target of a record is missing in the trees that put the record into a mixed
+leaf. Then a value belongs to record i if its weight is c_ti wherever the value occurs, if it occurs in at
+least six trees, and if no other record and no other value fit.
 
 At any depth the root of tree t stores the mean target, so
 
@@ -105,8 +105,8 @@ def _match_partly(counts: Integers, leaves: Leaves, group: Integers) -> Integers
             candidates = candidates[counts[row, candidates] == leaves.weights[number, row]]
         if len(candidates) == 1:
             fitting[number] = int(candidates[0])
-    taken, times = np.unique(list(fitting.values()), return_counts=True)
-    unique = set(taken[times == 1].tolist())
+    candidates, times = np.unique(list(fitting.values()), return_counts=True)
+    unique = set(candidates[times == 1].tolist())
     for number, record in fitting.items():
         if record in unique:
             group[record] = number
@@ -168,8 +168,8 @@ def _nearest_group(y: Floats, values: Floats) -> Integers:
     """Return the leaf value that equals each target up to the error of a linear solve, else -1."""
     if not len(values):
         return np.full(len(y), -1)
-    right = np.searchsorted(values, y).clip(1, max(len(values) - 1, 1)).clip(max=len(values) - 1)
-    left = np.maximum(right - 1, 0)
-    nearest = np.where(np.abs(values[left] - y) <= np.abs(values[right] - y), left, right)
+    above = np.searchsorted(values, y).clip(1, max(len(values) - 1, 1)).clip(max=len(values) - 1)
+    below = np.maximum(above - 1, 0)
+    nearest = np.where(np.abs(values[below] - y) <= np.abs(values[above] - y), below, above)
     tolerance = 1e-9 * max(np.abs(values).max(), np.ptp(values))
     return np.where(np.abs(values[nearest] - y) <= tolerance, nearest, -1)
