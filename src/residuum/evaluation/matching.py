@@ -154,7 +154,7 @@ def _defer(order: Array, value: Array, sets: Array, m: int, closed: Array | None
     free = np.arange(s * n)
     while len(free := free[proposals[free] < order.shape[1]]):
         gain = value[sample[free], proposals[free]]
-        free, gain = free[gain > -np.inf], gain[gain > -np.inf]  # all other seats stay empty
+        free, gain = free[gain > -np.inf], gain[gain > -np.inf]  # seats without a gain stay empty
         slot = free // n * m + order[sample[free], proposals[free]]
         proposals[free] += 1
         better = np.flatnonzero(gain > best_gain[slot])

@@ -104,9 +104,8 @@ def certify(
     eps, size = norm(r), norm(theta)
     clarke, kinks, freed = eps, 0, 0
     if (chain := dense_chain(model)) is not None:
-        sign = torch.where(
-            lam < 0, -1.0, 1.0
-        ).double()  # if multipliers are free, the sign is fixed
+        # If multipliers are free, each row keeps the sign of its plain multiplier.
+        sign = torch.where(lam < 0, -1.0, 1.0).double()
         signed = Rows(rows.index, rows.covectors * sign[:, None])
         clarke, kinks, freed, solved = clarke_residual(
             chain, x, signed, r, kink_tolerance, kink_limit, end
@@ -189,7 +188,7 @@ def evaluate(model: nn.Module, x: Tensor) -> Tensor:
     except RuntimeError as problem:
         raise DataError(
             f"Samples must fit the network's input; got shape {tuple(x.shape[1:])}.",
-            f"The network raised: {str(problem).splitlines()[0]}",
+            f"Check the shape of the samples. The network raised: {str(problem).splitlines()[0]}",
         ) from problem
     if outputs.ndim != 2:
         raise DataError(

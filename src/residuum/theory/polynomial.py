@@ -35,9 +35,7 @@ BALANCE_TOLERANCE = 1e-6  # a larger relative gap of |W_j|^2 = alpha a_j^2 gets 
 DEAD_TOLERANCE = 1e-6  # relative to the largest neuron: smaller neurons are rounding errors
 # Relative size of singular values that are rounding errors, if weights are float64 or less precise.
 SPECTRAL_TOLERANCE, SINGLE_TOLERANCE = 1e-8, 1e-5
-KERNEL_TOLERANCE = (
-    1e-12  # relative to the kernel's largest eigenvalue: smaller values count as zero
-)
+KERNEL_TOLERANCE = 1e-12  # relative to the kernel's largest eigenvalue: smaller is zero
 CARRIED_SHARE = 0.999  # share of |theta|^2 that the counted neurons carry
 
 

@@ -31,9 +31,8 @@ STALL_TOLERANCE, PATIENCE = 1e-8, 8
 START_COMPLEMENTARITY, STEP_FRACTION = 1e-2, 0.995
 WALL_ROUNDING = 1e-12  # relative to |x0|: how far rounding may misplace a wall
 ROUNDING = 1e-12  # relative to the terms of a bound
-PINNED_TOLERANCE = (
-    1e-9  # relative to |x0|: the solver fixes pixels with less room, the bound does not
-)
+# Relative to |x0|: the solver fixes pixels with less room, but the bound does not.
+PINNED_TOLERANCE = 1e-9
 INSIDE_FRACTION = 1 - 1e-9  # an example touches no wall, where rounding would decide a gate
 MAX_STIFFNESS = 1e20  # keeps the factorization finite if a distance becomes zero
 
@@ -254,9 +253,8 @@ class _State:
         """
         k = self.rows.shape[1]
         self.row_stiffness, self.diagonal = stiff[:, :k], 1 + stiff[:, k:]
-        if self.eliminates_rows and (
-            self.has_pixel_walls or not hasattr(self, "basis")
-        ):  # else D = I in every step
+        # Without walls of pixels D = I in every step, so one basis suffices.
+        if self.eliminates_rows and (self.has_pixel_walls or not hasattr(self, "basis")):
             across = (self.rows * self.diagonal.rsqrt()[:, None]).mT
             self.basis, self.triangular = torch.linalg.qr(across)
         rows = self.triangular.mT if self.eliminates_rows else self.rows

@@ -47,9 +47,8 @@ MAX_UNKNOWNS, MAX_ENTRIES = 3000, 5 * 10**7  # larger linear maps are not decomp
 MAX_MATRIX_ENTRIES = 4 * 10**6  # numbers in the matrix of the quadratic program of a move
 TOUCHED_TOLERANCE = 1e-9  # relative to a basis vector's length: rows with more are moved
 STEP_FRACTION = 1 - 1e-7  # share of the allowed step, so that no wall is touched
-WALL_TOLERANCE = (
-    1e-9  # accuracy of the solver's walls; patterns and value range are checked afterwards
-)
+# Accuracy of the solver's walls. Patterns and value range are checked afterwards.
+WALL_TOLERANCE = 1e-9
 EMPTY_TOLERANCE = 1e-12  # relative to the largest multiplier: a group with less is empty
 SIGNED = ("binary", "multiclass")  # tasks whose multipliers are nonnegative
 
@@ -269,9 +268,8 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
         g = int(group[q])
         cone, total = cones[g], _total(cells, g, rows.covectors[q])
         sums[q] = total
-        w = (
-            share[q] if g == own_group else 0.0
-        )  # the image takes (w a', w) of this row's (moment, mass)
+        # The image takes (w a', w) of this row's (moment, mass).
+        w = share[q] if g == own_group else 0.0
         matrix.append(np.concatenate([-w * cone[:, :-1], cone @ basis[q]], 1))
         level.append(cone @ total - w * cone[:, -1])
     cone = cones[own_group]  # the image itself
