@@ -448,8 +448,8 @@ def test_a_control_that_is_no_control_is_noticed():
 @pytest.mark.parametrize(("limit", "drawn"), [(200, 200), (199, 199), (120, 120), (50, 80)])
 def test_a_large_held_out_set_is_sampled(limit, drawn, monkeypatch):
     """As many as the limit, or four for each training sample where that is more; here 4 x 20."""
-    monkeypatch.setattr("residuum.evaluation.matching.MAX_POOL", limit)
-    monkeypatch.setattr("residuum.evaluation.matching.MIN_POOL", 80)
+    monkeypatch.setattr("residuum.evaluation.matching.MAX_HOLDOUT", limit)
+    monkeypatch.setattr("residuum.evaluation.matching.MIN_HOLDOUT", 80)
     candidates, train, holdout = planted()
     found, again = (score(candidates, train, holdout, metrics=(), subsets=200) for _ in range(2))
     assert found.pool == drawn

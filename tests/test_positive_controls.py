@@ -43,7 +43,7 @@ from residuum.auditing.schedule import AttackResults, AttackSchedule
 from residuum.auditing.stages import UNWANTED, run_positive_controls, skip_if_decided
 from residuum.auditing.verdict import INCONCLUSIVE, NO_LEAK_FOUND, decide
 from residuum.errors import InputError
-from residuum.evaluation.matching import MIN_POOL
+from residuum.evaluation.matching import MIN_HOLDOUT
 from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
@@ -207,7 +207,7 @@ def test_attacks_on_controls_need_held_out_samples_of_their_own(
     result = reconstruction_of(audit_of(train, holdout))
     expected = 0
     for count in range(1, train + 1):  # the control's own training set, then its held-out samples
-        if holdout - count >= max(count, MIN_POOL):
+        if holdout - count >= max(count, MIN_HOLDOUT):
             expected = count
     if expected < MIN_SAMPLES:
         assert result.sizes == ()

@@ -25,7 +25,7 @@ from residuum.auditing.plan import NO_DEADLINE, Deadline
 from residuum.errors import InputError
 from residuum.evaluation.matching import (
     METRICS,
-    MIN_POOL,
+    MIN_HOLDOUT,
     Array,
     are_class_labels,
     as_array,
@@ -253,7 +253,7 @@ def run_controls(
         The controls, with the reasons for which nothing can be decided.
     """
     train, pool = claim.train, claim.pool
-    if pool is None or len(pool) < MIN_POOL:
+    if pool is None or len(pool) < MIN_HOLDOUT:
         return Controls(repeats=claim.repeats, notes=claim.notes)
     rng = np.random.default_rng((seed, 5))
     notes = [*claim.notes, NOT_MATCHED if _strata(train, pool) is None else MATCHED]

@@ -19,7 +19,7 @@ from residuum.auditing.plan import limit_of
 from residuum.auditing.power import BUDGET
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND
-from residuum.evaluation.matching import MIN_POOL
+from residuum.evaluation.matching import MIN_HOLDOUT
 from residuum.records import Record
 from residuum.risk.membership import SHOWN
 
@@ -140,8 +140,8 @@ def _has_strippable_state(result: AuditResult) -> bool:
 
 
 def _holdout_needed(result: AuditResult) -> int:
-    needed = MIN_POOL if result.membership is None else result.membership.holdout_needed
-    return max(MIN_POOL, needed, result.verdict.n or 0)
+    needed = MIN_HOLDOUT if result.membership is None else result.membership.holdout_needed
+    return max(MIN_HOLDOUT, needed, result.verdict.n or 0)
 
 
 def _holdout_count(result: AuditResult) -> int:

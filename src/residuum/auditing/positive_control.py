@@ -36,7 +36,7 @@ from residuum.auditing.power import (
 from residuum.auditing.schedule import AttackSchedule
 from residuum.auditing.scores import findings, run_tests
 from residuum.errors import InputError, ResiduumError
-from residuum.evaluation.matching import MIN_POOL, are_class_labels, as_array
+from residuum.evaluation.matching import MIN_HOLDOUT, are_class_labels, as_array
 from residuum.evaluation.null import SIGNIFICANCE, SUBSETS, draw_sets
 from residuum.evaluation.scoring import CandidatePool, all_candidates
 from residuum.networks.canonical import attacked_form
@@ -278,7 +278,7 @@ class AttacksOnControl(ControlTest):
     def largest_size(self) -> int:
         """Return the largest number of samples that the held-out file allows."""
         available, n = len(self.factory.pool), len(self.factory.claim.train)
-        largest = min(n, available - MIN_POOL, available // 2)
+        largest = min(n, available - MIN_HOLDOUT, available // 2)
         self.limited_by = HOLDOUT if largest < n else ""
         return largest
 

@@ -51,7 +51,7 @@ from residuum.auditing.scores import AttackScores
 from residuum.auditing.store import NO_STORE, AuditStore, open_run
 from residuum.auditing.stored_records import unconfirmed
 from residuum.auditing.verdict import Checks, Verdict, decide, opening
-from residuum.evaluation.matching import MIN_POOL
+from residuum.evaluation.matching import MIN_HOLDOUT
 from residuum.records import Exposure, Knowledge
 from residuum.risk.membership import MembershipTest
 
@@ -127,8 +127,8 @@ class Audit:
             return NO_SAMPLES
         if claim.pool is None:
             return NO_HOLDOUT
-        if len(claim.pool) < MIN_POOL:
-            return FEW_HELD_OUT.format(MIN_POOL, len(claim.pool))
+        if len(claim.pool) < MIN_HOLDOUT:
+            return FEW_HELD_OUT.format(MIN_HOLDOUT, len(claim.pool))
         return ""
 
     def verdict(self, assumed: tuple[str, ...] = ()) -> Verdict:

@@ -17,7 +17,7 @@ from residuum.auditing.power import NETWORKS, ControlSize, PositiveControls
 from residuum.auditing.schedule import NO_TIME
 from residuum.auditing.scores import score_attacks
 from residuum.auditing.verdict import NO_LEAK_FOUND
-from residuum.evaluation.matching import MIN_POOL
+from residuum.evaluation.matching import MIN_HOLDOUT
 from residuum.risk.membership import measure_membership
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ def skip_if_decided(audit: Audit) -> str:
     if reason := skip_without_samples(audit):
         return reason
     claim = audit.case.comparison
-    if claim is None or claim.pool is None or len(claim.pool) < MIN_POOL:
+    if claim is None or claim.pool is None or len(claim.pool) < MIN_HOLDOUT:
         return DECIDED
     n = len(claim.train)
     if_detected = tuple(

@@ -35,9 +35,11 @@ from residuum.plugins import Table
 from residuum.records.inputs import Dataset
 
 Array: TypeAlias = np.ndarray[Any, Any]
-MIN_POOL = 100  # held-out samples: the threshold is exceeded by one sample in a hundred
+MIN_HOLDOUT = 100  # held-out samples: the threshold is exceeded by one sample in a hundred
 MAX_CLASSES = 1000  # targets with more distinct values are not treated as class labels
-MAX_POOL = 2000  # held-out samples used: more improve little and cost memory (m x held-out samples)
+MAX_HOLDOUT = (
+    2000  # held-out samples used: more improve little and cost memory (m x held-out samples)
+)
 MATCHING_CHUNK = 1 << 24  # candidates in memory, over all subsets that are matched at once
 # SSIM holds five filtered maps of every pair, and is fastest if these maps fit the caches.
 PAIRS_CHUNK = 1 << 20
@@ -319,10 +321,10 @@ def why_not_calibrated(n: int, holdout_size: int | None) -> str:
         return "the chance level is unknown: no held-out set was given"
     if holdout_size == 0:  # a dataset is never empty, so all its samples were training samples
         return "the chance level is unknown: all samples of the held-out set are training samples"
-    if holdout_size < max(MIN_POOL, n):
-        reason = ", as many as the training set" if n > MIN_POOL else ""
+    if holdout_size < max(MIN_HOLDOUT, n):
+        reason = ", as many as the training set" if n > MIN_HOLDOUT else ""
         return (
-            f"the chance level is unknown: the held-out set needs at least {max(MIN_POOL, n)} "
+            f"the chance level is unknown: the held-out set needs at least {max(MIN_HOLDOUT, n)} "
             f"samples{reason}; it has {holdout_size}"
         )
     return ""
@@ -360,7 +362,7 @@ def _control(
         notes.append(f"{repeats} held-out samples are also training samples and were ignored")
     if reason := why_not_calibrated(len(train), len(fresh)):
         return None, reason
-    if len(fresh) > (limit := max(MAX_POOL, 4 * len(train))):
+    if len(fresh) > (limit := max(MAX_HOLDOUT, 4 * len(train))):
         notes.append(f"{limit} of {len(fresh)} held-out samples are used, drawn at random")
         # A separate stream: the choice must not depend on other uses of the seed.
         fresh = np.random.default_rng((seed, 1)).choice(fresh, limit, replace=False).tolist()

@@ -112,8 +112,8 @@ def calibrate(
     Raises:
         InputError: If the held-out set is too small, or if there are too few subsets.
     """
-    pool = gain.shape[1] - n
-    if reason := why_not_calibrated(n, pool):
+    holdout_size = gain.shape[1] - n
+    if reason := why_not_calibrated(n, holdout_size):
         raise InputError(f"{reason}.", "Pass a larger held-out set.")
     if subsets < MIN_SUBSETS:
         message = f"A calibration needs at least {MIN_SUBSETS} subsets; got {subsets}."
@@ -144,7 +144,7 @@ def calibrate(
         own_excess=beyond[0],
         chance=chance,
         reference=held_out[0],
-        smallest_significant=smallest_significant(n, pool),
+        smallest_significant=smallest_significant(n, holdout_size),
     )
 
 
@@ -258,7 +258,7 @@ def count_interval(count: int, n: int) -> tuple[float, float]:
     return n * float(share.low), n * float(share.high)
 
 
-def smallest_significant(n: int, pool: int) -> int | None:
+def smallest_significant(n: int, holdout_size: int) -> int | None:
     """Return the smallest number of recovered samples that can be significant at 1%.
 
     This is the smallest k such that k given samples are all in a random n-subset with probability at most
@@ -266,14 +266,14 @@ def smallest_significant(n: int, pool: int) -> int | None:
 
     Args:
         n: Number of training samples.
-        pool: Number of held-out samples.
+        holdout_size: Number of held-out samples.
 
     Returns:
         The number k, or None if no k up to n suffices.
     """
     probability = 1.0
     for k in range(n):
-        probability *= (n - k) / (n + pool - k)
+        probability *= (n - k) / (n + holdout_size - k)
         if probability <= SIGNIFICANCE:
             return k + 1
     return None
@@ -360,21 +360,21 @@ class _Outcomes:
         return percentiles
 
 
-def _from_the_top(length: Array | int, pool: Array | int) -> Array:
-    """Return the place of the percentile among ``length`` values of ``pool`` samples.
+def _from_the_top(length: Array | int, sample_count: Array | int) -> Array:
+    """Return the place of the percentile among ``length`` values of ``sample_count`` samples.
 
     0 is the best. -1 means that the percentile exceeds all values.
 
     Args:
         length: Number of values.
-        pool: Number of samples that have these values.
+        sample_count: Number of samples that have these values.
 
     Returns:
         The place.
     """
-    length, pool = np.asarray(length), np.maximum(np.asarray(pool), 1)
-    rank = pool + 1 - (pool + 1) // ONE_IN  # ceil(0.99 (pool + 1))
-    position = -(-length * rank // pool)
+    length, sample_count = np.asarray(length), np.maximum(np.asarray(sample_count), 1)
+    rank = sample_count + 1 - (sample_count + 1) // ONE_IN  # ceil(0.99 (sample_count + 1))
+    position = -(-length * rank // sample_count)
     return np.where((position > 0) & (position <= length), length - position, -1)
 
 
