@@ -15,7 +15,7 @@ from torch import Tensor
 
 import residuum as rs
 from residuum.attacks import KKT, OBJECTIVES, Auto, BinaryKKT, Unmix, attack_class, every_attack
-from residuum.attacks.registry import CHOOSING, rebuild_attack
+from residuum.attacks.registry import AUTOMATIC_ATTACKS, rebuild_attack
 from residuum.attacks.stationarity import objectives
 from residuum.attacks.stationarity.attack import Stationarity
 from residuum.attacks.stationarity.objectives import Objective
@@ -26,7 +26,7 @@ from residuum.errors import InputError
 from residuum.records import Knowledge
 from residuum.settings import choices_of
 
-EVERY = {**CHOOSING, **every_attack()}
+EVERY = {**AUTOMATIC_ATTACKS, **every_attack()}
 SPECIAL: dict[str, Any] = {
     "seconds": 2.5,
     "device": "cuda",

@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from residuum.attacks import Auto, ModelInversion, estimate
-from residuum.attacks.cost import reference_seconds
+from residuum.attacks.cost import estimate_reference_seconds
 from residuum.attacks.stationarity.problem import Problem
 from residuum.attacks.work import REFERENCE, count_work
 from residuum.cli.main import main
@@ -104,16 +104,17 @@ def test_reference_seconds_count_every_step_and_no_clock():
     checkpoint, known = released(), Knowledge()
     surface = build_surfaces(checkpoint, known)[WEIGHTS]
     inversion = ModelInversion(steps=7, candidates=5)
-    seconds = reference_seconds(inversion, surface, known)
-    assert seconds == reference_seconds(inversion, surface, known)  # though facts are kept by then
+    seconds = estimate_reference_seconds(inversion, surface, known)
+    # The second call gives the same result, although properties of the network are cached by then.
+    assert seconds == estimate_reference_seconds(inversion, surface, known)
     work = count_work(lambda: inversion.changed(steps=1, dtype="float32").run(surface, known))
     assert seconds == pytest.approx(7 * work.seconds(REFERENCE["cpu"]))
     kkt = Auto(restarts=3, candidates=20, steps=500).resolve_settings(checkpoint, known)
-    seconds = reference_seconds(kkt, surface, known)
-    assert seconds == reference_seconds(kkt, surface, known)
-    assert reference_seconds(kkt.changed(seconds=1e-6), surface, known) == 1e-6
+    seconds = estimate_reference_seconds(kkt, surface, known)
+    assert seconds == estimate_reference_seconds(kkt, surface, known)
+    assert estimate_reference_seconds(kkt.changed(seconds=1e-6), surface, known) == 1e-6
     # A loss is evaluated every 25 steps, and closed-form multipliers cost a step each and one more.
-    often = reference_seconds(kkt.changed(lam_every=10), surface, known)
+    often = estimate_reference_seconds(kkt.changed(lam_every=10), surface, known)
     assert often / seconds == pytest.approx((1 + 1 / 25 + 21 / 10) / (1 + 1 / 25))
 
 

@@ -202,7 +202,7 @@ def test_a_dry_run_and_an_audit_agree_about_every_attack(name: str, tmp_path: Pa
     done = {row.what: row for row in result.applies if row.what in attacks or row.what == NAME}
     # A baseline that does not apply has no row in an audit.
     assert done.keys() >= {
-        n for n in rows if n == NAME or not attacks[n].baseline or rows[n].status == PLANNED
+        n for n in rows if n == NAME or not attacks[n].is_baseline or rows[n].status == PLANNED
     }
     assert {n for n in rows if rows[n].status == PLANNED} <= done.keys() <= rows.keys()
     for attack, row in done.items():

@@ -13,7 +13,7 @@ import torch
 
 from residuum.attacks import Attack, make_attack
 from residuum.attacks.base import OneShotAttack
-from residuum.attacks.cost import reference_seconds
+from residuum.attacks.cost import estimate_reference_seconds
 from residuum.attacks.inversion.gradient_matching import GradientMatching
 from residuum.attacks.work import REFERENCE, count_work
 from residuum.auditing.case import load_case
@@ -128,7 +128,7 @@ def test_restarts_are_those_of_the_naive_loop(preset: int, candidates: int, is_e
     checkpoint = network()
     surface = build_surfaces(checkpoint, KNOWN)[WEIGHTS]
     attack = make_attack("binary-kkt", restarts=preset, candidates=candidates, steps=10)
-    each = reference_seconds(attack, surface, KNOWN)
+    each = estimate_reference_seconds(attack, surface, KNOWN)
     counts = set()
     for planned, allowed, factor in itertools.product(
         (0.5, 3.5, 9.5, 200.5), (0.5, 1.5, 5.5, 200.5), (0.25, 1.0, 2.0)
@@ -164,14 +164,14 @@ def test_the_effort_is_shared_as_the_naive_sum_says(effort: str, budget: str | N
     assert (
         limit == {None: EFFORTS[effort].budget, "2s": 2, "20s": 20, "1min": 60, "3h": 10800}[budget]
     )
-    deciding = {n: schedule.attacks[n] for n in plans if not schedule.attacks[n].baseline}
+    deciding = {n: schedule.attacks[n] for n in plans if not schedule.attacks[n].is_baseline}
     assert {*deciding} == {"binary-kkt", "unmix"}
     total = 0.0
     for attack in deciding.values():
         total += attack.effort_share
     for name, plan in plans.items():
         attack = schedule.attacks[name]
-        if attack.baseline:
+        if attack.is_baseline:
             assert plan.left_out == ""  # a baseline decides nothing
             assert plan.runs == (plan.seconds <= BASELINE_SHARE * limit)
             continue
@@ -187,7 +187,7 @@ def test_the_effort_is_shared_as_the_naive_sum_says(effort: str, budget: str | N
             continue
         attack = attack.resolve_settings(schedule.network, KNOWN)
         assert isinstance(attack, RestartSettings)
-        each = reference_seconds(attack, schedule.surfaces[name], KNOWN)
+        each = estimate_reference_seconds(attack, schedule.surfaces[name], KNOWN)
         factor = EFFORTS[effort].restarts
         _, fit = naive_restarts(each, planned, allowed, factor, attack.restarts, attack.candidates)
         assert (plan.restarts, plan.runs) == (fit, fit > 0)
@@ -313,7 +313,9 @@ def test_work_is_counted_and_not_measured() -> None:
 def test_reference_seconds_are_proportional_to_the_steps() -> None:
     surface = build_surfaces(network(), KNOWN)[WEIGHTS]
     seconds = [
-        reference_seconds(make_attack("binary-kkt", steps=steps, restarts=r), surface, KNOWN)
+        estimate_reference_seconds(
+            make_attack("binary-kkt", steps=steps, restarts=r), surface, KNOWN
+        )
         for steps, r in ((100, 1), (300, 1), (100, 8))
     ]
     assert seconds[1] == pytest.approx(3 * seconds[0])

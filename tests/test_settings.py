@@ -11,7 +11,7 @@ from cyclopts import App, CoercionError, Group
 from pydantic import Field
 
 from residuum.attacks import PRESETS, PRIORS, attack_class, every_attack
-from residuum.attacks.registry import CHOOSING
+from residuum.attacks.registry import AUTOMATIC_ATTACKS
 from residuum.attacks.unmixing.ica import DOMAINS
 from residuum.auditing.config import FACTS
 from residuum.auditing.request import AuditRequest
@@ -139,7 +139,7 @@ def test_the_tables_have_every_setting() -> None:
 
 def test_the_models_are_those_of_the_attacks() -> None:
     """Help texts read MODELS, because importing the attacks takes seconds."""
-    assert {*MODELS} == {*every_attack(), *CHOOSING} == {*SUMMARIES}
+    assert {*MODELS} == {*every_attack(), *AUTOMATIC_ATTACKS} == {*SUMMARIES}
     for name, model in MODELS.items():
         fields = {n: (f.default, f.description) for n, f in model.model_fields.items()}
         attack = attack_class(name).model_fields

@@ -69,18 +69,18 @@ class Attack(AttackSettings):
         name: Name of the attack in tables and files.
         surface: The attack surface that the attack uses.
         has_residual: Whether the attack leaves a residual on its surface, which the report shows.
-        baseline: Whether the attack is only a comparison. A baseline is never used in a test.
+        is_baseline: Whether the attack is only a comparison. A baseline is never used in a test.
         pace: How an audit plans the attack: in "batches" of restarts, "once" with its own settings, "sized"
             if the attack adapts its effort to ``seconds`` of a reference machine, or "formula" if its time
             is negligible.
-        effort_share: Share of the effort of the audit. The other attacks have a share of 1.
+        effort_share: Relative share of the effort of an audit.
         assumes: A sentence for the report about the assumptions behind a finding.
     """
 
     name: ClassVar[str] = ""
     surface: ClassVar[str] = WEIGHTS
     has_residual: ClassVar[bool] = False
-    baseline: ClassVar[bool] = False
+    is_baseline: ClassVar[bool] = False
     pace: ClassVar[str] = "once"
     effort_share: ClassVar[float] = 1.0
     assumes: ClassVar[str] = ""
@@ -166,7 +166,7 @@ class Attack(AttackSettings):
         """
         network.check_weights()
         if isinstance(self, SearchSettings) and not self.candidates:
-            return self.changed(candidates=estimated_candidates(network, knowledge))
+            return self.changed(candidates=estimate_candidate_count(network, knowledge))
         return self
 
     def run(
@@ -335,7 +335,7 @@ def read_target(
     return network, knowledge
 
 
-def estimated_candidates(network: Network, knowledge: Knowledge) -> int:
+def estimate_candidate_count(network: Network, knowledge: Knowledge) -> int:
     """Return twice the known sample count, or half the number of neurons in the first layer.
 
     A first layer with h neurons and rank r gives about h r equations for m (r + 1) unknowns. The equations
@@ -402,6 +402,6 @@ def _describe_invalid_output(rule: str, got: object) -> tuple[str, str]:
     return f"An attack must return {rule}; got {got}.", "Correct the attack."
 
 
-def predicted_labels(outputs: Tensor) -> Tensor:
+def predict_labels(outputs: Tensor) -> Tensor:
     """Return the labels that the network predicts from its outputs (n, C): -1 or 1, or a class."""
     return (outputs[:, 0].sign() if outputs.shape[1] == 1 else outputs.argmax(1)).float()

@@ -139,7 +139,9 @@ def estimate(
     )
 
 
-def reference_seconds(attack: SearchSettings, surface: Surface, knowledge: Knowledge) -> float:
+def estimate_reference_seconds(
+    attack: SearchSettings, surface: Surface, knowledge: Knowledge
+) -> float:
     """Return the time of one restart of an attack on the reference machine.
 
     The function counts the operations of one step and divides them by a fixed speed (``REFERENCE``). The

@@ -59,7 +59,7 @@ ATTACKS: plugins.Table[type[Attack]] = plugins.Table(
     base=Attack,
 )
 OBJECTIVES.beside = ATTACKS
-CHOOSING: dict[str, type[Attack]] = {attack.name: attack for attack in (Auto, KKT)}
+AUTOMATIC_ATTACKS: dict[str, type[Attack]] = {attack.name: attack for attack in (Auto, KKT)}
 CHOICES = {  # the attacks from which each of them chooses
     "auto": ("binary-kkt", "multiclass-kkt", "weight-decay"),
     "kkt": ("binary-kkt", "multiclass-kkt"),
@@ -87,7 +87,7 @@ def attack_class(name: str) -> type[Attack]:
     Returns:
         The class of the attack.
     """
-    attacks = {**CHOOSING, **every_attack()}
+    attacks = {**AUTOMATIC_ATTACKS, **every_attack()}
     require_known(name, attacks, "No attack")
     return attacks[name]
 
@@ -114,7 +114,7 @@ def make_attack(name: str = "auto", preset: str = "residuum", **settings: Any) -
 def rebuild_attack(reconstruction: Reconstruction) -> Attack:
     """Return the attack that produced a reconstruction, with its settings."""
     name = reconstruction.settings.get("attack", reconstruction.attack)
-    kind = {**CHOOSING, **every_attack()}.get(name, Attack)
+    kind = {**AUTOMATIC_ATTACKS, **every_attack()}.get(name, Attack)
     return kind.from_json(reconstruction.settings)
 
 

@@ -121,7 +121,7 @@ def _rows_of(
     for name, attack in schedule.attacks.items():
         left_out = schedule.reason_to_skip(name, plans[name]) if name in plans else ""
         reason = left_out or reason_to_run(attack, schedule.surfaces[name])
-        row = AttackOutcome(name, not attack.baseline, True, not left_out, reason)
+        row = AttackOutcome(name, not attack.is_baseline, True, not left_out, reason)
         rows.append(skipped.get(name, row))
     return tuple(rows)
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from residuum.attacks import Attack
 from residuum.attacks.base import MIN_CANDIDATES
-from residuum.attacks.cost import reference_seconds
+from residuum.attacks.cost import estimate_reference_seconds
 from residuum.attacks.stationarity.attack import Stationarity
 from residuum.auditing.durations import duration
 from residuum.auditing.request import AuditRequest
@@ -201,13 +201,13 @@ def plan_attacks(
         PlanError: If an attack fails while its cost is counted.
     """
     effort, limit = effort_of(request), limit_of(request)
-    shared = {n: a for n, a in attacks.items() if not a.baseline and a.pace != "formula"}
+    shared = {n: a for n, a in attacks.items() if not a.is_baseline and a.pace != "formula"}
     all_parts = sum(attack.effort_share for attack in shared.values())
     plans: dict[str, AttackPlan] = {}
     for name, attack in attacks.items():
         share = attack.effort_share / all_parts if name in shared else 0.0
         try:
-            if attack.baseline:
+            if attack.is_baseline:
                 cost = _cost_of_baseline(attack, surfaces[name], network, knowledge)
                 plans[name] = AttackPlan(seconds=cost, runs=cost <= BASELINE_SHARE * limit)
             elif name not in shared:
@@ -260,7 +260,7 @@ def plan_attack(
         return AttackPlan(seconds=seconds, left_out=short)
     attack = attack.resolve_settings(network, knowledge)
     assert isinstance(attack, RestartSettings)
-    restart_cost = max(reference_seconds(attack, surface, knowledge), 1e-9)
+    restart_cost = max(estimate_reference_seconds(attack, surface, knowledge), 1e-9)
     most = max(1, min(MAX_RESTARTS, MAX_CANDIDATES // max(1, attack.candidates)))
     if is_exact:
         restarts = min(attack.restarts, most)
@@ -288,7 +288,7 @@ def _cost_of_baseline(
     if not isinstance(attack, SearchSettings):
         return 0.0
     attack = attack.changed(candidates=max(MIN_CANDIDATES, attack.candidates))
-    return reference_seconds(attack, surface, knowledge)
+    return estimate_reference_seconds(attack, surface, knowledge)
 
 
 def forecast(plans: Mapping[str, AttackPlan], request: AuditRequest) -> str:

@@ -104,11 +104,11 @@ def selected_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, A
     selected = {
         name: configured_attack(kind, request, requested.get(name, {}))
         for name, kind in every_attack().items()
-        if (request.baselines or not kind.baseline)
+        if (request.baselines or not kind.is_baseline)
         and (not requested or name in requested)
         and (not surface or kind.surface == surface)
     }
-    return dict(sorted(selected.items(), key=lambda item: item[1].baseline))
+    return dict(sorted(selected.items(), key=lambda item: item[1].is_baseline))
 
 
 def requested_settings(request: AuditRequest) -> dict[str, dict[str, Any]]:
@@ -133,9 +133,9 @@ def configured_attack(
 
     Baselines do not use the preset and the steps of the request.
     """
-    values: dict[str, Any] = {} if kind.baseline else dict(PRESETS[request.preset].settings)
+    values: dict[str, Any] = {} if kind.is_baseline else dict(PRESETS[request.preset].settings)
     values |= {"seed": request.seed, "device": request.device}
-    if request.steps is not None and not kind.baseline:
+    if request.steps is not None and not kind.is_baseline:
         values["steps"] = request.steps
     return kind(**{**kind.select_settings(values), **settings})
 
@@ -156,7 +156,7 @@ def skipped_attacks(
             why_not = attack.why_not(surfaces_of[name], knowledge)
             left_out = "" if name in requested else attack.why_skipped(surfaces_of[name], knowledge)
             if reason := why_not or left_out:
-                rows[name] = AttackOutcome(name, not attack.baseline, not why_not, False, reason)
+                rows[name] = AttackOutcome(name, not attack.is_baseline, not why_not, False, reason)
     return rows
 
 
@@ -243,7 +243,7 @@ class AttackSchedule:
             attack, reason = self.attacks[name], self.reason_to_skip(name, plan)
             if reason:
                 rows[name] = AttackOutcome(
-                    name, not attack.baseline, True, False, reason, unfinished=plan.left_out
+                    name, not attack.is_baseline, True, False, reason, unfinished=plan.left_out
                 )
                 continue
             with _own_fault(name, attack, rows):
@@ -252,7 +252,7 @@ class AttackSchedule:
                 rows[name] = row.replace(unfinished=plan.left_out)
                 reconstructions[name] = result
                 done.extend(batches)
-        deciding = [name for name, attack in self.attacks.items() if not attack.baseline]
+        deciding = [name for name, attack in self.attacks.items() if not attack.is_baseline]
         return AttackResults(
             # A baseline that does not apply is no loss. One that failed is reported.
             tuple(rows[n] for n in self.attacks if n in deciding or rows[n].applies),
@@ -282,7 +282,7 @@ class AttackSchedule:
             return NO_TIME
         if plan.runs:
             return ""
-        if self.attacks[name].baseline:
+        if self.attacks[name].is_baseline:
             return TOO_EXPENSIVE
         return f"left out: {plan.left_out}"
 
@@ -329,7 +329,7 @@ def _own_fault(name: str, attack: Attack, rows: dict[str, AttackOutcome]) -> Ite
     """Turn an error of one attack into its row, if the other attacks can go on."""
 
     def record(applies: bool, reason: str) -> None:
-        decides = not attack.baseline
+        decides = not attack.is_baseline
         rows[name] = AttackOutcome(name, decides, applies, False, reason[:MAX_REASON])
 
     try:
@@ -373,7 +373,7 @@ def outcome_of(attack: Attack, surface: Surface, result: Reconstruction) -> Atta
     fit = measure_fit(surface, result) if measured else WeightFit()
     return AttackOutcome(
         result.attack,
-        not attack.baseline,
+        not attack.is_baseline,
         True,
         True,
         reason_to_run(attack, surface),
@@ -390,6 +390,6 @@ def outcome_of(attack: Attack, surface: Surface, result: Reconstruction) -> Atta
 
 def reason_to_run(attack: Attack, surface: Surface) -> str:
     """Return why an attack applies, in a few words."""
-    if attack.baseline:
+    if attack.is_baseline:
         return "a baseline: reported, never deciding"
     return attack.why_applies(surface)

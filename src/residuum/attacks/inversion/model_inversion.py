@@ -19,7 +19,7 @@ from residuum.surfaces.surface import Surface
 class Baseline(OneShotAttack):
     """An attack without an equation. It fits no weights, so it decides nothing."""
 
-    baseline: ClassVar[bool] = True
+    is_baseline: ClassVar[bool] = True
 
     def why_applies(self, surface: Surface) -> str:
         """Return why the attack applies."""

@@ -34,7 +34,7 @@ from scipy.special import gammainc
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from residuum.attacks.base import OneShotAttack, predicted_labels
+from residuum.attacks.base import OneShotAttack, predict_labels
 from residuum.attacks.random_streams import stream
 from residuum.errors import InputError
 from residuum.networks.kinds import MLP
@@ -440,7 +440,7 @@ class Hyperplanes(OneShotAttack):
                 return model((low + (high - low) * x).reshape(-1, *shape))
 
         def margin(x: Tensor) -> Tensor:
-            return margins(out := outputs(x), predicted_labels(out).long()).amin(1)
+            return margins(out := outputs(x), predict_labels(out).long()).amin(1)
 
         lines = int(min(MAX_LINES, RATE * self.seconds))
         shared_margin = margin if surface.task != "regression" else None
@@ -453,7 +453,7 @@ class Hyperplanes(OneShotAttack):
             )
         limit = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES
         x = (low + (high - low) * corners.x[:limit]).reshape(-1, *shape)
-        labels = predicted_labels(outputs(corners.x[:limit]))
+        labels = predict_labels(outputs(corners.x[:limit]))
         confidence = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * corners.score[:limit]).float()
         selection = Selection.from_candidates(x, labels, torch.arange(len(x)), confidence)
         note = (

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from residuum.attacks.base import OneShotAttack, predicted_labels
+from residuum.attacks.base import OneShotAttack, predict_labels
 from residuum.attacks.random_streams import stream
 from residuum.attacks.stationarity.priors import Prior, SparseGradients
 from residuum.attacks.unmixing.attack import choose_effort
@@ -369,7 +369,7 @@ class BehindBackbone(OneShotAttack):
         share_outside, order = share_outside.double().cpu().clamp(min=1e-12).sort()
         x = x.double().cpu()[order]
         with torch.no_grad():
-            labels = predicted_labels(model(x.to(device, torch.float32))).cpu()
+            labels = predict_labels(model(x.to(device, torch.float32))).cpu()
         result = Reconstruction.from_candidates(self.name, x, labels, torch.ones(len(x)), knowledge)
         notes = self._notes(layer, separated.runs, share_outside)
         return result.replace(selection=select_images(x, labels, share_outside), notes=notes)
