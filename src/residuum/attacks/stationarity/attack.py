@@ -191,7 +191,15 @@ class Stationarity(StationarityAttack):
         return not self.objective.__module__.startswith("residuum.")
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply."""
+        """Return why the attack does not apply.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, "" if the attack applies.
+        """
         why_not = self.objective().why_not(surface.outputs, surface.task, knowledge)
         return why_not or ("" if surface.name == self.surface else f"needs {self.surface}")
 
@@ -200,11 +208,27 @@ class Stationarity(StationarityAttack):
         return self.objective().why_applies(surface)
 
     def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why an audit leaves the attack out."""
+        """Return why an audit skips the attack although it applies.
+
+        Args:
+            surface: The attack surface.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, "" if the audit does not skip the attack.
+        """
         return self.objective().why_skipped(surface.task, knowledge)
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the attack with its candidates counted, and with priors that suit the data."""
+        """Return the attack with the number of candidates, and priors that suit the data.
+
+        Args:
+            network: The network that is attacked.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The attack with its settings.
+        """
         for prior, _ in self.priors or ():
             require_known(prior, PRIORS, "No prior")
         attack = super().resolve_settings(network, knowledge)
@@ -368,7 +392,15 @@ class Auto(StationarityAttack):
     name: ClassVar[str] = "auto"
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the attack for the task of the network."""
+        """Return the attack for the task of the network.
+
+        Args:
+            network: The network that is attacked.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The attack with its settings.
+        """
         network.check_weights()
         by_task: tuple[type[Stationarity], ...] = (BinaryKKT, MulticlassKKT, WeightDecay)
         chosen = next(a for a in by_task if a.objective.task == network.inferred_task)
@@ -381,7 +413,15 @@ class KKT(KKTSettings, StationarityAttack):
     name: ClassVar[str] = "kkt"
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the attack for the number of outputs."""
+        """Return the attack for the number of outputs.
+
+        Args:
+            network: The network that is attacked.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The attack with its settings.
+        """
         outputs = network.architecture.outputs
         chosen = BinaryKKT if outputs == 1 else MulticlassKKT
         return chosen.like(self).resolve_settings(network, knowledge)

@@ -202,7 +202,16 @@ class MarginKKT(Objective):
     """KKT equation of margin maximization, which classifiers trained to zero loss satisfy in the limit."""
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return a reason unless this is a classifier with a suitable number of outputs."""
+        """Return a reason unless this is a classifier with a suitable number of outputs.
+
+        Args:
+            outputs: Number of outputs of the network.
+            task: Task of the network, "" if it is not known.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, "" if the objective applies.
+        """
         if (outputs == 1) != (self.task == "binary"):
             required = "one output" if self.task == "binary" else "at least 2 outputs"
             return f"needs {required}; this network has {outputs}"
@@ -226,13 +235,34 @@ class BinaryKKT(MarginKKT):
     task: ClassVar[str] = "binary"
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return u_i = lam_i y_i."""
+        """Return u_i = lam_i y_i.
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (..., m, C).
+            labels: Labels (m,), or (..., m) if runs have different labels.
+            lam: Multipliers (..., m, *multiplier_shape).
+
+        Returns:
+            u, of shape (..., m, C).
+        """
         return (lam * labels.to(lam.dtype))[..., None]
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return y_i times the derivative in u."""
+        """Return y_i times the derivative in u.
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (..., m, C).
+            labels: Labels (m,), or (..., m) if runs have different labels.
+            lam: Multipliers (..., m, *multiplier_shape).
+            ubar: Derivative of the loss in u.
+
+        Returns:
+            None, because u does not depend on the outputs, and the derivative in lam.
+        """
         return None, ubar[..., 0] * labels.to(lam.dtype)
 
 
@@ -256,7 +286,16 @@ class MulticlassKKT(MarginKKT):
         require_known(self.rivals, ("tied", "best"), "No rivals rule")
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
-        """Return class labels in ascending order, in the proportions of ``label_balance``."""
+        """Return class labels in ascending order, in the proportions of ``label_balance``.
+
+        Args:
+            count: Number of candidates.
+            outputs: Number of outputs of the network.
+            knowledge: What the attacker knows.
+
+        Returns:
+            Labels (count,).
+        """
         share = torch.tensor(knowledge.label_balance or [1 / outputs] * outputs)
         bounds = (share.cumsum(0) / share.sum() * count).round().long()
         return torch.bucketize(torch.arange(count), bounds, right=True).clamp(max=outputs - 1)
@@ -266,7 +305,17 @@ class MulticlassKKT(MarginKKT):
         return (outputs,) if self.rivals == "tied" else ()
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return sum_c lam_ic (e_y - e_c). The choice of the rivals c is not differentiated."""
+        """Return sum_c lam_ic (e_y - e_c). The choice of the rivals c is not differentiated.
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (..., m, C).
+            labels: Labels (m,), or (..., m) if runs have different labels.
+            lam: Multipliers (..., m, *multiplier_shape).
+
+        Returns:
+            u, of shape (..., m, C).
+        """
         one_hot, is_rival = self._rivals(outputs, labels)
         weights = is_rival * (lam if self.rivals == "tied" else lam[..., None])
         return weights.sum(-1, keepdim=True) * one_hot - weights
@@ -274,7 +323,18 @@ class MulticlassKKT(MarginKKT):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return <ubar, e_y - e_c> for the rivals c."""
+        """Return <ubar, e_y - e_c> for the rivals c.
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (..., m, C).
+            labels: Labels (m,), or (..., m) if runs have different labels.
+            lam: Multipliers (..., m, *multiplier_shape).
+            ubar: Derivative of the loss in u.
+
+        Returns:
+            None, because the choice of the rivals is not differentiated, and the derivative in lam.
+        """
         one_hot, is_rival = self._rivals(outputs, labels)
         inner = is_rival * ((ubar * one_hot).sum(-1, keepdim=True) - ubar)
         return None, inner if self.rivals == "tied" else inner.sum(-1)
@@ -349,7 +409,15 @@ class WeightDecay(Objective):
         return "sound when the network was trained with weight decay"
 
     def why_skipped(self, task: str, knowledge: Knowledge) -> str:
-        """Return a reason for a classifier whose weight decay is not known."""
+        """Return a reason for a classifier whose weight decay is not known.
+
+        Args:
+            task: Task of the network, "" if it is not known.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, "" if the audit does not skip the objective.
+        """
         if task == self.task or knowledge.weight_decay is not None:
             return ""
         return "needs the weight decay of the training; pass it with --weight-decay"
@@ -359,7 +427,17 @@ class WeightDecay(Objective):
         return (outputs,)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return lam if it is free, otherwise lam times minus the loss's derivative over n w."""
+        """Return lam if it is free, otherwise lam times minus the loss's derivative over n w.
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (..., m, C).
+            labels: Labels (m,), or (..., m) if runs have different labels.
+            lam: Multipliers (..., m, *multiplier_shape).
+
+        Returns:
+            u, of shape (..., m, C).
+        """
         if not self.tied:
             return lam
         return self.tied * self._loss_derivatives(outputs, labels)[0] * lam
@@ -367,7 +445,18 @@ class WeightDecay(Objective):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return derivatives in lam and, if multipliers are tied, in the outputs."""
+        """Return derivatives in lam and, if multipliers are tied, in the outputs.
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (..., m, C).
+            labels: Labels (m,), or (..., m) if runs have different labels.
+            lam: Multipliers (..., m, *multiplier_shape).
+            ubar: Derivative of the loss in u.
+
+        Returns:
+            The derivative in the outputs, None for free multipliers, and the derivative in lam.
+        """
         if not self.tied:
             return None, ubar
         descent, slope = self._loss_derivatives(outputs, labels)
@@ -405,7 +494,16 @@ class NTK(Objective):
         require_known(self.gradients, ("theta", "theta0", "both"), "No gradient point")
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return a reason if the initial weights are not known."""
+        """Return a reason if the initial weights are not known.
+
+        Args:
+            outputs: Number of outputs of the network.
+            task: Task of the network, "" if it is not known.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, "" if the objective applies.
+        """
         if knowledge.theta0 is not None:
             return ""
         return "needs the initial weights theta0; pass them with --init"
@@ -419,13 +517,34 @@ class NTK(Objective):
         return (len(self.gradient_points()), outputs)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the multipliers of this gradient point."""
+        """Return the multipliers of this gradient point.
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (..., m, C).
+            labels: Labels (m,), or (..., m) if runs have different labels.
+            lam: Multipliers (..., m, *multiplier_shape).
+
+        Returns:
+            u, of shape (..., m, C).
+        """
         return lam[..., point, :]
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivative in u, and zero for the multipliers of the other gradient point."""
+        """Return the derivative in u, and zero for the multipliers of the other gradient point.
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (..., m, C).
+            labels: Labels (m,), or (..., m) if runs have different labels.
+            lam: Multipliers (..., m, *multiplier_shape).
+            ubar: Derivative of the loss in u.
+
+        Returns:
+            None, because u does not depend on the outputs, and the derivative in lam.
+        """
         inner = torch.zeros_like(lam)
         inner[..., point, :] = ubar
         return None, inner
@@ -449,7 +568,16 @@ class Moment(Objective):
     surface: ClassVar[str] = MOMENT
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return a reason if there is no optimizer state, or for a regression of several outputs."""
+        """Return a reason if there is no optimizer state, or for a regression of several outputs.
+
+        Args:
+            outputs: Number of outputs of the network.
+            task: Task of the network, "" if it is not known.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The reason, "" if the objective applies.
+        """
         if knowledge.moment is None:
             return "needs the state of an optimizer, from the file or from a live one"
         if task == "regression" and outputs > 1:
@@ -461,7 +589,16 @@ class Moment(Objective):
         return "the optimizer state is a mean of the last gradients"
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
-        """Return the labels of a binary or multiclass classifier."""
+        """Return the labels of a binary or multiclass classifier.
+
+        Args:
+            count: Number of candidates.
+            outputs: Number of outputs of the network.
+            knowledge: What the attacker knows.
+
+        Returns:
+            Labels (count,).
+        """
         kind = Objective if outputs == 1 else MulticlassKKT
         return kind.labels(self, count, outputs, knowledge)
 
@@ -470,7 +607,17 @@ class Moment(Objective):
         return () if outputs == 1 else (outputs,)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return u_i = -lam_i y_i, or minus the sum of lam_ic (e_y - e_c)."""
+        """Return u_i = -lam_i y_i, or minus the sum of lam_ic (e_y - e_c).
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (..., m, C).
+            labels: Labels (m,), or (..., m) if runs have different labels.
+            lam: Multipliers (..., m, *multiplier_shape).
+
+        Returns:
+            u, of shape (..., m, C).
+        """
         classes = outputs.shape[-1]
         if classes == 1:
             return -(lam * labels.to(lam.dtype))[..., None]
@@ -481,7 +628,18 @@ class Moment(Objective):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the transpose of the linear map ``covectors``."""
+        """Return the transpose of the linear map ``covectors``.
+
+        Args:
+            point: Index of the gradient point.
+            outputs: Network outputs (..., m, C).
+            labels: Labels (m,), or (..., m) if runs have different labels.
+            lam: Multipliers (..., m, *multiplier_shape).
+            ubar: Derivative of the loss in u.
+
+        Returns:
+            None, because u does not depend on the outputs, and the derivative in lam.
+        """
         classes = ubar.shape[-1]
         if classes == 1:
             return None, -ubar[..., 0] * labels.to(lam.dtype)

@@ -88,7 +88,15 @@ class ValueBox(Prior):
     needs: ClassVar[tuple[str, ...]] = ("value_range",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return sum relu(low - x)^2 + relu(x - high)^2."""
+        """Return sum relu(low - x)^2 + relu(x - high)^2.
+
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Stored multipliers (R, m, ...).
+
+        Returns:
+            The penalties (R,), before the multiplication by the weight.
+        """
         assert self.knowledge is not None
         low, high = box(self.knowledge, x)
         return _sum((low - x).clamp(min=0).square() + (x - high).clamp(min=0).square())
@@ -98,7 +106,15 @@ class UnitBox(Prior):
     """Squared distance to [-1, 1], as in the released code of Haim et al. 2022."""
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return sum relu(|x| - 1)^2."""
+        """Return sum relu(|x| - 1)^2.
+
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Stored multipliers (R, m, ...).
+
+        Returns:
+            The penalties (R,), before the multiplication by the weight.
+        """
         return _sum((x.abs() - 1).clamp(min=0).square())
 
 
@@ -106,7 +122,15 @@ class PixelBox(Prior):
     """Mean distance to [0, 1], as in the text of Haim et al. 2022."""
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the distance, averaged over pixels and summed over candidates."""
+        """Return the distance, averaged over pixels and summed over candidates.
+
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Stored multipliers (R, m, ...).
+
+        Returns:
+            The penalties (R,), before the multiplication by the weight.
+        """
         hinge = (-x).clamp(min=0) + (x - 1).clamp(min=0)
         return hinge.flatten(2).mean(2).sum(1)
 
@@ -117,7 +141,15 @@ class MeanBox(Prior):
     needs: ClassVar[tuple[str, ...]] = ("value_range",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the penalty of ``ValueBox`` over the number of pixels."""
+        """Return the penalty of ``ValueBox`` over the number of pixels.
+
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Stored multipliers (R, m, ...).
+
+        Returns:
+            The penalties (R,), before the multiplication by the weight.
+        """
         return ValueBox(knowledge=self.knowledge).penalty(x, lam) / x[0, 0].numel()
 
 
@@ -125,7 +157,15 @@ class MultiplierFloor(Prior):
     """Penalty for stored multipliers below ``lam_min`` (Haim et al. 2022, weight 5)."""
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return sum relu(lam_min - lam)^2."""
+        """Return sum relu(lam_min - lam)^2.
+
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Stored multipliers (R, m, ...).
+
+        Returns:
+            The penalties (R,), before the multiplication by the weight.
+        """
         return _sum((self.lam_min - lam).clamp(min=0).square())
 
 
@@ -135,7 +175,15 @@ class TotalVariation(Prior):
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the anisotropic total variation, smoothed at 1e-3 so that its gradient exists."""
+        """Return the anisotropic total variation, smoothed at 1e-3 so that its gradient exists.
+
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Stored multipliers (R, m, ...).
+
+        Returns:
+            The penalties (R,), before the multiplication by the weight.
+        """
         horizontal, vertical = (
             _sum((d.square() + 1e-6).sqrt()) for d in _differences(x, self.knowledge)
         )
@@ -148,7 +196,15 @@ class HighFrequency(Prior):
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the sum of squared differences."""
+        """Return the sum of squared differences.
+
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Stored multipliers (R, m, ...).
+
+        Returns:
+            The penalties (R,), before the multiplication by the weight.
+        """
         horizontal, vertical = (_sum(d.square()) for d in _differences(x, self.knowledge))
         return horizontal + vertical
 
@@ -168,7 +224,15 @@ class SparseGradients(Prior):
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return mean_i min(|mu_i|, MAX_MULTIPLIER) sum_axis mean log cosh(k |d|) / k, k = STEEPNESS."""
+        """Return mean_i min(|mu_i|, MAX_MULTIPLIER) sum_axis mean log cosh(k |d|) / k, k = STEEPNESS.
+
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Stored multipliers (R, m, ...).
+
+        Returns:
+            The penalties (R,), before the multiplication by the weight.
+        """
         rough = x.new_zeros(x.shape[:2])
         for d in self._steps(x):
             u = STEEPNESS * _length(d)
@@ -182,7 +246,15 @@ class SparseGradients(Prior):
         return self.weight * FADE**share
 
     def explicit_derivatives(self, x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return penalty and derivatives from tanh(k |d|) d / (channels |d|), 3 times as fast as autograd."""
+        """Return penalty and derivatives from tanh(k |d|) d / (channels |d|), 3 times as fast as autograd.
+
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Stored multipliers (R, m, ...).
+
+        Returns:
+            Penalty (R,) and its derivatives in x and in lam.
+        """
         weights, slope = _candidate_weights(lam)
         rough, grad = x.new_zeros(x.shape[:2]), torch.zeros_like(x)
         images = grad.view(*x.shape[:2], *_image_shape(self.knowledge))
@@ -221,7 +293,15 @@ class TypedColumns(Prior):
     needs: ClassVar[tuple[str, ...]] = ("columns",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return sum |v - nearest(v)|^2 with v = scale (x + mean)."""
+        """Return sum |v - nearest(v)|^2 with v = scale (x + mean).
+
+        Args:
+            x: Candidates (R, m, *shape).
+            lam: Stored multipliers (R, m, ...).
+
+        Returns:
+            The penalties (R,), before the multiplication by the weight.
+        """
         assert self.knowledge is not None
         mean = 0.0 if self.knowledge.mean is None else self.knowledge.mean.to(x).flatten()
         rows, total = x.flatten(2) + mean, x.new_zeros(len(x))
