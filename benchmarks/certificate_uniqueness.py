@@ -24,7 +24,7 @@ from residuum.records import Dataset, Uniqueness
 from residuum.stationarity import norm
 from residuum.theory.kkt import evaluate, fit_multipliers
 from residuum.theory.kkt_sets import KKTSet
-from residuum.theory.patterns import slopes, switches
+from residuum.theory.patterns import compute_slopes, compute_switches
 from residuum.theory.rows import constraint_rows, normalize_labels
 from residuum.theory.uniqueness import estimate_cost, uniqueness
 from residuum.training import TrainingConfig, released, train
@@ -139,7 +139,7 @@ def _crowded(given: KKTSet, box: tuple[Tensor, Tensor]) -> KKTSet:
     y = given.y[given.lam.argsort(descending=True)[:PATTERNS]].repeat_interleave(MEMBERS)
     v = torch.rand(x.shape, generator=rng, dtype=x.dtype)
     v = torch.where(v < 0.5, box[0], box[1]) - x  # towards a corner of the box
-    speed, value = slopes(given.models, x, v), switches(given.models, x).values
+    speed, value = compute_slopes(given.models, x, v), compute_switches(given.models, x).values
     reach = torch.where(speed * value < 0, -value / speed, torch.inf).amin(1).clamp(max=1)
     share = torch.rand(len(x), generator=rng, dtype=x.dtype) * 0.9 * reach
     x = x + share.reshape(-1, *[1] * (x.ndim - 1)) * v

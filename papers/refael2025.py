@@ -26,8 +26,8 @@ from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, Split
 from residuum.similarity import l2, ncc, standardize
 from residuum.stationarity import norm
-from residuum.theory.budgets import exact_budgets, unit
-from residuum.theory.directions import data_direction
+from residuum.theory.budgets import compute_exact_budgets, unit
+from residuum.theory.directions import find_data_direction
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import HypothesisError
 
@@ -414,7 +414,7 @@ def budget_certificates(
     distance = pre[i].abs()
     live = distance > 0  # a neuron without weights has no hyperplane
     one_sided = float(along.max())
-    exact = exact_budgets((model,), x[i : i + 1], nu.reshape(x[i : i + 1].shape))
+    exact = compute_exact_budgets((model,), x[i : i + 1], nu.reshape(x[i : i + 1].shape))
     return BudgetCertificates(
         theorem5_printed=_ratio(distance[live], (gamma * total).expand_as(distance[live])),
         theorem5_corrected=_ratio(distance[live], (gamma * v.abs() * active)[live]),
@@ -433,7 +433,7 @@ def two_layer_weights(model: nn.Module) -> Tensor:
         raise HypothesisError(
             "depth",
             "Theorems 5, 8 and 9 are stated for two-layer networks with one output; this is another.",
-            "Use exact_budgets, which hold for any depth.",
+            "Use compute_exact_budgets, which hold for any depth.",
         )
     return chain.linears[1].weight.detach()[0]
 
@@ -601,7 +601,7 @@ def _levels(point: ExactPoint) -> Rows:
 def _singular(point: ExactPoint) -> Rows:
     """Theorem 15 and its remark."""
     n, d = 40, 12
-    _, sigma, gamma = data_direction(normal(n, d))
+    _, sigma, gamma = find_data_direction(normal(n, d))
     what, note = "Theorem 15: gamma along the last singular vector", "an upper bound, as printed"
     yield what, gamma, sigma, sigma, f"{note}; n = {n}, d = {d}"
     note = "no direction has less than sigma_d / sqrt(n); the remark says sigma_d / n"

@@ -45,7 +45,7 @@ from residuum.networks.network import Network
 from residuum.networks.spectrum import rank_above, singular_values
 from residuum.records import Dataset, Knowledge, Reconstruction, Split
 from residuum.stationarity import flatten, norm, residual
-from residuum.theory.directions import data_direction
+from residuum.theory.directions import find_data_direction
 from residuum.theory.kkt_sets import KKTSet
 
 LENGTHS = {"tiny": (30, 60, 120, 240, 480), "small": (100, 300, 1000, 2000)}
@@ -178,7 +178,7 @@ def flatness(checkpoint: Network, split: Split) -> dict[str, Any]:
     model = checkpoint.double_module
     assert isinstance(model, MLP)
     kkt = KKTSet.from_samples(model, split.train.x, split.train.y)
-    nu, sigma, gamma = data_direction(split.train.x)
+    nu, sigma, gamma = find_data_direction(split.train.x)
     eps = kkt.residual * norm(kkt.target)
     used = (kkt.lam > 0).nonzero()[:, 0].tolist()
     found = [budget_certificates(model, kkt.x, kkt.lam, i, nu, eps) for i in used]

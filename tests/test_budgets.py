@@ -13,12 +13,12 @@ from papers.points import relu_point_on, steep_point
 from papers.refael2025 import budget_certificates, kkt_loss, largest_split, split_levels
 from residuum.networks import MLP
 from residuum.stationarity import norm
-from residuum.theory.budgets import exact_budgets
+from residuum.theory.budgets import compute_exact_budgets
 from residuum.theory.directions import (
-    data_direction,
-    largest_direction,
-    softest_direction,
-    weight_direction,
+    find_data_direction,
+    find_largest_direction,
+    find_softest_direction,
+    find_weight_direction,
 )
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import HypothesisError
@@ -108,7 +108,7 @@ def test_theorem_8_holds_off_exact_points(seed, noise, i):
 @settings(max_examples=60, deadline=None)
 def test_the_lowest_singular_vector_attains_what_theorem_15_says(seed, n, d):
     x = torch.randn(n, d, generator=torch.Generator().manual_seed(seed)).double()
-    nu, sigma, gamma = data_direction(x)
+    nu, sigma, gamma = find_data_direction(x)
     assert nu.norm() == pytest.approx(1)
     assert sigma / math.sqrt(n) - 1e-12 <= gamma <= sigma + 1e-12
     other = direction(d, seed + 1)  # no direction does better than sigma_d / sqrt(n)
@@ -118,7 +118,7 @@ def test_the_lowest_singular_vector_attains_what_theorem_15_says(seed, n, d):
 def test_the_weights_direction_is_what_the_first_layer_hardly_sees():
     torch.manual_seed(0)
     model = MLP((6, 20, 1)).double()
-    nu, sigma = weight_direction(model)
+    nu, sigma = find_weight_direction(model)
     w = model.linears[0].weight.detach()
     assert float((w @ nu).norm()) == pytest.approx(sigma)
     assert sigma == pytest.approx(float(torch.linalg.svdvals(w)[-1]))
@@ -132,11 +132,11 @@ def test_direction_finders_rank_as_their_names_say():
         model = MLP((8, 15, 12, 1), bias="all").double().requires_grad_(False)
         x, y = torch.randn(3, 8).double(), torch.tensor([1, -1, 1])
         s = KKTSet.from_samples(model, x, y, torch.ones(3))
-        soft = softest_direction(s.models, s.x[0], s.gradients[0])
-        large = largest_direction(s.models, s.x[0], s.gradients[0])
+        soft = find_softest_direction(s.models, s.x[0], s.gradients[0])
+        large = find_largest_direction(s.models, s.x[0], s.gradients[0])
         random = s.directions("tangent")[0]
         reach = [
-            float(exact_budgets(s.models, s.x[:1], nu[None]).least[0])
+            float(compute_exact_budgets(s.models, s.x[:1], nu[None]).least[0])
             for nu in (random, soft, large)
         ]
         assert reach[2] >= reach[1]

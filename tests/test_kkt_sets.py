@@ -16,7 +16,7 @@ from residuum.networks import MLP, ConvNet, Linear, Polynomial
 from residuum.stationarity import Rows, weighted_gradient
 from residuum.theory.directions import DIRECTIONS
 from residuum.theory.kkt_sets import KKTSet
-from residuum.theory.patterns import HypothesisError, slope_matrix, switches
+from residuum.theory.patterns import HypothesisError, compute_slope_matrix, compute_switches
 from tests.cases import multiclass_point, ntk_point, relu_point
 from tests.reference import row_gradients, theta_vector
 
@@ -145,7 +145,7 @@ def test_budgets_equal_a_walk_along_the_line():
     for i in range(4):
         for way, budget in ((1, found.alpha[i]), (-1, found.beta[i])):
             t = torch.linspace(0, 20, 40001).double()[1:]
-            pattern = switches((model,), s.x[i] + way * t[:, None] * nu).pattern
+            pattern = compute_switches((model,), s.x[i] + way * t[:, None] * nu).pattern
             same = (pattern == s.switches.pattern[i]).all(1)
             first = float(t[~same][0]) if (~same).any() else float("inf")
             assert (
@@ -190,9 +190,9 @@ def test_failing_hypotheses_are_refused_by_name():
     refused("budget", lambda: s.split(0, nu, 1e9), "layers.0[")
     refused("budget", lambda: s.far_set(-1.0))
     gradient = s.gradients[0, 0]
-    from residuum.theory.directions import tangent
+    from residuum.theory.directions import project_onto_margin
 
-    refused("direction", lambda: tangent(gradient, s.gradients[0]), "parallel")
+    refused("direction", lambda: project_onto_margin(gradient, s.gradients[0]), "parallel")
     point = relu_point()
     zero = KKTSet.from_samples(
         point.model, point.x, point.y, point.lam * torch.tensor([0, 1, 1, -1, 1, 1])
@@ -317,7 +317,7 @@ def test_the_slope_matrix_is_the_jacobian_of_the_switches(build):
     torch.manual_seed(0)
     model, x = build().double(), torch.randn(1, 6, 6).double()
     naive = torch.autograd.functional.jacobian(lambda z: _values(model, z), x).flatten(1)
-    assert torch.allclose(slope_matrix((model,), x), naive, atol=1e-12)
+    assert torch.allclose(compute_slope_matrix((model,), x), naive, atol=1e-12)
 
 
 def _values(model, z):

@@ -40,7 +40,7 @@ from residuum.records import Knowledge, Reconstruction, Selection, Uniqueness
 from residuum.report.figures import ambiguity_figure
 from residuum.theory.kkt import certify
 from residuum.theory.kkt_sets import KKTSet
-from residuum.theory.patterns import slope_matrix, switches
+from residuum.theory.patterns import compute_slope_matrix, compute_switches
 from residuum.theory.uniqueness import estimate_cost, uniqueness
 from residuum.theory.uniqueness.polytope import Polytope, _State, minimize_energy
 from residuum.theory.uniqueness.sums import Groups, find_pinned_sums
@@ -214,7 +214,7 @@ def test_examples_are_sets_that_exist(case: str) -> None:
         w, mass = 0.2 * kkt.lam[i], kkt.lam[same].sum()
         rest = (kkt.lam[same] @ kkt.x[same] - w * found.least[i]) / (mass - w)
         images = torch.stack([found.least[i], rest])
-        assert (switches([model], images).pattern == pattern[i]).all()
+        assert (compute_switches([model], images).pattern == pattern[i]).all()
         assert float(images.min()) >= float(kkt.x.min()) - 1 - 1e-9
         weights = torch.stack([w, mass - w])[:, None] * kkt.covectors[i, 0]
         after = naive_sum(model, torch.cat([kkt.x[~same], images]), torch.cat([u[~same], weights]))
@@ -568,7 +568,7 @@ def test_convnets_have_certificates_too() -> None:
     assert float(found.change.max()) < 1e-12
     assert torch.allclose(found.determined_at_least, found.determined_energy, atol=1e-4)
     for i in range(3):
-        slope, value = slope_matrix([model], x[i]).numpy(), kkt.switches.values[i].numpy()
+        slope, value = compute_slope_matrix([model], x[i]).numpy(), kkt.switches.values[i].numpy()
         side = np.where(value > 0, 1.0, -1.0)
         a, b = side[:, None] * slope, side * (slope @ x[i].flatten().numpy() - value)
         size = np.linalg.norm(a, axis=1)

@@ -17,7 +17,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from residuum.theory.patterns import ROUNDING, HypothesisError, Switches, sizes, slopes, switches
+from residuum.theory.patterns import (
+    ROUNDING,
+    HypothesisError,
+    Switches,
+    compute_slopes,
+    compute_switches,
+    estimate_slope_sizes,
+)
 
 
 @dataclass(frozen=True)
@@ -50,7 +57,7 @@ class Budgets:
 
 
 @torch.no_grad()
-def exact_budgets(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Budgets:
+def compute_exact_budgets(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Budgets:
     """Compute the budgets of samples along unit directions.
 
     Args:
@@ -61,9 +68,9 @@ def exact_budgets(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> 
     Returns:
         The budgets.
     """
-    at_samples = switches(models, x)
-    value, slope = at_samples.values, slopes(models, x, direction)
-    size = sizes(models, x, at_samples.layers)
+    switches = compute_switches(models, x)
+    value, slope = switches.values, compute_slopes(models, x, direction)
+    size = estimate_slope_sizes(models, x, switches.layers)
     moves = slope.abs() > ROUNDING * size
     reach = 1 + x.flatten(1).norm(dim=1, keepdim=True)
     kinks = moves & (value.abs() <= 10 * ROUNDING * size * reach)
@@ -73,7 +80,7 @@ def exact_budgets(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> 
     alpha, beta = (_least(side) for side in (ahead, behind))
     stopped = (ahead <= alpha[:, None]) & alpha.isfinite()[:, None]
     stopped |= (behind <= beta[:, None]) & beta.isfinite()[:, None]
-    return Budgets(alpha, beta, stopped, kinks, at_samples)
+    return Budgets(alpha, beta, stopped, kinks, switches)
 
 
 def unit(direction: Tensor) -> Tensor:

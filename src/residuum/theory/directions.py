@@ -22,22 +22,28 @@ import torch
 from torch import Tensor, nn
 
 from residuum.networks import dense_chain
-from residuum.theory.budgets import exact_budgets, unit
-from residuum.theory.patterns import ROUNDING, HypothesisError, sizes, slope_matrix, switches
+from residuum.theory.budgets import compute_exact_budgets, unit
+from residuum.theory.patterns import (
+    ROUNDING,
+    HypothesisError,
+    compute_slope_matrix,
+    compute_switches,
+    estimate_slope_sizes,
+)
 
 MAX_ROUNDS = 4  # linear programs, each of which gives at least the budget of the last
 PROGRAM_SECONDS = 30.0  # for one linear program: with more than a thousand neurons it takes minutes
 DISTANCE_RATIO = 1e6  # softest: distances below the largest divided by this number count as equal
 
 
-def data_direction(x: Tensor) -> tuple[Tensor, float, float]:
+def find_data_direction(x: Tensor) -> tuple[Tensor, float, float]:
     """Return nu (d,), sigma_d and gamma of samples (n, ...). sigma_d is 0 if the samples do not span."""
     flat = x.flatten(1).double()
     nu, lowest = _find_least_visible(flat)
     return nu, lowest, float((flat @ nu).abs().max())
 
 
-def weight_direction(model: nn.Module) -> tuple[Tensor, float]:
+def find_weight_direction(model: nn.Module) -> tuple[Tensor, float]:
     """Return nu (d,) and the smallest singular value of an MLP's first layer, or 0 if it does not span."""
     return _find_least_visible(_first_layer(model))
 
@@ -48,7 +54,7 @@ def _find_least_visible(matrix: Tensor) -> tuple[Tensor, float]:
     return vectors[-1], float(sigma[-1]) if len(sigma) == matrix.shape[1] else 0.0
 
 
-def hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
+def find_hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     """Return directions that no first layer depends on, those outside the span of the data first.
 
     Along these directions the outputs of the network do not change, so budgets are infinite and margins stay.
@@ -74,7 +80,7 @@ def hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     return basis
 
 
-def tangent(direction: Tensor, gradients: Tensor) -> Tensor:
+def project_onto_margin(direction: Tensor, gradients: Tensor) -> Tensor:
     """Project a direction so that it is orthogonal to gradients, and normalize it.
 
     A split x +- nu stays on the margin only if nu is orthogonal to the gradients of all margins in use. The
@@ -105,7 +111,7 @@ def tangent(direction: Tensor, gradients: Tensor) -> Tensor:
     return unit(nu)
 
 
-def softest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
+def find_softest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
     """Return the direction on the margin along which switches near a sample move least.
 
     This is the eigenvector of sum_j (slope_j / distance_j)^2 with the smallest eigenvalue, so a switch counts
@@ -130,7 +136,7 @@ def _softest(scaled: Tensor, free: Tensor) -> Tensor:
     return unit(free @ vectors[:, 0])
 
 
-def largest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
+def find_largest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
     """Return a direction of large symmetric budget, by successive linear programs from the softest one.
 
     The maximum length over a polytope has many local solutions. Every round gives at least the length of the
@@ -189,9 +195,9 @@ def _scaled_slopes(
     Raises:
         HypothesisError: If the sample has one coordinate.
     """
-    all_switches, matrix = switches(models, x[None]), slope_matrix(models, x)
-    size = sizes(models, x[None], all_switches.layers)[0]
-    distance = all_switches.values[0].abs()
+    switches, matrix = compute_switches(models, x[None]), compute_slope_matrix(models, x)
+    size = estimate_slope_sizes(models, x[None], switches.layers)[0]
+    distance = switches.values[0].abs()
     _, sigma, rows = torch.linalg.svd(gradients.reshape(-1, x.numel()), full_matrices=True)
     rank = int((sigma > ROUNDING * sigma.max().clamp(min=1e-300)).sum())
     free = rows[rank:].T
@@ -211,7 +217,7 @@ def _scaled_slopes(
 
 
 def _budget(models: Sequence[nn.Module], x: Tensor, nu: Tensor) -> float:
-    return float(exact_budgets(models, x[None], nu.reshape(x[None].shape)).least[0])
+    return float(compute_exact_budgets(models, x[None], nu.reshape(x[None].shape)).least[0])
 
 
 def _first_layer(model: nn.Module) -> Tensor:
@@ -228,7 +234,9 @@ Finder = Callable[[Sequence[nn.Module], Tensor, Tensor, Tensor], Tensor]
 
 
 def _project_each(nu: Tensor, gradients: Tensor) -> Tensor:
-    return torch.stack([tangent(nu, sample_gradients) for sample_gradients in gradients])
+    return torch.stack(
+        [project_onto_margin(nu, sample_gradients) for sample_gradients in gradients]
+    )
 
 
 def _random(models: Sequence[nn.Module], x: Tensor, indices: Tensor, gradients: Tensor) -> Tensor:
@@ -238,7 +246,7 @@ def _random(models: Sequence[nn.Module], x: Tensor, indices: Tensor, gradients: 
     )
     return torch.stack(
         [
-            tangent(nu, sample_gradients)
+            project_onto_margin(nu, sample_gradients)
             for nu, sample_gradients in zip(random_directions, gradients, strict=True)
         ]
     )
@@ -259,12 +267,14 @@ def _one_by_one(find_direction: Callable[[Sequence[nn.Module], Tensor, Tensor], 
 # finder(models, x, indices, gradients) returns unit directions (k, d) for the samples x[indices] that
 # keep them on their margins. gradients (k, g, d) are those of their margins.
 DIRECTIONS: dict[str, Finder] = {
-    "data": lambda models, x, indices, gradients: _project_each(data_direction(x)[0], gradients),
+    "data": lambda models, x, indices, gradients: _project_each(
+        find_data_direction(x)[0], gradients
+    ),
     "weights": lambda models, x, indices, gradients: _project_each(
-        weight_direction(models[0])[0], gradients
+        find_weight_direction(models[0])[0], gradients
     ),
     "tangent": _random,
-    "softest": _one_by_one(softest_direction),
-    "largest": _one_by_one(largest_direction),
+    "softest": _one_by_one(find_softest_direction),
+    "largest": _one_by_one(find_largest_direction),
 }
 SLOW = ("softest", "largest")  # these process one sample after the other

@@ -31,10 +31,15 @@ from torch.func import functional_call, grad, vmap
 
 from residuum.similarity import l2
 from residuum.stationarity import Theta, layer_residuals, norm, parameters, weighted_gradient
-from residuum.theory.budgets import Budgets, exact_budgets, unit
-from residuum.theory.directions import DIRECTIONS, SLOW, hidden_basis
+from residuum.theory.budgets import Budgets, compute_exact_budgets, unit
+from residuum.theory.directions import DIRECTIONS, SLOW, find_hidden_basis
 from residuum.theory.kkt import evaluate, fit_multipliers, pose_problem
-from residuum.theory.patterns import HypothesisError, Switches, check_piecewise_linear, switches
+from residuum.theory.patterns import (
+    HypothesisError,
+    Switches,
+    check_piecewise_linear,
+    compute_switches,
+)
 from residuum.theory.rows import margins
 
 TOLERANCE = 1e-9  # relative: a smaller residual or gap to the margin counts as zero
@@ -261,7 +266,7 @@ class KKTSet:
     @cached_property
     def switches(self) -> Switches:
         """The activation patterns of all samples."""
-        return switches(self.models, self.x)
+        return compute_switches(self.models, self.x)
 
     @cached_property
     def gradients(self) -> Tensor:
@@ -299,7 +304,7 @@ class KKTSet:
         """
         x = self.x if samples is None else self.x[samples]
         nu = direction.double().expand(len(x), x[0].numel()).reshape(x.shape)
-        return exact_budgets(self.models, x, nu)
+        return compute_exact_budgets(self.models, x, nu)
 
     def directions(
         self, name: str = "softest", samples: Tensor | None = None, watch: Watcher | None = None
@@ -517,7 +522,7 @@ class KKTSet:
             raise HypothesisError(
                 "budget", f"A distance must be positive and finite; got {r}.", "Pass r=1.0."
             )
-        basis = hidden_basis(self.models, self.x)
+        basis = find_hidden_basis(self.models, self.x)
         if not basis.shape[1]:
             raise HypothesisError(
                 "subspace",

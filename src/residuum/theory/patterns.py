@@ -88,7 +88,7 @@ class Switches:
         )
 
 
-def switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
+def compute_switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
     """Compute the switches of every gradient point.
 
     Args:
@@ -107,7 +107,7 @@ def switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
     return Switches(tuple(layers), torch.cat([x.new_zeros(len(x), 0), *values], 1).detach())
 
 
-def slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Tensor:
+def compute_slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Tensor:
     """Differentiate every switch at x[i] along direction[i].
 
     Args:
@@ -126,7 +126,7 @@ def slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Tensor:
     return jvp(values, (x,), (direction.expand_as(x).contiguous(),))[1].detach()
 
 
-def slope_matrix(models: Sequence[nn.Module], x: Tensor) -> Tensor:
+def compute_slope_matrix(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     """Return the gradients in x of all switches at one sample.
 
     Args:
@@ -142,7 +142,7 @@ def slope_matrix(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     d = x.numel()
     basis = torch.eye(d, dtype=x.dtype, device=x.device).reshape(d, *x.shape)
     blocks = [
-        slopes(models, x.expand(len(directions), *x.shape).contiguous(), directions)
+        compute_slopes(models, x.expand(len(directions), *x.shape).contiguous(), directions)
         for directions in basis.split(CHUNK)
     ]
     return torch.cat(blocks).T
@@ -160,7 +160,9 @@ def _chain_slopes(chain: MLP, x: Tensor) -> Tensor:
     return torch.cat(blocks)
 
 
-def sizes(models: Sequence[nn.Module], x: Tensor, layers: Sequence[tuple[str, int]]) -> Tensor:
+def estimate_slope_sizes(
+    models: Sequence[nn.Module], x: Tensor, layers: Sequence[tuple[str, int]]
+) -> Tensor:
     """Estimate the size of a switch's gradient: the largest slope in its layer along random signs.
 
     This is a scale for rounding errors, not a bound: a slope of 1e-13 of it is zero in float64.
@@ -174,7 +176,7 @@ def sizes(models: Sequence[nn.Module], x: Tensor, layers: Sequence[tuple[str, in
         (n, K) sizes.
     """
     signs = torch.randint(0, 2, x.shape[1:], generator=torch.Generator().manual_seed(0)) * 2 - 1
-    all_slopes = slopes(models, x, signs.to(x.dtype)).abs()
+    all_slopes = compute_slopes(models, x, signs.to(x.dtype)).abs()
     by_layer = all_slopes.split([size for _, size in layers], 1) if layers else ()
     return torch.cat(
         [

@@ -44,7 +44,7 @@ from residuum.networks import dense_chain
 from residuum.records import Uniqueness
 from residuum.stationarity import norm, weighted_gradient
 from residuum.theory.kkt_sets import KKTSet
-from residuum.theory.patterns import slope_matrix
+from residuum.theory.patterns import compute_slope_matrix
 from residuum.theory.uniqueness.polytope import Polytope, eliminates_rows, minimize_energy
 from residuum.theory.uniqueness.sums import Groups, Pinned, across_patterns, find_pinned_sums
 
@@ -211,7 +211,7 @@ class Cells:
         """Return the (b, J, d) gradients of all r at some candidates."""
         side = torch.where(self.kkt_set.switches.pattern[indices], 1.0, -1.0).to(self.values)
         slopes = torch.stack(
-            [slope_matrix(self.kkt_set.models, x) for x in self.kkt_set.x[indices]]
+            [compute_slope_matrix(self.kkt_set.models, x) for x in self.kkt_set.x[indices]]
         )
         blocks = [side[:, :, None] * slopes]
         if self.kkt_set.margins is not None:

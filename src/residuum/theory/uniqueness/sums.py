@@ -36,7 +36,7 @@ from residuum.networks import dense_chain
 from residuum.records.uniqueness import Sums
 from residuum.stationarity import Rows, Theta, norm, parameters, weighted_gradient
 from residuum.theory.kkt_sets import KKTSet
-from residuum.theory.patterns import switches
+from residuum.theory.patterns import compute_switches
 
 if TYPE_CHECKING:
     from residuum.theory.uniqueness.certificate import Cells
@@ -387,7 +387,7 @@ def _check_example(
     replaced = torch.isin(cells.groups.index, torch.as_tensor(groups).to(cells.groups.index))
     x = torch.as_tensor(np.stack(images)).to(kkt_set.x).reshape(-1, *kkt_set.x.shape[1:])
     allowed_patterns = {row.tobytes() for row in kkt_set.switches.pattern[replaced].cpu().numpy()}
-    patterns = switches(kkt_set.models, x).pattern.cpu().numpy()
+    patterns = compute_switches(kkt_set.models, x).pattern.cpu().numpy()
     if any(row.tobytes() not in allowed_patterns for row in patterns):
         return None
     low, high = (end[replaced] for end in (cells.low, cells.high))
