@@ -48,7 +48,7 @@ from residuum.records import Dataset, Knowledge, Split, write_json
 from residuum.records.exposure import Exposure
 from residuum.records.rundir import environment
 from residuum.risk.run import expose
-from residuum.risk.stages import Inserted
+from residuum.risk.stages import Canaries
 from residuum.similarity import ncc
 from residuum.training import TrainingConfig, initialize, train
 
@@ -542,10 +542,10 @@ def canary_run(epsilon: float, seed: int) -> dict[str, Any]:
         state, facts = private(Job(arch, data, training.config, "binary"), epsilon=epsilon)
         theta = state.theta
     found = expose(
-        Network(theta, arch), data, inserted=Inserted(canaries, inserted, 0.95, delta)
+        Network(theta, arch), data, canaries=Canaries(canaries, inserted, 0.95, delta)
     ).canaries
     assert found is not None
-    pure = expose(Network(theta, arch), data, inserted=Inserted(canaries, inserted)).canaries
+    pure = expose(Network(theta, arch), data, canaries=Canaries(canaries, inserted)).canaries
     assert pure is not None
     return {
         "seed": seed,

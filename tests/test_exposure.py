@@ -28,16 +28,16 @@ from residuum.records.exposure import COLUMNS, Exposure
 from residuum.risk import canaries, gradients
 from residuum.risk import groups as grouping
 from residuum.risk import run as exposing
-from residuum.risk.canaries import bound, epsilon_bound, guessed
-from residuum.risk.case import Case, covectors
+from residuum.risk.canaries import compute_epsilon_bound, count_guesses, find_best_bound
+from residuum.risk.case import Case, compute_covectors
 from residuum.risk.conformal import rank_p_values
-from residuum.risk.fit import informed_estimate
-from residuum.risk.gradients import AnyGradients, ChainGradients, gradients_of
+from residuum.risk.fit import compute_informed_estimate
+from residuum.risk.gradients import AnyGradients, ChainGradients, compute_gradients
 from residuum.risk.groups import mean_interval
-from residuum.risk.probability import score
+from residuum.risk.probability import score_records
 from residuum.risk.row_space import RIDGE, SOFT, RowSpace
 from residuum.risk.run import expose
-from residuum.risk.stages import LEVEL, fit_records, located
+from residuum.risk.stages import LEVEL, fit_records, locate_records
 from residuum.similarity import ncc
 from residuum.stationarity import Rows, weighted_gradient
 from tests import reference, schemas
@@ -76,8 +76,8 @@ def test_gradients_are_those_of_one_backward_pass_per_row(
     kind: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    blocks = gradients.blocks
-    monkeypatch.setattr(gradients, "blocks", lambda count, each: blocks(count, each, block))
+    split_blocks = gradients.split_blocks
+    monkeypatch.setattr(gradients, "split_blocks", lambda n, width: split_blocks(n, width, block))
     shape: tuple[int, ...] = (1, 4, 4) if kind == "convolutions" else (7,)
     model: nn.Module = {
         "chain": MLP((7, 5, 6, 2)),
@@ -90,7 +90,7 @@ def test_gradients_are_those_of_one_backward_pass_per_row(
     names = [name for name, _ in model.named_parameters()]
     layers = tuple(dict.fromkeys(name.rpartition(".")[0] for name in names))
     dense = reference.row_gradients(model, x, rows)
-    found = gradients_of(model.requires_grad_(False), x, rows, layers)
+    found = compute_gradients(model.requires_grad_(False), x, rows, layers)
     assert isinstance(found, ChainGradients if kind.startswith("chain") else AnyGradients)
     lam = torch.rand(len(rows), dtype=DOUBLE)
     total = lam @ dense
@@ -113,7 +113,7 @@ def test_a_record_adds_its_column_times_itself_to_the_layer_on_the_input(kind: s
     lam = torch.rand(len(rows), dtype=DOUBLE)
     dense = reference.row_gradients(model, x, rows)[:, :35]  # the weight comes first
     each = torch.zeros(6, 35, dtype=DOUBLE).index_add_(0, rows.index, lam[:, None] * dense)
-    found = gradients_of(model.requires_grad_(False), x, rows, (name.rpartition(".")[0],))
+    found = compute_gradients(model.requires_grad_(False), x, rows, (name.rpartition(".")[0],))
     columns = found.columns(lam, name)
     torch.testing.assert_close((columns[:, :, None] * x[:, None]).flatten(1), each)
     torch.testing.assert_close(found.sizes(lam, name), each.norm(dim=1))
@@ -161,11 +161,11 @@ def test_descent_without_a_gram_matrix_finds_the_exact_multipliers(
     x = torch.randn(15, 12, dtype=DOUBLE)
     rows = Rows(torch.arange(15), torch.ones(15, 1, dtype=DOUBLE))
     target = {n: torch.randn_like(p) for n, p in model.named_parameters()}
-    found = gradients_of(model, x, rows, ("layers.0", "layers.1"))
-    exact = gradients.explained(found, target, 15, free)
-    monkeypatch.setattr(gradients, "EXACT", 0)
+    found = compute_gradients(model, x, rows, ("layers.0", "layers.1"))
+    exact = gradients.fit_multipliers(found, target, 15, free)
+    monkeypatch.setattr(gradients, "MAX_EXACT_ROWS", 0)
     monkeypatch.setattr(gradients, "ITERATIONS", 5000)
-    descent = gradients.explained(found, target, 15, free)
+    descent = gradients.fit_multipliers(found, target, 15, free)
     assert (exact.method, descent.method) == ("exact", "descent")
     assert exact.gap < 1e-10
     assert descent.gap < 1e-3
@@ -180,7 +180,7 @@ def test_what_training_added_to_a_start_and_a_moment_are_explained_likewise() ->
     model = MLP((9, 20, 12, 3)).double().requires_grad_(False)
     x, y = torch.randn(8, 9, dtype=DOUBLE), torch.arange(8) % 3
     lam = torch.rand(8, dtype=DOUBLE) + 0.1
-    u = lam[:, None] * covectors(model(x), y, "multiclass")
+    u = lam[:, None] * compute_covectors(model(x), y, "multiclass")
     gradient = weighted_gradient(model, x, u)
     theta = {n: p.detach() for n, p in model.named_parameters()}
     start = {n: t - gradient[n] for n, t in theta.items()}
@@ -201,13 +201,13 @@ def test_the_informed_estimate_is_what_is_left_after_all_others_are_taken_away()
     x, columns = torch.randn(5, 6, dtype=DOUBLE), torch.randn(5, 4, dtype=DOUBLE)
     weight = torch.randn(4, 6, dtype=DOUBLE)
     misfit = weight - columns.T @ x
-    found = informed_estimate(x, columns, misfit)
+    found = compute_informed_estimate(x, columns, misfit)
     for i in range(5):
         others = sum(torch.outer(columns[j], x[j]) for j in range(5) if j != i)
         naive = (weight - others).T @ columns[i] / columns[i].square().sum()
         torch.testing.assert_close(found[i], naive)
     columns[2] = 0
-    assert informed_estimate(x, columns, misfit)[2].isnan().all()
+    assert compute_informed_estimate(x, columns, misfit)[2].isnan().all()
 
 
 def test_covectors_point_where_the_loss_pulls() -> None:
@@ -215,12 +215,12 @@ def test_covectors_point_where_the_loss_pulls() -> None:
     y = torch.tensor([0, 1, 2, 3, 0, 1])
     loss = nn.functional.cross_entropy(outputs, y, reduction="sum")
     (gradient,) = torch.autograd.grad(loss, outputs)
-    found = covectors(outputs.detach(), y, "multiclass")
+    found = compute_covectors(outputs.detach(), y, "multiclass")
     torch.testing.assert_close(
         nn.functional.normalize(found, dim=1), nn.functional.normalize(-gradient, dim=1)
     )
     sure = torch.tensor([[900.0, 0, 0, 1]], dtype=DOUBLE)  # the gradient itself underflows
-    assert covectors(sure, torch.tensor([0]), "multiclass").abs().sum() == pytest.approx(2)
+    assert compute_covectors(sure, torch.tensor([0]), "multiclass").abs().sum() == pytest.approx(2)
 
 
 # Row space and dual vector
@@ -229,7 +229,7 @@ def test_covectors_point_where_the_loss_pulls() -> None:
 def layer_of(c: Tensor, x: Tensor) -> RowSpace:
     """The span of rows c x."""
     rows = c @ x.flatten(1)
-    return RowSpace.of(rows, tuple(x.shape[1:]), noise=False)
+    return RowSpace.from_rows(rows, tuple(x.shape[1:]), noise=False)
 
 
 @pytest.mark.parametrize("shape", [(40,), (1, 7, 7), (3, 5, 5)])
@@ -262,8 +262,8 @@ def test_a_cliff_in_the_spectrum_hides_no_direction_of_weights() -> None:
     size = torch.tensor([1, 0.5, 0.3, 0.01, 0.01, 0.01], dtype=DOUBLE)
     rows = torch.randn(60, 6, generator=generator, dtype=DOUBLE) @ (size[:, None] * x)
     rows += 5e-4 * torch.randn(60, 40, generator=generator, dtype=DOUBLE)
-    assert RowSpace.of(rows, (40,), noise=False).rank == 3
-    assert RowSpace.of(rows, (40,), noise=True).rank == 6
+    assert RowSpace.from_rows(rows, (40,), noise=False).rank == 3
+    assert RowSpace.from_rows(rows, (40,), noise=True).rank == 6
 
 
 def test_heard_and_dual_are_their_definitions() -> None:
@@ -338,7 +338,7 @@ def test_the_pure_bound_is_a_binomial_tail() -> None:
     for r, v, epsilon in ((20, 15, 0.5), (100, 80, 1.0), (10, 0, 0.0)):
         q = math.exp(epsilon) / (1 + math.exp(epsilon))
         tail = sum(math.comb(r, k) * q**k * (1 - q) ** (r - k) for k in range(v, r + 1))
-        assert canaries.p_value(200, r, v, epsilon) == pytest.approx(tail)
+        assert canaries.compute_p_value(200, r, v, epsilon) == pytest.approx(tail)
 
 
 def test_delta_adds_the_steepest_part_of_the_tail_below() -> None:
@@ -348,15 +348,17 @@ def test_delta_adds_the_steepest_part_of_the_tail_below() -> None:
         (binom.cdf(v - 1, r, q) - binom.cdf(v - 1 - i, r, q)) / i for i in range(1, v + 1)
     )
     wanted = binom.sf(v - 1, r, q) + 2 * m * delta * steepest
-    assert canaries.p_value(m, r, v, epsilon, delta) == pytest.approx(wanted)
-    assert canaries.epsilon_bound(m, r, v, 0.95, delta) < canaries.epsilon_bound(m, r, v, 0.95)
+    assert canaries.compute_p_value(m, r, v, epsilon, delta) == pytest.approx(wanted)
+    assert canaries.compute_epsilon_bound(m, r, v, 0.95, delta) < canaries.compute_epsilon_bound(
+        m, r, v, 0.95
+    )
 
 
 def test_the_bound_is_where_the_p_value_crosses_the_level() -> None:
     for r, v in ((40, 38), (100, 70), (200, 199)):
-        epsilon = canaries.epsilon_bound(r, r, v, 0.95)
-        assert canaries.p_value(r, r, v, epsilon) == pytest.approx(0.05, rel=1e-6)
-    assert canaries.epsilon_bound(40, 40, 20, 0.95) == 0
+        epsilon = canaries.compute_epsilon_bound(r, r, v, 0.95)
+        assert canaries.compute_p_value(r, r, v, epsilon) == pytest.approx(0.05, rel=1e-6)
+    assert canaries.compute_epsilon_bound(40, 40, 20, 0.95) == 0
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 1.0, 3.0])
@@ -369,7 +371,7 @@ def test_randomized_response_is_not_said_to_leak_more_than_it_does(epsilon: floa
         truly = torch.rand(200, generator=generator) < q
         said = torch.where(truly, inserted, ~inserted).double()
         said += 1e-3 * torch.rand(200, generator=generator)
-        found = canaries.bound({"answer": said}, inserted, 0.95, 0.0)
+        found = canaries.find_best_bound({"answer": said}, inserted, 0.95, 0.0)
         bounds.append(found.epsilon)
         above += found.epsilon > epsilon
     assert above <= 7  # 5% of 60, and two and a half deviations
@@ -380,7 +382,7 @@ def test_operating_points_and_the_area_are_counted() -> None:
     inserted = torch.arange(300) < 100
     statistic = torch.arange(300).flip(0).double()
     statistic[150] = 1000  # one of those left out beats all
-    found = canaries.bound({"s": statistic}, inserted, 0.95, 0.0)
+    found = canaries.find_best_bound({"s": statistic}, inserted, 0.95, 0.0)
     rates = {point.rate: (point.false, point.true_rate) for point in found.points}
     assert rates == {0.01: (2, 1.0), 0.001: (0, 0.0)}
     assert found.auc == pytest.approx(199 / 200)
@@ -389,9 +391,9 @@ def test_operating_points_and_the_area_are_counted() -> None:
 
 
 def test_few_canaries_of_a_kind_and_uneven_coins_are_said() -> None:
-    with pytest.raises(DataError, match="10 canaries inserted and 10 left out"):
-        canaries.bound({"s": torch.rand(30)}, torch.arange(30) < 5, 0.95, 0.0)
-    found = canaries.bound({"s": torch.rand(200)}, torch.arange(200) < 150, 0.95, 0.0)
+    with pytest.raises(DataError, match="10 inserted and 10 omitted canaries"):
+        canaries.find_best_bound({"s": torch.rand(30)}, torch.arange(30) < 5, 0.95, 0.0)
+    found = canaries.find_best_bound({"s": torch.rand(200)}, torch.arange(200) < 150, 0.95, 0.0)
     assert "fair coins" in found.notes[0]
 
 
@@ -403,7 +405,7 @@ def case_of(
 ) -> Case:
     checkpoint = checkpoint_from_module(model)
     knowledge = more.pop("knowledge", Knowledge())
-    return Case.of(checkpoint, Dataset(x, y), others, knowledge, "auto", "auto", "cpu")
+    return Case.create(checkpoint, Dataset(x, y), others, knowledge, "auto", "auto", "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -601,7 +603,7 @@ def test_groups_of_another_number_and_too_many_are_refused_before_any_work(
 ) -> None:
     checkpoint, split, _ = digits
     monkeypatch.setattr(exposing, "measure_outputs", lambda case: pytest.fail("work was done"))
-    with pytest.raises(DataError, match="one for every record"):
+    with pytest.raises(DataError, match="Every record needs the name of a group"):
         expose(checkpoint, split.train, groups=["a"] * 29)
     monkeypatch.setattr(grouping, "MAX_GROUPS", 20)
     with pytest.raises(DataError, match="20 different names"):
@@ -614,7 +616,7 @@ def test_what_an_attack_found_stands_beside(
     checkpoint, split, _ = digits
     x = split.train.x
     planted = torch.cat([-2 * x[3:4], torch.randn(2, 1, 8, 8, dtype=DOUBLE)])
-    found = expose(checkpoint, split.train, found=planted, top=30)
+    found = expose(checkpoint, split.train, candidates=planted, top=30)
     assert float(found.found_ncc[3]) == pytest.approx(1)
     assert float(found.found_ncc.max()) == pytest.approx(1)
     place = found.top.tolist().index(3)
@@ -624,7 +626,7 @@ def test_what_an_attack_found_stands_beside(
 def test_records_are_found_again_but_for_rounding() -> None:
     x = torch.randn(6, 3, 2, dtype=DOUBLE)
     some = torch.cat([x[4:5].float().double(), x[1:2] + 1e-2, x[:1]])
-    assert located(some, x).tolist() == [4, -1, 0]
+    assert locate_records(some, x).tolist() == [4, -1, 0]
 
 
 def test_canaries_are_treated_alike_whether_inserted_or_left_out(tmp_path: Path) -> None:
@@ -858,13 +860,13 @@ def test_the_score_rises_with_what_it_is_made_of() -> None:
     same = torch.full((2,), 0.9, dtype=DOUBLE)
     apart = torch.tensor([0.5, 0.99], dtype=DOUBLE)
     for arguments in ((own, same, same), (same, apart, same), (same, same, apart)):
-        odds = score(*arguments, 784, 30)
+        odds = score_records(*arguments, 784, 30)
         assert float(odds[0]) < float(odds[1])
-    alone = score(own, None, None, 784, None)
+    alone = score_records(own, None, None, 784, None)
     assert float(alone[0]) < float(alone[1])
     # Where every record lies in the clean directions, they say nothing.
-    assert score(own, apart, apart, 10, 9).tolist() == pytest.approx(
-        score(own, None, None, 10, None).tolist()
+    assert score_records(own, apart, apart, 10, 9).tolist() == pytest.approx(
+        score_records(own, None, None, 10, None).tolist()
     )
 
 
@@ -881,7 +883,7 @@ def test_the_score_is_its_formula() -> None:
     neither = math.prod(1 - 1 / (1 + math.exp(-value)) for value in odds)
     wanted = -0.486 + 0.923 * math.log((1 - neither) / neither)
     parts = (torch.tensor([value], dtype=DOUBLE) for value in (own, heard, reach))
-    assert float(score(*parts, 784, 30)) == pytest.approx(wanted)
+    assert float(score_records(*parts, 784, 30)) == pytest.approx(wanted)
 
 
 # Ties between canaries
@@ -895,7 +897,7 @@ def listed(first: bool, m: int = 100) -> Tensor:
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_statistic_that_tells_nothing_gives_no_bound_in_any_order(first: bool) -> None:
-    found = bound({"constant": torch.zeros(100)}, listed(first), 0.95, 0.0)
+    found = find_best_bound({"constant": torch.zeros(100)}, listed(first), 0.95, 0.0)
     assert found.epsilon == 0.0
 
 
@@ -908,26 +910,26 @@ def test_ties_do_not_raise_the_rate_of_false_alarms() -> None:
         drawn = torch.Generator().manual_seed(seed)
         values = torch.rand(100, generator=drawn)
         values[torch.rand(100, generator=drawn) < 0.5] = 0.0
-        alarms += bound({"own part": values}, listed(False), 0.95, 0.0).epsilon > 0
+        alarms += find_best_bound({"own part": values}, listed(False), 0.95, 0.0).epsilon > 0
     assert alarms <= 33
 
 
 def test_a_statistic_without_ties_is_sorted_and_tells_what_it_told() -> None:
     inserted = listed(False)
     values = torch.arange(100.0)
-    assert guessed(values, inserted, 1.0) == (100, 100)
-    assert bound({"perfect": values}, inserted, 0.95, 0.0).epsilon > 2
-    assert guessed(values, ~inserted, 0.5) == (50, 0)
+    assert count_guesses(values, inserted, 1.0) == (100, 100)
+    assert find_best_bound({"perfect": values}, inserted, 0.95, 0.0).epsilon > 2
+    assert count_guesses(values, ~inserted, 0.5) == (50, 0)
 
 
 def test_the_level_is_shared_over_the_statistics() -> None:
     inserted, values = listed(False), torch.arange(100.0)
     values[45], values[55] = 55.0, 45.0
-    alone = bound({"a": values}, inserted, 0.95, 0.0)
-    three = bound({"a": values, "b": values, "c": values}, inserted, 0.95, 0.0)
+    alone = find_best_bound({"a": values}, inserted, 0.95, 0.0)
+    three = find_best_bound({"a": values, "b": values, "c": values}, inserted, 0.95, 0.0)
     assert three.epsilon < alone.epsilon
     part = 1 - 0.05 / (4 * 3)  # four shares of guesses, three statistics
-    assert three.epsilon == epsilon_bound(100, three.guesses, three.right, part)
+    assert three.epsilon == compute_epsilon_bound(100, three.guesses, three.right, part)
 
 
 def test_exposure_takes_what_an_audit_takes(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from residuum.errors import ResiduumError
 from residuum.evaluation.scoring import all_candidates
 from residuum.networks.network import Network
 from residuum.records import Dataset, Exposure, Knowledge, Reconstruction
-from residuum.risk.run import FEWEST_HELD_OUT, expose
+from residuum.risk.run import MIN_HOLDOUT, expose
 
 MAX_SAMPLES = 2000  # that an audit ranks
 MAX_GRADIENTS = (
@@ -45,9 +45,7 @@ def exposure_of_samples(
         return None, TOO_MANY
     holdout = claim.pool
     if holdout is not None and (
-        len(holdout) < FEWEST_HELD_OUT
-        or holdout.shape != train.shape
-        or len(holdout.y.unique()) < 2
+        len(holdout) < MIN_HOLDOUT or holdout.shape != train.shape or len(holdout.y.unique()) < 2
     ):
         holdout = None
     strongest = [result for result in reconstructions if result.attack == shown]
@@ -55,6 +53,6 @@ def exposure_of_samples(
     if candidates is not None and candidates.shape[1:] != train.x.shape[1:]:
         candidates = None
     try:
-        return expose(network, train, holdout, knowledge, found=candidates), ""
+        return expose(network, train, holdout, knowledge, candidates=candidates), ""
     except ResiduumError as problem:
         return None, str(problem)

@@ -1,1 +1,1 @@
-"""The owner's side: which records are at risk, told from weights and data without an attack."""
+"""Measure which training records are at risk, from weights and data without an attack."""

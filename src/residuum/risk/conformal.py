@@ -1,4 +1,4 @@
-"""P-values by rank among held-out records, and a test of a whole list of records.
+"""Compute p-values by rank among held-out records, and test a list of records as a group.
 
 The p-value of a record is its rank among N held-out records,
 
@@ -9,14 +9,14 @@ P-values that share one held-out set are positively dependent (PRDS, Bates et al
 with conformal p-values"). Under this dependence the rule of Benjamini and Hochberg controls the false
 discovery rate.
 
-The group test asks whether the list as a whole differs. Its statistic C is the number of records above the
+The group test asks whether the list as a group differs. Its statistic C is the number of records above the
 (k+1)-th largest held-out record, k = floor(N / 100). If all n + N records are exchangeable and no two are
 equal, C follows the negative hypergeometric law, which is
 
     C ~ BetaBinomial(n, k + 1, N - k).
 
-This is the permutation test over all subsets of n records, without drawing any. Equal statistics only lower
-C, because a record that equals the threshold is not above it.
+This equals the permutation test over all subsets of n records, without drawing subsets. Equal statistics can
+only lower C, because a record that equals the threshold is not above it.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def rank_p_values(statistic: Tensor, holdout: Tensor) -> Tensor:
     """Return p-values by rank among held-out records.
 
     Args:
-        statistic: Of the records, (n,). Large values are evidence.
-        holdout: Of the held-out records, (N,).
+        statistic: Statistic of the records, (n,). Large values are evidence.
+        holdout: Statistic of the held-out records, (N,).
 
     Returns:
         P-values (n,), at least 1 / (N + 1). Ties count against the record.
@@ -46,12 +46,12 @@ def rank_p_values(statistic: Tensor, holdout: Tensor) -> Tensor:
 
 
 def count_above_tail(statistic: Tensor, holdout: Tensor) -> int:
-    """Return how many records lie above the 99th percentile of the held-out ones.
+    """Return how many records lie above the 99th percentile of the held-out records.
 
     Args:
-        statistic: Of the records, (n,).
-        holdout: Of the held-out records, (N,). At most 1% of them lie above the percentile, so with fewer
-            than 100 it is the largest.
+        statistic: Statistic of the records, (n,).
+        holdout: Statistic of the held-out records, (N,). At most 1% of them lie above the percentile. With
+            fewer than 100, the percentile is the largest of them.
 
     Returns:
         The statistic of the group test.
@@ -61,11 +61,11 @@ def count_above_tail(statistic: Tensor, holdout: Tensor) -> int:
 
 
 def group_p_value(statistic: Tensor, holdout: Tensor) -> float:
-    """Test whether more records lie in the tail of the held-out ones than in other subsets of the same size.
+    """Test whether more records lie in the tail of held-out records than expected by chance.
 
     Args:
-        statistic: Of the records, (n,).
-        holdout: Of the held-out records, (N,).
+        statistic: Statistic of the records, (n,).
+        holdout: Statistic of the held-out records, (N,).
 
     Returns:
         The p-value: the share of all subsets of n of the n + N records with at least this count.

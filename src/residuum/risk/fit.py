@@ -1,12 +1,12 @@
-"""Find the multipliers with which the records explain the target best, and what no record explains.
+"""Fit the multipliers of the records to the target, and compute the residual.
 
 target = sum_i c_i x_i^T + E,  c_i = lam_i delta(x_i)
 
-signal-to-residual ratio   |c_i| |x_i| / |E|: a record above 1 stands out alone
+signal-to-residual ratio   |c_i| |x_i| / |E|: a record above 1 stands out by itself
                            (in the results: ``own_over_misfit``)
 informed estimate          x^_i = x_i + E^T c_i / |c_i|^2: the estimate of an attacker who knows all
-                           other records and the gates and multiplier of this one (the adversary of
-                           Balle et al. 2022)
+                           other records, and the activation pattern and multiplier of this one
+                           (the adversary of Balle et al. 2022)
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ from torch import Tensor
 
 from residuum.errors import InconclusiveError
 from residuum.risk.case import Case, Samples
-from residuum.risk.gradients import Counter, Gradients, Multipliers, explained, gradients_of
+from residuum.risk.gradients import (
+    Counter,
+    Gradients,
+    Multipliers,
+    compute_gradients,
+    fit_multipliers,
+)
 from residuum.similarity import chunks, standardize
 from residuum.stationarity import Rows, Theta, norm
 
@@ -27,8 +33,12 @@ from residuum.stationarity import Rows, Theta, norm
 class Fit:
     """Records fitted to the target of a case.
 
-    residual: E, of the layers explained.
-    weight: the weight on the input if it is explained, else "".
+    Attributes:
+        gradients: The gradients of the records.
+        rows: The rows of the equation.
+        multipliers: The fitted multipliers.
+        residual: E in the fitted layers.
+        weight: The weight on the input if it is fitted, else "".
     """
 
     gradients: Gradients
@@ -38,22 +48,31 @@ class Fit:
     weight: str
 
     @classmethod
-    def of(cls, case: Case, samples: Samples, watch: Counter | None = None) -> Fit:
-        """Fit nonnegative multipliers, or free ones for a regression.
+    def from_records(cls, case: Case, samples: Samples, watch: Counter | None = None) -> Fit:
+        """Fit nonnegative multipliers, or unconstrained ones for a regression.
+
+        Args:
+            case: The case.
+            samples: The records.
+            watch: Receives the step, the number of steps, and a text.
+
+        Returns:
+            The fit.
 
         Raises:
             InconclusiveError: If the network has no gradients of single records.
         """
         rows = case.rows(samples)
         try:
-            gradients = gradients_of(case.model, samples.x, rows, case.layers)
+            gradients = compute_gradients(case.model, samples.x, rows, case.layers)
             free = case.task == "regression"
-            multipliers = explained(gradients, case.target, len(rows), free, watch)
-        except (RuntimeError, NotImplementedError) as problem:  # raised by a user's forward
+            multipliers = fit_multipliers(gradients, case.target, len(rows), free, watch)
+        except (RuntimeError, NotImplementedError) as problem:  # from the forward of a user
             raise InconclusiveError(
-                "The gradients of single records cannot be taken from this network: "
+                "The gradients of single records cannot be computed in this network: "
                 f"{str(problem).splitlines()[0][:200]}",
-                "Records that see each other, randomness and state have none: use eval mode.",
+                "Use eval mode. Records must not affect each other, and the network must have no random "
+                "numbers and no state.",
             ) from problem
         total = gradients.combine(multipliers.lam)
         residual = {name: case.target[name] - t for name, t in total.items()}
@@ -62,24 +81,45 @@ class Fit:
 
     @property
     def signal_to_residual(self) -> Tensor:
-        """The ratio (n,), in the layer on the input if it is explained, else in all layers."""
+        """The ratio (n,), in the layer on the input if it is fitted, else in all layers."""
         residual = {self.weight: self.residual[self.weight]} if self.weight else self.residual
         sizes = self.gradients.sizes(self.multipliers.lam, self.weight)
         return sizes / max(norm(residual), 1e-300)
 
 
-def informed_ncc(x: Tensor, columns: Tensor, residual: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the NCC (n,) of informed estimates with their records; NaN if the multiplier is zero."""
+def compute_informed_ncc(
+    x: Tensor, columns: Tensor, residual: Tensor, shape: tuple[int, ...]
+) -> Tensor:
+    """Return the NCC of informed estimates with their records.
+
+    Args:
+        x: The records (n, *shape).
+        columns: c of each record, (n, h).
+        residual: E, (h, d).
+        shape: Shape of a record.
+
+    Returns:
+        The NCC (n,), NaN if the multiplier is zero.
+    """
     similarities = []
     for block in chunks(len(x), 4 * x[0].numel()):
-        estimate = informed_estimate(x[block], columns[block], residual)
+        estimate = compute_informed_estimate(x[block], columns[block], residual)
         a, b = (standardize(images.reshape(-1, *shape)) for images in (estimate, x[block]))
         similarities.append((a * b).sum(1).clamp(-1, 1))
     return torch.cat(similarities)
 
 
-def informed_estimate(x: Tensor, columns: Tensor, residual: Tensor) -> Tensor:
-    """Return x + E^T c / |c|^2, (k, d); NaN if c = 0, because the layer holds nothing of the record."""
+def compute_informed_estimate(x: Tensor, columns: Tensor, residual: Tensor) -> Tensor:
+    """Return the informed estimates x + E^T c / |c|^2.
+
+    Args:
+        x: The records (k, *shape).
+        columns: c of each record, (k, h).
+        residual: E, (h, d).
+
+    Returns:
+        The estimates (k, d), NaN if c = 0, because the layer then contains nothing of the record.
+    """
     squares = columns.square().sum(1, keepdim=True)
     estimate = x.flatten(1) + (columns @ residual) / squares.clamp(min=1e-300)
     return torch.where(squares > 0, estimate, torch.nan)

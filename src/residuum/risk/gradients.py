@@ -1,7 +1,7 @@
-"""Gradients of many records in some layers, never all of them in memory, and what they explain.
+"""Compute gradients of many records in chosen layers, and fit them to a target. Memory holds one block.
 
-Rows r have covectors c_r on the outputs (``stationarity.Rows``), g_r = grad <c_r, Phi(x_r)> in the layers
-that are looked at:
+Row r has a covector c_r on the outputs (``stationarity.Rows``) and g_r = grad <c_r, Phi(x_r)> in the chosen
+layers:
 
     gram()         G = (<g_r, g_s>)            (R, R), by blocks
     combine(lam)   sum_r lam_r g_r             one tensor per parameter
@@ -10,19 +10,19 @@ that are looked at:
     sizes(lam, W)  |sum_{r of i} lam_r g_r|    (n,), in parameter W, or in all if W is ""
     columns(lam, W)  c_i                       (n, h), each record adds c_i x_i^T to the weight W
 
-A chain of dense layers has closed forms: in layer l a gradient is the outer product of a backward signal
-and an input, so that R x h numbers stand for R x h x d. Any other network goes through automatic
-differentiation, a block of records at a time.
+A chain of dense layers has closed forms. In layer l a gradient is the outer product of a backward signal and
+an input, so R x h numbers represent R x h x d. Gradients of any other network come from automatic
+differentiation of one block of records at a time.
 
-They explain what training left in those layers:
+The multipliers are fitted to what training left in these layers:
 
     lam = argmin_{lam >= 0} || target - sum_r lam_r g_r ||
 
-The exact answer comes from the Gram matrix and active-set NNLS (``theory.multipliers``). Past ``EXACT``
-rows, whose Gram matrix would not fit, the same problem is descended without it: accelerated projected
-gradients (Beck and Teboulle 2009; restarts: O'Donoghue and Candes 2015) on lam_r |g_r|. From zero, so
-that where several multipliers explain the target equally well (more rows than parameters) the answer is
-near the smallest.
+The exact solution comes from the Gram matrix and active-set NNLS (``theory.multipliers``). With more than
+``MAX_EXACT_ROWS`` rows the Gram matrix does not fit into memory. Then accelerated projected gradients (Beck
+and Teboulle 2009; restarts: O'Donoghue and Candes 2015) on lam_r |g_r| solve the same problem without it. The
+descent starts from zero. If several multipliers fit equally well (more rows than parameters), the result is
+therefore near the smallest.
 """
 
 from __future__ import annotations
@@ -38,29 +38,50 @@ from residuum.networks import MLP, dense_chain
 from residuum.stationarity import Rows, Theta, by_layer, parameters
 from residuum.theory.multipliers import factor_gram, solve
 
-BLOCK_BYTES = 1 << 27  # of gradients or activations of a block of records
-EXACT = 1500  # rows
-ITERATIONS, POWER = 400, 20
-TOLERANCE = 1e-4  # of the largest projected gradient at zero
+BLOCK_BYTES = 1 << 27  # gradients or activations of a block of records
+MAX_EXACT_ROWS = 1500  # rows whose Gram matrix fits into memory
+ITERATIONS, POWER_ITERATIONS = 400, 20
+TOLERANCE = 1e-4  # relative to the largest projected gradient at zero
 Counter = Callable[[int, int, str], None]
 
 
-def gradients_of(model: nn.Module, x: Tensor, rows: Rows, layers: tuple[str, ...]) -> Gradients:
-    """Return the gradients of ``rows`` of samples x in ``layers``, in closed form for a dense chain."""
+def compute_gradients(
+    model: nn.Module, x: Tensor, rows: Rows, layers: tuple[str, ...]
+) -> Gradients:
+    """Return the gradients of rows in chosen layers, in closed form for a chain of dense layers.
+
+    Args:
+        model: The network.
+        x: The samples (n, *shape).
+        rows: The rows.
+        layers: Names of the layers.
+
+    Returns:
+        The gradients.
+    """
     if (chain := dense_chain(model)) is not None:
         return ChainGradients(chain, x, rows, layers)
     return AnyGradients(model, x, rows, layers)
 
 
-def blocks(count: int, each: int, most: int = BLOCK_BYTES) -> Iterator[slice]:
-    """Yield slices that cover ``count`` records of ``each`` numbers in float64."""
-    step = max(1, most // max(1, 8 * each))
+def split_blocks(count: int, width: int, max_bytes: int = BLOCK_BYTES) -> Iterator[slice]:
+    """Return slices that cover all records in blocks of limited size.
+
+    Args:
+        count: Number of records.
+        width: Numbers in float64 per record.
+        max_bytes: Size of a block.
+
+    Returns:
+        The slices.
+    """
+    step = max(1, max_bytes // max(1, 8 * width))
     return (slice(start, min(start + step, count)) for start in range(0, count, step))
 
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """inputs (n, d) and signals (R, h) of a layer; weight, bias: names, bias "" if there is none."""
+    """Inputs (n, d) and signals (R, h) of a layer, and the names of its weight and bias ("" if none)."""
 
     inputs: Tensor
     signals: Tensor
@@ -69,7 +90,7 @@ class _Layer:
 
     @property
     def squares(self) -> Tensor:
-        """|a|^2 + 1 with a bias, (n,)."""
+        """|a|^2 for each input, plus 1 with a bias, (n,)."""
         return self.inputs.square().sum(1) + bool(self.bias)
 
 
@@ -82,7 +103,7 @@ class ChainGradients:
         inputs: list[list[Tensor]] = [[] for _ in chain.linears]
         signals = [x.new_zeros(len(rows), layer.out_features) for layer in chain.linears]
         chosen = [l for l in range(len(chain.linears)) if f"layers.{l}" in layers]
-        for block in blocks(len(x), width):
+        for block in split_blocks(len(x), width):
             in_block = (rows.index >= block.start) & (rows.index < block.stop)
             index = rows.index[in_block] - block.start
             trace = chain.trace(x[block])
@@ -96,14 +117,14 @@ class ChainGradients:
             self.layers.append(_Layer(torch.cat(inputs[l]), signals[l], weight, bias))
 
     def squares(self) -> Tensor:
-        """|d|^2 (|a|^2 + 1 with a bias), over the layers."""
+        """Return |d|^2 (|a|^2 + 1 with a bias), summed over the layers, (R,)."""
         total = self.x.new_zeros(len(self.rows))
         for layer in self.layers:
             total += layer.signals.square().sum(1) * layer.squares[self.rows.index]
         return total
 
     def gram(self) -> Tensor:
-        """sum_l (d d^T) o (A A^T + 1 with a bias)."""
+        """Return the Gram matrix sum_l (d d^T) o (A A^T + 1 with a bias), (R, R)."""
         total, index = self.x.new_zeros(len(self.rows), len(self.rows)), self.rows.index
         for layer in self.layers:
             inner = layer.inputs @ layer.inputs.T + bool(layer.bias)
@@ -111,7 +132,7 @@ class ChainGradients:
         return total
 
     def combine(self, lam: Tensor) -> Theta:
-        """sum_r lam_r d_r a_r^T."""
+        """Return sum_r lam_r d_r a_r^T for each parameter."""
         total: Theta = {}
         for layer in self.layers:
             columns = self._columns(layer, lam)
@@ -121,7 +142,7 @@ class ChainGradients:
         return total
 
     def project(self, t: Theta) -> Tensor:
-        """d_r . (T a_r + t_b), over the layers."""
+        """Return d_r . (T a_r + t_b), summed over the layers, (R,)."""
         total = self.x.new_zeros(len(self.rows))
         for layer in self.layers:
             change = layer.inputs @ t[layer.weight].T
@@ -131,11 +152,27 @@ class ChainGradients:
         return total
 
     def columns(self, lam: Tensor, name: str) -> Tensor:
-        """Signals (n, h) of the records' weighted covectors."""
+        """Return the backward signals of the weighted covectors of the records.
+
+        Args:
+            lam: Multipliers (R,).
+            name: Name of a weight.
+
+        Returns:
+            The columns c_i, (n, h).
+        """
         return self._columns(next(layer for layer in self.layers if layer.weight == name), lam)
 
     def sizes(self, lam: Tensor, name: str) -> Tensor:
-        """|c_i||a_i| in a weight, or over all layers."""
+        """Return the norms |c_i||a_i|.
+
+        Args:
+            lam: Multipliers (R,).
+            name: Name of a weight, "" for all layers.
+
+        Returns:
+            The norms, (n,).
+        """
         total = self.x.new_zeros(len(self.x))
         for layer in self.layers:
             if name in ("", layer.weight):
@@ -149,7 +186,7 @@ class ChainGradients:
 
 
 class AnyGradients:
-    """Gradients in any network, by automatic differentiation of a block of records at a time."""
+    """Gradients in any network, by automatic differentiation of one block of records at a time."""
 
     def __init__(self, model: nn.Module, x: Tensor, rows: Rows, layers: tuple[str, ...]) -> None:
         self.model, self.x, self.rows = model, x, rows
@@ -159,7 +196,7 @@ class AnyGradients:
         self.chosen = {name: t for name, t in theta.items() if name in names}
         self.frozen = {name: t for name, t in theta.items() if name not in names}
         self.size = sum(t.numel() for t in self.chosen.values())
-        self.activations = 32 * x[0].numel() + 4096  # numbers that one record takes, at most
+        self.activations = 32 * x[0].numel() + 4096  # upper bound on the numbers per record
 
     def _outputs(self, chosen: Theta, x: Tensor) -> Tensor:
         return functional_call(self.model, {**self.frozen, **chosen}, (x,))
@@ -179,13 +216,14 @@ class AnyGradients:
         return torch.cat([t.flatten(1) for n, t in gradients.items() if name in ("", n)], 1)
 
     def squares(self) -> Tensor:
-        """<g_r, g_r>, (R,), block by block."""
-        row_blocks = blocks(len(self.rows), self.size)
+        """Return <g_r, g_r>, (R,), computed block by block."""
+        row_blocks = split_blocks(len(self.rows), self.size)
         return torch.cat([self._of_rows(block).square().sum(1) for block in row_blocks])
 
     def gram(self) -> Tensor:
-        """Return G with two blocks in memory; later blocks are differentiated again for each earlier one."""
-        row_blocks = list(blocks(len(self.rows), self.size))
+        """Return the Gram matrix (R, R) with two blocks in memory at a time."""
+        # Later blocks are differentiated again for each earlier block.
+        row_blocks = list(split_blocks(len(self.rows), self.size))
         total = self.x.new_zeros(len(self.rows), len(self.rows))
         for k, block in enumerate(row_blocks):
             gradients = self._of_rows(block)
@@ -196,10 +234,10 @@ class AnyGradients:
         return total
 
     def combine(self, lam: Tensor) -> Theta:
-        """sum_r lam_r g_r, by one backward pass per block."""
+        """Return sum_r lam_r g_r for each parameter, by one backward pass per block."""
         u = self.rows.combine(lam, len(self.x))
         total = {name: torch.zeros_like(t) for name, t in self.chosen.items()}
-        for block in blocks(len(self.x), self.activations):
+        for block in split_blocks(len(self.x), self.activations):
 
             def value(chosen: Theta, block: slice = block) -> Tensor:
                 return (u[block] * self._outputs(chosen, self.x[block])).sum()
@@ -209,10 +247,10 @@ class AnyGradients:
         return total
 
     def project(self, t: Theta) -> Tensor:
-        """<g_r, t>, (R,), by one forward-mode pass per block."""
+        """Return <g_r, t>, (R,), by one forward-mode pass per block."""
         direction = {name: t[name] for name in self.chosen}
         changes = []
-        for block in blocks(len(self.x), self.activations):
+        for block in split_blocks(len(self.x), self.activations):
 
             def outputs(chosen: Theta, block: slice = block) -> Tensor:
                 return self._outputs(chosen, self.x[block])
@@ -221,15 +259,31 @@ class AnyGradients:
         return self.rows.values(torch.cat(changes))
 
     def sizes(self, lam: Tensor, name: str) -> Tensor:
-        """Norms (n,), block by block."""
+        """Return the norms of the weighted gradients of the records.
+
+        Args:
+            lam: Multipliers (R,).
+            name: Name of a weight, "" for all parameters.
+
+        Returns:
+            The norms, (n,).
+        """
         u = self.rows.combine(lam, len(self.x))
-        sizes = blocks(len(self.x), self.size)
+        sizes = split_blocks(len(self.x), self.size)
         return torch.cat([self._flat(self.x[b], u[b], name).norm(dim=1) for b in sizes])
 
     def columns(self, lam: Tensor, name: str) -> Tensor:
-        """c_i = (c_i x_i^T) x_i / |x_i|^2, block by block."""
+        """Return the columns c_i = (c_i x_i^T) x_i / |x_i|^2.
+
+        Args:
+            lam: Multipliers (R,).
+            name: Name of the weight on the input.
+
+        Returns:
+            The columns, (n, h).
+        """
         u, columns = self.rows.combine(lam, len(self.x)), []
-        for block in blocks(len(self.x), self.size):
+        for block in split_blocks(len(self.x), self.size):
             x = self.x[block].flatten(1)
             gradients = self._flat(self.x[block], u[block], name).reshape(len(x), -1, x.shape[1])
             squares = x.square().sum(1, keepdim=True).clamp(min=1e-300)
@@ -242,23 +296,36 @@ Gradients = ChainGradients | AnyGradients
 
 @dataclass(frozen=True, eq=False)
 class Multipliers:
-    """lam: (R,); gap: violation of the optimality conditions, relative; method: "exact" or "descent"."""
+    """Fitted multipliers.
+
+    Attributes:
+        lam: The multipliers (R,).
+        gap: Relative violation of the optimality conditions.
+        method: "exact" or "descent".
+    """
 
     lam: Tensor
     gap: float
     method: str
 
 
-def explained(
+def fit_multipliers(
     gradients: Gradients, target: Theta, rows: int, free: bool, watch: Counter | None = None
 ) -> Multipliers:
-    """Return the multipliers that explain ``target`` best, nonnegative unless ``free``.
+    """Fit multipliers to a target, exactly if there are few rows and by descent otherwise.
 
-    They are exact if the Gram matrix is small. Otherwise they come from descent, and ``gap`` says how
-    far from optimal it ended: the largest violation of the optimality conditions.
+    Args:
+        gradients: Gradients of the rows.
+        target: The target.
+        rows: Number of rows.
+        free: Whether multipliers may be negative.
+        watch: Receives the step, the number of steps, and a text.
+
+    Returns:
+        The multipliers and the violation of the optimality conditions.
     """
     inner = gradients.project(target)
-    if rows <= EXACT:
+    if rows <= MAX_EXACT_ROWS:
         gram = gradients.gram()
         factor = factor_gram(gram.cpu(), inner.cpu())
         lam = solve(factor, free).to(inner)
@@ -271,17 +338,17 @@ def explained(
 def descend(
     gradients: Gradients, inner: Tensor, free: bool, watch: Counter | None = None
 ) -> Tensor:
-    """Descend by accelerated projected gradients without the Gram matrix, records scaled to equal size.
+    """Fit multipliers by accelerated projected gradients without the Gram matrix.
 
-    n records would need an (n, n) matrix; here two passes over the records give a product with it. The
-    step is one over the largest eigenvalue, found by the power method, with a margin because that
-    estimate is too small. Momentum restarts when it points uphill (O'Donoghue and Candes), which keeps
-    it stable under projection.
+    n records would need an (n, n) matrix. Instead, two passes over the records give a product with it.
+    Records are scaled to equal size. The step is one over the largest eigenvalue. The power method
+    underestimates it, so the step has a margin. Momentum restarts if it points uphill (O'Donoghue and
+    Candes), which keeps it stable under projection.
 
     Args:
-        gradients: Of the rows.
+        gradients: Gradients of the rows.
         inner: <g_r, target>, (R,).
-        free: Multipliers may be negative.
+        free: Whether multipliers may be negative.
         watch: Receives the step, the number of steps, and a text.
 
     Returns:
@@ -295,7 +362,7 @@ def descend(
 
     goal = scale * inner
     eigenvector, eigenvalue = torch.ones_like(goal) / len(goal) ** 0.5, goal.new_ones(())
-    for _ in range(POWER):
+    for _ in range(POWER_ITERATIONS):
         eigenvector = product(eigenvector)
         eigenvalue = eigenvector.norm()
         eigenvector = eigenvector / eigenvalue.clamp(min=1e-300)
@@ -310,7 +377,7 @@ def descend(
         slope = goal - product(ahead)
         moved = ahead + step * slope
         moved = moved if free else moved.clamp(min=0)
-        if float((slope * (moved - z)).sum()) < 0:  # momentum points uphill: restart it
+        if float((slope * (moved - z)).sum()) < 0:  # Momentum points uphill.
             next_momentum = 1.0
         previous, z, momentum = z, moved, next_momentum
         if _violation(z, slope, free) <= tolerance:
@@ -319,11 +386,11 @@ def descend(
 
 
 def _violation(lam: Tensor, slope: Tensor, free: bool) -> float:
-    """Return the largest violation of slope = 0 where lam > 0 (everywhere if free), and <= 0 elsewhere."""
+    """Return the largest violation of slope = 0 where lam > 0 or free, and slope <= 0 elsewhere."""
     violation = slope.abs() if free else torch.where(lam > 0, slope.abs(), slope.clamp(min=0))
     return float(violation.max())
 
 
 def _gap(lam: Tensor, slope: Tensor, inner: Tensor, free: bool) -> float:
-    """Return the violation of the optimality conditions over the largest <g_r, target>."""
+    """Return the violation of the optimality conditions relative to the largest <g_r, target>."""
     return _violation(lam, slope, free) / max(float(inner.abs().max()), 1e-300)

@@ -1,4 +1,4 @@
-"""Figures of groups of records, such as classes or the values of a column."""
+"""Summarize groups of records, such as classes or the values of a column."""
 
 from __future__ import annotations
 
@@ -12,27 +12,37 @@ from residuum.errors import DataError
 from residuum.records import Dataset
 from residuum.records.exposure import GroupExposure
 
-MAX_GROUPS = 200  # more names are those of records, not of groups
-DRAWS = 1000  # of the bootstrap
-MANY = 2000  # records of a group above which the mean is normal
+MAX_GROUPS = 200  # more names are probably names of records and not of groups
+BOOTSTRAP_DRAWS = 1000
+MAX_BOOTSTRAP = 2000  # records of a group; the mean of more records is normally distributed
 
 
 def name_groups(data: Dataset, task: str, groups: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the group of every record: as given, or its class, or none for a regression.
+    """Return the group of every record.
+
+    Args:
+        data: The records.
+        task: "binary", "multiclass" or "regression".
+        groups: The user's names, () for none.
+
+    Returns:
+        The user's names or the classes, () for a regression without names.
 
     Raises:
-        DataError: If there is not one name for every record, or if there are too many names.
+        DataError: If the number of names differs from the number of records, or if there are too many
+            different names.
     """
     if groups:
         if len(groups) != len(data):
             raise DataError(
-                f"Groups name one for every record; got {len(groups)} for {len(data)}.",
-                "Give as many as there are records.",
+                f"Every record needs the name of a group; got {len(groups)} names for {len(data)} "
+                "records.",
+                "Pass one name for each record.",
             )
         if len(set(groups)) > MAX_GROUPS:
             raise DataError(
-                f"Groups may have {MAX_GROUPS} different names; got {len(set(groups))}.",
-                "Name a column with fewer values.",
+                f"Groups may have at most {MAX_GROUPS} different names; got {len(set(groups))}.",
+                "Choose a column with fewer values.",
             )
         return groups
     if task == "regression":
@@ -46,7 +56,7 @@ def name_groups(data: Dataset, task: str, groups: tuple[str, ...]) -> tuple[str,
 def summarize_groups(
     names: tuple[str, ...], scores: Tensor, probability: Tensor | None, flagged: Tensor | None
 ) -> tuple[GroupExposure, ...]:
-    """Return the figures of every group, most exposed first.
+    """Return the summary of every group, most exposed first.
 
     Groups are ordered by their mean probability, or by their mean score if it is not calibrated.
 
@@ -55,6 +65,9 @@ def summarize_groups(
         scores: Log odds of every record.
         probability: Calibrated probability of every record, or None.
         flagged: Which records the kinks flag, or None without a test.
+
+    Returns:
+        The groups.
     """
     members: dict[str, list[int]] = {}
     for i, name in enumerate(names):
@@ -69,10 +82,12 @@ def summarize_groups(
                 float(values.mean()),
                 mean_interval(values),
             )
-        called = None if flagged is None else int(flagged[rows].sum())
+        flagged_count = None if flagged is None else int(flagged[rows].sum())
         mean_score = float(scores[rows].mean())
         groups.append(
-            GroupExposure(name, len(rows), mean_score, expected, mean, interval, called=called)
+            GroupExposure(
+                name, len(rows), mean_score, expected, mean, interval, called=flagged_count
+            )
         )
     return tuple(
         sorted(groups, key=lambda g: -(g.score if g.probability is None else g.probability))
@@ -80,12 +95,14 @@ def summarize_groups(
 
 
 def mean_interval(values: Tensor) -> tuple[float, float]:
-    """Return a 95% interval of the mean over records: a percentile bootstrap, normal for many records."""
+    """Return a 95% interval of the mean, by percentile bootstrap or normal for many records."""
     n, mean = len(values), float(values.mean())
-    if n > MANY:
+    if n > MAX_BOOTSTRAP:
         half = 1.96 * float(values.std()) / math.sqrt(n)
         return mean - half, mean + half
-    if n == 1:  # nothing to draw from, which scipy refuses
+    if n == 1:  # scipy refuses to draw from a single value.
         return mean, mean
-    means = bootstrap((values.numpy(),), np.mean, n_resamples=DRAWS, method="percentile", rng=0)
+    means = bootstrap(
+        (values.numpy(),), np.mean, n_resamples=BOOTSTRAP_DRAWS, method="percentile", rng=0
+    )
     return float(means.confidence_interval.low), float(means.confidence_interval.high)

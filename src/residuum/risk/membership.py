@@ -1,24 +1,24 @@
-"""Test whether training records can be told from held-out records by a network's activation boundaries.
+"""Test whether activation boundaries of a network distinguish training records from held-out records.
 
 The statistic T of a record and the number of boundaries that it lies on come from
 :mod:`residuum.networks.kinks`. This module compares training records with held-out records.
 
 1. The p-value of a record is its rank among the held-out records (:mod:`residuum.risk.conformal`).
 2. The group test counts the records above the 99th percentile of the held-out records.
-3. A record is named if the group test rejects, if the rule of Benjamini and Hochberg accepts the record at a
-   false discovery rate of 5%, and if the record lies on at least two activation boundaries.
+3. A record is named if three conditions hold. The group test rejects. The rule of Benjamini and Hochberg
+   accepts the record at a false discovery rate of 5%. The record lies on at least two activation boundaries.
 4. A finding needs at least three named records that are at least 5% of all records.
-5. Decoys must name at least three records too.
+5. A comparison with decoys must name at least three records too.
 
 With N held-out records the smallest p-value is 1 / (N + 1). To name k of n records at the rate q, the rule of
 Benjamini and Hochberg needs 1 / (N + 1) <= q k / n, so N >= n / (q k) - 1: 399 records to name 5%.
 
-Decoys are noisy copies of the training records. They are of the same kind as the records, which held-out
-records may not be. Without rule 5, lists of non-members of another kind than the held-out records (one class
-alone, half the contrast) were findings (``experiments/kinks_power.py``, part ``shift``). Decoys alone give a
-null distribution if there are no held-out records.
+Decoys are noisy copies of the training records. They are always of the same kind as the records, but held-out
+records may be of another kind. Without rule 5, lists of non-members that differed from the held-out records
+(a single class, half the contrast) became findings (``experiments/kinks_power.py``, part ``shift``). Without
+held-out records, the null distribution comes only from decoys.
 
-The loss-based rule is measured as well. The loss and the boundaries find different records.
+The loss-based rule is measured as well. The loss and the boundaries identify different records.
 """
 
 from __future__ import annotations
@@ -44,17 +44,21 @@ from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
 LEVEL = 0.05  # false discovery rate of the named records
-ROUNDING = 1e-12  # of a q-value: with exactly as many held-out records as needed, q is 0.05
-GROUP_LEVEL = 0.005  # of the group test: half of the 1% at which an audit may show a false leak
-MIN_NAMED = 3  # a finding about one or two records could be about near-copies in the data
-MIN_SHARE = 0.05  # of the records
-MIN_BOUNDARIES = 2  # one may be chance: a third of held-out records lie on one at width 256
+ROUNDING = (
+    1e-12  # rounding error of a q-value; with exactly as many held-out records as needed, q is 0.05
+)
+GROUP_LEVEL = (
+    0.005  # level of the group test, half of the 1% at which an audit may show a false leak
+)
+MIN_NAMED = 3  # a finding about one or two records could come from near-copies in the data
+MIN_SHARE = 0.05  # share of the records that a finding must name
+MIN_BOUNDARIES = 2  # one may be chance: at width 256, a third of held-out records lie on one
 MAX_DECOYS = 20_000
 DECOY_BLOCK = 2000  # decoys in memory
 DECOYS_PER_RECORD = 20  # 1 / (20 n + 1) < 0.05 / n: enough to name a single record
-FALSE_POSITIVE_RATE = 0.01  # of the loss-based rule
-CONFIDENCE = 0.95  # of the one-sided limits of the AUC
-# Limits of memorization, fixed before any network was measured against them.
+FALSE_POSITIVE_RATE = 0.01  # used by the loss-based rule
+CONFIDENCE = 0.95  # level of the one-sided limits of the AUC
+# Limits of memorization, which were fixed before any network was measured.
 MAX_AUC = 0.65
 MAX_TRUE_POSITIVE_RATE = 0.05
 SHOWN, ABSENT, UNCLEAR = "shown", "absent", "unclear"
@@ -62,14 +66,14 @@ SHOWN, ABSENT, UNCLEAR = "shown", "absent", "unclear"
 
 @dataclass(frozen=True, eq=False)
 class LossSeparation(Record):
-    """How well a small loss tells training records from held-out records.
+    """How well a small loss distinguishes training records from held-out records.
 
     Attributes:
         auc: Probability that a training record has the smaller loss. 0.5 is chance.
         auc_lower: One-sided lower 95% confidence limit of the AUC (DeLong et al. 1988).
         auc_upper: One-sided upper 95% confidence limit of the AUC.
-        true_positive_rate: Share of training records below a threshold that 1% of the held-out records are
-            below. None with fewer than 100 held-out records.
+        true_positive_rate: Share of training records with a loss below the 1% quantile of the held-out
+            records. None with fewer than 100 held-out records.
         tail_p: P-value of the number of training records below this threshold.
     """
 
@@ -85,9 +89,9 @@ class LossSeparation(Record):
     def memorization(self) -> str:
         """Whether the losses show that the network memorizes: "shown", "absent" or "unclear".
 
-        It is shown if the lower limit of the AUC is above 0.65, or if at least 5% of the training records
-        are found at 1% false positives and this is no chance. It is absent if the upper limit of the AUC is
-        below 0.65 and fewer than 5% of the training records are found.
+        It is shown if the lower limit of the AUC is above 0.65. It is also shown if at least 5% of the
+        training records are identified at 1% false positives, and more than expected by chance. It is absent
+        if the upper limit of the AUC is below 0.65 and fewer than 5% of the training records are identified.
         """
         rate = self.true_positive_rate
         has_tail = rate is not None and rate >= MAX_TRUE_POSITIVE_RATE
@@ -99,14 +103,15 @@ class LossSeparation(Record):
 
     @property
     def line(self) -> str:
-        """The figures in one sentence."""
+        """The result in one sentence."""
         text = (
-            f"By their losses, training samples are told from held-out ones with an AUC of {self.auc:.2f} "
-            f"(95% limits {self.auc_lower:.2f} and {self.auc_upper:.2f}, 0.5 by chance)"
+            "By their losses, training samples are distinguished from held-out samples with an AUC of "
+            f"{self.auc:.2f} (95% limits {self.auc_lower:.2f} and {self.auc_upper:.2f}, 0.5 by chance)"
         )
         if self.true_positive_rate is None:
             return f"{text}."
-        return f"{text}, and {self.true_positive_rate:.1%} are found where chance finds 1%."
+        rate = f"{self.true_positive_rate:.1%}"
+        return f"{text}, and {rate} of them are identified (1% expected by chance)."
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,12 +122,12 @@ class MembershipTest(Record):
         records: n.
         rows: Row of every training record in the user's data.
         holdout: N, 0 without held-out records.
-        holdout_needed: The N at which the smallest finding can be named.
+        holdout_needed: The smallest N with which a finding is possible.
         layers: Number of dense piecewise linear layers.
         neurons: Number of their neurons that change the output.
         statistic: T of the training records, (n,).
         holdout_statistic: T of the held-out records, (N,).
-        boundaries: Activation boundaries that each training record lies on, (n,).
+        boundaries: Number of activation boundaries that each training record lies on, (n,).
         holdout_boundaries: The same for the held-out records, (N,).
         p: P-values by rank among held-out records, (n,). NaN without held-out records.
         q: The smallest false discovery rate at which the record is accepted, (n,).
@@ -130,9 +135,9 @@ class MembershipTest(Record):
         group_p: P-value of that number among all subsets of n records. NaN without held-out records.
         named: Indices of the named records.
         is_finding: Whether the named records are a membership finding.
-        reason: Why the test shows neither members nor their absence, "" if it shows one of them.
+        reason: Why the test is inconclusive, "" if it is not.
         decoy_p: P-values by rank among decoys, (n,).
-        decoy_named: Indices of the records that decoys would name, without a group test.
+        decoy_named: Indices of the records that the comparison with decoys names, without a group test.
         loss: The loss-based rule, None without held-out records or without their labels.
     """
 
@@ -185,22 +190,20 @@ class MembershipTest(Record):
 def measure_membership(
     network: Network, train: Dataset, holdout: Dataset | None = None, seed: int = 0
 ) -> MembershipTest:
-    """Test whether training records can be told from held-out records by the weights.
+    """Test whether the weights distinguish training records from held-out records.
 
     Args:
         network: The released network.
         train: The training records, as the network receives them.
-        holdout: Records of the same kind that the network never saw. Without them only decoys are
-            compared, and there is no finding.
-        seed: Of the noise of decoys.
+        holdout: Records of the same kind that the network never saw. Without them the records are compared
+            only with decoys, and there is no finding.
+        seed: Seed of the noise in decoys.
 
     Returns:
         The statistics, p-values and named records.
 
     Raises:
-        ArchitectureError: If weights or pre-activations are not finite.
-        DataError: If the records do not fit each other, or are not finite.
-        InputError: If the labels do not fit the network.
+        DataError: If training records and held-out records have different shapes.
 
     Example:
         >>> from residuum.risk.membership import measure_membership
@@ -259,17 +262,17 @@ def measure_membership(
 
 
 def min_named(n: int) -> int:
-    """Return how many of n records a finding must name."""
+    """Return the number of records that a finding about n records must name."""
     return max(MIN_NAMED, math.ceil(MIN_SHARE * n - 1e-9))
 
 
 def holdout_needed(n: int) -> int:
-    """Return how many held-out records are needed to name the smallest finding among n records."""
+    """Return the number of held-out records with which a finding about n records is possible."""
     return math.ceil(n / (LEVEL * min_named(n)) - 1e-9) - 1
 
 
 def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> LossSeparation:
-    """Measure how well a small loss tells training records from held-out records.
+    """Measure how well a small loss distinguishes training records from held-out records.
 
     Args:
         network: The released network.
@@ -278,9 +281,6 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
 
     Returns:
         AUC with its 95% limits, and the true positive rate at 1% false positives.
-
-    Raises:
-        InputError: If the labels do not fit the network.
     """
     outputs = evaluate(network.double_module, torch.cat([train.x, holdout.x]).double())
     task = choose_task(network.task, outputs.shape[1])
@@ -290,27 +290,23 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
     auc, rate = area_under_curve(score, is_member), None
     if FALSE_POSITIVE_RATE * len(holdout) >= 1 - 1e-9:
         rate = true_positive_rate(score, is_member, FALSE_POSITIVE_RATE)
-    members, others = score[is_member], score[~is_member]
-    tail_p = group_p_value(torch.from_numpy(members), torch.from_numpy(others))
-    return LossSeparation(auc, *_auc_limits(members, others, auc), rate, tail_p)
+    members, nonmembers = score[is_member], score[~is_member]
+    tail_p = group_p_value(torch.from_numpy(members), torch.from_numpy(nonmembers))
+    return LossSeparation(auc, *_auc_limits(members, nonmembers, auc), rate, tail_p)
 
 
 def _has_labels(holdout: Dataset | None, train: Dataset) -> TypeGuard[Dataset]:
-    """Return whether held-out records have labels. Without labels they have a single one.
-
-    Losses for a label that says nothing would tell held-out records from training records.
-    """
+    """Return whether held-out records have labels. Unlabeled records have a single value instead."""
+    # Losses for meaningless labels would distinguish held-out records from training records.
     if holdout is None or holdout.y.shape[1:] != train.y.shape[1:]:
         return False
     return len(holdout.y.unique()) > 1
 
 
 def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[float, float]:
-    """Return the lower and the upper confidence limit of an AUC (DeLong et al. 1988).
-
-    The placement of a record is the share of the other group that it beats. The variance of the AUC is
-    var(placements of members) / n + var(placements of held-out records) / N.
-    """
+    """Return the lower and the upper confidence limit of an AUC (DeLong et al. 1988)."""
+    # The placement of a record is the share of the other group that it beats. The variance of the AUC is
+    # var(placements of members) / n + var(placements of held-out records) / N.
     if min(len(members), len(holdout)) < 2:
         return 0.0, 1.0
 
@@ -327,7 +323,7 @@ def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[f
 
 
 def _accept(p: Tensor, on_boundaries: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the indices that Benjamini and Hochberg accept on two boundaries, and all q-values."""
+    """Return the indices of accepted records on at least two boundaries, and all q-values."""
     if p.isnan().any():
         return torch.zeros(0, dtype=torch.long), p
     q = torch.from_numpy(false_discovery_control(p.numpy()))
@@ -336,7 +332,7 @@ def _accept(p: Tensor, on_boundaries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _score_decoys(boundaries: ActivationBoundaries, x: Tensor, seed: int) -> Tensor:
-    """Return the statistic of decoys of the records."""
+    """Return the statistic of noisy copies of the records."""
     generator, deviation = torch.Generator().manual_seed(seed), x.std(0, correction=0)
     copies = max(1, min(DECOYS_PER_RECORD, MAX_DECOYS // len(x)))
     records = x[torch.randperm(len(x), generator=generator)[:MAX_DECOYS]]
@@ -357,7 +353,7 @@ def _why_untestable(n: int, holdout: int, neurons: int) -> str:
             "an activation boundary."
         )
     if n < MIN_NAMED:
-        return f"a finding names at least {MIN_NAMED} records, and there are {n}."
+        return f"a finding must name at least {MIN_NAMED} records, and there are {n}."
     if holdout < (needed := holdout_needed(n)):
         return (
             f"naming {min_named(n)} of {n} records needs {needed} held-out records, and there are "
@@ -368,7 +364,7 @@ def _why_untestable(n: int, holdout: int, neurons: int) -> str:
 
 def _why_unconfirmed(named: int, n: int, decoys: int) -> str:
     return (
-        f"{named} of {n} records stand out from the held-out records, and only {decoys} from noisy copies of "
-        "the records. Either the held-out records are of another kind, or the activation boundaries are "
-        "blurred, as by few epochs or weight noise."
+        f"{named} of {n} records stand out from the held-out records, but only {decoys} stand out from noisy "
+        "copies of the records. Either the held-out records are of another kind, or the activation "
+        "boundaries are blurred, for example by few epochs or weight noise."
     )

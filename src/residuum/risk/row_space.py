@@ -1,19 +1,19 @@
-"""Measure how much of each record the layer on the input has seen.
+"""Measure how much of each record the layer on the input contains.
 
 Gradient descent from small or known initial weights makes the rows of that layer mixtures of samples,
 
     W - c W0 = C X = U S V^T,
 
-of which r directions stand out of the noise. For weights, r counts all directions above the noise edge.
-Unmixing uses only those before a cliff in the spectrum, but clusters of neurons cause cliffs of their own.
-For a weight update or the optimizer state, whose remainder is not noise, the samples end at the cliff.
+of which r directions are above the noise. For weights, r counts all directions above the noise edge. Unmixing
+uses only the directions before a cliff in the spectrum, but clusters of neurons cause cliffs too. For a
+weight update or an optimizer state, whose remainder is not noise, the samples end at the cliff.
 
     reach         |V_r x| / |x|        largest cosine with x of any candidate in the span of the r directions
     reach_ncc     the same for the normalized cross-correlation: x and the directions are centered channel
                   by channel, and |P x_c| / |x_c| is averaged over the channels
     signal share  sum_k (v_k . x)^2 / |x|^2  S_k^2 / (S_k^2 + (t S_1)^2),  t = 1e-2
-                  the squared reach with weak directions counted less, because an attack fits strong ones
-                  first (in the results: ``heard``)
+                  the squared reach with less weight on weak directions, because attacks fit strong
+                  directions first (in the results: ``heard``)
     dual          |NCC(x^, x)|,  x^ = V diag(S / (S^2 + (e S_1)^2)) U^T delta(x),  e = 5e-3
                   delta(x): the backward signal of the record. For a training sample delta(x) is near the
                   dual vector z of x (z . x_k = 1 for x itself, 0 for the other samples)
@@ -28,7 +28,7 @@ from torch import Tensor
 
 from residuum.attacks.unmixing.ica import ROUNDING, Layer
 from residuum.networks.spectrum import noise_edge
-from residuum.risk.gradients import blocks
+from residuum.risk.gradients import split_blocks
 from residuum.similarity import standardize
 
 SOFT, RIDGE = 1e-2, 5e-3  # t and e above
@@ -38,8 +38,10 @@ SOFT, RIDGE = 1e-2, 5e-3  # t and e above
 class RowSpace:
     """The singular value decomposition of a layer.
 
-    shape: of the samples.
-    rank: r, the number of clean directions.
+    Attributes:
+        layer: The decomposition.
+        shape: Shape of a sample.
+        rank: r, the number of clean directions.
     """
 
     layer: Layer
@@ -47,22 +49,31 @@ class RowSpace:
     rank: int
 
     @classmethod
-    def of(cls, rows: Tensor, shape: tuple[int, ...], noise: bool) -> RowSpace:
-        """Decompose ``rows`` (h, d); ``noise``: they include unknown initial weights."""
+    def from_rows(cls, rows: Tensor, shape: tuple[int, ...], noise: bool) -> RowSpace:
+        """Decompose the rows of a layer.
+
+        Args:
+            rows: The rows (h, d).
+            shape: Shape of a sample.
+            noise: Whether the rows include unknown initial weights.
+
+        Returns:
+            The decomposition.
+        """
         layer = Layer.from_rows(rows)
         above_edge = noise_edge(layer.S.cpu(), *rows.shape)[0]
         above_rounding = int((ROUNDING * layer.S[0] < layer.S).sum())
         return cls(layer, shape, min(above_edge, above_rounding) if noise else layer.rank)
 
     def reach(self, x: Tensor) -> Tensor:
-        """Return the largest cosine (n,) of samples (n, *shape); 0 for a sample that is zero."""
+        """Return the largest cosine (n,) for samples (n, *shape), 0 for a sample that is zero."""
         flat = x.flatten(1)
         V = self.layer.V[: self.rank].to(flat)
         size = flat.norm(dim=1).clamp(min=1e-300)
         return ((flat @ V.T).norm(dim=1) / size).clamp(max=1)
 
     def reach_ncc(self, x: Tensor) -> Tensor:
-        """Return the largest NCC (n,); a constant channel correlates with nothing and adds 0."""
+        """Return the largest NCC (n,) for samples (n, *shape). A constant channel adds 0."""
         channels = self.shape[0] if len(self.shape) == 3 else 1
         V = self.layer.V[: self.rank].to(x).reshape(self.rank, channels, -1)
         standard = standardize(x.reshape(len(x), *self.shape)).reshape(len(x), channels, -1)
@@ -71,7 +82,7 @@ class RowSpace:
             centered = V[:, c] - V[:, c].mean(1, keepdim=True)
             _, sigma, basis = torch.linalg.svd(centered, full_matrices=False)
             basis = basis[sigma > 1e-6 * sigma.max().clamp(min=1e-300)]
-            # A channel of a standardized sample has length 1/sqrt(c), and correlations are averaged.
+            # Each of c channels of a standardized sample has length 1/sqrt(c). Correlations are averaged.
             total += (standard[:, c] @ basis.T).norm(dim=1) / channels**0.5
         return total.clamp(max=1)
 
@@ -81,15 +92,25 @@ class RowSpace:
         weight = S.square() / (S.square() + (SOFT * S[0]) ** 2)
         energy = flat.square().sum(1).clamp(min=1e-300)
         V = self.layer.V.to(flat)
-        squares = [(flat[block] @ V.T).square() @ weight for block in blocks(len(flat), len(V))]
+        squares = [
+            (flat[block] @ V.T).square() @ weight for block in split_blocks(len(flat), len(V))
+        ]
         return (torch.cat(squares) / energy).clamp(max=1)
 
     def dual(self, x: Tensor, signals: Tensor) -> Tensor:
-        """Return the dual-vector statistic (n,) of samples and their backward signals (n, h)."""
+        """Return the dual-vector statistic.
+
+        Args:
+            x: The samples (n, *shape).
+            signals: Their backward signals (n, h).
+
+        Returns:
+            The statistic, (n,).
+        """
         S, U, V = (factor.to(x) for factor in (self.layer.S, self.layer.U, self.layer.V))
         inverse = S / (S.square() + (RIDGE * S[0]) ** 2)
         statistics = []
-        for block in blocks(len(x), x[0].numel()):
+        for block in split_blocks(len(x), x[0].numel()):
             estimate = ((signals[block] @ U) * inverse) @ V
             a, b = (standardize(images.reshape(-1, *self.shape)) for images in (estimate, x[block]))
             statistics.append((a * b).sum(1).abs().clamp(max=1))

@@ -1,12 +1,12 @@
-"""Exposure of records: which of them are at risk, from one network and the owner's data, without an attack.
+"""Measure which training records are at risk, from one network and its data, without an attack.
 
-The surface is what training left in the release: final weights, their change from known initial weights,
-or the optimizer state. The stages are ``outputs`` (margins and losses), ``multipliers`` (how the records
-explain the surface), ``span`` (what the layer on the input has seen of each), ``kinks`` (activation
-boundaries through each) and ``canaries``. Multipliers and span combine into the score that ranks the
-records (``probability.py``).
+The attack surface is what training left in the release: the final weights, the weight update if the initial
+weights are known, or the optimizer state. The stages are ``outputs`` (margins and losses), ``multipliers``
+(fit of the records to the surface), ``span`` (how much of each record the layer on the input contains),
+``kinks`` (activation boundaries through each record) and ``canaries``. The results of ``multipliers`` and
+``span`` combine into the score that ranks the records (``probability.py``).
 
-All numbers are float64 and records are processed in blocks: memory holds records x width, never records x
+All numbers are float64. Records are processed in blocks, so memory holds records x width and never records x
 parameters.
 """
 
@@ -35,15 +35,20 @@ from residuum.records.exposure import (
     RowSpaceFigures,
     not_applicable,
 )
-from residuum.risk.canaries import bound
+from residuum.risk.canaries import find_best_bound
 from residuum.risk.case import Case
-from residuum.risk.fit import informed_estimate
+from residuum.risk.fit import compute_informed_estimate
 from residuum.risk.groups import name_groups, summarize_groups
-from residuum.risk.probability import ATTACKS, row_space_notes, score, why_uncalibrated
+from residuum.risk.probability import (
+    ATTACKS,
+    describe_row_space,
+    explain_uncalibrated,
+    score_records,
+)
 from residuum.risk.stages import (
     LEVEL,
+    Canaries,
     F,
-    Inserted,
     Measured,
     count_kinks,
     fit_records,
@@ -54,8 +59,8 @@ from residuum.risk.stages import (
 from residuum.similarity import ncc
 from residuum.surfaces.surface import WEIGHTS
 
-TOP = 10  # records that are shown with their images
-FEWEST_HELD_OUT = 100  # records that a rank of 1% needs
+MAX_SHOWN = 10  # records that the result holds with their images
+MIN_HOLDOUT = 100  # a p-value of 1% by rank needs as many
 STAGES = ("outputs", "multipliers", "span", "kinks", "canaries")
 Watcher = Callable[[int, int, str], None]
 
@@ -70,9 +75,9 @@ def expose(
     task: str = "auto",
     groups: Sequence[str] = (),
     grouped_by: str = "",
-    found: Tensor | None = None,
-    inserted: Inserted | None = None,
-    top: int = TOP,
+    candidates: Tensor | None = None,
+    canaries: Canaries | None = None,
+    top: int = MAX_SHOWN,
     device: str = "cpu",
     work: Path | None = None,
     watch: Watcher | None = None,
@@ -87,32 +92,30 @@ def expose(
         surface: "weights", "change", "moment", or "auto" for the last of these that is known.
         task: "binary", "multiclass", "regression" or "auto".
         groups: A name for every record, by default its class.
-        grouped_by: What ``groups`` names.
-        found: Candidates of an attack, to show the nearest of each record.
-        inserted: Canaries.
-        top: Number of records that are kept with their images.
+        grouped_by: What ``groups`` describes.
+        candidates: Candidates of an attack, to compare the nearest with each record.
+        canaries: Canaries, for a bound on epsilon.
+        top: Number of records that are stored with their images.
         device: Where to compute.
-        work: Folder that keeps finished stages, so that an interrupted run can resume.
+        work: Folder for finished stages, so that an interrupted run can resume.
         watch: Receives the number of finished stages, of all stages, and the stage's name.
 
     Returns:
-        The figures of every record.
-
-    Raises:
-        DataError: If the data, the groups or the canaries do not fit each other.
-        InputError: If the network, the data and the knowledge do not fit each other.
+        The measurements of every record.
     """
     start = time.monotonic()
     _check_holdout(data, holdout)
-    case = Case.of(network, data, holdout, knowledge or Knowledge(), surface, task, device)
+    case = Case.create(network, data, holdout, knowledge or Knowledge(), surface, task, device)
     names = name_groups(data, case.task, tuple(groups))
-    results = _run_stages(case, inserted, work, watch)
+    results = _run_stages(case, canaries, work, watch)
     values, seen = data.x[0].numel(), results.row_space.figures
-    odds = score(results.fit.figures.own_over_misfit, seen.heard, seen.reach_ncc, values, seen.rank)
-    uncalibrated = why_uncalibrated(case)
+    odds = score_records(
+        results.fit.figures.own_over_misfit, seen.heard, seen.reach_ncc, values, seen.rank
+    )
+    uncalibrated = explain_uncalibrated(case)
     probability = None if uncalibrated else torch.sigmoid(odds)
     most_exposed = odds.argsort(descending=True, stable=True)[:top]
-    found_ncc, nearest = best_candidates(found, data.x.double(), most_exposed)
+    found_ncc, nearest = best_candidates(candidates, data.x.double(), most_exposed)
     return Exposure(
         **results.figures,
         arch=network.arch,
@@ -142,10 +145,14 @@ def expose(
 
 @dataclass(frozen=True)
 class Results:
-    """What the stages measured.
+    """The results of the stages.
 
-    outputs, fit, row_space, kinks: one for each stage.
-    epsilon: the bound from canaries, None without canaries.
+    Attributes:
+        outputs: Margins and losses.
+        fit: The fit of the records.
+        row_space: How much of each record the layer on the input contains.
+        kinks: Activation boundaries through each record.
+        epsilon: The bound from canaries, None without canaries.
     """
 
     outputs: Measured[OutputFigures]
@@ -156,7 +163,7 @@ class Results:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """The figures of all stages by name."""
+        """The measurements of all stages by name."""
         stages = (self.outputs, self.fit, self.row_space, self.kinks)
         return {name: value for stage in stages for name, value in vars(stage.figures).items()}
 
@@ -167,13 +174,13 @@ class Results:
 
     @property
     def flagged(self) -> Tensor | None:
-        """The records that kinks flag, None if kinks were not tested."""
+        """Which records the kinks flag, None if kinks were not tested."""
         q = self.kinks.figures.kink_q
         return None if q.isnan().all() else q <= LEVEL
 
 
 def _run_stages(
-    case: Case, inserted: Inserted | None, work: Path | None, watch: Watcher | None
+    case: Case, canaries: Canaries | None, work: Path | None, watch: Watcher | None
 ) -> Results:
     """Run the stages in order. A stage that finished before an interruption is read from ``work``."""
 
@@ -199,10 +206,12 @@ def _run_stages(
     row_space = stage("span", read_row_space)
     kinks = stage("kinks", count_kinks)
     epsilon = None
-    if inserted is not None:
+    if canaries is not None:
         progress(STAGES.index("canaries"), "canaries")
-        statistics = measure_canaries(case, inserted)
-        epsilon = bound(statistics, inserted.inserted, inserted.confidence, inserted.delta)
+        statistics = measure_canaries(case, canaries)
+        epsilon = find_best_bound(
+            statistics, canaries.inserted, canaries.confidence, canaries.delta
+        )
     progress(len(STAGES), "")
     return Results(outputs, fit, row_space, kinks, epsilon)
 
@@ -213,31 +222,36 @@ def _check_holdout(data: Dataset, holdout: Dataset | None) -> None:
     if holdout.shape != data.shape:
         raise DataError(
             f"Held-out records must have the shape of the records, {data.shape}; got {holdout.shape}.",
-            "Preprocess both alike.",
+            "Preprocess both in the same way.",
         )
-    if len(holdout) < FEWEST_HELD_OUT:
+    if len(holdout) < MIN_HOLDOUT:
         raise DataError(
-            f"A chance level needs {FEWEST_HELD_OUT} held-out records at least; got {len(holdout)}.",
-            "Give more, or leave --holdout out: kinks and dual vectors then have no p-values.",
+            f"A chance level needs at least {MIN_HOLDOUT} held-out records; got {len(holdout)}.",
+            "Pass more, or omit --holdout. Kinks and dual vectors then have no p-values.",
         )
 
 
 def _informed_images(case: Case, fit: dict[str, Tensor], records: Tensor) -> Tensor:
-    """Return the informed estimates (k, *shape) of some records, none if there are none."""
+    """Return the informed estimates (k, *shape) of some records, an empty tensor if there are none."""
     shape = tuple(case.data.shape)
     if not fit:
         return torch.zeros(0, *shape, dtype=torch.float64)
     x = case.records.x[records.to(case.records.x.device)].cpu()
-    return informed_estimate(x, fit["columns"][records], fit["residual"]).reshape(-1, *shape)
+    return compute_informed_estimate(x, fit["columns"][records], fit["residual"]).reshape(
+        -1, *shape
+    )
 
 
 def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the NCC (n,) of the nearest candidate of every record, and the candidates of some records.
+    """Return the NCC of the nearest candidate of every record, and the nearest candidates of some records.
 
     Args:
-        candidates: Of an attack, or None.
+        candidates: Candidates of an attack, or None.
         x: The records.
-        records: Indices of the records whose candidates are returned, with the sign of the record.
+        records: Indices of the records whose candidates are returned.
+
+    Returns:
+        The NCC (n,) and the candidates, with the signs of the records.
 
     Raises:
         DataError: If candidates and records have different shapes.
@@ -246,9 +260,9 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
         return not_applicable(len(x)), torch.zeros(0, *x.shape[1:], dtype=torch.float64)
     if candidates.shape[1:] != x.shape[1:]:
         raise DataError(
-            f"What an attack found must have the shape of the records, {tuple(x.shape[1:])}; got "
+            f"Candidates must have the shape of the records, {tuple(x.shape[1:])}; got "
             f"{tuple(candidates.shape[1:])}.",
-            "Name the folder of an attack on this network.",
+            "Pass the folder of an attack on this network.",
         )
     candidates = candidates.double()
     similarity = ncc(x, candidates)
@@ -259,12 +273,14 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
 
 
 def _notes(case: Case, rank: int | None) -> list[str]:
-    """Say what a reader of all figures together must know."""
+    """Return notes about all measurements together."""
     notes, n = [], len(case.data)
     if case.surface.name != WEIGHTS:
-        notes.append(f"looked at: {case.surface.name}")
-    notes += row_space_notes(rank, case.data.x[0].numel())
-    if case.holdout is not None and (least := 1 / (len(case.holdout.x) + 1)) > LEVEL / n:
-        together = f"kinks can call {math.ceil(least * n / LEVEL)} records together, no fewer"
-        notes.append(f"{len(case.holdout.x)} held-out records: {together}")
+        notes.append(f"attack surface: {case.surface.name}")
+    notes += describe_row_space(rank, case.data.x[0].numel())
+    if case.holdout is not None and (min_p := 1 / (len(case.holdout.x) + 1)) > LEVEL / n:
+        notes.append(
+            f"with {len(case.holdout.x)} held-out records, kinks can flag no fewer than "
+            f"{math.ceil(min_p * n / LEVEL)} records"
+        )
     return notes

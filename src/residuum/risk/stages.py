@@ -1,6 +1,6 @@
-"""The stages of an exposure. Each measures the records of a case and returns one part of the exposure.
+"""The stages of an exposure. Each stage measures the records of a case.
 
-What does not apply is NaN, and a note says why.
+Values that do not apply are NaN, and a note gives the reason.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from residuum.records.exposure import (
 from residuum.records.rundir import digest
 from residuum.risk.case import Case, Samples
 from residuum.risk.conformal import rank_p_values
-from residuum.risk.fit import Fit, informed_ncc
+from residuum.risk.fit import Fit, compute_informed_ncc
 from residuum.risk.gradients import Counter
 from residuum.similarity import chunks
 from residuum.stationarity import norm
@@ -38,10 +38,12 @@ F = TypeVar("F", bound=Record)
 
 @dataclass(frozen=True, eq=False)
 class Measured(Record, Generic[F]):
-    """What a stage measured. Finished stages are saved, so that an interrupted run can resume.
+    """The result of a stage. Finished stages are saved, so that an interrupted run can resume.
 
-    figures: one of the parts of an exposure.
-    tensors: what later stages need besides, by name.
+    Attributes:
+        figures: The measurements of the records.
+        notes: Remarks for the reader.
+        tensors: Other values that later stages need, by name.
     """
 
     figures: F
@@ -56,7 +58,16 @@ def measure_outputs(case: Case) -> Measured[OutputFigures]:
 
 
 def margins_and_losses(outputs: Tensor, y: Tensor, task: str) -> tuple[Tensor, Tensor]:
-    """Return the margin (n,), NaN for a regression, and the loss (n,) of every record."""
+    """Return the margin and the loss of every record.
+
+    Args:
+        outputs: Outputs of the network, (n, C).
+        y: Labels.
+        task: "binary", "multiclass" or "regression".
+
+    Returns:
+        The margins (n,), NaN for a regression, and the losses (n,).
+    """
     if task == "regression":
         return not_applicable(len(y)).to(outputs), (outputs - y).square().sum(1)
     margin = margins(outputs, y).amin(1)
@@ -66,35 +77,44 @@ def margins_and_losses(outputs: Tensor, y: Tensor, task: str) -> tuple[Tensor, T
 
 
 def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures]:
-    """Fit the multipliers of the records, and form the informed estimate of each.
+    """Fit the multipliers of the records, and measure the informed estimate of each record.
 
-    If the weight on the input is explained, ``columns`` are c_i (n, h) and ``residual`` is E (h, d) there.
+    Args:
+        case: The case.
+        watch: Receives the step, the number of steps, and a text.
+
+    Returns:
+        The measurements. If the weight on the input is fitted, the tensors are ``columns`` (c_i, (n, h)) and
+        ``residual`` (E, (h, d)) of this weight.
     """
     x, n = case.records.x, len(case.data)
-    fit = Fit.of(case, case.records, watch)
+    fit = Fit.from_records(case, case.records, watch)
     lam, gap, notes = fit.multipliers.lam, fit.multipliers.gap, []
     size = norm({name: case.target[name] for name in fit.residual})
-    similarity, tensors = not_applicable(n), {}
+    informed_ncc, tensors = not_applicable(n), {}
     if fit.weight:
         columns, residual = fit.gradients.columns(lam, fit.weight), fit.residual[fit.weight]
-        similarity = informed_ncc(x, columns, residual, case.data.shape)
+        informed_ncc = compute_informed_ncc(x, columns, residual, case.data.shape)
         tensors = {"columns": columns.cpu(), "residual": residual.cpu()}
     else:
-        notes.append("no informed estimate: no dense layer that meets whole samples is explained")
+        notes.append("no informed estimate: no dense layer on whole samples was fitted")
     if fit.multipliers.method == "descent":
-        notes.append(f"{len(fit.rows)} rows: multipliers by descent, optimal but for {gap:.1g}")
+        notes.append(
+            f"{len(fit.rows)} rows: multipliers come from descent and violate the optimality conditions "
+            f"by {gap:.1g}"
+        )
     figures = FitFigures(
         multiplier=x.new_zeros(n).index_add_(0, fit.rows.index, lam.abs()).cpu(),
         own_over_misfit=fit.signal_to_residual.cpu(),
         misfit=norm(fit.residual) / max(size, 1e-300),
         gap=gap,
-        informed_ncc=similarity.cpu(),
+        informed_ncc=informed_ncc.cpu(),
     )
     return Measured(figures, tuple(notes), tensors)
 
 
 def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
-    """Measure what the layer on the input has seen of every record."""
+    """Measure how much of every record the layer on the input contains."""
     space, x = case.row_space, case.records.x
     heard = reach = reach_ncc = dual = dual_p = not_applicable(len(case.data))
     notes = []
@@ -138,8 +158,15 @@ def count_kinks(case: Case) -> Measured[KinkFigures]:
 
 
 @dataclass(frozen=True, eq=False)
-class Inserted:
-    """Canaries: all of them as samples, and which were inserted into the training set."""
+class Canaries:
+    """Canaries, and which of them were inserted into the training set.
+
+    Attributes:
+        data: All canaries as samples.
+        inserted: Which of them were inserted, (m,) bool.
+        confidence: Confidence of the bound on epsilon.
+        delta: Delta of the privacy definition.
+    """
 
     data: Dataset
     inserted: Tensor
@@ -148,52 +175,64 @@ class Inserted:
 
     @property
     def identity(self) -> list[Any]:
-        """What decides the bound: a hash of the canaries, the confidence and delta."""
+        """The values that determine the bound: a hash of the canaries, the confidence and delta."""
         canaries = digest(self.data.x, self.data.y, self.inserted)
         return [canaries, self.confidence, self.delta]
 
 
-def measure_canaries(case: Case, canaries: Inserted) -> dict[str, Tensor]:
-    """Return statistics of every canary by name, (m,) each, larger for canaries that seem inserted.
+def measure_canaries(case: Case, canaries: Canaries) -> dict[str, Tensor]:
+    """Compute statistics that are larger for canaries that seem inserted.
 
-    Canaries that were left out are fitted with the records, so that all are treated alike.
+    Omitted canaries are fitted together with the records, so that all canaries are treated in the same way.
 
-    Raises:
-        DataError: If an inserted canary is not among the records, or one left out is.
+    Args:
+        case: The case.
+        canaries: The canaries.
+
+    Returns:
+        The statistics by name, (m,) each.
     """
     records = case.records
     x = canaries.data.x.to(records.x).reshape(-1, *case.data.shape)
     is_inserted = canaries.inserted.to(x.device)
-    index = located(x, records.x)
+    index = locate_records(x, records.x)
     _check_inserted(index, is_inserted)
     outputs = case.outputs(x)
     y = normalize_labels(canaries.data.y, case.task, outputs.shape[1]).to(records.y)
     omitted = ~is_inserted
     index[omitted] = len(records.x) + torch.arange(int(omitted.sum()), device=index.device)
     joined = Samples(torch.cat([records.x, x[omitted]]), torch.cat([records.y, y[omitted]]))
-    ratio = Fit.of(case, joined).signal_to_residual
+    ratio = Fit.from_records(case, joined).signal_to_residual
     loss = margins_and_losses(outputs, y, case.task)[1]
     return {"loss": -loss.cpu(), "own part": ratio[index].cpu()}
 
 
 def _check_inserted(index: Tensor, is_inserted: Tensor) -> None:
-    """Check that inserted canaries are among the records, and that those left out are not."""
-    lost = int((index[is_inserted] < 0).sum())
-    if lost:
+    """Check that inserted canaries are among the records, and that omitted canaries are not."""
+    missing_count = int((index[is_inserted] < 0).sum())
+    if missing_count:
         raise DataError(
-            f"Inserted canaries must be among the records of --data; {lost} of them are not.",
-            "List them as the network received them, mean subtracted as in --data.",
+            f"Inserted canaries must be among the records of --data; {missing_count} of them are not.",
+            "List them as the network received them, with the mean subtracted as in --data.",
         )
-    seen = int((index[~is_inserted] >= 0).sum())
-    if seen:
+    extra_count = int((index[~is_inserted] >= 0).sum())
+    if extra_count:
         raise DataError(
-            f"Canaries left out must not be among the records; {seen} of them are.",
-            "Correct 'inserted', or leave records that occur twice out of the file.",
+            f"Omitted canaries must not be among the records; {extra_count} of them are.",
+            "Correct 'inserted', or remove records that occur twice from the file.",
         )
 
 
-def located(x: Tensor, records: Tensor) -> Tensor:
-    """Return the index (m,) of the record that equals each of ``x`` up to float32; -1 for none."""
+def locate_records(x: Tensor, records: Tensor) -> Tensor:
+    """Find the records that equal samples up to rounding to float32.
+
+    Args:
+        x: The samples, (m, *shape).
+        records: The records, (n, *shape).
+
+    Returns:
+        The index of the record for each sample, (m,), -1 if there is none.
+    """
     a, b = x.flatten(1), records.flatten(1)
     index = torch.full((len(a),), -1, dtype=torch.long, device=records.device)
     sizes = b.square().sum(1)

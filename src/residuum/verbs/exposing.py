@@ -29,7 +29,7 @@ from residuum.records.published import published_form
 from residuum.records.rundir import RunDir, digest, environment, write_atomic, write_json
 from residuum.report.exposure import histogram_figure, top_figure
 from residuum.risk.run import Watcher, expose
-from residuum.risk.stages import Inserted
+from residuum.risk.stages import Canaries
 from residuum.settings import ExposureRequest
 from residuum.verbs.attacking import load_run, write_figures
 
@@ -133,7 +133,7 @@ def exposure(
     inserted = None
     if canaries is not None:
         samples = read_canaries(canaries) if isinstance(canaries, str | Path) else canaries
-        inserted = Inserted(*samples, request.confidence, request.delta)
+        inserted = Canaries(*samples, request.confidence, request.delta)
     settings = request.model_dump(include={"surface", "task", "top"})
     identity = {
         **settings,
@@ -162,8 +162,8 @@ def exposure(
             **settings,
             groups=groups,
             grouped_by=request.grouped_by,
-            found=candidates,
-            inserted=inserted,
+            candidates=candidates,
+            canaries=inserted,
             device=request.device,
             work=None if run is None else run.path / WORK,
             watch=watch,
