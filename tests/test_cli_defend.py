@@ -170,7 +170,7 @@ def test_what_is_missing_is_named(tmp_path: Path, capsys: Capture) -> None:
     assert main(["defend", "--data", "digits"]) == 2
     assert "--defenses, --out" in capsys.readouterr().err
     assert main([*TINY, "--defenses", "noise:1", "--out", str(tmp_path), "--value-range", "1"]) == 2
-    assert "two ends" in capsys.readouterr().err
+    assert "two numbers" in capsys.readouterr().err
     assert main([*TINY, "--defenses", "noise:1", "--out", str(tmp_path), "--subsets", "5"]) == 2
     assert "--subsets must be at least 200; got 5" in capsys.readouterr().err
 

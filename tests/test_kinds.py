@@ -185,7 +185,7 @@ def test_the_shape_of_a_sample_is_granted_or_taken_from_the_data() -> None:
     model = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3, 2)
     )
-    with pytest.raises(ArchitectureError, match="must be said"):
+    with pytest.raises(ArchitectureError, match="needs the shape of one sample"):
         rs.attack(model, KNOWN, SHORT)
     found = rs.attack(model, KNOWN.replace(shape=(1, 4, 4)), SHORT)
     assert found.x.shape[1:] == (1, 4, 4)

@@ -63,7 +63,7 @@ def test_ten_sentences_are_kept_and_the_rest_is_counted(tmp_path: Path) -> None:
     found = load_checkpoint(path).assumptions
     assert found[:10] == tuple(f"{PREFIX}{CLAIM} {i}" for i in range(10))
     assert len(found) == 11
-    assert "490 more sentences, which are left out" in found[10]
+    assert "490 more sentences, which are omitted" in found[10]
 
 
 def test_a_sentence_is_attributed_once_however_often_it_is_saved(tmp_path: Path) -> None:

@@ -556,7 +556,7 @@ def test_an_archive_that_claims_more_than_it_holds_is_refused(tmp_path: Path) ->
         for name, content in members.items():
             archive.writestr(name, content[:100] if name.endswith("data/0") else content)
     (tmp_path / "short.pt").write_bytes(short.getvalue())
-    with pytest.raises(UnsafeFileError, match="in full"):
+    with pytest.raises(UnsafeFileError, match="storage must be complete"):
         open_release(tmp_path / "short.pt")
 
 

@@ -182,7 +182,7 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
     assert "ntk attacks change, not moment" in one_line(capsys)
     both = ["audit", str(folder / "base.pt"), "--base", "a", "--adapter", "b", "--out", "x"]
     assert main(both) == 2
-    assert "Leave one out" in one_line(capsys)
+    assert "Omit one of them" in one_line(capsys)
 
 
 def row(name: str, surface: str) -> AttackOutcome:
@@ -238,6 +238,6 @@ def test_a_difference_has_no_base_subtracted_again(
     files = ["--data", str(tmp_path / "train.npz"), "--holdout", str(tmp_path / "test.npz")]
     how = [*files, "--base", str(tmp_path / "base.pt"), *QUICK]
     assert main(["audit", str(tmp_path / "update.pt"), *how, "--out", str(tmp_path / "a")]) == 2
-    assert "Leave --base out" in " ".join(capsys.readouterr().err.split())
+    assert "Omit --base" in " ".join(capsys.readouterr().err.split())
     code = main(["audit", str(tmp_path / "tuned.pt"), *how, "--out", str(tmp_path / "b")])
     assert code in (1, 3)  # trained weights are taken as before

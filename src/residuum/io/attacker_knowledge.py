@@ -1,7 +1,7 @@
 """Read what an attacker knows besides the weights, from options, a configuration file or Python values.
 
-A fact is text, as on the command line (``"0,1"``), or the value itself (``(0, 1)``). Files are read only
-if the caller names them.
+A fact can be a text as on the command line (``"0,1"``) or a value (``(0, 1)``). Files are read only if the
+caller names them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, read_npz
 
 Numbers = str | Sequence[float]
-# Weights that were trained from a base correlate with it. A file below both limits is a difference to it.
+# Trained weights correlate with their base and have a similar norm. We take a file below both limits for a
+# weight difference or a gradient.
 MIN_CORRELATION, MIN_RELATIVE_SIZE = 0.1, 0.5
 
 
@@ -46,31 +47,34 @@ def attacker_knowledge(
     train: Dataset | None = None,
     holdout: Dataset | None = None,
 ) -> Knowledge:
-    """Return what an attacker knows: the given facts and what the release itself holds.
+    """Return what an attacker knows: the passed facts, and what the release itself stores.
 
     Args:
-        release: The release that holds the weights. It can hold initial weights and optimizer state, too.
+        release: The release that holds the weights. It can also store initial weights and optimizer state.
         network: The network that was loaded from ``release``.
         shape: Shape of one sample.
-        value_range: Least and greatest value of a sample before a mean was subtracted.
-        mean: What was subtracted from the samples: a number, an .npy file, an .npz file with an array
-            "mean", or "train" or "holdout" for the mean that is stored with these samples.
+        value_range: Minimum and maximum value of a sample before a mean was subtracted.
+        mean: The mean that was subtracted from the samples: a number, an .npy file, an .npz file with an
+            array "mean", or "train" or "holdout" for the mean that is stored with these samples.
         mean_provenance: Where the mean comes from. The default is "user" for a number or a file.
         sample_count: Number of training samples.
-        label_balance: Share of each label.
-        init: File of the initial weights, or "own" for the one in the training directory.
+        label_balance: Fraction of each label.
+        init: File of the initial weights, or "own" for the file in the training directory.
         base: File of the weights before fine-tuning.
         loss: The training loss.
         weight_decay: Weight decay of the training.
-        columns: Types of a table's columns.
+        columns: Types of the columns of a table.
         train: Training samples, for ``mean="train"``.
         holdout: Held-out samples, for ``mean="holdout"``.
 
+    Returns:
+        The knowledge.
+
     Raises:
-        InputError: A fact cannot be read, breaks its rule or contradicts another fact.
+        InputError: If both ``init`` and ``base`` are passed.
     """
     if init is not None and base is not None:
-        raise InputError("--init and --base both name the initial weights.", "Leave one out.")
+        raise InputError("--init and --base both name the initial weights.", "Omit one of them.")
     initial = None if init is None else load_initial_weights(init, release, network)
     knowledge = Knowledge(
         shape=None if shape is None else parse_shape(shape),
@@ -94,8 +98,14 @@ def attacker_knowledge(
 def read_knowledge(path: str | Path) -> Knowledge:
     """Read a saved ``Knowledge`` and check the type of every fact.
 
+    Args:
+        path: The file.
+
+    Returns:
+        The knowledge.
+
     Raises:
-        InputError: The file holds a fact of the wrong type.
+        InputError: If the file holds a fact of the wrong type.
     """
     knowledge = Knowledge.load(path)
     rule = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
@@ -106,62 +116,77 @@ def read_knowledge(path: str | Path) -> Knowledge:
         except ValidationError as problem:
             raise InputError(
                 f"{str(path)!r} must hold what is known to an attacker; its {name} has the wrong type.",
-                "Take knowledge.safetensors of a finished audit.",
+                "Pass knowledge.safetensors of a finished audit.",
             ) from problem
     check_mean(knowledge)
     return knowledge
 
 
 def parse_numbers(values: Numbers, option: str, example: str) -> tuple[float, ...]:
-    """Return finite numbers. ``values`` is a sequence or text with commas.
+    """Parse finite numbers.
+
+    Args:
+        values: A sequence, or a text with commas.
+        option: The command line option, for the error message.
+        example: A valid value of this option, for the error message.
+
+    Returns:
+        The numbers.
 
     Raises:
-        InputError: A part is no finite number. The message names ``option`` and gives ``example``.
+        InputError: If a value is not a finite number.
     """
     try:
-        parts = values.split(",") if isinstance(values, str) else values
-        numbers = tuple(float(number) for number in parts)
+        entries = values.split(",") if isinstance(values, str) else values
+        numbers = tuple(float(entry) for entry in entries)
     except (TypeError, ValueError):
         numbers = (math.nan,)
     if not all(map(math.isfinite, numbers)):
         raise InputError(
-            f"{option} takes finite numbers between commas; got {str(values)[:40]!r}.",
+            f"{option} needs finite numbers with commas between them; got {str(values)[:40]!r}.",
             f"Example: {option} {example}.",
         )
     return numbers
 
 
 def parse_shape(values: Numbers) -> tuple[int, ...]:
-    """Return the shape of a sample, such as ``"1,28,28"``."""
+    """Parse the shape of a sample, such as ``"1,28,28"``, and return it."""
     sizes = parse_numbers(values, "--shape", "1,28,28")
     if not all(size >= 1 and size == int(size) for size in sizes):
         raise InputError(
-            f"A shape consists of whole numbers from 1; got {values!r}.", "Correct --shape."
+            f"A shape must consist of positive integers; got {values!r}.", "Correct --shape."
         )
     return tuple(int(size) for size in sizes)
 
 
 def parse_value_range(values: Numbers) -> tuple[float, float]:
-    """Return the least and the greatest value, such as ``"0,1"``."""
+    """Parse a value range, such as ``"0,1"``, and return the minimum and the maximum."""
     ends = parse_numbers(values, "--value-range", "0,1")
     if len(ends) != 2:
         raise InputError(
-            f"A value range has two ends; got {values!r}.", "Example: --value-range 0,1."
+            f"A value range must have two numbers; got {values!r}.", "Example: --value-range 0,1."
         )
     return ends[0], ends[1]
 
 
 def check_mean(knowledge: Knowledge) -> None:
-    """Refuse a mean that lies outside the value range, up to rounding."""
+    """Check that the mean lies inside the value range, up to rounding.
+
+    Args:
+        knowledge: Knowledge with or without a mean and a value range.
+
+    Raises:
+        InputError: If the mean lies outside of the value range.
+    """
     mean, ends = knowledge.mean, knowledge.value_range
     if mean is None or ends is None:
         return
     slack = 1e-6 * (ends[1] - ends[0])
     if mean.min() < ends[0] - slack or mean.max() > ends[1] + slack:
         raise InputError(
-            f"The mean must lie in the value range {ends[0]:g},{ends[1]:g}; it runs from "
+            f"The mean must lie in the value range {ends[0]:g},{ends[1]:g}; its values are from "
             f"{float(mean.min()):.4g} to {float(mean.max()):.4g}.",
-            "Give both in the units of the images before the mean was subtracted.",
+            "Pass both in the units of the images before the mean was subtracted.",
         )
 
 
@@ -170,7 +195,8 @@ def _parse_balance(values: Numbers, network: Network) -> tuple[float, ...]:
     classes = max(2, network.architecture.outputs)
     if len(shares) != classes or min(shares) < 0 or abs(sum(shares) - 1) > 1e-3:
         raise InputError(
-            f"A label balance has {classes} shares that add up to 1; got {str(values)[:40]!r}.",
+            f"A label balance must have {classes} fractions that add up to 1; got "
+            f"{str(values)[:40]!r}.",
             f"Example: --label-balance {','.join([f'{1 / classes:.4g}'] * classes)}.",
         )
     return shares
@@ -179,14 +205,17 @@ def _parse_balance(values: Numbers, network: Network) -> tuple[float, ...]:
 def _check_count(value: int) -> int:
     if value < 1:
         raise InputError(
-            f"A sample count is a whole number from 1; got {value}.", "Correct --sample-count."
+            f"A sample count must be a positive integer; got {value}.", "Correct --sample-count."
         )
     return value
 
 
 def _check_decay(value: float) -> float:
     if not 0 <= value < math.inf:
-        raise InputError(f"A weight decay is a finite number from 0; got {value}.", "Correct it.")
+        raise InputError(
+            f"A weight decay must be finite and not negative; got {value}.",
+            "Correct --weight-decay.",
+        )
     return value
 
 
@@ -199,12 +228,12 @@ def _stored_mean(name: str, provenance: str | None, samples: Dataset | None) -> 
     if provenance not in (None, name):
         raise InputError(
             f"--mean {name} comes from {name}, not from {provenance}.",
-            "Leave --mean-provenance out.",
+            "Omit --mean-provenance.",
         )
     if samples is None or samples.mean is None:
         raise InputError(
-            f"--mean {name} takes the mean that is stored with those samples; there is none.",
-            "Save the mean that was subtracted as array 'mean', or leave --mean out.",
+            f"--mean {name} needs a mean that is stored with these samples; there is none.",
+            "Save the mean that was subtracted as array 'mean', or omit --mean.",
         )
     return samples.mean.double()
 
@@ -223,36 +252,37 @@ def _read_mean(mean: str | float | Tensor) -> Tensor:
             arrays = read_npz(path)
             if "mean" not in arrays:
                 raise DataError(
-                    f"A mean is read from the array 'mean'; {path!r} holds {sorted(arrays)}.",
+                    f"A file with a mean must hold the array 'mean'; {path!r} holds {sorted(arrays)}.",
                     "Save it with numpy.savez(path, mean=...), or pass a number.",
                 ) from None
             values = arrays["mean"]
     if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
         raise DataError(
-            f"A mean consists of finite numbers; that of {str(mean)!r} does not.", "Correct --mean."
+            f"A mean must consist of finite numbers; the mean of {str(mean)!r} does not.",
+            "Correct --mean.",
         )
     return torch.from_numpy(np.array(values, dtype=np.float64))
 
 
 def _read_npy(path: str) -> np.ndarray[Any, Any]:
     try:
-        # Mapped, so that a header that claims more than the file holds allocates nothing.
+        # The file is mapped, so a header that claims more than the file holds allocates no memory.
         return np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError as problem:
-        raise DataError(f"No file at {path!r}.", "Check the path.") from problem
+        raise DataError(
+            f"--mean must name a file; {path!r} does not exist.", "Check the path."
+        ) from problem
     except (OSError, ValueError, EOFError, SyntaxError) as problem:
         raise DataError(
-            f"{path!r} must be an .npy file of plain numbers; reading it failed ({problem}).",
+            f"{path!r} must be an .npy file of plain numbers; reading the file failed ({problem}).",
             "Save it with numpy.save(path, mean).",
         ) from problem
 
 
 def _load_base(file: str | Path, release: Release, network: Network) -> dict[str, Tensor]:
-    """Return the weights before fine-tuning. Refuse a file that is itself a difference to them.
-
-    Trained weights resemble the base that they began from. A weight difference or a gradient is smaller
-    and does not. Subtracting the base from it would hide what it reveals.
-    """
+    """Return the weights before fine-tuning, and refuse a release that is itself a weight difference."""
+    # Trained weights resemble their base. A weight difference or a gradient is smaller and does not resemble
+    # the base. Subtracting the base from it would hide what it reveals.
     base = load_initial_weights(file, release, network)
     shared = [name for name in base if name in network.theta and base[name].ndim > 1]
     if shared:
@@ -265,10 +295,10 @@ def _load_base(file: str | Path, release: Release, network: Network) -> dict[str
         size = float(norms[0] / norms[1].clamp(min=1e-300))
         if abs(correlation) < MIN_CORRELATION and size < MIN_RELATIVE_SIZE:
             raise InputError(
-                f"--base takes trained weights that began from it; {release.path.name!r} looks like a weight "
+                f"--base needs a release with fine-tuned weights; {release.path.name!r} looks like a weight "
                 f"difference or a gradient (correlation {correlation:.2f} with the base, {size:.2g} of its "
                 "size).",
-                "Leave --base out to attack the difference itself, or use --init for weights that training "
-                "moved so far.",
+                "Omit --base to attack the difference itself. If training moved the weights this far, use "
+                "--init instead.",
             )
     return base

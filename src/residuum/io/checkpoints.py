@@ -1,11 +1,10 @@
-"""Read the network in a release, and write networks to files that anyone can read.
+"""Read the network in a release, and write networks as safetensors files.
 
-Files come from strangers, who may be hostile: every claim is checked before anything is believed
-(:mod:`.release`). The weights that were read become a clean state dict: unwrapped, dense, real, finite and
-in memory of their own.
+A file may come from a hostile author, so every claim in it is checked (:mod:`.release`). The weights become
+a clean state dict: unwrapped, dense, real, finite, and without shared memory.
 
-Next to the weights residuum writes plain strings that any safetensors reader can show. FORMAT_KEY marks a
-file as ours.
+residuum also writes plain strings into the file, which any safetensors reader can show. FORMAT_KEY marks a
+file that residuum wrote.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ from residuum.networks.kinds import ASSUMED_RELU
 from residuum.networks.network import Network
 from residuum.records import write_atomic
 
-DEFAULT_MAX_BYTES = 8 << 30  # of a file: what a machine with 16 GB can hold twice
+DEFAULT_MAX_BYTES = 8 << 30  # size of a file that a machine with 16 GB can hold twice
 SAVE_WEIGHTS = (
     "Save the weights with torch.save(model.state_dict(), path), or as safetensors: "
     "safetensors.numpy.save_file({name: array, ...}, path)."
 )
-# Kinds of files that can be scanned but whose network is not read: what they are, and what to do.
-NOT_READ = {
+# Kinds of files that can be scanned, but whose network is not read: a description and a remedy.
+UNREADABLE_KINDS = {
     "torchscript": (
         "a TorchScript program",
         "If you trust it, save its weights alone: "
@@ -61,14 +60,14 @@ def load_checkpoint(
 ) -> Network:
     """Read the network in a file, or in ``model.safetensors`` of a run directory.
 
-    Nothing in the file is ever executed.
+    Nothing in the file is executed.
 
     Args:
         path: The file, or a release that was opened before.
-        arch: Architecture string. Without it the file's own metadata decide, then the shapes of the
-            tensors.
+        arch: Architecture string. If it is None, the metadata of the file determine the architecture, or
+            else the shapes of the tensors.
         input_shape: Shape of one sample.
-        max_bytes: Larger files and claims are refused.
+        max_bytes: Larger files are refused, and files that claim more memory.
 
     Returns:
         The network with its weights.
@@ -81,18 +80,20 @@ def load_checkpoint(
     if release.size > max_bytes:
         raise UnsafeFileError(
             f"A network may have {max_bytes} bytes; {release.path.name!r} has {release.size}.",
-            "Raise max_bytes for a large model.",
+            "Increase max_bytes for a large model.",
         )
     if release.kind == "pickle" and (network := read_estimator(release)) is not None:
-        return network if arch is None else _network(dict(network.theta), NO_METADATA, arch=arch)
+        return (
+            network if arch is None else _read_network(dict(network.theta), NO_METADATA, arch=arch)
+        )
     if release.kind not in ("torch", "safetensors"):
-        what, remedy = NOT_READ.get(release.kind, NOT_READ["pickle"])
+        what, remedy = UNREADABLE_KINDS.get(release.kind, UNREADABLE_KINDS["pickle"])
         raise CheckpointError(
-            f"A checkpoint is a safetensors file or one of torch.save; {release.path.name!r} is {what}.",
+            f"A checkpoint must be a file of safetensors or torch.save; {release.path.name!r} is {what}.",
             remedy,
         )
-    said = decode_metadata(release.metadata)
-    return _network(release.content, said, release.size, arch, input_shape)
+    metadata = decode_metadata(release.metadata)
+    return _read_network(release.content, metadata, release.size, arch, input_shape)
 
 
 def as_network(
@@ -100,7 +101,7 @@ def as_network(
     arch: str | None = None,
     shape: tuple[int, ...] | None = None,
 ) -> Network:
-    """Return the network of whatever a user gives.
+    """Convert a model in any supported form to a network.
 
     Args:
         model: A network, a live module, a state dict, a fitted MLP of scikit-learn, a release, or the
@@ -108,8 +109,11 @@ def as_network(
         arch: Architecture string for a file or a state dict.
         shape: Shape of one sample, for a live module that does not show it.
 
+    Returns:
+        The network.
+
     Raises:
-        CheckpointError: If it is none of these.
+        CheckpointError: If the model has none of these forms.
     """
     if isinstance(model, Network):
         return model
@@ -118,25 +122,39 @@ def as_network(
     if isinstance(model, str | Path | Release):
         return load_checkpoint(model, arch)
     if isinstance(model, Mapping):
-        return _network(dict(model), NO_METADATA, arch=arch)
+        return _read_network(dict(model), NO_METADATA, arch=arch)
     if hasattr(model, "coefs_") and hasattr(model, "intercepts_"):
         return convert_estimator(model)
     raise CheckpointError(
-        "A network is a Network, a module, its state_dict(), a fitted MLPClassifier or MLPRegressor "
-        f"of scikit-learn or the path of a file; got {type(model).__name__}.",
-        "Give model.state_dict().",
+        "A network must be a Network, a module, its state_dict(), a fitted MLPClassifier or MLPRegressor "
+        f"of scikit-learn, or the path of a file; got {type(model).__name__}.",
+        "Pass model.state_dict().",
     )
 
 
 def save_checkpoint(checkpoint: Network, path: str | Path) -> Path:
-    """Write a checkpoint as safetensors, atomically; equal checkpoints give equal bytes."""
+    """Write a network as a safetensors file. Equal networks give equal bytes.
+
+    The file is written atomically, so an interruption leaves no incomplete file.
+
+    Args:
+        checkpoint: The network.
+        path: The file to write.
+
+    Returns:
+        The path.
+
+    Example:
+        >>> import residuum as rs
+        >>> rs.save_checkpoint(network, "model.safetensors")  # doctest: +SKIP
+    """
     tensors = {name: t.detach().cpu().clone().contiguous() for name, t in checkpoint.theta.items()}
     return write_atomic(path, sort_header(save(tensors, encode_metadata(checkpoint))))
 
 
-def _network(
+def _read_network(
     content: Any,
-    known: Network,
+    metadata: Network,
     size: int | None = None,
     arch: str | None = None,
     input_shape: tuple[int, ...] | None = None,
@@ -144,16 +162,19 @@ def _network(
     """Return the network whose weights ``content`` holds.
 
     Args:
-        content: What a file held, or a dict that is in memory.
-        known: What the file says about itself.
-        size: Bytes of the file, None for a dict that is in memory.
-        arch: Architecture string, if the user gave one.
-        input_shape: Shape of one sample, if the user gave it.
+        content: The content of a file, or a dict in memory.
+        metadata: What the metadata of the file say, without weights.
+        size: Size of the file in bytes, None for a dict in memory.
+        arch: Architecture string of the user, None if there is none.
+        input_shape: Shape of one sample from the user, None if there is none.
+
+    Returns:
+        The network.
     """
     state, source, notes = clean_state(find_state(content), size)
-    architecture, names, guesses = _identify(state, arch, known)
-    shape = known.input_shape if input_shape is None else input_shape
-    return known.replace(
+    architecture, names, guesses = _identify(state, arch, metadata)
+    shape = metadata.input_shape if input_shape is None else input_shape
+    return metadata.replace(
         theta={ours: state[theirs] for ours, theirs in names.items()},
         arch=architecture,
         input_shape=check_input_shape(architecture, shape),
@@ -163,20 +184,22 @@ def _network(
 
 
 def _identify(
-    state: dict[str, Tensor], arch: str | None, known: Network
+    state: dict[str, Tensor], arch: str | None, metadata: Network
 ) -> tuple[Architecture, dict[str, str], list[str]]:
-    """The network, for each of its parameters (in its order) the name in ``state``, the guesses."""
-    text = arch if arch is not None else known.arch
+    """Return the architecture, the name in ``state`` of each of its parameters, and the assumptions."""
+    text = arch if arch is not None else metadata.arch
     try:
-        with torch.device("meta"):  # a claimed architecture must not allocate its size
-            said = Architecture.parse(text) if text else None
-            network, names = (said, match_architecture(state, said)) if said else recognize(state)
+        with torch.device("meta"):  # a claimed architecture must not allocate memory
+            named = Architecture.parse(text) if text else None
+            network, names = (
+                (named, match_architecture(state, named)) if named else recognize(state)
+            )
             order = list(network.build().state_dict())
     except (RuntimeError, ValueError, OverflowError, TypeError) as problem:
         raise ArchitectureError(
-            f"An architecture must be one that can be built; got {text[:80]!r}.",
+            f"residuum must be able to build the architecture; got {text[:80]!r}.",
             "Example: --arch mlp:784-1000-1000-1.",
         ) from problem
-    notes = known.assumptions if known.arch else KINDS[network.kind].assumptions(network)
+    notes = metadata.assumptions if metadata.arch else KINDS[network.kind].assumptions(network)
     guesses = [note for note in notes if note != ASSUMED_RELU or "activation=" not in text]
     return network, {name: names[name] for name in order}, guesses

@@ -1,12 +1,14 @@
-"""Inert values that stand for what a file holds: nothing that it names is imported, called or built.
+"""Inert values that stand for the content of a file.
 
-=====================================  ==========================================================
-in the file                            in the tree
-=====================================  ==========================================================
-an array of numpy, torch or joblib     :class:`Block`: shape, kind of number, and a way to read it
-a dict, list, tuple, number or text    itself
-an object of any class, any other call :class:`InertObject`: the name, what it was given, its attributes
-=====================================  ==========================================================
+Nothing that the file names is imported, called or built.
+
+=======================================  ==============================================================
+in the file                              in the tree
+=======================================  ==============================================================
+an array of numpy, torch or joblib       :class:`Block`: its shape, its dtype, and a way to read it
+a dict, list, tuple, number or text      itself
+an object of any class, any other call   :class:`InertObject`: its class, its arguments, its attributes
+=======================================  ==============================================================
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.records.inputs import is_size
 
 MAX_DIMENSIONS = 16  # of a tensor
-# What reading the numbers of a damaged file can raise, long after it was opened.
+# Exceptions when numbers of a damaged file are read, long after the file was opened.
 UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError, OSError, EOFError, BadZipFile)
 KINDS = {"Double": torch.float64, "Float": torch.float32, "Half": torch.float16}
 KINDS |= {"BFloat16": torch.bfloat16, "Long": torch.int64, "Int": torch.int32}
@@ -36,7 +38,14 @@ STORAGES = {f"torch.{name}Storage": kind.itemsize for name, kind in KINDS.items(
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A block of numbers that a pickle refers to by key; kind: of number, where it is of interest."""
+    """A torch storage: a block of numbers that a pickle refers to by key.
+
+    Attributes:
+        key: Its name in the file.
+        numel: Number of elements.
+        itemsize: Bytes of one element.
+        kind: Type of the elements as in the name of the storage class, such as "Float".
+    """
 
     key: str
     numel: int
@@ -45,13 +54,20 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the block takes."""
+        """Size in bytes."""
         return self.numel * self.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor as a pickle describes it: a window on a storage, checked to lie inside it."""
+    """A tensor as a pickle describes it: a view of a storage that is checked to lie inside it.
+
+    Attributes:
+        storage: The storage.
+        offset: Index of the first element in the storage.
+        size: Shape of the tensor.
+        stride: Step in the storage for each dimension.
+    """
 
     storage: Storage
     offset: int
@@ -59,32 +75,38 @@ class View:
     stride: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """The last element reached by sizes and strides must lie inside the storage, and sizes must not
-        repeat it.
+        """Check that the last element lies inside the storage and that no element repeats.
 
-        Stride 0 would make a tensor of any size from one number: ``count > held`` refuses that too.
+        With stride 0, a single number would give a tensor of any size, so the number of elements is
+        compared with the storage, too.
+
+        Raises:
+            ValueError: If sizes and strides are malformed.
+            UnsafeFileError: If the view is larger than the storage.
         """
         numbers = (self.offset, *self.size, *self.stride)
         if len(self.size) != len(self.stride) or not all(is_size(n) for n in numbers):
             raise ValueError("a tensor needs as many strides as sizes, none negative")
         if len(self.size) > MAX_DIMENSIONS:
             raise ValueError(f"a tensor has at most {MAX_DIMENSIONS} dimensions")
-        count, held = math.prod(self.size), self.storage.numel
+        count, stored = math.prod(self.size), self.storage.numel
         steps = zip(self.size, self.stride, strict=True)
         last = self.offset + sum((n - 1) * step for n, step in steps)
-        if count > held or (count and last >= held):
+        if count > stored or (count and last >= stored):
             raise UnsafeFileError(
                 f"A tensor must lie within its storage; one of shape {list(self.size)} claims "
-                f"{max(count, last + 1)} elements and the file holds {held}.",
+                f"{max(count, last + 1)} elements and the file holds {stored}.",
                 "Save a full copy: {name: t.clone() for name, t in state.items()}.",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class GlobalName:
-    """A global that a pickle names; nothing is imported.
+    """The name of a class or function in a pickle, which is not imported.
 
-    kind: HARMLESS, KNOWN, FOREIGN or UNLISTED (:mod:`.pickle_names`), if the reader judges names.
+    Attributes:
+        name: The full name, such as "torch.nn.modules.linear.Linear".
+        kind: HARMLESS, KNOWN, FOREIGN or UNLISTED (:mod:`.pickle_names`).
     """
 
     name: str
@@ -93,11 +115,15 @@ class GlobalName:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """An array as a file describes it; its numbers are read when they are asked for.
+    """An array as a file describes it. Its numbers are read on demand.
 
-    kind: such as float32.
-    objects: of an array of Python values, in their order, else None.
-    name: the storage that it lies in, for arrays that share one.
+    Attributes:
+        shape: Shape of the array.
+        kind: Its dtype, such as "float32", or a word such as "object".
+        read: Reads the numbers, None if they are not numbers.
+        objects: The values of an array of Python objects or texts, None for other arrays.
+        name: The storage that holds the numbers. Several arrays can share one.
+        structures: Reads the bytes of an array of structures, None for other arrays.
     """
 
     shape: tuple[int, ...] = ()
@@ -117,27 +143,38 @@ class Block:
         return math.prod(self.shape)
 
     def tensor(self) -> Tensor:
-        """The numbers."""
+        """Read the numbers.
+
+        Returns:
+            The numbers as a tensor.
+
+        Raises:
+            CheckpointError: If the array holds no numbers, or the file is damaged.
+        """
         if self.read is None:
             raise CheckpointError(
-                f"An array of numbers is needed; this one is of {self.kind or 'objects'}.",
-                "Save it as numbers.",
+                f"residuum needs an array of numbers; this one holds {self.kind or 'objects'}.",
+                "Save the array as numbers.",
             )
         try:
             return self.read()
         except UNREADABLE as problem:
             raise CheckpointError(
-                f"An array must be in the file as it is described; this one is not ({problem}).",
+                f"An array must be in the file as its header says; this one is not ({problem}).",
                 "Copy or save the file again.",
             ) from problem
 
 
 @dataclass(eq=False, slots=True)
 class InertObject:
-    """What stands for an object, or for what a call would have returned.
+    """The stand-in of an object, or of the result of a call.
 
-    state: its attributes, as ``BUILD`` gives them.
-    items, entries: what was appended or set.
+    Attributes:
+        name: Full name of the class or function.
+        arguments: Arguments of the call.
+        state: The state that the pickle sets, usually a dict of attributes.
+        items: Items that the pickle appends.
+        entries: Entries that the pickle sets.
     """
 
     name: str
@@ -148,38 +185,45 @@ class InertObject:
 
     @property
     def class_name(self) -> str:
-        """The name of the class alone."""
+        """Name of the class without its module."""
         return self.name.rpartition(".")[2]
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """By name; of a state in two parts both."""
-        parts = self.state if isinstance(self.state, tuple) else (self.state,)
-        found: dict[str, Any] = {}
-        for part in parts:
-            if isinstance(part, dict):
-                found |= {key: value for key, value in part.items() if isinstance(key, str)}
-        return found
+        """Attributes by name. A state can have several dicts, for ``__dict__`` and ``__slots__``."""
+        states = self.state if isinstance(self.state, tuple) else (self.state,)
+        attributes: dict[str, Any] = {}
+        for state in states:
+            if isinstance(state, dict):
+                attributes |= {key: value for key, value in state.items() if isinstance(key, str)}
+        return attributes
 
 
 class Opaque:
-    """A key of a dict that is neither text nor a small number: it is told apart by nothing."""
+    """A dict key or number of a pickle that is not reproduced, because it is too large or nested."""
 
 
 def make_key(value: Any) -> Any:
-    """Return a key that hashes in no time. Anything long or nested becomes an :class:`Opaque`."""
-    plain = value is None or type(value) in (bool, float)
-    if plain or (type(value) in (str, bytes) and len(value) <= 1000):
+    """Return a key that hashes fast. A long or nested value becomes an :class:`Opaque`."""
+    is_plain = value is None or type(value) in (bool, float)
+    if is_plain or (type(value) in (str, bytes) and len(value) <= 1000):
         return value
     return value if type(value) is int and abs(value) < 2**60 else Opaque()
 
 
 def expect_type(value: Any, *kinds: type) -> Any:
-    """Return the value.
+    """Return the value after checking its class.
+
+    Args:
+        value: Any value of a pickle.
+        *kinds: The allowed classes. Subclasses are refused.
+
+    Returns:
+        The value.
 
     Raises:
-        ValueError: If it is of none of these classes.
+        ValueError: If the value has none of these classes.
     """
     if type(value) not in kinds:
-        raise ValueError(f"{type(value).__name__} where {kinds[0].__name__} belongs")
+        raise ValueError(f"{type(value).__name__} instead of {kinds[0].__name__}")
     return value

@@ -13,29 +13,32 @@ from residuum.io.release import Release, open_release
 from residuum.io.trusted_code import load_into_copy, load_with_code
 from residuum.networks.network import Network
 
-INIT_OWN = "own"  # the initial weights that a training directory holds
+INIT_OWN = "own"  # the option that selects the initial weights in a training directory
 INIT_FILE = "init.safetensors"
 
 
 def resolve_trained_and_base(
     checkpoint: str | Path, base: str | None, adapter: str | None
 ) -> tuple[Path, str | None]:
-    """Return the file that was trained and the file of the weights that training began from.
+    """Return the file of the trained weights and the file of the weights before training.
 
     Args:
-        checkpoint: The file that the user names first.
-        base: The weights before fine-tuning.
-        adapter: An adapter (LoRA) of ``checkpoint``, which is then the base.
+        checkpoint: The file that the user passes as the model.
+        base: File of the weights before fine-tuning.
+        adapter: File of an adapter (LoRA) of ``checkpoint``, which is then the base.
+
+    Returns:
+        The trained file, and the base file or None.
 
     Raises:
-        InputError: Both ``base`` and ``adapter`` are given.
+        InputError: If both ``base`` and ``adapter`` are passed.
     """
     if adapter is None:
         return Path(checkpoint), base
     if base is not None:
         raise InputError(
             "With --adapter the checkpoint is the base, so --base cannot be used.",
-            "Leave one out.",
+            "Omit one of them.",
         )
     return Path(adapter), str(checkpoint)
 
@@ -53,20 +56,22 @@ def load_network(
 
     Args:
         source: The file, or the release that was read from it.
-        arch: The architecture, if it cannot be read from the file.
-        model: ``package.module:factory`` of the code that makes the network, in place of ``arch``.
-        trust_code: Permit to run the code that ``model`` names.
+        arch: Architecture string, if the file does not show the architecture.
+        model: ``package.module:factory`` of the code that makes the network, instead of ``arch``.
+        trust_code: Whether the code of ``model`` may be run.
         shape: Shape of one sample, for ``model``.
-        base: If the file is an adapter, the weights that it is added to.
+        base: If the file is an adapter, the file of the weights that it is added to.
+
+    Returns:
+        The network.
 
     Raises:
-        InputError: Both ``arch`` and ``model`` are given, or the file and the network do not fit.
-        UnsafeFileError: ``model`` is given without ``trust_code``, or reading the file is not safe.
+        InputError: If both ``arch`` and ``model`` are passed.
     """
     if model is not None:
         if arch is not None:
             raise InputError(
-                "--model makes the network, so --arch cannot be used.", "Leave one out."
+                "--model makes the network, so --arch cannot be used.", "Omit one of them."
             )
         return load_with_code(source, model, shape, trusted=trust_code)
     release = open_release(source)
@@ -74,15 +79,18 @@ def load_network(
 
 
 def load_initial_weights(file: str | Path, release: Release, network: Network) -> dict[str, Tensor]:
-    """Load the weights that the training of ``network`` began from.
+    """Load the initial weights of a network.
 
     Args:
-        file: The file of these weights, or "own" for the one in the training directory of ``release``.
+        file: File of the initial weights, or "own" for the one in the training directory of ``release``.
         release: The release that holds the trained weights.
         network: The trained network.
 
+    Returns:
+        The initial weights by parameter name.
+
     Raises:
-        InputError: The file is missing, or its weights do not fit the network.
+        InputError: If "own" is passed and the training directory has no initial weights.
     """
     folder = release.path.parent
     if file == INIT_OWN:
@@ -90,7 +98,7 @@ def load_initial_weights(file: str | Path, release: Release, network: Network) -
         if not file.is_file():
             raise InputError(
                 f"`--init own` needs {INIT_FILE} in a training directory; {str(folder)!r} has none.",
-                "Name the file of the initial weights.",
+                "Pass the file of the initial weights.",
             )
     if network.live is not None:
         return load_into_copy(file, network)

@@ -1,7 +1,7 @@
-"""Metadata that residuum writes next to the weights in a safetensors file, and reads from strangers' files.
+"""Write and read the metadata of a network in a safetensors file.
 
-The metadata are plain strings that any safetensors reader can show. ``FORMAT_KEY`` marks a file as ours. A
-file may come from a hostile author, so every value is checked against ``RULES`` before it is used.
+The metadata are plain strings that any safetensors reader can show. ``FORMAT_KEY`` marks a file that residuum
+wrote. A file may come from a hostile author, so every value is checked against ``RULES`` before it is used.
 """
 
 from __future__ import annotations
@@ -16,26 +16,37 @@ from residuum.networks.network import Network
 from residuum.records import TASKS
 
 FORMAT_KEY, FORMAT = "residuum_format", "1"
-# Of what a file says of itself: characters, texts and sizes that no network of ours comes near.
-MAX_ARCHITECTURE, MAX_TEXT, MAX_TEXTS, MAX_SIZES = 256, 200, 10_000, 8
-# Sentences out of a file's metadata end up in verdicts, so a reader must see whose sentences they are.
+# No network of residuum comes near these limits.
+MAX_ARCHITECTURE, MAX_TEXT = 256, 200  # characters
+MAX_TEXTS, MAX_SIZES = 10_000, 8  # number of texts, and of dimensions
+# Sentences from a file's metadata appear in verdicts, so a reader must see that they come from the file.
 METADATA_SAYS = "The file's metadata says (not checked): "
 MAX_STATEMENTS = 10
 
 
 def encode_metadata(checkpoint: Network) -> dict[str, str]:
-    """Metadata of a safetensors file; ``format`` is what other libraries look for."""
+    """Return the metadata of a safetensors file, with the key ``format`` that other libraries need."""
     metadata = {"format": "pt", FORMAT_KEY: FORMAT, "architecture": checkpoint.arch}
     metadata |= {key: json.dumps(getattr(checkpoint, key)) for key in ("input_shape", "labels")}
     statements = [text.removeprefix(METADATA_SAYS) for text in checkpoint.assumptions]
     metadata |= {"assumptions": json.dumps(statements)}
     metadata |= {"task": checkpoint.task}
-    decode_metadata(metadata)  # never write what cannot be read back
+    decode_metadata(metadata)  # check that the metadata can be read back
     return metadata
 
 
 def decode_metadata(metadata: dict[str, str]) -> Network:
-    """What a file says of itself, without weights, or which value is not what it must be."""
+    """Return what the metadata of a file say, as a network without weights.
+
+    Args:
+        metadata: The metadata of a safetensors file.
+
+    Returns:
+        The network without weights, or ``NO_METADATA`` if residuum did not write the file.
+
+    Raises:
+        CheckpointError: If a value breaks its rule.
+    """
     if FORMAT_KEY not in metadata:
         return NO_METADATA
     if metadata[FORMAT_KEY] != FORMAT:
@@ -43,41 +54,41 @@ def decode_metadata(metadata: dict[str, str]) -> Network:
             f"This version reads checkpoint format {FORMAT}; got {metadata[FORMAT_KEY][:20]!r}.",
             "Upgrade residuum.",
         )
-    found: dict[str, Any] = {key: metadata.get(key, "") for key in RULES}
-    for key, (most, allowed, rule) in RULES.items():
+    fields: dict[str, Any] = {key: metadata.get(key, "") for key in RULES}
+    for key, (max_length, is_allowed, rule) in RULES.items():
         if key not in ("architecture", "task"):
-            found[key] = _parse_list(found[key])
-        value = found[key]
-        if value is None or len(value) > most or not allowed(value):
+            fields[key] = _parse_list(fields[key])
+        value = fields[key]
+        if value is None or len(value) > max_length or not is_allowed(value):
             raise CheckpointError(
                 f"The checkpoint's {key!r} must be {rule}; got {metadata.get(key, '')[:40]!r}.",
                 "Save it again with save_checkpoint, or its tensors without metadata.",
             )
-    found["assumptions"] = _attribute_statements(found["assumptions"])
-    return Network({}, found.pop("architecture"), **found)
+    fields["assumptions"] = _attribute_statements(fields["assumptions"])
+    return Network({}, fields.pop("architecture"), **fields)
 
 
 def _attribute_statements(statements: tuple[str, ...]) -> tuple[str, ...]:
-    """Mark sentences of a file as its own, except those that residuum itself words, and keep ten."""
+    """Mark sentences as statements of the file, except those that residuum wrote, and return at most ten."""
     texts = [
         text if text in (ASSUMED_RELU, ASSUMED_STRIDES) else f"{METADATA_SAYS}{text}"
         for text in statements[:MAX_STATEMENTS]
     ]
     if (dropped := len(statements) - MAX_STATEMENTS) > 0:
         texts.append(
-            f"{METADATA_SAYS}{dropped} more sentences, which are left out (at most "
+            f"{METADATA_SAYS}{dropped} more sentences, which are omitted (at most "
             f"{MAX_STATEMENTS} are shown)"
         )
     return tuple(texts)
 
 
 def _parse_list(text: str) -> tuple[Any, ...] | None:
-    """What a JSON list holds, nothing for no text; None for anything else."""
+    """Return the entries of a JSON list, () for an empty text, and None if the text is not a list."""
     try:
-        found = json.loads(text or "[]")
+        entries = json.loads(text or "[]")
     except (ValueError, RecursionError):
         return None
-    return tuple(found) if isinstance(found, list) else None
+    return tuple(entries) if isinstance(entries, list) else None
 
 
 def _are_sizes(values: tuple[Any, ...]) -> bool:
@@ -90,7 +101,7 @@ def _are_texts(values: tuple[Any, ...]) -> bool:
 
 NO_METADATA = Network({}, "")
 TEXTS = (MAX_TEXTS, _are_texts, f"up to {MAX_TEXTS} printable texts of up to {MAX_TEXT} characters")
-RULES: dict[str, tuple[int, Callable[[Any], bool], str]] = {  # longest, what it holds, in words
+RULES: dict[str, tuple[int, Callable[[Any], bool], str]] = {  # maximal length, check, rule
     "architecture": (MAX_ARCHITECTURE, bool, f"a text of 1 to {MAX_ARCHITECTURE} characters"),
     "input_shape": (MAX_SIZES, _are_sizes, f"up to {MAX_SIZES} positive whole numbers"),
     "labels": TEXTS,

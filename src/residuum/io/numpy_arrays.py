@@ -1,4 +1,4 @@
-"""Arrays and numbers of numpy as a pickle describes them, read without numpy's own constructors."""
+"""Read arrays and numbers of numpy from a pickle without numpy's own constructors."""
 
 from __future__ import annotations
 
@@ -20,22 +20,35 @@ PLAIN_DTYPE = re.compile(r"[fiubcSUVOmM]\d{0,5}")
 
 @dataclass(eq=False, slots=True)
 class NumpyDtype:
-    """The dtype of a numpy array: a letter and a size, such as f8, and ``>`` where bytes are swapped."""
+    """The dtype of a numpy array in a pickle.
+
+    Attributes:
+        code: A letter and a size, such as "f8".
+        order: The byte order, "<" or ">".
+    """
 
     code: str
     order: str = "<"
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one number."""
+        """Bytes of one entry."""
         size = np.dtype(self.code).itemsize
         if size > MAX_ITEM_BYTES:
-            raise ValueError("an entry of an array has at most 65536 bytes")
+            raise ValueError("an entry of an array may have at most 65536 bytes")
         return size
 
 
 def read_dtype(code: Any = "", *_: Any) -> NumpyDtype | InertObject:
-    """``numpy.dtype('f8', False, True)``; what is no plain kind is kept as it is."""
+    """Return the dtype of the call ``numpy.dtype('f8', False, True)`` in a pickle.
+
+    Args:
+        code: The first argument of the call.
+        *_: The other arguments, which are ignored.
+
+    Returns:
+        The dtype, or a stand-in of the call if the dtype is not a plain one.
+    """
     if isinstance(code, GlobalName):  # numpy.dtype(numpy.float64)
         code = np.dtype(getattr(np, code.name.rpartition(".")[2], "V1")).str[1:]
     if type(code) is not str or not PLAIN_DTYPE.fullmatch(code):
@@ -47,18 +60,25 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
     """Return an array from its bytes or its list of objects.
 
     Args:
-        raw: The bytes. Files of Python 2 hold them as text with one letter for each byte.
-        kind: The stand-in of its dtype.
-        shape: Its shape.
+        raw: The bytes, or the list of objects. Files of Python 2 hold the bytes as a text with one letter
+            for each byte.
+        kind: The stand-in of the dtype.
+        shape: Shape of the array.
         fortran: Whether the first index runs fastest.
-        block: The stand-in to fill, a new one if None.
+        block: The block to fill, a new one if None.
+
+    Returns:
+        The array as a block.
+
+    Raises:
+        ValueError: If the shape is not valid or does not fit the bytes.
     """
     block = block or Block()
     block.shape = (
         (expect_type(shape, int),) if type(shape) is int else tuple(expect_type(shape, tuple, list))
     )
     if len(block.shape) > 32 or not all(map(is_size, block.shape)):
-        raise ValueError("an array has at most 32 dimensions, none negative")
+        raise ValueError("an array may have at most 32 dimensions, none negative")
     if type(raw) is list:
         block.kind, block.objects = "object", raw
         return block
@@ -67,7 +87,7 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
         return block
     size = kind.itemsize
     if block.numel * size != len(expect_type(raw, bytes, bytearray, str)):
-        raise ValueError("an array must fill the bytes that it is given")
+        raise ValueError("an array must fill its bytes")
     block.kind = np.dtype(kind.code).name if kind.code[0] in "fiubc" else f"bytes of {size}"
     if kind.code[0] == "V" and size and not isinstance(raw, str):
         block.structures = lambda: np.frombuffer(raw, np.uint8).reshape(-1, size)
@@ -90,7 +110,7 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
 
 @dataclass(eq=False)
 class _Texts:
-    """The texts of an array, made when they are asked for."""
+    """The texts of an array, which are decoded on demand."""
 
     raw: Any
     kind: NumpyDtype
@@ -107,7 +127,18 @@ class _Texts:
 
 
 def read_scalar(kind: Any, raw: Any = b"") -> Any:
-    """``numpy.core.multiarray.scalar``: one number."""
+    """Return the number of the call ``numpy.core.multiarray.scalar`` in a pickle.
+
+    Args:
+        kind: The stand-in of the dtype.
+        raw: Bytes of the number.
+
+    Returns:
+        The number, or a stand-in of the call if it is not a plain number.
+
+    Raises:
+        ValueError: If the bytes do not fit the dtype.
+    """
     if isinstance(kind, NumpyDtype) and kind.code[0] in "fiub" and isinstance(raw, bytes):
         if len(raw) != kind.itemsize:
             raise ValueError("a number must fill its bytes")

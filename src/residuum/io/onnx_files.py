@@ -17,12 +17,18 @@ from residuum.io.streams import MAX_PICKLE_BYTES
 def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
     """Return the initializers of a graph by name, and its metadata.
 
-    Numbers in other files are not followed.
+    Numbers that are stored in other files are not read.
+
+    Args:
+        path: The file.
+
+    Returns:
+        The initializers as blocks, and the metadata.
 
     Raises:
         MissingExtraError: If the package onnx is not installed.
         UnsafeFileError: If the file is too large.
-        CheckpointError: If the file is no ONNX graph.
+        CheckpointError: If the file is not an ONNX graph.
     """
     try:
         import onnx

@@ -1,8 +1,8 @@
 """Read files of ``torch.save`` and TorchScript as trees of inert values.
 
-The checks allocate nothing that the file does not hold. Members of an archive are stored, not compressed,
-and do not overlap. The pickle is read as inert values (:mod:`.inert`), and each storage must be in the
-file in full. Numbers are read when they are asked for, and their checksum is checked then.
+The checks allocate no more memory than the file holds. Members of an archive must be uncompressed and must
+not overlap. The pickle is read as inert values (:mod:`.inert`), and each storage must be complete. Numbers
+are read on demand, and their checksum is checked at that time.
 """
 
 from __future__ import annotations
@@ -33,20 +33,19 @@ EXPORT_ADVICE = (
     "Export the weights alone: torch.save(model.state_dict(), path), or "
     "safetensors.torch.save_file(model.state_dict(), path)."
 )
-LOCAL_HEADER = struct.Struct(
-    "<26x2H"
-)  # of a zip member: the lengths of its name and its extra field
+# The header of a zip member: the lengths of its name and its extra field.
+LOCAL_HEADER = struct.Struct("<26x2H")
 MEMBER = re.compile(r"(?P<folder>[^/\\\x00]+)/(?!.*\.\.)[\w./-]+")
-CHECKSUM = "The members of an archive must fit their checksums (CRC); {!r} does not."
-KEEP_CHECKSUMS = "Copy or save the file again, not under torch's set_crc32_options(False)."
+CHECKSUM = "The members of an archive must match their checksums (CRC); {!r} does not."
+KEEP_CHECKSUMS = "Copy or save the file again, without torch's set_crc32_options(False)."
 
 
 @dataclass(frozen=True)
 class PickleContent:
-    """What the pickle of a file holds, and what loading it would run.
+    """The content of a pickle, and what loading the pickle would run.
 
     Attributes:
-        kind: torch, torchscript or pickle.
+        kind: "torch", "torchscript" or "pickle".
         content: The tree of inert values.
         unsafe: Calls of unknown functions, such as "call os.system".
         foreign: Classes and functions of other packages that the pickle names.
@@ -64,11 +63,14 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> PickleContent:
     Args:
         path: The file.
         stream: The same file, open.
-        size: Its bytes.
+        size: Size of the file in bytes.
+
+    Returns:
+        The content.
 
     Raises:
         CheckpointError: If the archive is damaged or written by another library.
-        UnsafeFileError: If it claims more than it holds.
+        UnsafeFileError: If the archive claims more bytes than it holds.
     """
     try:
         with open_zip(stream) as archive:
@@ -85,8 +87,8 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> PickleContent:
         ) from problem
 
     def member_of(storage: Storage) -> zipfile.ZipInfo | None:
-        places = (members.get(f"{folder}{part}/{storage.key}") for part in ("data", "constants"))
-        return next((member for member in places if member is not None), None)
+        names = (f"{folder}{subfolder}/{storage.key}" for subfolder in ("data", "constants"))
+        return next((members[name] for name in names if name in members), None)
 
     def read_storage(storage: Storage) -> bytearray:
         return _read_member(path, member_of(storage), storage.nbytes)
@@ -95,11 +97,11 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> PickleContent:
     tree = reader.run(Source(io.BytesIO(content), len(content)))  # type: ignore[arg-type]
     for storage in reader.storages.values():
         member = member_of(storage)
-        held = member.file_size if member else 0
-        if storage.nbytes != held:
+        stored = member.file_size if member else 0
+        if storage.nbytes != stored:
             raise UnsafeFileError(
-                f"A storage must be in the file in full; {storage.key[:80]!r} claims "
-                f"{storage.nbytes} bytes and {held} are there.",
+                f"A storage must be complete; {storage.key[:80]!r} claims {storage.nbytes} bytes and the "
+                f"file holds {stored}.",
                 COPY_AGAIN,
             )
     kind = "torchscript" if f"{folder}constants.pkl" in members else "torch"
@@ -114,23 +116,31 @@ def read_pickle(
     Args:
         path: The file.
         stream: The same file, open.
-        size: Its bytes.
-        unpacker: Makes the decompressor of a packed file.
+        size: Size of the file in bytes.
+        unpacker: Makes the decompressor of a compressed file.
+
+    Returns:
+        The content.
+
+    Raises:
+        CheckpointError: If the file is damaged.
+        UnsafeFileError: If the file is too large.
     """
     starts: dict[str, int] = {}
 
     def read_storage(storage: Storage) -> bytearray:
         raw = bytearray(storage.nbytes)
-        with path.open("rb") as again:
-            again.seek(starts[storage.key])
-            if again.readinto(raw) != len(raw):
-                raise ValueError("it ends before what it claims")
+        with path.open("rb") as file:
+            file.seek(starts[storage.key])
+            if file.readinto(raw) != len(raw):
+                raise ValueError("it ends too early")
         return raw
 
     is_legacy = unpacker is None and stream.peek(len(LEGACY_HEAD)).startswith(LEGACY_HEAD)
-    if size > MAX_PICKLE_BYTES and not is_legacy:  # whose numbers stay in the file
+    if size > MAX_PICKLE_BYTES and not is_legacy:  # numbers of legacy files stay in the file
         raise UnsafeFileError(
-            f"A pickle may have {MAX_PICKLE_BYTES} bytes; {path.name!r} has {size}.", "Split it."
+            f"A pickle may have {MAX_PICKLE_BYTES} bytes; {path.name!r} has {size}.",
+            "Save the model in several files.",
         )
     reader = PickleReader(cache_last_storage(read_storage))
     source: Any = open_source(stream, size, unpacker)
@@ -141,7 +151,7 @@ def read_pickle(
             raise CheckpointError(
                 "A pickle must come from torch.save; this one does not.", EXPORT_ADVICE
             )
-        reader.run(source)  # what the writing machine was like
+        reader.run(source)  # type sizes of the machine that wrote the file
         content = reader.run(source)
         starts |= _storage_positions(reader.run(source), reader.storages, stream, size)
     unsafe = [*reader.unsafe]
@@ -151,33 +161,33 @@ def read_pickle(
 
 
 def cache_last_storage(read: Callable[[Storage], bytearray]) -> Callable[[Storage], bytearray]:
-    """Return ``read`` with a memory of its last result, because tensors often share one storage."""
+    """Return a version of ``read`` that caches its last result, because tensors often share a storage."""
     last: list[tuple[Storage, bytearray]] = []
 
-    def remember(storage: Storage) -> bytearray:
+    def read_cached(storage: Storage) -> bytearray:
         if not last or last[0][0] != storage:
-            last.clear()  # before the next one is read, so that two are never held
+            last.clear()  # free the memory before the next storage is read
             last.append((storage, read(storage)))
         return last[0][1]
 
-    return remember
+    return read_cached
 
 
 def _storage_positions(
     keys: Any, storages: dict[str, Storage], stream: BinaryIO, size: int
 ) -> dict[str, int]:
-    """Return where each storage of a legacy file begins. Each has its length in front of it."""
-    listed = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
-    if not listed or sorted(keys) != sorted(storages):
+    """Return the position of each storage of a legacy file. Its length is stored before it."""
+    is_list = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+    if not is_list or sorted(keys) != sorted(storages):
         raise CheckpointError(
-            "The file must list the storages it refers to; it does not.", COPY_AGAIN
+            "The file must list the storages that it refers to; it does not.", COPY_AGAIN
         )
     starts = {}
     for key in keys:
         storage = storages[key]
         if storage.nbytes > size:
             raise UnsafeFileError(
-                f"A storage must be in the file in full; {key[:80]!r} claims {storage.nbytes} bytes of "
+                f"A storage must be complete; {key[:80]!r} claims {storage.nbytes} bytes and the file has "
                 f"{size}.",
                 COPY_AGAIN,
             )
@@ -185,7 +195,7 @@ def _storage_positions(
         starts[key] = stream.tell()
         if numel != storage.numel or starts[key] + storage.nbytes > size:
             raise CheckpointError(
-                f"Storage {key[:80]!r} must hold {storage.nbytes} bytes; the file ends before.",
+                f"Storage {key[:80]!r} must hold {storage.nbytes} bytes; the file ends too early.",
                 COPY_AGAIN,
             )
         stream.seek(storage.nbytes, io.SEEK_CUR)
@@ -193,62 +203,59 @@ def _storage_positions(
 
 
 def _run_without_joblib(source: Source) -> list[str]:
-    """List what ``pickle.load`` would run in a file of joblib.
-
-    ``pickle.load`` does not know the numbers that follow an array and takes them for instructions.
-    """
+    """Return what ``pickle.load`` would run in a file of joblib."""
+    # ``pickle.load`` does not know that numbers follow an array, and takes these numbers for instructions.
     reader = PickleReader(joblib=False)
     try:
         reader.run(source)  # type: ignore[arg-type]
-    except CheckpointError:  # as with every honest file: numbers are no instructions
+    except CheckpointError:  # the numbers are no instructions, as in every harmless file
         return []
     except UnsafeFileError:
-        if not reader.unsafe:  # more work than a file may ask for
+        if not reader.unsafe:  # the file asks for too much work
             raise
     return [*reader.unsafe]
 
 
 def _check_members(members: list[zipfile.ZipInfo], size: int) -> None:
-    """Refuse archives of other libraries, bombs, and names that two readers would take differently."""
+    """Refuse archives of other libraries, zip bombs, and names that two readers could read differently."""
     refuse_other_archives([member.filename for member in members])
     total = sum(member.file_size for member in members)
     stored = sum(m.file_size for m in members if m.compress_type == zipfile.ZIP_STORED)
     if stored > size or total > MAX_GROWTH * size:
         raise UnsafeFileError(
-            f"A torch archive stores its members uncompressed and apart; this one of {size} bytes claims "
-            f"to unpack to {total}.",
+            "A torch archive must store its members uncompressed and without overlap; this archive of "
+            f"{size} bytes claims to unpack to {total}.",
             "Write it with torch.save.",
         )
-    names = [MEMBER.fullmatch(member.filename) for member in members]
-    folders = {match["folder"] for match in names if match}
+    matches = [MEMBER.fullmatch(member.filename) for member in members]
+    folders = {match["folder"] for match in matches if match}
     distinct = {member.filename.casefold() for member in members}
-    if None in names or len(folders) != 1 or len(distinct) != len(members):
+    if None in matches or len(folders) != 1 or len(distinct) != len(members):
         raise UnsafeFileError(
-            "A torch archive has one folder of distinct plain names; this one has duplicate or odd names.",
+            "A torch archive must have one folder of distinct plain names; this one has duplicate or unusual "
+            "names.",
             EXPORT_ADVICE,
         )
 
 
 def _find_folder(members: dict[str, zipfile.ZipInfo], file: str) -> str:
-    """Return the one folder of an archive, with its slash."""
+    """Return the folder of an archive, with a slash at its end."""
     pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
         raise CheckpointError(
-            f"A torch archive holds one data.pkl in its one folder; {file!r} does not.",
+            f"A torch archive must hold one data.pkl in its folder; {file!r} does not.",
             "Write it with torch.save.",
         )
     return pickles[0].removesuffix("data.pkl")
 
 
 def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> bytearray:
-    """Return the bytes of a stored member, checked against its checksum.
-
-    The position comes from the directory that was read before. Opening the archive again for each of a
-    thousand tensors would parse that directory a thousand times.
-    """
+    """Return the bytes of an uncompressed member after checking its checksum."""
+    # The position comes from the directory that was read before. Opening the archive again for each of a
+    # thousand tensors would parse this directory a thousand times.
     if member is None or member.compress_type != zipfile.ZIP_STORED:
         raise CheckpointError(
-            "A torch archive stores its members uncompressed; one is missing or compressed.",
+            "A torch archive must store its members uncompressed; one is missing or compressed.",
             "Write it with torch.save.",
         )
     if member.file_size > limit:
@@ -265,14 +272,17 @@ def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> byte
             raise zipfile.BadZipFile("a member does not begin where the directory says")
         stream.seek(sum(LOCAL_HEADER.unpack(header)), io.SEEK_CUR)
         if stream.readinto(raw) != len(raw):
-            raise zipfile.BadZipFile("a member ends before what it claims")
+            raise zipfile.BadZipFile("a member ends too early")
     if zlib.crc32(raw) != member.CRC:
         raise CheckpointError(CHECKSUM.format(member.filename[:80]), KEEP_CHECKSUMS)
     return raw
 
 
 def refuse_other_archives(names: list[str]) -> None:
-    """Refuse zip archives that other libraries write, each with what to do.
+    """Refuse zip archives of other libraries with an error that says what to do.
+
+    Args:
+        names: Names of the members.
 
     Raises:
         CheckpointError: If the archive is not one of ``torch.save`` or TorchScript.

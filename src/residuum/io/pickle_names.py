@@ -1,7 +1,7 @@
 """The names in a pickle that are known to be harmless.
 
 A pickle can call every function of every installed package. A list of dangerous functions is never
-complete, so this file lists the harmless ones. :func:`classify_name` sorts each name into one of four kinds:
+complete, so this file lists harmless functions. :func:`classify_name` sorts each name into one of four kinds:
 
 ========== ================================================= ===========================================
 kind       the pickle may                                    examples
@@ -54,7 +54,7 @@ MAKE_INSTANCE = (
     | {"pandas._libs.interval.__pyx_unpickle_IntervalMixin"}
     | {"pandas.core.indexes.base._new_Index", "pandas.core.indexes.datetimes._new_DatetimeIndex"}
 )  # fmt: skip
-# Arrays of numpy are made without a call of the class as well.
+# Arrays of numpy are also made without a call of the class.
 MAKE_ARRAY = {f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")}
 MAKE_ARRAY |= {"numpy.ma.core._mareconstruct"}
 
@@ -62,14 +62,14 @@ MAKE_ARRAY |= {"numpy.ma.core._mareconstruct"}
 # iterates over its argument and thereby runs whatever an unusual iterator computes.
 CONTAINERS = _join("builtins", "list tuple set frozenset dict bytes bytearray")
 CONTAINERS |= _join("collections", "OrderedDict Counter deque")
-# What a class may be derived from without an ``__init__`` of its own.
+# Base classes that run no code of the file when a subclass without ``__init__`` is made.
 BASES = CONTAINERS | _join("builtins", "object int float complex str") | {"collections.defaultdict"}
 
 CALLS = (
     MAKE_INSTANCE
     | MAKE_ARRAY
     | BASES
-    # Plain values of Python: nothing but the value itself is made.
+    # Plain values of Python. Making them has no other effect.
     | _join("builtins", "bool slice range xrange long")
     | _join("datetime", "date datetime time timedelta timezone")
     | {"decimal.Decimal", "fractions.Fraction", "types.SimpleNamespace", "random.Random"}
@@ -79,7 +79,7 @@ CALLS = (
     # An attribute of a class or module, as protocols below 4 write nested classes. The reader judges
     # the resulting name. Other uses are refused.
     | {"builtins.getattr"}
-    # Paths: a text with slashes, nothing on the disk is touched.
+    # Paths: a text with slashes. Making a path does not access the disk.
     | {
         f"{module}.{name}"
         for module in ("pathlib", "pathlib._local")
@@ -154,8 +154,8 @@ CALLS = (
     | _join("accelerate.utils.dataclasses", "DistributedType DynamoBackend SaveStrategy")
 )  # fmt: skip
 
-# Classes and plain functions by exact name: instances of these classes are made without a call, and the
-# functions do arithmetic.
+# Classes and plain functions by exact name. Instances of these classes are made without a call, and the
+# functions only compute.
 NAMES = (
     _join("builtins", "NotImplemented Ellipsis NoneType abs len max min round sum sorted")
     | {"argparse.Namespace", "uuid.UUID", "uuid.SafeUUID", "collections.UserDict", "collections.ChainMap"}
@@ -190,13 +190,13 @@ NAMES = (
     | {"torch._C._VariableFunctionsClass", "scipy._lib.array_api_compat.numpy._aliases.asarray"}
     | _join("torch._C._VariableFunctionsClass", "relu sigmoid tanh softmax log_softmax sin cos exp")
     | {"joblib.numpy_pickle.NumpyArrayWrapper", "sklearn.externals.joblib.numpy_pickle.NumpyArrayWrapper"}
-    # Wrappers of joblib before 0.10, whose arrays are in other files: the reader says so.
+    # Wrappers of joblib before 0.10, whose arrays are in other files. The reader refuses them.
     | _join("joblib.numpy_pickle", "NDArrayWrapper ZNDArrayWrapper")
     | {"torch.utils.data.dataloader.DataLoader", "torch.utils.data._utils.collate.default_collate"}
 )  # fmt: skip
 
-# Modules whose classes set their state without running text or bytes out of the file as code. (scipy.stats
-# runs a text, which the reader compares with the one that scipy writes.)
+# Modules whose classes set their state without running text or bytes of the file as code. scipy.stats runs
+# a text, which the reader compares with the text that scipy writes.
 MODULES = (
     "sklearn.",
     "scipy.sparse.", "scipy.stats.", "scipy.interpolate.", "scipy.spatial.", "scipy.special.",
@@ -209,8 +209,8 @@ MODULES = (
     "torch.amp.grad_scaler.", "torch.cuda.amp.grad_scaler.",
     "torchvision.models.", "torchvision.ops.misc.", "torchvision.transforms.",
     "PIL.Image.",
-    "xgboost.", "lightgbm.", "catboost.",  # hand their bytes to their own parser of trees
-    "__torch__.",  # classes of TorchScript, which no Python import finds
+    "xgboost.", "lightgbm.", "catboost.",  # they parse their bytes with their own parser of trees
+    "__torch__.",  # classes of TorchScript, which Python cannot import
 )  # fmt: skip
 # Parts of these modules that fetch files, start listeners or bundle other packages.
 EXCLUDED = re.compile(
@@ -230,8 +230,15 @@ def modernize_module(module: str) -> str:
 def classify_name(module: str, attribute: str) -> str:
     """Return the kind of a name: HARMLESS, KNOWN, FOREIGN or UNLISTED.
 
-    A dotted attribute leads from a module to everything that the module has imported, such as
-    ``os.system`` of ``sklearn.base``. So only exact names may be dotted.
+    A dotted attribute can reach everything that a module has imported, such as ``os.system`` through
+    ``sklearn.base``. So a dotted attribute is accepted only if the exact name is listed.
+
+    Args:
+        module: The module, such as "torch.nn.modules.linear".
+        attribute: The name in the module, such as "Linear".
+
+    Returns:
+        The kind.
     """
     name = f"{module}.{attribute}"
     if name in CALLS:
@@ -246,6 +253,6 @@ def classify_name(module: str, attribute: str) -> str:
 
 
 def is_trusted(name: str) -> bool:
-    """Return whether a dotted name is HARMLESS or KNOWN."""
+    """Return True if a dotted name is HARMLESS or KNOWN."""
     module, _, attribute = name.rpartition(".")
     return classify_name(module, attribute) in (HARMLESS, KNOWN)

@@ -97,11 +97,11 @@ MAX_WIDE_TEXT, NON_LATIN = 1 << 20, re.compile(rb"[\xc4-\xff]")
 MALFORMED = (ValueError, IndexError, KeyError, TypeError, AttributeError, struct.error)
 
 
-def make_unsafe_error(unsafe: Iterable[str]) -> UnsafeFileError:
-    """Return the error for a file that would run code, with the first entries of ``PickleReader.unsafe``."""
+def describe_unsafe(unsafe: Iterable[str]) -> tuple[str, str]:
+    """Return the error message and the remedy for a file with the entries of ``PickleReader.unsafe``."""
     actions = list(unsafe)
     more = f" and {len(actions) - 3} more" if len(actions) > 3 else ""
-    return UnsafeFileError(
+    return (
         "Loading a model may only call known constructors; loading this file would "
         f"{', '.join(actions[:3])}{more}.",
         "Do not load it. Ask its author for the weights as safetensors.",
@@ -163,7 +163,7 @@ class PickleReader:
         except CheckpointError as problem:
             if not self.unsafe:
                 raise
-            raise make_unsafe_error(self.unsafe) from problem
+            raise UnsafeFileError(*describe_unsafe(self.unsafe)) from problem
         finally:
             self._stream = outer
 

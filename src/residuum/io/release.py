@@ -1,4 +1,4 @@
-"""Open the file of a release without running any of it.
+r"""Open the file of a release without running any of its code.
 
 ==========================  =======================================================================
 a file that begins with     is read as
@@ -6,12 +6,12 @@ a file that begins with     is read as
 8 bytes, then ``{``         safetensors: its header, and ``adapter_config.json`` in the same folder
 ``PK\x03\x04``                torch.save or TorchScript: the pickle in the archive, as inert values
 ``\x80``, or a known name   a pickle of torch, scikit-learn or anything else, as inert values
-a packer's mark             joblib's compressed pickles, unpacked as they are read, up to a limit
-any, named ``.onnx``        the initializers of an ONNX graph (extra ``onnx``)
+the mark of a compressor    compressed pickles of joblib, unpacked while they are read, up to a limit
+anything, named ``.onnx``   the initializers of an ONNX graph (extra ``onnx``)
 ==========================  =======================================================================
 
-Every command reads a file once, with this reader. Numbers are read when they are asked for, so that a large
-checkpoint is looked through in no time.
+Every command reads a file once, with this reader. Numbers are read on demand, so that opening a large
+checkpoint is fast.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ from typing import Any
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.onnx_files import read_onnx
 from residuum.io.pickle_files import ZIP_MAGIC, PickleContent, read_archive, read_pickle
-from residuum.io.pickle_reader import make_unsafe_error
+from residuum.io.pickle_reader import describe_unsafe
 from residuum.io.safetensors_files import read_safetensors
 from residuum.io.streams import UNPACKERS
 from residuum.records.rundir import sha256
 
-DEFAULT_MAX_BYTES = 64 << 30  # only headers and pickles are read until numbers are asked for
+DEFAULT_MAX_BYTES = 64 << 30  # opening a file reads only headers and pickles
 MAX_CONFIG = 1 << 20  # bytes of adapter_config.json
 RUN_FILE = "model.safetensors"  # the weights in a directory of ``residuum train``
 PICKLE_MAGIC = b"\x80"
-FIRST_BYTES = b"(]}cKIVSF"  # of pickles in protocols 0 and 1, which have no magic number
+FIRST_BYTES = (
+    b"(]}cKIVSF"  # first bytes of pickles in protocols 0 and 1, which have no magic number
+)
 SUFFIXES = (
     ".pt", ".pth", ".ckpt", ".bin", ".tar", ".pkl", ".pickle", ".p", ".sav", ".joblib", ".gz", ".z",
     ".bz2", ".xz", ".lzma", ".model", ".safetensors", ".onnx", ".ts", ".jit", ".pth.tar",
@@ -60,15 +62,15 @@ UNSUPPORTED_FORMATS = {
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """What one file holds.
+    """The content of one file.
 
     Attributes:
         path: The file.
-        kind: torch, torchscript, pickle, safetensors or onnx.
-        content: The tree of :mod:`.inert`, or the tensors by name.
-        size: Bytes of the file.
+        kind: "torch", "torchscript", "pickle", "safetensors" or "onnx".
+        content: The tree of inert values (:mod:`.inert`), or the tensors by name.
+        size: Size of the file in bytes.
         metadata: Texts that are stored in the file.
-        config: Configuration of the adapter, if the file is one.
+        config: Configuration of the adapter, {} if the file is not an adapter.
         unsafe: What loading the file would do besides making values, such as "call os.system".
         foreign: Classes and functions of other packages that the file names.
     """
@@ -89,19 +91,23 @@ class Release:
 
 
 def open_release(path: str | Path | Release, max_bytes: int = DEFAULT_MAX_BYTES) -> Release:
-    """Read a file, or the weights in a run directory. Nothing in it is executed.
+    """Read a file, or the weights in a run directory, and refuse a file that would run code.
+
+    Nothing in the file is executed.
 
     Args:
-        path: The file. A release that was read before is returned as it is.
+        path: The file, or a release, which is returned as it is.
         max_bytes: Larger files are refused.
 
+    Returns:
+        The release.
+
     Raises:
-        UnsafeFileError: If loading the file would run code, or if it asks for too much memory.
-        CheckpointError: If the file cannot be read.
+        UnsafeFileError: If loading the file would run code.
     """
     release = path if isinstance(path, Release) else read_release(locate_weights(path), max_bytes)
     if release.unsafe:
-        raise make_unsafe_error(release.unsafe)
+        raise UnsafeFileError(*describe_unsafe(release.unsafe))
     return release
 
 
@@ -114,10 +120,6 @@ def load(path: str | Path) -> Release:
     Returns:
         The release, for attacks, audits and scans.
 
-    Raises:
-        CheckpointError: If the file cannot be read.
-        UnsafeFileError: If loading the file would run code, or if it asks for too much memory.
-
     Example:
         >>> import residuum as rs
         >>> release = rs.load("model.pt")  # doctest: +SKIP
@@ -126,18 +128,32 @@ def load(path: str | Path) -> Release:
 
 
 def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Release:
-    """Read a file as :func:`open_release` does, and list what loading it would run instead of refusing."""
+    """Read a file without refusing code that loading the file would run.
+
+    This code is listed in ``Release.unsafe``. Nothing in the file is executed.
+
+    Args:
+        path: The file.
+        max_bytes: Larger files are refused.
+
+    Returns:
+        The release.
+
+    Raises:
+        CheckpointError: If the file cannot be read.
+        UnsafeFileError: If the file is too large.
+    """
     path = Path(path)
     if not path.is_file():
         what = "is not a regular file" if path.exists() else "does not exist"
-        raise CheckpointError(f"A release is a file; {str(path)!r} {what}.", "Check the path.")
+        raise CheckpointError(f"A release must be a file; {str(path)!r} {what}.", "Check the path.")
     try:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             if size > max_bytes:
                 raise UnsafeFileError(
                     f"A release may have {max_bytes} bytes; {str(path)!r} has {size}.",
-                    "Raise max_bytes for a large model.",
+                    "Increase max_bytes for a large model.",
                 )
             return _choose_reader(path, stream, size)
     except OSError as problem:
@@ -150,6 +166,12 @@ def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Releas
 def locate_weights(path: str | Path) -> Path:
     """Return the file of weights: the path itself, or the file in a directory of ``residuum train``.
 
+    Args:
+        path: A file or a run directory.
+
+    Returns:
+        The file.
+
     Raises:
         CheckpointError: If there is no such file.
     """
@@ -159,18 +181,19 @@ def locate_weights(path: str | Path) -> Path:
         what = f"holds no {RUN_FILE}" if path.is_dir() else "does not exist"
         what = "is not a regular file" if file.exists() else what
         raise CheckpointError(
-            f"A checkpoint is a file or a run directory; {str(path)!r} {what}.", "Check the path."
+            f"A checkpoint must be a file or a run directory; {str(path)!r} {what}.",
+            "Check the path.",
         )
     return file
 
 
 def is_release(path: Path) -> bool:
-    """Return True if the file has a name that model files usually have."""
+    """Return True if the name of a file is usual for model files."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
-    """Choose the reader by the first bytes, because people name files as they like."""
+    """Read a file with the reader for its first bytes, because file names are not reliable."""
     head = stream.read(16)
     stream.seek(0)
     if path.suffix == ".onnx":
@@ -183,7 +206,7 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
         return _release_from_pickle(path, size, read_archive(path, stream, size))
     for magic, (what, remedy) in UNSUPPORTED_FORMATS.items():
         if head.startswith(magic):
-            raise CheckpointError(f"{path.name!r} is {what}, which is not read.", remedy)
+            raise CheckpointError(f"{path.name!r} is {what}, which residuum does not read.", remedy)
     unpacker: Callable[[], Any] | None = next(
         (make for magic, make in UNPACKERS.items() if head.startswith(magic)), None
     )
@@ -191,21 +214,21 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
     if head.startswith(PICKLE_MAGIC) or unpacker is not None or has_first_byte:
         return _release_from_pickle(path, size, read_pickle(path, stream, size, unpacker))
     raise CheckpointError(
-        f"A release is a file of torch, safetensors, pickle, joblib or ONNX; {path.name!r} "
+        f"A release must be a file of torch, safetensors, pickle, joblib or ONNX; {path.name!r} "
         f"{'is none of them' if size else 'is empty'}.",
         "Save the weights with torch.save(model.state_dict(), path), or as safetensors: "
         "safetensors.numpy.save_file({name: array, ...}, path).",
     )
 
 
-def _release_from_pickle(path: Path, size: int, found: PickleContent) -> Release:
+def _release_from_pickle(path: Path, size: int, pickled: PickleContent) -> Release:
     return Release(
-        path, found.kind, found.content, size, unsafe=found.unsafe, foreign=found.foreign
+        path, pickled.kind, pickled.content, size, unsafe=pickled.unsafe, foreign=pickled.foreign
     )
 
 
 def _read_adapter_config(path: Path) -> dict[str, Any]:
-    """Return the content of the adapter_config.json in the folder of the file, {} if there is none."""
+    """Return the content of adapter_config.json in the folder of a file, {} if there is none."""
     file = path.parent / ADAPTER_CONFIG
     if not file.is_file() or file.stat().st_size > MAX_CONFIG:
         return {}

@@ -1,8 +1,8 @@
-"""Read safetensors files, after their header was checked.
+"""Read safetensors files after checking their header.
 
-A file is 8 bytes with the length n (little endian), n bytes of JSON ``{name: {dtype, shape, data_offsets}}``,
-then the bytes of the tensors without gaps. Every entry must agree with the size of the file before a
-number is read.
+A file has 8 bytes with the length n (little endian), n bytes of JSON
+``{name: {dtype, shape, data_offsets}}``, and the bytes of the tensors without gaps. Every entry must agree
+with the size of the file before a number is read.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from residuum.io.inert import MAX_DIMENSIONS, Block
 from residuum.records.inputs import is_size
 
 MAX_CLAIMED = 64 << 30  # bytes of the tensors of one file
-MAX_HEADER_BYTES = 4 << 20  # 40 000 tensors; as empty JSON lists it takes 90 MB
+MAX_HEADER_BYTES = (
+    4 << 20
+)  # enough for 40 000 tensors; a header of empty JSON lists takes 90 MB of memory
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64}
 DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}
@@ -30,7 +32,7 @@ COPY_AGAIN = "Copy or save the file again."
 
 
 def sort_header(content: bytes) -> bytes:
-    """The same file with its header's keys sorted: the library orders metadata at random."""
+    """Return the same file with sorted header keys, because the library orders metadata at random."""
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.dumps(
         json.loads(content[8:start]), sort_keys=True, separators=(",", ":"), ensure_ascii=False
@@ -47,11 +49,10 @@ def read_safetensors(
     Args:
         path: The file.
         stream: The same file, open.
-        size: Its bytes.
+        size: Size of the file in bytes.
 
-    Raises:
-        CheckpointError: If the file is damaged.
-        UnsafeFileError: If its header claims what the file does not hold.
+    Returns:
+        The tensors by name, and the metadata.
     """
     header, metadata, start = read_header(stream, size)
 
@@ -60,11 +61,11 @@ def read_safetensors(
         begin, end = entry["data_offsets"]
 
         def read() -> Tensor:
-            with path.open("rb") as again:
-                again.seek(start + begin)
+            with path.open("rb") as file:
+                file.seek(start + begin)
                 raw = bytearray(end - begin)
-                if again.readinto(raw) != len(raw):
-                    raise ValueError("it ends before what it claims")
+                if file.readinto(raw) != len(raw):
+                    raise ValueError("it ends too early")
             if not raw:
                 return torch.zeros(shape, dtype=dtype)
             return torch.frombuffer(raw, dtype=dtype).reshape(shape)
@@ -75,45 +76,55 @@ def read_safetensors(
 
 
 def read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, str], int]:
-    """Return the entries by tensor, the metadata, and where the bytes of the tensors begin.
+    """Read the header of a safetensors file and check that its tensors fill the file.
 
-    The entries are known to fill the file.
+    Args:
+        stream: The open file.
+        size: Size of the file in bytes.
+
+    Returns:
+        The entries by tensor name, the metadata, and the position of the first tensor.
+
+    Raises:
+        UnsafeFileError: If the header claims bytes that the file does not hold.
     """
     header, start = _parse(stream, size)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        _raise_damaged("its metadata are not strings")
+        _raise_damaged("its metadata must be strings")
     end = 0
-    for begin, over, claimed, name in sorted(_span(*item) for item in header.items()):
-        if begin != end or claimed != over - begin:
+    for begin, stop, claimed, name in sorted(_read_span(*item) for item in header.items()):
+        if begin != end or claimed != stop - begin:
             raise UnsafeFileError(
-                f"A tensor must fill the bytes its header gives it; {name[:80]!r} claims {claimed} "
-                f"bytes and has {max(over - begin, 0)} from {begin} (free from {end}).",
+                f"A tensor must fill its bytes in the file; {name[:80]!r} needs {claimed} bytes and "
+                f"has {max(stop - begin, 0)} from position {begin} (the previous tensor ends at {end}).",
                 COPY_AGAIN,
             )
-        end = over
+        end = stop
     if end > MAX_CLAIMED:
         raise UnsafeFileError(
             f"Tensors may take {MAX_CLAIMED} bytes; this header claims {end}.", COPY_AGAIN
         )
     if start + end != size:
-        _raise_damaged(f"its header describes {start + end} bytes and it has {size}")
+        _raise_damaged(
+            f"the header of this file describes {start + end} bytes, but the file has {size}"
+        )
     return header, metadata, start
 
 
 def _parse(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """The header, its names known to be distinct, and where the tensors' bytes begin."""
+    """Return the header with distinct names, and the position of the first tensor."""
     stream.seek(0)
     length = int.from_bytes(stream.read(8), "little")
     if 8 + length > size:
-        _raise_damaged(f"it has {size} bytes and its header claims {length}")
+        _raise_damaged(f"this file has {size} bytes and its header claims {length}")
     if length > MAX_HEADER_BYTES:
         raise UnsafeFileError(
             f"A safetensors header may have {MAX_HEADER_BYTES} bytes; this one has {length}.",
             "Save fewer tensors and less metadata.",
         )
     try:
-        header = json.loads(stream.read(length), object_pairs_hook=_distinct)
+        header = json.loads(stream.read(length), object_pairs_hook=_make_dict)
     except (ValueError, RecursionError) as problem:
         _raise_damaged(f"its header is not JSON: {type(problem).__name__}", problem)
     if not isinstance(header, dict):
@@ -121,22 +132,23 @@ def _parse(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     return header, 8 + length
 
 
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+def _make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return a dict of distinct names."""
+    entries = dict(pairs)
+    if len(entries) != len(pairs):
         raise ValueError("a name occurs twice")
-    return found
+    return entries
 
 
-def _span(name: str, entry: Any) -> tuple[int, int, int, str]:
-    """Where a tensor's bytes begin and end, how many its shape claims, and its name."""
+def _read_span(name: str, entry: Any) -> tuple[int, int, int, str]:
+    """Return where the bytes of a tensor begin and end, how many bytes its shape needs, and its name."""
     match entry:
         case {"dtype": str(dtype), "shape": [*shape], "data_offsets": [begin, end]}:
-            sizes = len(shape) <= MAX_DIMENSIONS and all(map(is_size, (*shape, begin, end)))
-            if dtype in DTYPES and sizes:
+            is_valid = len(shape) <= MAX_DIMENSIONS and all(map(is_size, (*shape, begin, end)))
+            if dtype in DTYPES and is_valid:
                 return begin, end, math.prod(shape) * DTYPES[dtype].itemsize, name
     _raise_damaged(f"tensor {name[:80]!r} has no known dtype, shape or pair of offsets")
 
 
-def _raise_damaged(why: str, cause: BaseException | None = None) -> NoReturn:
-    raise CheckpointError(f"A safetensors file must be complete; {why}.", COPY_AGAIN) from cause
+def _raise_damaged(reason: str, cause: BaseException | None = None) -> NoReturn:
+    raise CheckpointError(f"A safetensors file must be complete; {reason}.", COPY_AGAIN) from cause

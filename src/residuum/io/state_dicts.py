@@ -1,6 +1,6 @@
-"""Find the state dict in what a file holds and turn it into clean tensors.
+"""Find the state dict in the content of a file and convert it to clean tensors.
 
-Clean tensors are dense, real, finite and own their memory. Names of wrappers are removed.
+Clean tensors are dense, real and finite, and do not share memory. Names of wrappers are removed.
 """
 
 from __future__ import annotations
@@ -33,14 +33,22 @@ UNSUPPORTED = {
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network")
 PREFIXES = ("module.", "_orig_mod.")  # DataParallel, torch.compile
 DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-MAX_DEPTH = 8  # of state dicts in each other
+MAX_DEPTH = 8  # nested state dicts
 MAX_NAME = 256  # characters
-MAX_TENSORS = 1000  # 500 layers; what recognizes them looks at pairs
-MAX_SHARING = 4  # tied weights appear under several names, a memory bomb under thousands
+MAX_TENSORS = 1000  # 500 layers; the recognition of architectures compares pairs of tensors
+MAX_SHARING = (
+    4  # tied weights appear under several names, the same memory in a bomb under thousands
+)
 
 
 def find_state(content: Any) -> dict[str, Tensor | Block]:
-    """Return the state dict in what a file or a program holds: itself, or under one of ``WRAPPERS``.
+    """Return the state dict in the content of a file: the content itself, or inside of ``WRAPPERS``.
+
+    Args:
+        content: The content of a file, or an object in memory.
+
+    Returns:
+        The tensors by name.
 
     Raises:
         CheckpointError: If there is no dict of tensors.
@@ -48,7 +56,7 @@ def find_state(content: Any) -> dict[str, Tensor | Block]:
     for _ in range(MAX_DEPTH):
         if not isinstance(content, dict):
             break
-        # By the class: an object in memory can have an attribute named ``items``.
+        # We call dict.get and dict.items, because an object in memory can override ``items``.
         wrapper = next((k for k in WRAPPERS if isinstance(dict.get(content, k), dict)), None)
         if wrapper is None:
             _refuse_unsupported(content)
@@ -74,18 +82,16 @@ def _refuse_unsupported(state: dict[Any, Any]) -> None:
 
 
 def clean_state(
-    state: Mapping[str, Tensor | Block], held: int | None = None
+    state: Mapping[str, Tensor | Block], size: int | None = None
 ) -> tuple[dict[str, Tensor], dict[str, str], list[str]]:
     """Check a state dict and read its tensors.
 
     Args:
         state: Tensors in memory, or blocks of a file, by name.
-        held: Bytes of the file, which limits what its tensors may take together. None for tensors that
-            are in memory already.
+        size: Size of the file in bytes, which limits the memory of its tensors. None for tensors in memory.
 
     Returns:
-        Float tensors of one dtype by name, the file's name for each of them, and notes about what was
-        converted.
+        Float tensors of one dtype by name, the file's name of each tensor, and notes about conversions.
 
     Raises:
         CheckpointError: If the tensors are not the weights of a network.
@@ -107,42 +113,42 @@ def clean_state(
     if len(state) > MAX_TENSORS:
         raise CheckpointError(
             f"A network may have {MAX_TENSORS} tensors; this one has {len(state)}.",
-            "Save the weights of one network alone.",
+            "Save the weights of a single network.",
         )
     kinds = {tensor.dtype for tensor in shapes.values()}
     dtype = torch.float64 if torch.float64 in kinds else torch.float32
     to = f"weights converted to {dtype}".replace("torch.", "")
-    others = sorted(str(other).removeprefix("torch.") for other in kinds - {dtype})
-    notes = [f"{other} {to}" for other in others]
+    converted = sorted(str(kind).removeprefix("torch.") for kind in kinds - {dtype})
+    notes = [f"{kind} {to}" for kind in converted]
     total = sum(tensor.numel() * dtype.itemsize for tensor in shapes.values())
-    if held is not None and total > MAX_SHARING * held:
+    if size is not None and total > MAX_SHARING * size:
         raise UnsafeFileError(
-            f"Tensors may share memory {MAX_SHARING}-fold; these claim {total} of {held} bytes.",
+            f"Tensors may share memory {MAX_SHARING}-fold; these claim {total} of {size} bytes.",
             "Save full copies: {name: t.clone() for name, t in state.items()}.",
         )
     short = strip_prefixes(list(state))
-    owned = {short[name]: _copy_tensor(value, dtype) for name, value in state.items()}
-    for name, tensor in owned.items():
+    tensors = {short[name]: _copy_tensor(value, dtype) for name, value in state.items()}
+    for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise CheckpointError(
                 f"Weights must be finite; {name!r} has NaN or infinite entries.",
                 "The training diverged or the file is damaged; use an earlier checkpoint.",
             )
-    return owned, {ours: name for name, ours in short.items()}, notes
+    return tensors, {ours: name for name, ours in short.items()}, notes
 
 
 def _describe_tensor(value: Tensor | Block) -> Tensor:
-    """Return a tensor of the same shape and dtype. That of a block holds no numbers."""
+    """Return a tensor of the same shape and dtype. For a block, the tensor is on the meta device."""
     if isinstance(value, Tensor):
         return value
     dtype = getattr(torch, value.kind, None)
     if not isinstance(dtype, torch.dtype):
-        dtype = torch.uint8  # objects and texts: refused by _check_value
+        dtype = torch.uint8  # _check_value refuses objects and texts later
     return torch.empty(value.shape, dtype=dtype, device="meta")
 
 
 def _copy_tensor(value: Tensor | Block, dtype: torch.dtype) -> Tensor:
-    """Return the numbers in memory of their own. Else a change of tied weights would change two tensors."""
+    """Return a copy of the numbers, so that changing one of two tied weights does not change the other."""
     if isinstance(value, Block):
         return value.tensor().to(dtype).contiguous()
     return value.detach().to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
@@ -155,7 +161,7 @@ def _check_value(name: str, value: Tensor | Block) -> None:
     elif value.read is None or getattr(torch, value.kind, None) not in DTYPES:
         raise CheckpointError(
             f"Weights must be real floating-point tensors; {name!r} is {value.kind or 'no array'}.",
-            "Leave it out, or convert it with .float() before saving.",
+            "Omit it, or convert it with .float() before saving.",
         )
     elif value.numel == 0:
         raise CheckpointError(
@@ -164,7 +170,7 @@ def _check_value(name: str, value: Tensor | Block) -> None:
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
-    """Check that attacks can use a tensor, and that it holds what it claims."""
+    """Check that attacks can use a tensor in memory, and that its memory holds all of its elements."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         raise CheckpointError(
             f"Weights must be dense tensors with data; {name!r} is not.",
@@ -173,7 +179,7 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.dtype not in DTYPES:
         raise CheckpointError(
             f"Weights must be real floating-point tensors; {name!r} is {tensor.dtype}.",
-            "Leave it out, or convert it with .float() before saving.",
+            "Omit it, or convert it with .float() before saving.",
         )
     if tensor.numel() == 0:
         raise CheckpointError(
@@ -188,7 +194,7 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
 
 
 def strip_prefixes(names: list[str]) -> dict[str, str]:
-    """Return each name without the prefixes that all of them share."""
+    """Return each name without the prefixes that all names share."""
     short = dict(zip(names, names, strict=True))
     while prefix := next((p for p in PREFIXES if all(s.startswith(p) for s in short.values())), ""):
         short = {name: s.removeprefix(prefix) for name, s in short.items()}

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from residuum.errors import UnsafeFileError
 from residuum.io.inert import Block, InertObject
 
-MAX_DEPTH = 5000  # of values inside each other: no pickler writes as many
-MAX_PATH_LENGTH = 120  # characters of a path, as it is shown
-# Parts of a checkpoint whose values mean something else than elsewhere: optimizers, averaged copies.
+MAX_DEPTH = 5000  # nested values; no pickler writes as many
+MAX_PATH_LENGTH = 120  # characters of a path in messages
+# Sections of a checkpoint in which values have another meaning: optimizer state and averaged weights.
 OPTIMIZERS = {"AdamOptimizer": ("ms", "vs"), "SGDOptimizer": ("velocities",)}
 AVERAGES = re.compile(
     r"^(model_?)?(ema|swa|shadow|averaged)(_?(model|state_dict|params|weights|shadow))?$|"
@@ -21,24 +21,40 @@ AVERAGES = re.compile(
 
 
 class Place(NamedTuple):
-    """A value in the tree: its path, its own name, the class of the object it belongs to."""
+    """A value in the tree of a release.
+
+    Attributes:
+        path: Where the value is, such as "state.0.exp_avg".
+        name: The last key of the path.
+        owner: Class of the object that the value belongs to, "" if there is none.
+        value: The value.
+        section: The section of a checkpoint: "state" of an optimizer, its "step", "average", or "".
+    """
 
     path: str
     name: str
     owner: str
     value: Any
-    section: str = (
-        ""  # the part of a checkpoint that it lies in: "state" of an optimizer, "average"
-    )
+    section: str = ""
 
     @property
     def leaf(self) -> str:
-        """The last part of the name: that of ``layer1.0.bn.running_mean`` is ``running_mean``."""
+        """The name after its last dot: ``running_mean`` of ``layer1.0.bn.running_mean``."""
         return self.name.rpartition(".")[2]
 
 
 def walk(tree: Any) -> Iterator[Place]:
-    """Yield every place of a tree once, parents first, however often a value is shared."""
+    """Yield the place of every value in a tree, parents first, and each shared value once.
+
+    Args:
+        tree: The content of a release.
+
+    Yields:
+        The places.
+
+    Raises:
+        UnsafeFileError: If the values are nested too deeply.
+    """
     waiting = [iter((Place("", "", "", tree),))]
     seen: set[int] = set()
     while waiting:
@@ -53,48 +69,54 @@ def walk(tree: Any) -> Iterator[Place]:
             seen.add(id(value))
             if len(waiting) > MAX_DEPTH:
                 raise UnsafeFileError(
-                    f"Values may lie {MAX_DEPTH} deep in each other; in this file they lie deeper.",
-                    "Scan the parts of this model one by one.",
+                    f"Values may be nested {MAX_DEPTH} deep; in this file they are nested deeper.",
+                    "Save the model in several files and scan each of them.",
                 )
             waiting.append(_iterate_children(place))
         yield place
 
 
 def _iterate_children(place: Place) -> Iterator[Place]:
-    """The places directly below one, with what they are inside of: optimizer state, an average, a step
-    count.
-
-    That is inherited downwards, and told by the shape of what trainers save: ``state`` beside
-    ``param_groups``, an optimizer's class, names such as ``ema``.
-    """
-    value, inside = place.value, place.section
+    """Yield the places directly below a place."""
+    # Places inherit their section. A new section begins at a dict with ``state`` and ``param_groups``, at an
+    # optimizer of scikit-learn, and at a name such as ``ema``.
+    value, section = place.value, place.section
     if isinstance(value, InertObject):
         owner = value.class_name
         if owner in OPTIMIZERS:
-            inside = "state"
-        for name, part in value.attributes.items():
-            yield Place(join_path(place.path, name), name, owner, part, inside)
-        rest = [value.entries, value.items, value.arguments]
+            section = "state"
+        for name, child in value.attributes.items():
+            yield Place(join_path(place.path, name), name, owner, child, section)
+        children = [value.entries, value.items, value.arguments]
         if not isinstance(value.state, dict):
-            rest.append(value.state)
-        for part in rest:
-            if part:
-                yield Place(place.path, place.name, owner, part, inside)
+            children.append(value.state)
+        for child in children:
+            if child:
+                yield Place(place.path, place.name, owner, child, section)
     elif isinstance(value, dict):
         if "state" in value and "param_groups" in value:
-            inside = "state"
-        for key, part in value.items():
+            section = "state"
+        for key, child in value.items():
             name = str(key)[:200] if isinstance(key, str | int) else "?"
-            within = "average" if any(map(AVERAGES.match, name.split("."))) else inside
-            within = "step" if inside == "state" and name == "step" else within
-            yield Place(join_path(place.path, name), name, place.owner, part, within)
+            is_average = any(map(AVERAGES.match, name.split(".")))
+            child_section = "average" if is_average else section
+            if section == "state" and name == "step":
+                child_section = "step"
+            yield Place(join_path(place.path, name), name, place.owner, child, child_section)
     elif isinstance(value, list | tuple):
-        for i, part in enumerate(value):
-            yield Place(
-                f"{place.path}[{i}]"[:MAX_PATH_LENGTH], place.name, place.owner, part, inside
-            )
+        for i, child in enumerate(value):
+            path = f"{place.path}[{i}]"[:MAX_PATH_LENGTH]
+            yield Place(path, place.name, place.owner, child, section)
 
 
 def join_path(path: str, name: str) -> str:
-    """The path of a part, as it is shown."""
+    """Return the path of a value, shortened for messages.
+
+    Args:
+        path: Path of the parent, "" for the root.
+        name: Name of the value.
+
+    Returns:
+        The path of the value.
+    """
     return (f"{path}.{name}" if path else name)[:MAX_PATH_LENGTH]

@@ -1,10 +1,10 @@
-"""What a file of trees reveals about its training records, read from its structure without an attack.
+"""Read from the structure of a tree model what it reveals about its training records, without an attack.
 
 A regression tree stores the mean target of the records in each leaf. A leaf with one record therefore
 stores that record's target exactly, and its bounds enclose the record's columns. A forest with bootstrap
-also stores one integer seed per tree. The seed tells how often each record i was drawn for tree t, c_it,
-and the root of tree t stores sum_i c_it y_i. If there are at least as many trees as records, these are
-enough linear equations for all targets, whatever the depth and the leaf size.
+also stores one integer seed per tree. The seed determines c_it, how often record i was drawn for tree t. The
+root of tree t stores sum_i c_it y_i. If there are at least as many trees as records, these linear equations
+determine all targets, for any depth and leaf size.
 
 Trees of boosting are fitted to residuals or gradients, and isolation forests to random numbers. Their
 thresholds still lie between two values of the training data.
@@ -31,7 +31,8 @@ INDIRECT = re.compile(
     r"XGB|LGBM|Booster$|CatBoost"
 )
 LEAF_CHILD = -1  # the left child of a leaf
-PADDING_SINCE, SAFE_SINCE = 57, (1, 3, 2)  # byte of a node; version of scikit-learn
+PADDING_START = 57  # the byte of a node at which the padding begins
+SAFE_SINCE = (1, 3, 2)  # scikit-learn clears the padding since this version
 
 WHAT_PROTECTS = (
     "Do not release this file. To make such a model safer, set min_samples_leaf to at least 5, use fewer "
@@ -47,17 +48,19 @@ SAVE_AGAIN = "Load the model with scikit-learn 1.3.2 or later and save it again.
 
 @dataclass(frozen=True)
 class TreeModel:
-    """A model made of trees, as far as its structure shows.
+    """What the structure of a tree model shows.
 
-    name: its class.
-    is_direct: whether its trees are fitted to the targets, and not to residuals or random numbers.
-    is_regressor: whether its leaves store numbers and not class counts.
-    trees: how many there are.
-    leaves, single_leaves: of all trees, and those with one training record.
-    records: training records, None if the model does not say.
-    seeds: trees whose bootstrap sample can be drawn again.
-    memory: bytes of uninitialized memory that the node arrays contain.
-    version: of scikit-learn that wrote the model, "" if it is not stored.
+    Attributes:
+        name: Class of the model.
+        is_direct: Whether its trees are fitted to the targets, not to residuals or random numbers.
+        is_regressor: Whether its leaves store numbers, not class counts.
+        trees: Number of trees.
+        leaves: Number of leaves of all trees.
+        single_leaves: Number of leaves with one training record.
+        records: Number of training records, None if it is not stored.
+        seeds: Number of trees whose bootstrap sample can be drawn again.
+        memory: Bytes of uninitialized memory in the node arrays.
+        version: Version of scikit-learn that wrote the model, "" if it is not stored.
     """
 
     name: str
@@ -88,49 +91,53 @@ class TreeModel:
         return bool(self.trees and numbers) and tuple(map(int, numbers)) < SAFE_SINCE
 
 
-def read_tree_model(thing: InertObject, inner: set[int]) -> TreeModel | None:
-    """Return the tree model that ``thing`` is, or None if it is none.
+def read_tree_model(candidate: InertObject, inner: set[int]) -> TreeModel | None:
+    """Return what an object shows if it is a tree model.
 
     Args:
-        thing: An object of a release.
+        candidate: An object of a release.
         inner: Identities of trees that belong to a model that was seen before. The trees of this model
             are added.
+
+    Returns:
+        The tree model, or None if the object is not a tree model or belongs to another one.
     """
-    if id(thing) in inner:
+    if id(candidate) in inner:
         return None
-    parts = thing.attributes
-    members = [*_things(parts.get("estimators_")), *([thing] if "tree_" in parts else [])]
+    attributes = candidate.attributes
+    is_tree = "tree_" in attributes
+    members = [*_iterate_objects(attributes.get("estimators_")), *([candidate] if is_tree else [])]
     trees = [tree for member in members if (tree := _tree_of(member)) is not None]
-    indirect = bool(INDIRECT.match(thing.class_name))
+    indirect = bool(INDIRECT.match(candidate.class_name))
     if not trees and not indirect:
         return None
     inner.update(map(id, members))
-    seeds = parts.get("_seeds")
-    drawn = parts.get("bootstrap") is True
+    seeds = attributes.get("_seeds")
+    has_bootstrap = attributes.get("bootstrap") is True
     counts = [_count_leaves(tree) for tree in trees]
-    records, version = parts.get("_n_samples"), parts.get("_sklearn_version")
+    records, version = attributes.get("_n_samples"), attributes.get("_sklearn_version")
     return TreeModel(
-        thing.class_name,
+        candidate.class_name,
         is_direct=not indirect,
-        is_regressor="Regressor" in thing.class_name,
+        is_regressor="Regressor" in candidate.class_name,
         trees=len(trees),
         leaves=sum(leaves for leaves, _, _ in counts),
         single_leaves=sum(single for _, single, _ in counts),
         records=records if type(records) is int else None,
-        seeds=_count_seeds(members, seeds) if drawn else 0,
+        seeds=_count_seeds(members, seeds) if has_bootstrap else 0,
         memory=sum(memory for _, _, memory in counts),
         version=version if isinstance(version, str) else "",
     )
 
 
-def _things(value: Any) -> Iterator[InertObject]:
-    """Yield the objects of a list, or of an array of objects, of any number of dimensions."""
+def _iterate_objects(value: Any) -> Iterator[InertObject]:
+    """Yield the objects of a nested list or of an array of objects."""
     values = value.objects if isinstance(value, Block) else value
-    for one in values if isinstance(values, list | tuple) else ():
-        if isinstance(one, InertObject):
-            yield one
+    for entry in values if isinstance(values, list | tuple) else ():
+        if isinstance(entry, InertObject):
+            yield entry
         else:
-            yield from _things(one)
+            yield from _iterate_objects(entry)
 
 
 def _tree_of(member: InertObject) -> InertObject | None:
@@ -139,20 +146,20 @@ def _tree_of(member: InertObject) -> InertObject | None:
 
 
 def _count_seeds(members: list[InertObject], seeds: Any) -> int:
-    """Return how many trees have a seed of their own, in the tree or in a list of the model."""
+    """Return the number of trees with a seed, which is in the tree or in a list of the model."""
     if isinstance(seeds, Block) and seeds.shape:
         return seeds.shape[0]
     return sum(type(member.attributes.get("random_state")) is int for member in members)
 
 
 def _count_leaves(tree: InertObject) -> tuple[int, int, int]:
-    """Return leaves, leaves with one record, and bytes of padding that are not zero; 0 if not known."""
+    """Return the number of leaves, of leaves with one record, and of nonzero padding bytes."""
     nodes = tree.attributes.get("nodes")
     raw = nodes.raw() if isinstance(nodes, Block) else None
     if raw is None or raw.shape[1] not in (56, 64):
         return 0, 0, 0
-    left = raw[:, :8].copy().view("<i8")[:, 0]
+    left_child = raw[:, :8].copy().view("<i8")[:, 0]
     samples = raw[:, 40:48].copy().view("<i8")[:, 0]
-    is_leaf = left == LEAF_CHILD
-    memory = int((raw[:, PADDING_SINCE:] != 0).sum()) if raw.shape[1] == 64 else 0
+    is_leaf = left_child == LEAF_CHILD
+    memory = int((raw[:, PADDING_START:] != 0).sum()) if raw.shape[1] == 64 else 0
     return int(is_leaf.sum()), int((is_leaf & (samples == 1)).sum()), memory

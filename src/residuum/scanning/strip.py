@@ -17,11 +17,11 @@ import torch
 from safetensors.torch import save
 from torch import Tensor
 
-from residuum.errors import InputError, OutputError
+from residuum.errors import InputError, OutputError, UnsafeFileError
 from residuum.io.estimators import NETWORKS
 from residuum.io.inert import Block, InertObject
 from residuum.io.metadata import FORMAT_KEY, RULES
-from residuum.io.pickle_reader import make_unsafe_error
+from residuum.io.pickle_reader import describe_unsafe
 from residuum.io.release import Release, open_release, read_release
 from residuum.io.release_weights import find_weights, flatten_blocks
 from residuum.io.safetensors_files import sort_header
@@ -179,8 +179,7 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
     before = findings(release)
     if release.kind == "pickle":
         if release.unsafe:  # PickleError would advise to load it.
-            problem = make_unsafe_error(release.unsafe)
-            raise problem
+            raise UnsafeFileError(*describe_unsafe(release.unsafe))
         raise PickleError(path, out, release, before)
     weights = find_weights(release)
     content = _encode(weights, release, out)
