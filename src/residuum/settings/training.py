@@ -1,4 +1,4 @@
-"""The settings of a training run. By default it trains to the margin."""
+"""Settings of a training run. By default, training maximizes the margin."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TrainingConfig(Settings):
         default="",
         description="The loss; by default logistic, cross_entropy or squared, depending on the task.",
     )
-    steps: int = Field(default=5000, gt=0, description="Largest number of steps.")
+    steps: int = Field(default=5000, gt=0, description="Maximum number of steps.")
     lr: float = Field(default=0.01, gt=0, description="Learning rate of gd and sgd.")
     momentum: float = Field(
         default=0.0, ge=0, lt=1, description="Momentum of gd and sgd; published runs used 0 or 0.9."
@@ -39,8 +39,8 @@ class TrainingConfig(Settings):
     )
     init: Initialization = Field(
         default="small",
-        description="Initial weights. small multiplies standard normal weights and biases of the first "
-        "layer by init_scale, default is that of torch, lecun has variance 1/fan_in and zero biases.",
+        description="Initial weights. small has a first layer of standard normal weights and biases times "
+        "init_scale. default is the default of torch. lecun has variance 1/fan_in and zero biases.",
     )
     init_scale: float = Field(
         default=1e-4, ge=0, description="Scale of the first layer if init is small."
@@ -68,11 +68,14 @@ class TrainingConfig(Settings):
     @model_validator(mode="after")
     def _check_method(self) -> Self:
         if self.method == "sgd" and self.batch < 1:
-            raise InputError("sgd needs a batch size.", "Pass --batch 50, or --method gd.")
+            raise InputError(
+                f"sgd needs a batch size of at least 1; got {self.batch}.",
+                "Pass --batch 50, or --method gd.",
+            )
         if self.method == "margin" and (self.weight_decay or self.loss == "squared"):
             raise InputError(
                 "Margin maximization has no weight decay and no squared loss, because it ends at a "
                 "direction of maximal margin.",
-                "Use --method gd.",
+                "Pass --method gd.",
             )
         return self

@@ -56,8 +56,7 @@ def search(
         path: File for the state. If it holds a state, the search continues from there.
         watch: Receives the progress.
         until: Pause at the first evaluation step that is not before this step. The search can continue from
-        the
-            returned state.
+            the returned state.
         grower: Grows the candidates. The default is :func:`make_grower` of this solver.
 
     Returns:

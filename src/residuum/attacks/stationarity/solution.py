@@ -175,8 +175,8 @@ def build_kkt_set(
         The set.
 
     Raises:
-        InputError: If the multipliers depend on the outputs. Other candidates would then have other
-        multipliers.
+        InputError: If the multipliers depend on the outputs, because other candidates would have other
+            multipliers.
     """
     objective = restore_objective(model, reconstruction)
     knowledge = reconstruction.knowledge
