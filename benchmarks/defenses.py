@@ -35,8 +35,16 @@ from benchmarks.harness import RESULTS, ended, first_layer_rank
 from residuum.attacks import OptimizerState, UnmixOptimizerState, make_attack
 from residuum.attacks.defense_aware.strategies import Adapted, Released
 from residuum.datasets import load_dataset
-from residuum.defenses import DEFENSES, Conditions, Secret, Training, at_seed, find, release
-from residuum.defenses.attackers import Way, attackers, attempt, either_sign
+from residuum.defenses import (
+    DEFENSES,
+    Conditions,
+    Secret,
+    Training,
+    parse_defense,
+    release,
+    with_seed,
+)
+from residuum.defenses.attackers import Attacker, add_negated, make_attackers, run_attacker
 from residuum.errors import InconclusiveError
 from residuum.evaluation import score
 from residuum.evaluation.matching import greedy
@@ -121,7 +129,7 @@ def prepare(data: str, seed: int, root: str | None, device: str) -> Conditions:
     config = make_attack(device=device, **case.attack)
     arch = f"mlp:{split.train.x[0].numel()}-{case.hidden}-1"
     setting = Conditions(arch, split, "binary", training, config, known, device=device)
-    return at_seed(setting, seed)
+    return with_seed(setting, seed)
 
 
 def settings(data: str) -> str:
@@ -144,10 +152,10 @@ def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device
     torch.set_num_threads(1)
     setting, start = prepare(data, seed, root, device), time.monotonic()
     named = {} if group == AFTER else {"name": group[0].split(":")[0]}
-    given = find(group[0]) if named else ("none", DEFENSES["noise"], None)
+    given = parse_defense(group[0]) if named else ("none", DEFENSES["noise"], None)
     defended = release(setting, *given)
     checkpoint, secret, state = defended.released, defended.secret, defended.state
-    facts, training = defended.facts, defended.training
+    facts, training = defended.training_facts, defended.training
     trained = time.monotonic() - start
     public = {
         "theta0": state.theta0,
@@ -157,19 +165,21 @@ def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device
     }
     rows = []
     for text in group:
-        name, defense, strength = find(text) if text != "none" else ("none", None, None)
+        name, defense, strength = parse_defense(text) if text != "none" else ("none", None, None)
         releases = [checkpoint]
         if not named and defense is not None and strength is not None and defense.release:
             drawn = [
                 defense.draw(strength, setting.split.train.shape, seed + 7919 * k, name)
-                for k in range(RELEASES if defense.releases else 1)
+                for k in range(RELEASES if defense.releases_differ else 1)
             ]
             secret, releases = drawn[0], [defense.release(checkpoint, strength, s) for s in drawn]
         handed = Released(tuple(releases), setting.knowledge, setting.attack, dict(public))
         row = measured(setting, releases[0], secret) | {"defense": text, "seed": seed}
         row |= {"arch": setting.arch, "facts": facts, "train_seconds": round(trained, 2)}
         row |= {"settings": settings(data), "environment": environment(device)}
-        ways = attackers(handed, "" if defense is None else defense.adaptive, secret, not named)
+        ways = make_attackers(
+            handed, "" if defense is None else defense.adaptive, secret, not named
+        )
         row["attacks"], row["findings"] = scored(setting, ways)
         rows.append(row)
         if training.config.momentum and name == "plain-gd":
@@ -182,26 +192,26 @@ def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device
     return rows
 
 
-def moments(handed: Released) -> Iterator[Way]:
+def moments(handed: Released) -> Iterator[Attacker]:
     """The optimizer's state beside the weights, attacked both ways."""
     for kind in (OptimizerState, UnmixOptimizerState):
         attack = kind.like(handed.attack)
         yield kind.name, Adapted(handed.checkpoints[0], handed.knowledge, attack)
 
 
-def scored(setting: Conditions, ways: Iterator[Way]) -> tuple[dict[str, Row], Row]:
+def scored(setting: Conditions, ways: Iterator[Attacker]) -> tuple[dict[str, Row], Row]:
     """Counts of every attack beside chance, and what the adaptive one inferred."""
     found: dict[str, Row] = {}
     inferred: Row = {}
     train, held = setting.split.train, setting.split.holdout
     for name, way in ways:
         inferred |= way.findings if isinstance(way, Adapted) else {}
-        result = attempt(way, train.shape)
+        result = run_attacker(way, train.shape)
         if isinstance(result, str):
             found[name] = {"refused": result}
             continue
         pool = all_candidates(result).x.double().cpu()
-        x = either_sign(name, pool.reshape(-1, *train.shape))
+        x = add_negated(name, pool.reshape(-1, *train.shape))
         ours = score(x, train, held, metrics=["ncc"], seed=setting.seed, subsets=SUBSETS)
         found[name] = {
             "recovered": ours.recovered,
@@ -236,7 +246,7 @@ def groups(data: str) -> list[tuple[str, ...]]:
 def job(data: str, seed: int, group: tuple[str, ...], root: str | None, device: str) -> list[Row]:
     """As :func:`tried`; a network that cannot be had leaves a row that says why."""
     name = group[0].split(":")[0]
-    if name in DEFENSES and not DEFENSES[name].available:
+    if name in DEFENSES and not DEFENSES[name].is_available:
         return [{"defense": group[0], "seed": seed, "skipped": DEFENSES[name].install}]
     try:
         return tried(data, seed, group, root, device)

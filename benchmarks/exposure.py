@@ -513,8 +513,8 @@ def leftout(folder: Path, pool: str, workers: int) -> None:
 def canary_run(epsilon: float, seed: int) -> dict[str, Any]:
     """Digits, a coin per canary, DP-SGD at ``epsilon`` (plain training at infinity), and the bound."""
     from residuum.defenses import Training
-    from residuum.defenses.catalog import private_descent
-    from residuum.defenses.loops import Job, private
+    from residuum.defenses.catalog import use_dp_sgd
+    from residuum.defenses.loops import Job, train_privately
 
     torch.set_num_threads(1)
     rng = np.random.default_rng(seed)
@@ -538,8 +538,8 @@ def canary_run(epsilon: float, seed: int) -> dict[str, Any]:
     if math.isinf(epsilon):
         theta = train(arch, data, descent).theta
     else:
-        training = private_descent(Training(descent, descent, len(data)), epsilon, seed)
-        state, facts = private(Job(arch, data, training.config, "binary"), epsilon=epsilon)
+        training = use_dp_sgd(Training(descent, descent, len(data)), epsilon, seed)
+        state, facts = train_privately(Job(arch, data, training.config, "binary"), epsilon=epsilon)
         theta = state.theta
     found = expose(
         Network(theta, arch), data, canaries=Canaries(canaries, inserted, 0.95, delta)

@@ -113,4 +113,4 @@ def overhead() -> float:
                 checkpoint, knowledge, trials=TINY_TRIALS, attack=attack, out=Path(place) / "sweep"
             )
         )
-    return wall / done.said["session"]["compute_seconds"] - 1
+    return wall / done.summary["session"]["compute_seconds"] - 1

@@ -28,9 +28,9 @@ from residuum.evaluation.scoring import selected_candidates
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, Split
 from residuum.sweeping import sweep
-from residuum.sweeping.executors import Job, Task, judged, work
-from residuum.sweeping.pooling import pooled
-from residuum.sweeping.scoring import rankings
+from residuum.sweeping.executors import Job, Task, judge_trial, run_job
+from residuum.sweeping.pooling import pool_trials
+from residuum.sweeping.scoring import score_rankings
 from residuum.training import TrainingConfig, released, train
 
 SEEDS = (40, 41)
@@ -111,7 +111,7 @@ def overheads(checkpoint: Network, knowledge: Knowledge, place: Path) -> dict[st
         costs[engine] = {
             "workers": workers,
             "wall seconds": wall,
-            "compute seconds": (spent := done.said["session"]["compute_seconds"]),
+            "compute seconds": (spent := done.summary["session"]["compute_seconds"]),
             "overhead": wall * workers / spent - 1,
             "trials": len(done.trials),
             "load average before": before,
@@ -127,10 +127,11 @@ def searched(
     done = sweep(checkpoint, knowledge, trials=TRIALS, seed=seed, attack=attack, out=out)
     same = preset_trials(checkpoint, knowledge, attack, seed)
     values = [
-        judged(n, {}, found, ("residual",)).residual or float("inf") for n, found in enumerate(same)
+        judge_trial(n, {}, found, ("residual",)).residual or float("inf")
+        for n, found in enumerate(same)
     ]
-    both = rankings(done, out, split.train, split.holdout)
-    pool, _ = pooled(
+    both = score_rankings(done, out, split.train, split.holdout)
+    pool, _ = pool_trials(
         [same[i] for i in sorted(range(TRIALS), key=values.__getitem__)], knowledge, {}
     )
     assert pool is not None
@@ -159,7 +160,7 @@ def preset_trials(
     """Trials that differ in nothing but their random start."""
     task = Task(checkpoint, knowledge, attack.resolve_settings(checkpoint, knowledge))
     jobs = (Job({n: {}}, seed) for n in range(TRIALS))
-    return [work(task, job).reconstructions[0] for job in jobs]
+    return [run_job(task, job).reconstructions[0] for job in jobs]
 
 
 def _score(found: Reconstruction, split: Split) -> Any:

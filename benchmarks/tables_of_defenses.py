@@ -16,7 +16,7 @@ from scipy.stats import binomtest
 from benchmarks.defenses import CASES, STATE, groups
 from benchmarks.harness import RESULTS
 from benchmarks.markdown import Figures, grid, read, short, table
-from residuum.defenses.attackers import TOLD, strongest
+from residuum.defenses.attackers import INFORMED, find_strongest
 
 FILES = [f"defended-{data}" for data in CASES if (RESULTS / f"defended-{data}.json").exists()]
 SIGNIFICANT = 0.01
@@ -47,9 +47,9 @@ def best_of(row: Figures, told: bool = False) -> Figures | None:
     ran = {
         name: one
         for name, one in row["attacks"].items()
-        if "recovered" in one and (told or name not in TOLD)
+        if "recovered" in one and (told or name not in INFORMED)
     }
-    found = strongest({name: (one["recovered"], one["p_value"]) for name, one in ran.items()})
+    found = find_strongest({name: (one["recovered"], one["p_value"]) for name, one in ran.items()})
     if found is None:
         return None
     name, p, tried = found
@@ -91,7 +91,7 @@ def defenses() -> str:
             stars = [stars[0] + sum(map(leaks, ran)), stars[1] + len(ran)]
             unaware = (row["attacks"].get("unaware") for row in own)
             lines = [counts(unaware), f"→&nbsp;{counts(knows)}"]
-            helped = any(one is not None and one["name"] in TOLD for one in told)
+            helped = any(one is not None and one["name"] in INFORMED for one in told)
             if helped and counts(told) != counts(knows):
                 lines.append(f"told&nbsp;{counts(told)}")
             cells.append("<br>".join(lines))

@@ -21,10 +21,10 @@ from residuum.io.modules import checkpoint_from_module
 from residuum.networks.network import Network
 from residuum.records import Knowledge
 from residuum.sweeping import Sweep, SweepRequest, sweep
-from residuum.sweeping.executors import Job, Task, jobs
+from residuum.sweeping.executors import Job, Task, split_into_jobs
 from residuum.sweeping.run import JOURNAL
 from residuum.sweeping.space import Range, Trial
-from residuum.sweeping.study import FACTS, Study
+from residuum.sweeping.study import TRIAL_ATTRIBUTE, Study
 from tests.cases import relu_point
 from tests.program import start
 
@@ -53,7 +53,7 @@ def task(**changes: Any) -> Task:
 
 
 def some_jobs(count: int, steps: int = 50) -> list[Job]:
-    return jobs(Study(plan(count, steps)).ask(range(count)), 3, 1)
+    return split_into_jobs(Study(plan(count, steps)).ask(range(count)), 3, 1)
 
 
 def share(setting: Range, value: float) -> float:
@@ -152,5 +152,5 @@ def _alive(process: str) -> bool:
 def stored_numbers(out: Path) -> list[int]:
     """Numbers of the trials in the journal, each as often as it stands there."""
     rows = map(json.loads, (out / JOURNAL).read_text().splitlines())
-    facts = (row["user_attrs"].get(FACTS) for row in rows if "user_attrs" in row)
+    facts = (row["user_attrs"].get(TRIAL_ATTRIBUTE) for row in rows if "user_attrs" in row)
     return sorted(one["number"] for one in facts if one)

@@ -244,8 +244,8 @@ def test_samples_that_are_not_trained_on_are_named(
     command = ["train", "--data", str(tmp_path / "own.npz"), "--arch", "mlp:6-4-1", "--steps", "3"]
     assert main([*command, "--out", str(tmp_path / "a")]) == 0
     shown = capsys.readouterr().out
-    assert "note: 40 of 100 samples were trained on" in shown
-    assert "60 are held out or left out. --n sets" in shown
+    assert "note: the network was trained on 40 of 100 samples" in shown
+    assert "60 are held out or unused. --n sets" in shown
     assert main([*command, "--out", str(tmp_path / "b"), "--n", "20"]) == 0
     assert "note:" not in capsys.readouterr().out  # asked for
     assert main([*command, "--out", str(tmp_path / "c"), "--json"]) == 0

@@ -148,7 +148,8 @@ def test_samples_on_kinks_stay_and_their_neurons_are_named(tmp_path, capsys):
         == 0
     )
     assert (
-        "sample 0 stays: 2 neurons in its way, layers.0[2], layers.0[3]" in capsys.readouterr().out
+        "sample 0 cannot move: blocked by 2 neurons, layers.0[2], layers.0[3]"
+        in capsys.readouterr().out
     )
 
 

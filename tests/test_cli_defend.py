@@ -152,7 +152,7 @@ def test_finished_trials_of_a_stopped_run_are_not_taken_for_another_setting(
         ("noise:x", "NAME:STRENGTH"),
         (",", "no defense"),
         ("noise:1,noise:1.0", "twice"),
-        ("dp:0", "starts above 0"),
+        ("dp:0", "Use a number above 0"),
     ],
 )
 def test_bad_defenses_end_with_two_and_write_nothing(
@@ -183,7 +183,7 @@ def test_the_list_names_every_defense(capsys: Capture, monkeypatch: pytest.Monke
     assert {row["name"] for row in rows if not row["available"]} == {"dp"}
     assert main(["defend", "--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert 'dp is unavailable here; install it with: pip install ".[dp]"' in lines
+    assert 'dp is not installed. Install it with: pip install ".[dp]"' in lines
 
 
 def test_an_interrupted_run_keeps_what_is_done(tmp_path: Path) -> None:

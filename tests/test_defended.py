@@ -12,7 +12,7 @@ from benchmarks.defenses import AFTER, CASES, Kept, groups
 
 from papers.buzaglo2023 import WEIGHT_DECAY, gradients
 from residuum.attacks.defense_aware.strategies import Released
-from residuum.defenses import find, release, run_trial, trial
+from residuum.defenses import parse_defense, release, run_trial, trial
 from residuum.errors import InputError
 from residuum.networks.network import Network
 from residuum.records import Dataset, Reconstruction, Selection
@@ -75,16 +75,16 @@ def test_a_table_tells_what_was_refused_and_where_a_secret_made_a_difference(
 
 def test_the_benchmark_attacks_as_the_command_does(monkeypatch: pytest.MonkeyPatch) -> None:
     """One implementation of the ways, and counts of each that are equal to the last bit."""
-    for name in ("attackers", "attempt", "either_sign"):
+    for name in ("make_attackers", "run_attacker", "add_negated"):
         assert getattr(benchmark, name) is getattr(trial, name)
     now = replace(setting(), certify=False)
     monkeypatch.setattr(benchmark, "SUBSETS", now.subsets)
-    named = find("shift-retrain-vector:0.5")  # it has every way but start
+    named = parse_defense("shift-retrain-vector:0.5")  # it has every way but start
     defended = release(now, *named)
     checkpoint, secret = defended.released, defended.secret
     facts = {"theta0": defended.state.theta0, "large": False}
     handed = Released((checkpoint,), now.knowledge, now.attack, facts)
-    ways = benchmark.attackers(handed, named[1].adaptive, secret, rewritten=False)
+    ways = benchmark.make_attackers(handed, named[1].adaptive, secret, in_biases=False)
     theirs, _ = benchmark.scored(now, ways)
     ours = {one.attacker: one for one in run_trial(now, *named)[0].attacks}
     assert list(theirs) == list(ours)
@@ -113,7 +113,7 @@ def test_means_of_groups_of_candidates_are_scored_too(monkeypatch: pytest.Monkey
     monkeypatch.setattr(benchmark, "SUBSETS", now.subsets)
     counts = []
     for result in (found, found.replace(selection=chosen)):
-        monkeypatch.setattr(benchmark, "attempt", lambda way, shape, result=result: result)
+        monkeypatch.setattr(benchmark, "run_attacker", lambda way, shape, result=result: result)
         counts.append(benchmark.scored(now, iter([("unaware", InputError("", ""))]))[0]["unaware"])
     assert [one["candidates"] for one in counts] == [1, 1 + n]
     assert counts[0]["recovered"] < counts[1]["recovered"] == n

@@ -29,15 +29,15 @@ from residuum.defenses import (
     Secret,
     Training,
     catalog,
-    find,
+    parse_defense,
     release,
     run_trial,
     trial,
 )
-from residuum.defenses.attackers import attackers, attempt, either_sign, strongest
-from residuum.defenses.catalog import noisy
-from residuum.defenses.loops import Job, capped, private, smoothed_losses
-from residuum.defenses.trial import RETRAINED, REWRITTEN, rewrite_residuals
+from residuum.defenses.attackers import add_negated, find_strongest, make_attackers, run_attacker
+from residuum.defenses.catalog import add_noise
+from residuum.defenses.loops import Job, compute_smoothed_losses, train_capped, train_privately
+from residuum.defenses.trial import RETRAINED, REWRITTEN, measure_rewrite_residuals
 from residuum.errors import InputError, MissingExtraError
 from residuum.io.checkpoints import save_checkpoint
 from residuum.networks import Architecture
@@ -103,7 +103,7 @@ def undefended() -> tuple[Network, Outcome]:
 
 @lru_cache(maxsize=2)
 def tried(text: str) -> Outcome:
-    return run_trial(setting(), *find(text))[0]
+    return run_trial(setting(), *parse_defense(text))[0]
 
 
 def defended(name: str, strength: float) -> Network:
@@ -118,7 +118,7 @@ def test_off_is_the_identity_to_the_last_bit(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["shift-rewrite", "shift-retrain", "noise"])
 def test_off_leaves_the_counts(name: str) -> None:
-    outcome, _, _ = run_trial(setting(), *find(f"{name}:0"))
+    outcome, _, _ = run_trial(setting(), *parse_defense(f"{name}:0"))
     before = undefended()[1]
     assert outcome.theta_sha256 == before.theta_sha256
     assert outcome.unaware.recovered == before.unaware.recovered
@@ -170,7 +170,7 @@ def test_rewriting_biases_at_exact_points(u: float, depth: int) -> None:
     inputs = torch.cat([point.x, 3 * torch.randn(50, 12, dtype=torch.float64)])
     assert float((models[1](inputs + shift) - models[0](inputs)).abs().max()) < 1e-6
     rows = constraint_rows(models[0](point.x), point.y, "binary")
-    found = rewrite_residuals(*models, point.x, point.y, point.lam, rows, shift)
+    found = measure_rewrite_residuals(*models, point.x, point.y, point.lam, rows, shift)
     theta = parameters(models[0])
     w, b = theta["layers.0.weight"], theta["layers.0.bias"]
     naive = math.sqrt(float(b @ b) * u**2 + float((w @ shift) @ (w @ shift))) / norm(theta)
@@ -184,7 +184,7 @@ def test_rewriting_biases_at_exact_points(u: float, depth: int) -> None:
 def test_predictions_of_a_trained_network_survive_rewriting() -> None:
     before = undefended()[0]
     for text in ("shift-rewrite:5", "shift-rewrite-vector:0.5"):
-        network = release(setting(), *find(text))
+        network = release(setting(), *parse_defense(text))
         after, secret = network.released, network.secret
         x = setting().split.holdout.x
         assert secret.shift is not None
@@ -211,13 +211,13 @@ def test_the_two_kinds_of_shift_are_named_and_sized_both_ways() -> None:
 
 
 def test_an_outcome_is_kept_whole_and_published_without_its_secret(tmp_path: Path) -> None:
-    outcome, _, secret = run_trial(setting(), *find("shift-rewrite-vector:0.5"))
+    outcome, _, secret = run_trial(setting(), *parse_defense("shift-rewrite-vector:0.5"))
     assert same(Outcome.load(outcome.save(tmp_path / "o.safetensors")), outcome)
     published = json.dumps(outcome.to_json(), allow_nan=False)
     assert secret.shift is not None
     assert repr(float(secret.shift.flatten()[0])) not in published
     assert str(secret.seed) not in published
-    assert outcome.told is not None
+    assert outcome.informed is not None
     page = report.render_page(
         [undefended()[1], outcome], report.draw_comparison([undefended()[1], outcome])
     )
@@ -251,7 +251,7 @@ def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
     attacks = [found("unaware", 1, 0.4), found("adapted", 9, 0.02), refused]
     attacks += [found("unmix", 9, 0.004), found("told", 20, 0.001), found("told-unmix", 2, 0.3)]
     outcome = undefended()[1].replace(attacks=tuple(attacks))
-    best, told = outcome.adaptive, outcome.told
+    best, told = outcome.adaptive, outcome.informed
     assert best is not None
     assert told is not None
     assert (best.attacker, best.recovered) == ("unmix", 9), "a tie goes to the smaller p"
@@ -266,13 +266,13 @@ def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
     assert lucky.adaptive is not None
     assert lucky.adaptive.p_value == 1, "no probability is larger"
     assert outcome.replace(attacks=(refused,)).adaptive is None
-    assert outcome.replace(attacks=tuple(attacks[:4])).told is None, "nobody was told anything"
+    assert outcome.replace(attacks=tuple(attacks[:4])).informed is None, "nobody was told anything"
 
 
 def test_one_who_was_told_is_shown_where_it_made_a_difference() -> None:
     attacks = (found("unaware", 1, 0.4), found("unmix", 9, 0.004), found("told", 3, 0.05))
     outcome = undefended()[1].replace(attacks=attacks)
-    told, line = outcome.told, "strongest attack that also knows the shift"
+    told, line = outcome.informed, "strongest attack that also knows the shift"
     assert told is not None
     assert (told.attacker, told.recovered) == ("unmix", 9), "being told takes no way away"
     assert line not in report.render_markdown([outcome])
@@ -281,14 +281,18 @@ def test_one_who_was_told_is_shown_where_it_made_a_difference() -> None:
 
 
 def test_the_strongest_of_attacks_by_name() -> None:
-    assert strongest({}) is None
-    assert strongest({"a": (2, 0.3), "b": (3, 0.4), "c": (3, 0.2)}) == ("c", pytest.approx(0.6), 3)
-    assert strongest({"a": (0, 1.0), "b": (0, 1.0)}) == ("a", 1.0, 2)
-    assert strongest({"a": (3, 0.0), "b": (3, 0.5)}) == ("a", 0.0, 2)
-    assert strongest({"a": (3, None), "b": (3, 0.5)}) == ("b", 1.0, 2), (
+    assert find_strongest({}) is None
+    assert find_strongest({"a": (2, 0.3), "b": (3, 0.4), "c": (3, 0.2)}) == (
+        "c",
+        pytest.approx(0.6),
+        3,
+    )
+    assert find_strongest({"a": (0, 1.0), "b": (0, 1.0)}) == ("a", 1.0, 2)
+    assert find_strongest({"a": (3, 0.0), "b": (3, 0.5)}) == ("a", 0.0, 2)
+    assert find_strongest({"a": (3, None), "b": (3, 0.5)}) == ("b", 1.0, 2), (
         "an unknown p is no small one"
     )
-    assert strongest({"a": (3, None)}) == ("a", None, 1)
+    assert find_strongest({"a": (3, None)}) == ("a", None, 1)
 
 
 def test_what_a_strategy_spends_is_charged_to_no_attack(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,12 +306,12 @@ def test_what_a_strategy_spends_is_charged_to_no_attack(monkeypatch: pytest.Monk
 
     def timed(way: Adapted | InputError, shape: tuple[int, ...]) -> Any:
         now[0] += 1
-        return attempt(way, shape)
+        return run_attacker(way, shape)
 
     monkeypatch.setitem(ADAPTIVE, "follow-mean", slow)
-    monkeypatch.setattr(trial, "attempt", timed)
+    monkeypatch.setattr(trial, "run_attacker", timed)
     monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    outcome, _, _ = run_trial(setting(), *find("shift-retrain:0.5"))
+    outcome, _, _ = run_trial(setting(), *parse_defense("shift-retrain:0.5"))
     assert {one.seconds for one in outcome.attacks} == {1}
     assert outcome.seconds["strategy"] == 100
     assert (outcome.seconds["unaware"], outcome.seconds["adaptive"]) == (1, 3)
@@ -341,7 +345,7 @@ def test_ways_stand_in_order_and_only_where_they_apply(monkeypatch: pytest.Monke
     ) -> dict[str, Any]:
         facts = {"theta0": start, "large": large}
         handed = Released((weights, weights), now.knowledge, now.attack, facts)
-        return dict(attackers(handed, strategy, Secret(1, shift), rewritten=rewritten))
+        return dict(make_attackers(handed, strategy, Secret(1, shift), in_biases=rewritten))
 
     assert list(ways("")) == ["unaware", "unmix"]
     assert list(ways("", large=True)) == ["unaware", "start", "unmix"]
@@ -408,7 +412,7 @@ def test_what_unmixing_is_given_are_mixtures_of_samples_without_the_shift() -> N
     weights, start, _, x = shifted_mixture(u)
     facts = {"theta0": start, "large": True}
     handed = Released((weights,), setting().knowledge, setting().attack, facts)
-    ways = dict(attackers(handed, "follow-mean-image", Secret(1, u), rewritten=False))
+    ways = dict(make_attackers(handed, "follow-mean-image", Secret(1, u), in_biases=False))
 
     def outside(name: str, samples: Tensor) -> float:
         """Share of the rows of a way, less the start, that these samples do not span."""
@@ -433,7 +437,7 @@ def test_an_inferred_shift_leaves_the_same_rows_whatever_the_shift_was() -> None
         weights, start, _, _ = shifted_mixture(u)
         facts = {"theta0": start, "large": True}
         handed = Released((weights,), setting().knowledge, setting().attack, facts)
-        ways = dict(attackers(handed, "follow-mean-image", Secret(1, u), rewritten=False))
+        ways = dict(make_attackers(handed, "follow-mean-image", Secret(1, u), in_biases=False))
         way = ways["adapted-unmix"]
         assert isinstance(way, Adapted)
         blunt = remove_shift(weights, start, infer_mean(weights))
@@ -453,20 +457,20 @@ def test_a_strategy_that_left_the_attack_as_it_was_is_said() -> None:
 
 def test_unmixed_sources_are_scored_with_both_signs() -> None:
     x = torch.ones(3, 1, 8, 8)
-    assert torch.equal(either_sign("told-unmix", x), torch.cat([x, -x]))
-    assert either_sign("adapted", x) is x
+    assert torch.equal(add_negated("told-unmix", x), torch.cat([x, -x]))
+    assert add_negated("adapted", x) is x
 
 
 def test_a_way_that_is_refused_is_said_and_stops_no_other() -> None:
     shaped = replace(setting(), arch="convnet:1x8x8-4-1", certify=False)
-    outcome, _, _ = run_trial(shaped, *find("shift-retrain:0.5"))
+    outcome, _, _ = run_trial(shaped, *parse_defense("shift-retrain:0.5"))
     refused = {one.attacker: one.refused for one in outcome.attacks if one.refused}
     assert set(refused) == {"adapted", "unmix", "adapted-unmix", "told", "told-unmix"}
     assert "first layer's bias of an MLP" in refused["adapted"]
     assert "no dense layer receives the input" in refused["unmix"]
     assert outcome.adaptive is not None
     assert (outcome.adaptive.attacker, outcome.adaptive.tried) == ("unaware", 1)
-    assert outcome.told is None
+    assert outcome.informed is None
     text = report.render_markdown([outcome])
     for name, reason in refused.items():
         assert f"{name} refused: {reason}" in text
@@ -478,7 +482,7 @@ def test_a_way_that_is_refused_is_said_and_stops_no_other() -> None:
 
 
 def test_where_no_attack_applies_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trial, "attempt", lambda way, shape: "the box is empty.")
+    monkeypatch.setattr(trial, "run_attacker", lambda way, shape: "the box is empty.")
     with pytest.raises(InputError, match="No attack applies: the box is empty"):
         run_trial(setting())
 
@@ -491,11 +495,11 @@ def test_names_in_a_report_are_text() -> None:
 
 def test_noise_has_the_size_it_says() -> None:
     before = undefended()[0]
-    after = noisy(before, 0.1, Secret(123))
+    after = add_noise(before, 0.1, Secret(123))
     for name, t in before.theta.items():
         ratio = float((after.theta[name] - t).norm() / t.norm())
         assert ratio == pytest.approx(0.1, rel=0.5 if t.numel() < 100 else 0.1)
-    assert not same(noisy(before, 0.1, Secret(124)), after)
+    assert not same(add_noise(before, 0.1, Secret(124)), after)
 
 
 def test_training_hooks() -> None:
@@ -510,7 +514,7 @@ def test_training_hooks() -> None:
     assert hook("default-init", 1).init == "default"
     assert hook("weight-decay", 0.01).weight_decay == 0.01
     assert (hook("sgd", 5).method, hook("sgd", 5).batch) == ("sgd", 5)
-    stopped, whole = (release(setting(), *find(f"early-stop:{s}")).state for s in (0.5, 0))
+    stopped, whole = (release(setting(), *parse_defense(f"early-stop:{s}")).state for s in (0.5, 0))
     assert stopped.status == "loss"
     assert stopped.step < whole.step
 
@@ -529,13 +533,13 @@ def test_smoothed_labels_are_the_expected_loss_over_labels(outputs: int) -> None
             log = out[i] - out[i].logsumexp(0)
             share = [s / 3 + (1 - s) * (k == int(y[i])) for k in range(3)]
             naive -= sum(p * float(v) for p, v in zip(share, log, strict=True))
-    assert float(smoothed_losses(out, y, s).mean()) == pytest.approx(naive / 5, rel=1e-12)
+    assert float(compute_smoothed_losses(out, y, s).mean()) == pytest.approx(naive / 5, rel=1e-12)
 
 
 def test_the_most_exposed_records_are_left_out_of_the_second_training() -> None:
     now = setting()
-    network = release(now, *find("without-top:3"))
-    after, facts = network.released, network.facts
+    network = release(now, *parse_defense("without-top:3"))
+    after, facts = network.released, network.training_facts
     found = expose(undefended()[0], now.split.train)
     assert facts["left_out"] == sorted(found.order[:3].tolist())
     kept = [i for i in range(20) if i not in facts["left_out"]]
@@ -544,15 +548,15 @@ def test_the_most_exposed_records_are_left_out_of_the_second_training() -> None:
     assert same(after.theta, train(ARCH, rest, now.training.config).theta)
     assert facts["mean_score_of_left_out"] >= facts["mean_score_before"]
     for strength in (0.5, 2.5, 19):
-        with pytest.raises(InputError, match="whole number from 1 to 18"):
-            release(now, *find(f"without-top:{strength}"))
+        with pytest.raises(InputError, match="integer from 1 to 18"):
+            release(now, *parse_defense(f"without-top:{strength}"))
 
 
 @pytest.mark.parametrize("cap", [1.1, 1e9])
 def test_a_record_that_pulled_too_much_stands_still(cap: float) -> None:
     """One record at a time, against the loop; without a limit it is gradient descent."""
     data, config = setting().split.train, setting().training.descent.changed(steps=25)
-    state, facts = capped(Job(ARCH, data, config, "binary"), cap=cap)
+    state, facts = train_capped(Job(ARCH, data, config, "binary"), cap=cap)
     model = initialize(Architecture.parse(ARCH), config)
     parameters_, speed = list(model.parameters()), None
     pulled, held = [0.0] * 20, 0
@@ -586,7 +590,7 @@ def test_the_accountant_says_what_was_spent() -> None:
     from opacus.accountants.analysis import rdp
 
     config = setting().training.descent.changed(steps=40, dtype="float32", init="default")
-    _, facts = private(Job(ARCH, setting().split.train, config, "binary"), epsilon=8.0)
+    _, facts = train_privately(Job(ARCH, setting().split.train, config, "binary"), epsilon=8.0)
     assert 7 < facts["epsilon"] <= 8
     assert facts["delta"] == pytest.approx(1 / 200)
     orders = [1 + x / 10.0 for x in range(1, 100)] + list(range(12, 64))
@@ -596,7 +600,7 @@ def test_the_accountant_says_what_was_spent() -> None:
     )
     epsilon, _ = rdp.get_privacy_spent(orders=orders, rdp=spent, delta=facts["delta"])
     assert facts["epsilon"] == pytest.approx(epsilon, rel=1e-6)
-    _, more = private(Job(ARCH, setting().split.train, config, "binary"), epsilon=1.0)
+    _, more = train_privately(Job(ARCH, setting().split.train, config, "binary"), epsilon=1.0)
     assert more["noise_multiplier"] > facts["noise_multiplier"]
 
 
@@ -604,10 +608,10 @@ def test_without_its_extra_a_defense_names_the_install_line(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(catalog, "find_spec", lambda name: None)
-    assert not DEFENSES["dp"].available
-    assert DEFENSES["noise"].available
+    assert not DEFENSES["dp"].is_available
+    assert DEFENSES["noise"].is_available
     with pytest.raises(MissingExtraError, match=r'pip install "\.\[dp\]"'):
-        find("dp:8")
+        parse_defense("dp:8")
 
 
 @pytest.mark.parametrize(
@@ -616,17 +620,17 @@ def test_without_its_extra_a_defense_names_the_install_line(
         ("noize:1", "Did you mean 'noise'"),
         ("noise", "NAME:STRENGTH"),
         ("noise:x", "NAME:STRENGTH"),
-        ("noise:-1", "starts above 0"),
+        ("noise:-1", "Use a number above 0"),
         ("noise:nan", "NAME:STRENGTH"),
         ("noise:inf", "finite"),
         ("default-init:0.5", "Use 1"),
         ("label-smoothing:2", "at most 1"),
-        ("dp:0", "starts above 0"),
+        ("dp:0", "Use a number above 0"),
     ],
 )
 def test_bad_names_and_strengths_are_refused(text: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        find(text)
+        parse_defense(text)
 
 
 def test_samples_that_are_no_images_are_not_drawn() -> None:

@@ -41,7 +41,7 @@ def test_demo(
         "held-out",
         "digits recovered",
         "expected by chance",
-        "one never trained",
+        "never trained",
         "mean (train)",
     ):
         assert words in shown
@@ -78,7 +78,9 @@ def test_a_demo_that_shows_something_else_says_so(
     monkeypatch.setattr(demo, "ATTACK_STEPS", 1)
     monkeypatch.setattr(demo, "STEPS", 20)
     assert main(["demo", "--out", str(tmp_path / "d"), "--quiet"]) == 3
-    assert "expects a leak from the trained network alone" in capsys.readouterr().err
+    assert (
+        "must find a leak in the trained network and none in the other" in capsys.readouterr().err
+    )
 
 
 def test_demo_refuses_a_place_it_cannot_write(

@@ -20,7 +20,7 @@ from residuum.errors import InputError, OutputError
 from residuum.io.checkpoints import save_checkpoint
 from residuum.records import Reconstruction, same
 from residuum.sweeping import Range, SweepOptions, SweepRequest, executors, sweep
-from residuum.sweeping.executors import ENGINES, Job, Local, Outcome, Task, outcomes
+from residuum.sweeping.executors import ENGINES, Job, Local, Outcome, Task, run_jobs
 from residuum.sweeping.run import JOURNAL
 from residuum.sweeping.scoring import SweepRun
 from residuum.sweeping.space import COMPLETE, ETA, FAILED, PRUNED, SAMPLERS, SEEDS
@@ -72,13 +72,13 @@ def test_processes_compute_what_this_one_computes_and_one_that_dies_takes_its_ow
 
 
 class Mortal(Local):
-    """An engine of two places whose workers die of some jobs, so many times each."""
+    """An engine with two slots whose workers die of some jobs, a given number of times each."""
 
     def __init__(self, deaths: dict[int, int]) -> None:
         super().__init__(task(), plan())
         self.deaths = deaths
 
-    def places(self) -> int:
+    def count_slots(self) -> int:
         return 2
 
     def submit(self, job: Job) -> Future[Outcome]:
@@ -91,7 +91,7 @@ class Mortal(Local):
 
 
 def test_a_job_whose_worker_died_is_tried_again_and_reported_in_the_end() -> None:
-    ended = list(outcomes(Mortal({1: 2, 2: 3}), some_jobs(4), retries=2))
+    ended = list(run_jobs(Mortal({1: 2, 2: 3}), some_jobs(4), retries=2))
     assert sorted(o.job.numbers[0] for o in ended) == list(range(4))
     reasons = {o.job.numbers[0]: o.reason for o in ended if not o.reconstructions}
     assert reasons == {2: "its worker died 3 times: EOFError: gone"}
@@ -236,7 +236,7 @@ def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
     assert all(reasons[n] == "RuntimeError: a bad day for sums" for n in crashed)
     assert all(reasons[n] == "diverged" for n in range(6) if n not in crashed)
     assert all(t.state == FAILED for t in done.trials)
-    assert done.found is None
+    assert done.reconstruction is None
     assert sweep_victim(tmp_path / "s", mixed).fresh == 0, "what failed is not tried for ever"
 
 
@@ -289,10 +289,10 @@ def test_what_no_trial_can_work_with_is_said_before_the_first(tmp_path: Path) ->
 def test_unknown_engines_and_storages_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"No engine 'rya'.*Did you mean 'ray'"):
         sweep_victim(tmp_path / "s", engine="rya")
-    with pytest.raises(InputError, match="URL of a database") as caught:
+    with pytest.raises(InputError, match="URL of a reachable database") as caught:
         sweep_victim(tmp_path / "t", storage="postgresql+psycopg://me:secret@127.0.0.1:1/none")
     assert "secret" not in str(caught.value)
-    with pytest.raises(InputError, match="URL of a database"):
+    with pytest.raises(InputError, match="URL of a reachable database"):
         sweep_victim(tmp_path / "u", storage="nonsense")
     assert set(ENGINES) == {"local", "processes", "ray"}
 
@@ -351,4 +351,4 @@ print(residuum.cli.main.main({[*said, "--address", "nonsense"]}))
     without, unreached = done.stderr.strip().splitlines()
     assert 'in a clone of residuum: pip install ".[cluster]"' in without
     if importlib.util.find_spec("ray"):
-        assert "No Ray cluster answers at 'nonsense'" in unreached
+        assert "A Ray cluster must be reachable at 'nonsense'" in unreached

@@ -19,9 +19,9 @@ from residuum.io.checkpoints import save_checkpoint
 from residuum.records import Dataset, Knowledge, Reconstruction
 from residuum.report.charts import Coordinate, draw_parallel_coordinates
 from residuum.report.html import Item, render_sweep
-from residuum.sweeping.pooling import Pool, pooled
-from residuum.sweeping.scoring import rankings
-from residuum.sweeping.space import cost
+from residuum.sweeping.pooling import Pool, pool_trials
+from residuum.sweeping.scoring import score_rankings
+from residuum.sweeping.space import estimate_cost
 from tests import pages
 from tests.cases import relu_point
 from tests.sweeps import KNOWLEDGE, facts, plan, sweep_victim, victim
@@ -151,7 +151,7 @@ def test_memory_is_bounded_and_what_agrees_survives() -> None:
     def one_by_one() -> Iterator[Reconstruction]:
         yield from parts
 
-    whole, wide = pooled(one_by_one(), Knowledge(), {})
+    whole, wide = pool_trials(one_by_one(), Knowledge(), {})
     pool = Pool(limit=100)
     for part in parts:
         pool.add(part)
@@ -174,7 +174,7 @@ def test_diverged_runs_and_broken_candidates_are_left_out() -> None:
     assert (pool.runs, len(pool)) == (0, 0)
     pool.add(found(x, one, lam))
     assert (pool.runs, pool.candidates, len(pool)) == (1, 1, 1)
-    assert pooled([], Knowledge(), {})[0] is None
+    assert pool_trials([], Knowledge(), {})[0] is None
 
 
 def test_points_in_a_plane_are_pooled_by_distance() -> None:
@@ -244,7 +244,7 @@ def test_both_rankings_and_no_influence_of_the_data(tmp_path: Path) -> None:
     rng = torch.Generator().manual_seed(0)
     other = torch.randn(200, 12, generator=rng, dtype=torch.float64)
     holdout = Dataset(other, torch.ones(200).double() - 2 * (torch.arange(200) % 2))
-    both = rankings(done, tmp_path / "s", train, holdout)
+    both = score_rankings(done, tmp_path / "s", train, holdout)
     said = both.to_json()
     assert said["without_data"] == [t.number for t in before]
     assert sorted(said["with_data"]) == sorted(said["without_data"])
@@ -355,6 +355,8 @@ def test_a_dry_run_counts_what_halving_saves(tmp_path: Path, capsys: Any) -> Non
     # 9 to step 100, 3 on to 300, 1 on to 900: 2100 steps of 8100.
     assert found["hours_of_this_sweep"] == pytest.approx(2100 / 8100 * 9 * whole)
     assert found["hours_of_10000_runs"] == pytest.approx(2100 / 8100 * 5000 * whole)
-    plain = cost(plan(9, 900), estimate(victim(), KNOWLEDGE, plan(9, 900).attack, measured=0.01))
+    plain = estimate_cost(
+        plan(9, 900), estimate(victim(), KNOWLEDGE, plan(9, 900).attack, measured=0.01)
+    )
     assert plain["hours_of_this_sweep"] == pytest.approx(9 * plain["seconds_per_trial"] / 3600)
     assert not (tmp_path / "s").exists()

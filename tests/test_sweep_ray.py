@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from residuum.records import same
-from residuum.sweeping.executors import LOOPBACK, QUIET, Ray, outcomes
+from residuum.sweeping.executors import LOOPBACK, QUIET, Ray, run_jobs
 from tests.sweeps import (
     Deadly,
     facts,
@@ -56,7 +56,7 @@ def test_a_cluster_computes_what_this_process_computes(cluster: Any, tmp_path: P
     there = sweep_victim(tmp_path / "there", wanted, engine="ray", address=cluster.address)
     assert [facts(t) for t in there.trials] == [facts(t) for t in here.trials]
     assert there.order[0].number == here.order[0].number
-    assert same(there.found, here.found)
+    assert same(there.reconstruction, here.reconstruction)
 
 
 def test_a_node_that_dies_and_one_that_comes(cluster: Any, tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_worker_that_dies_is_replaced_and_one_that_always_dies_is_reported(
         deadly: Any = Deadly(task(), tmp_path / f"deaths-{times}", times)
         engine = Ray(deadly, plan(address=cluster.address))
         try:
-            ended = list(outcomes(engine, some_jobs(count), retries=1))
+            ended = list(run_jobs(engine, some_jobs(count), retries=1))
         finally:
             engine.close()
         assert sorted(o.job.numbers[0] for o in ended) == list(range(count))

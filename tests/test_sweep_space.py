@@ -13,8 +13,8 @@ from residuum.attacks import PRESETS, Auto, ModelInversion, make_attack
 from residuum.errors import InputError
 from residuum.settings import FALLBACKS
 from residuum.sweeping import SAMPLERS, SPACE, Range
-from residuum.sweeping.scoring import ranked
-from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Trial, numeric
+from residuum.sweeping.scoring import rank_trials
+from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, Params, Trial, list_numeric_settings
 from residuum.sweeping.study import Study
 from tests.sweeps import plan, share
 
@@ -31,7 +31,7 @@ def test_the_space_is_wider_than_the_published_box_and_made_of_the_attacks_setti
         assert SPACE[name].low <= low
         assert SPACE[name].high >= high
         assert (SPACE[name].low, SPACE[name].high) != (low, high)
-    assert set(SPACE) <= set(numeric(Auto))
+    assert set(SPACE) <= set(list_numeric_settings(Auto))
     for preset in PRESETS:
         attack = make_attack(preset=preset)
         for name, setting in SPACE.items():
@@ -52,7 +52,7 @@ def test_ranges_are_tried_evenly_in_their_own_measure() -> None:
     space = {
         "lr_x": Range(1e-5, 3, log=True),
         "lr_decay": Range(0, 0.5),
-        "split_every": Range(2, 5, whole=True),
+        "split_every": Range(2, 5, integer=True),
     }
     rows = drawn(400, space=space)
     for name in ("lr_x", "lr_decay"):
@@ -106,7 +106,7 @@ def test_fronts_and_ranks_of_made_up_trials() -> None:
     rows = [(0.3, 0.9), (0.1, 0.2), (0.2, 0.1), (0.2, 0.5), (0.1, 0.2)]
     made = [Trial(n, {}, COMPLETE, values) for n, values in enumerate(rows)]
     made += [Trial(5, {}, FAILED), Trial(6, {}, PRUNED)]
-    assert [t.number for t in ranked(made)] == [1, 4, 2, 3, 0]
+    assert [t.number for t in rank_trials(made)] == [1, 4, 2, 3, 0]
     for count, expected in ((2, [1, 4, 3, 0]), (1, [1, 4])):
         study = Study(plan(7, objectives=("residual", "agreement")[:count]))
         for trial, params in zip(made, study.ask(range(7)).values(), strict=True):
@@ -120,13 +120,13 @@ def test_fronts_and_ranks_of_made_up_trials() -> None:
         ({"space": {"lr_y": Range(0, 1)}}, "cannot vary 'lr_y'"),
         ({"space": {"lr_x": Range(1, 0.1)}}, "from low to high"),
         ({"space": {"lr_x": Range(-1, 1)}}, "lr_x must be positive"),
-        ({"space": {}}, "must vary a setting"),
+        ({"space": {}}, "must vary at least one setting"),
         ({"sampler": "grid"}, "No sampler 'grid'"),
         ({"batch": 2, "rungs": 1}, "Successive halving"),
-        ({"batch": 2, "space": {"lr_decay": Range(0, 1)}}, "lr_decay is varied too"),
+        ({"batch": 2, "space": {"lr_decay": Range(0, 1)}}, "the sweep also varies lr_decay"),
         ({"objectives": ("recovered",)}, "ranks by residual"),
         ({"objectives": ("residual", "agreement"), "attack": Auto(restarts=1)}, "restarts"),
-        ({"attack": ModelInversion()}, "model-inversion is none of them"),
+        ({"attack": ModelInversion()}, "and unmix; got model-inversion"),
     ],
 )
 def test_plans_that_make_no_sense_are_refused(changes: dict[str, Any], message: str) -> None:

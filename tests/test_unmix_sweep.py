@@ -66,7 +66,7 @@ def test_a_sweep_varies_rank_and_strength_ranks_by_agreement_and_pools(tmp_path:
     done = sweep(checkpoint, out=tmp_path / "s", data=data, holdout=other, **dict(wanted))
     assert done.request.space == UNMIX_SPACE
     assert done.request.objectives == ("expected",)
-    assert {t.state for t in done.trials} == {"complete"}, done.said["failures"]
+    assert {t.state for t in done.trials} == {"complete"}, done.summary["failures"]
     assert {t.residual for t in done.trials} == {None}
     expected = [t.expected for t in done.order]
     assert expected == sorted(expected, reverse=True)
@@ -78,8 +78,8 @@ def test_a_sweep_varies_rank_and_strength_ranks_by_agreement_and_pools(tmp_path:
     again = rs.attack(checkpoint, None, rebuild_attack(kept))
     assert torch.equal(again.x, kept.x)
     # A group's confidence is that of the share of trials that hold it.
-    assert done.found is not None
-    chosen = done.found.selection
+    assert done.reconstruction is not None
+    chosen = done.reconstruction.selection
     assert chosen is not None
     assert done.pool.runs == 4
     assert torch.allclose(chosen.confidence, confidence_by_share(chosen.support / 4, 4, 1728))
@@ -100,7 +100,7 @@ def test_a_stopped_sweep_goes_on_and_tpe_takes_part(tmp_path: Path) -> None:
         if progress.fresh == 2:
             raise KeyboardInterrupt
 
-    wanted = plan(3, sampler="tpe", wave=2, space={"starts": Range(1, 3, whole=True)})
+    wanted = plan(3, sampler="tpe", wave=2, space={"starts": Range(1, 3, integer=True)})
     with pytest.raises(KeyboardInterrupt):
         sweep(planted()[0], out=tmp_path / "s", watch=stop, **dict(wanted))
     done = sweep(planted()[0], out=tmp_path / "s", **dict(wanted))
@@ -111,10 +111,10 @@ def test_a_stopped_sweep_goes_on_and_tpe_takes_part(tmp_path: Path) -> None:
     ("changes", "message"),
     [
         ({"space": {"lr_x": Range(0.1, 1)}}, "of unmix cannot vary 'lr_x'"),
-        ({"rungs": 1}, "pauses at steps; unmix takes none"),
-        ({"batch": 2}, "rank is varied too"),
-        ({"objectives": ("residual",)}, "unmix leaves no residual"),
-        ({"attack": CONFIG.changed(restarts=1)}, "Agreement is between restarts"),
+        ({"rungs": 1}, "needs an attack with steps; unmix has none"),
+        ({"batch": 2}, "the sweep also varies rank"),
+        ({"objectives": ("residual",)}, "because unmix has no residual"),
+        ({"attack": CONFIG.changed(restarts=1)}, "Agreement compares restarts"),
     ],
 )
 def test_plans_of_unmix_that_make_no_sense_are_refused(

@@ -1,4 +1,4 @@
-"""``residuum attack``: training samples out of weights.
+"""``residuum attack``: reconstruct training samples from weights.
 
 Without the name of an attack, the attack that suits the network runs. To see the settings of an attack,
 run residuum attack NAME --help. A file that has the name of an attack is given as ./NAME.
@@ -7,7 +7,6 @@ A preset gives values to settings, and the other options override them. A preset
 refused. Settings of a preset that the attack does not have are left out.
 
 Examples:
-
 residuum attack model.safetensors --out runs/a
 
 residuum attack kkt runs/m --steps 3000 --restarts 8 --out runs/k
@@ -31,7 +30,7 @@ from cyclopts import App, Parameter
 
 from residuum.cli import options
 from residuum.cli.options import SETTINGS, options_from, with_options
-from residuum.cli.output import attack_progress, number, print_line, print_notes, print_table
+from residuum.cli.output import attack_progress, format_number, print_line, print_notes, print_table
 from residuum.errors import InputError, did_you_mean
 from residuum.settings import AUTO, MODELS, PRESETS, AttackSettings
 
@@ -39,10 +38,10 @@ if TYPE_CHECKING:
     from residuum.attacks.cost import Estimate
     from residuum.records import Reconstruction
 
-MAX_ROWS = 20  # restarts shown; attack.json has all
+MAX_ROWS = 20  # restarts in the table. attack.json has all of them
 ON_SURFACES = (AUTO, "unmix")  # attacks that have variants on several attack surfaces
 SUMMARIES = {
-    "auto": "The attack that suits the network, as without a name.",
+    "auto": "The attack that suits the network. This is the default.",
     "kkt": "KKT equation of a classifier (Haim 2022, Buzaglo 2023).",
     "binary-kkt": "kkt for one output.",
     "multiclass-kkt": "kkt for several outputs.",
@@ -67,7 +66,7 @@ Surface = Annotated[
     Literal["weights", "change", "moment"] | None,
     Parameter(
         help="Attack surface: weights, change (the weight update from known initial weights) or moment "
-        "(optimizer state). By default that of the attack.",
+        "(optimizer state). By default the attack surface of the attack.",
         group=SETTINGS,
     ),
 ]
@@ -75,12 +74,12 @@ Surface = Annotated[
 app = options.command_app("attack", __doc__)
 
 
-def command_of(name: str, settings_model: type[AttackSettings]) -> Callable[..., None]:
+def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..., None]:
     """Return the command that runs an attack.
 
     Args:
         name: Name of the attack, "auto" for the one that suits the network.
-        settings_model: The model of its settings, which become options.
+        settings_model: The model of its settings. The settings become options.
 
     Returns:
         The command.
@@ -107,7 +106,7 @@ def command_of(name: str, settings_model: type[AttackSettings]) -> Callable[...,
         output: options.Output = options.OUTPUT,
         settings: dict[str, Any] | None = None,
         surface: Surface = None,
-        facts: options.Facts = options.FACTS,
+        knowledge_options: options.KnowledgeOptions = options.KNOWLEDGE_OPTIONS,
         fine_tuning: options.FineTuning = options.FINE_TUNING,
         arch: options.Arch = None,
         model: options.ModelCode = None,
@@ -121,14 +120,14 @@ def command_of(name: str, settings_model: type[AttackSettings]) -> Callable[...,
         from residuum.io.loading import load_network, resolve_trained_and_base
         from residuum.io.release import open_release
         from residuum.records.rundir import read_json
-        from residuum.verbs.attacking import SUMMARY, AttackRun, request_of
+        from residuum.verbs.attacking import SUMMARY, AttackRun, make_request
 
         check_preset(name, preset)
-        attack = options.made_from_options(
+        attack = options.make_from_options(
             lambda **values: make_attack(name, preset, **values), settings or {}
         )
         options.check_device(attack.device)
-        shape = None if facts.shape is None else parse_shape(facts.shape)
+        shape = None if knowledge_options.shape is None else parse_shape(knowledge_options.shape)
         checkpoint, base = resolve_trained_and_base(
             checkpoint, fine_tuning.base, fine_tuning.adapter
         )
@@ -136,32 +135,36 @@ def command_of(name: str, settings_model: type[AttackSettings]) -> Callable[...,
         network = load_network(
             release, arch=arch, model=model, trust_code=trust_code, shape=shape, base=base
         )
-        knowledge = attacker_knowledge(release, network, base=base, **vars(facts))
+        knowledge = attacker_knowledge(release, network, base=base, **vars(knowledge_options))
         attack = adapt_to_surface(surface or "", knowledge, attack)
         if dry_run:
             cost = estimate(network, knowledge, attack)
-            output.result(cost.to_json(), lambda: _show_cost(cost))
+            output.print_result(cost.to_json(), lambda: _show_cost(cost))
             return
         if out is None:
             raise InputError(
                 "An attack needs a folder to write.", "Pass --out runs/a, or --dry-run."
             )
-        request = request_of(release, network, attack)
+        request = make_request(release, network, attack)
         with AttackRun.open(out) as run:
-            found = run.finished(request, knowledge)
-            is_reused = found is not None
-            if found is None:
+            reconstruction = run.finished(request, knowledge)
+            is_reused = reconstruction is not None
+            if reconstruction is None:
                 with attack_progress(output.visible) as watch:
-                    found = run.attack(network, knowledge, attack, request, preset, watch)
-        if all(status == "diverged" for status in found.status):
-            runs = "The attack" if found.restarts == 1 else f"All {found.restarts} restarts"
+                    reconstruction = run.attack(network, knowledge, attack, request, preset, watch)
+        if all(status == "diverged" for status in reconstruction.status):
+            runs = (
+                "The attack"
+                if reconstruction.restarts == 1
+                else f"All {reconstruction.restarts} restarts"
+            )
             raise InconclusiveError(
                 f"{runs} diverged; the unfinished result is in {str(out)!r}.",
                 "Lower --lr-x or --lr-lam.",
             )
         if is_reused and output.visible:
-            print_line(f"{out} holds this attack, finished; it is shown again.")
-        output.result(read_json(out / SUMMARY), lambda: show(found, out))
+            print_line(f"{out} already holds the finished result of this attack:")
+        output.print_result(read_json(out / SUMMARY), lambda: show(reconstruction, out))
 
     if name not in ON_SURFACES:
         command.__annotations__["surface"] = Annotated[Surface, Parameter(parse=False)]
@@ -169,14 +172,14 @@ def command_of(name: str, settings_model: type[AttackSettings]) -> Callable[...,
 
 
 def check_preset(name: str, preset: str) -> None:
-    """Refuse a preset that has the settings of another attack.
+    """Raise an error if a preset has the settings of another attack.
 
     Args:
         name: Name of the attack that the user passed, "auto" if there is none.
         preset: Name of the preset.
 
     Raises:
-        InputError: If the preset is of another attack.
+        InputError: If the preset belongs to another attack.
     """
     from residuum.attacks.registry import CHOICES
 
@@ -218,7 +221,15 @@ def add_command_of_plugin(arguments: list[str]) -> None:
 
 
 def attack_app(name: str, settings_model: type[AttackSettings]) -> App:
-    """Return the application of ``residuum attack NAME``."""
+    """Return the application of ``residuum attack NAME``.
+
+    Args:
+        name: Name of the attack.
+        settings_model: The model of its settings.
+
+    Returns:
+        The application.
+    """
     attack = App(
         name=name,
         help=SUMMARIES.get(name, "An attack of an installed plug-in."),
@@ -226,53 +237,60 @@ def attack_app(name: str, settings_model: type[AttackSettings]) -> App:
         group_parameters=options.BASIC,
         sort_key=[*SUMMARIES, name].index(name),
     )
-    attack.default(command_of(name, settings_model))
+    attack.default(make_command(name, settings_model))
     return attack
 
 
-app.default(command_of(AUTO, MODELS[AUTO]))
+app.default(make_command(AUTO, MODELS[AUTO]))
 for attack_name, model in MODELS.items():
     app.command(attack_app(attack_name, model))
 
 
-def show(found: Reconstruction, out: Path) -> None:
-    """Print the attack as a person reads it. Residuals are norms, relative to the target's."""
-    summary = found.to_json()
+def show(reconstruction: Reconstruction, out: Path) -> None:
+    """Print the result of an attack. Residuals are norms relative to the norm of the target.
+
+    Args:
+        reconstruction: The result.
+        out: Folder of the attack.
+    """
+    summary = reconstruction.to_json()
     rows = []
     for run, restart in enumerate(summary["runs"][:MAX_ROWS]):
-        losses = number(restart["final_loss"]), number(restart["loss"])
-        residuals = (number(value, 3) for value in restart["residuals"].values())
+        losses = format_number(restart["final_loss"]), format_number(restart["loss"])
+        residuals = (format_number(value, 3) for value in restart["residuals"].values())
         rows.append((str(run), restart["status"], *losses, *residuals))
-    columns = ("restart", "status", "final loss", "kept loss", *found.layer_names)
-    print_table(f"{found.attack}: loss, and relative residual of every layer", columns, rows)
-    if found.restarts > MAX_ROWS:
-        print_line(f"and {found.restarts - MAX_ROWS} more restarts in attack.json")
+    columns = ("restart", "status", "final loss", "best loss", *reconstruction.layer_names)
+    print_table(
+        f"{reconstruction.attack}: loss, and relative residual of every layer", columns, rows
+    )
+    if reconstruction.restarts > MAX_ROWS:
+        print_line(f"and {reconstruction.restarts - MAX_ROWS} more restarts in attack.json")
     print_line(
         f"{summary['candidates']} candidates, {summary['selected']} selected, "
-        f"{summary['consensus']} of them held by several restarts"
+        f"{summary['consensus']} of them found by several restarts"
     )
-    if found.second_order:
-        _show_growth(found)
-    print_line(f"known to the attacker: {found.knowledge.line}")
-    print_line(f"{found.seconds:.1f} seconds; written to {out}")
-    print_notes(found.notes)
+    if reconstruction.second_order:
+        _show_growth(reconstruction)
+    print_line(f"known to the attacker: {reconstruction.knowledge.line}")
+    print_line(f"{reconstruction.seconds:.1f} seconds; written to {out}")
+    print_notes(reconstruction.notes)
 
 
-def _show_growth(found: Reconstruction) -> None:
-    """Print how many events of each kind there were, and where the restarts ended."""
-    kinds = [event["kind"] for event in found.events]
+def _show_growth(reconstruction: Reconstruction) -> None:
+    """Print the number of events of each kind, and whether each restart ended at a stationary point."""
+    kinds = [event["kind"] for event in reconstruction.events]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     print_line(f"growth: {counts or 'no round'}")
-    for run, restart in enumerate(found.second_order[:MAX_ROWS]):
+    for run, restart in enumerate(reconstruction.second_order[:MAX_ROWS]):
         verb = "is" if restart["stationary"] else "is not"
         print_line(
             f"restart {run} {verb} second-order stationary at eps {restart['eps']:g}: gradient "
-            f"{restart['gradient']:.3g}, least curvature {restart['lowest_curvature']:.3g}"
+            f"{restart['gradient']:.3g}, smallest curvature {restart['lowest_curvature']:.3g}"
         )
 
 
 def _show_cost(cost: Estimate) -> None:
-    """Print what the attack will cost. The time is measured on this device."""
+    """Print the expected cost of an attack. The time of a step was measured on this device."""
     memory = ", ".join(f"{name} {size / 2**20:.4g}" for name, size in cost.memory.items())
     layers = ", ".join(f"{name} {flops / 1e9:.4g}" for name, flops in cost.flops_by_layer.items())
     rows = [

@@ -1,7 +1,6 @@
-"""``residuum audit``: from a checkpoint to a verdict.
+"""``residuum audit``: attack a checkpoint, count recovered samples and give a verdict.
 
 Examples:
-
 residuum audit model.safetensors --data train.npz --holdout test.npz --mean train --value-range 0,1 --out a
 
 residuum audit runs/m --data runs/m --holdout runs/m --budget 10min --fail-on "recovered>=5" --out runs/b
@@ -31,13 +30,13 @@ from residuum.auditing.request import AuditRequest
 from residuum.cli import options
 from residuum.cli.options import options_from, with_options
 from residuum.cli.output import (
-    columns,
-    number,
+    format_number,
     print_line,
     print_notes,
     print_table,
     print_wrapped,
-    progress,
+    show_progress,
+    terminal_width,
 )
 from residuum.errors import InputError
 from residuum.settings import MODELS, PRESETS
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
     from residuum.auditing.listener import AuditListener
     from residuum.auditing.result import AuditResult
 
-ALREADY_SAID = ("network",)  # before the attacks began
+ALREADY_PRINTED = ("network",)  # lines of the screen that were printed before the attacks began
 STAGE_MESSAGES = {
     "negative controls": "running negative controls",
     "scores": "scoring against held-out samples",
@@ -78,7 +77,7 @@ app = options.command_app("audit", __doc__)
         },
     )
 )
-def command(
+def _command(
     checkpoint: options.OptionalCheckpointPath = None,
     /,
     *,
@@ -133,13 +132,13 @@ def command(
         bool, Parameter(name="--open", help="Open the report in a browser.")
     ] = False,
     output: options.Output = options.OUTPUT,
-    facts: options.Facts = options.FACTS,
+    knowledge_options: options.KnowledgeOptions = options.KNOWLEDGE_OPTIONS,
     fine_tuning: options.FineTuning = options.FINE_TUNING,
     knowledge: Annotated[
         str | None,
         Parameter(
             help="A file with everything that the attacker knows, such as knowledge.safetensors of an "
-            "audit, instead of the other facts.",
+            "audit, instead of the other options about the attacker.",
             metavar="FILE",
             group=options.ATTACKER,
         ),
@@ -164,14 +163,19 @@ def command(
     grade, comparisons = read_conditions(fail_on or [])
     passed: dict[str, Any] = {
         **{"checkpoint": checkpoint and str(checkpoint), "data": data, "holdout": holdout},
-        **{**vars(facts), **vars(fine_tuning), "knowledge": knowledge, **(settings or {})},
+        **{
+            **vars(knowledge_options),
+            **vars(fine_tuning),
+            "knowledge": knowledge,
+            **(settings or {}),
+        },
         "fail_on": grade or None,
     }
     passed = {name: value for name, value in passed.items() if value is not None}
     if "attacks" in passed:
         passed["attacks"] = [read_attack(text) for text in passed["attacks"]]
     base = AuditConfig() if config is None else read_config(config)
-    request = options.made_from_options(base.changed, passed)
+    request = options.make_from_options(base.changed, passed)
     if request.checkpoint is None:
         raise InputError("An audit needs a checkpoint.", "Run residuum audit model.safetensors.")
     inputs: dict[str, Any] = {
@@ -181,7 +185,7 @@ def command(
     }
     if dry_run:
         plan = dryrun.dry_run(request.checkpoint, **inputs, **request.options())
-        output.result(plan.to_json(), lambda: _show_dry_run(plan))
+        output.print_result(plan.to_json(), lambda: _show_dry_run(plan))
         return plan.exit_code
     if out is None:
         raise InputError("An audit needs a folder to write.", "Pass --out runs/a.")
@@ -196,7 +200,7 @@ def command(
             expected_hashes=request.sha256,
             listener=listener,
         )
-    output.result(read_result(out), lambda: show(result, out, explain))
+    output.print_result(read_result(out), lambda: show(result, out, explain))
     if open_report:
         import webbrowser
 
@@ -230,8 +234,14 @@ def read_attack(text: str) -> str | dict[str, Any]:
 
 
 def show(result: AuditResult, out: Path, explain: bool = False) -> None:
-    """The first screen; the last line says where the rest is."""
-    print_line(result.screen.text(columns(), ALREADY_SAID))
+    """Print the summary of an audit, and the path of its report.
+
+    Args:
+        result: The result.
+        out: Folder of the audit.
+        explain: Whether to print every figure too, with its meaning, and a glossary.
+    """
+    print_line(result.screen.text(terminal_width(), ALREADY_PRINTED))
     print_notes(result.warnings)
     if explain:
         _explain(result)
@@ -241,7 +251,7 @@ def show(result: AuditResult, out: Path, explain: bool = False) -> None:
 
 
 def _explain(result: AuditResult) -> None:
-    """Every figure of the audit, each with what it means, then the words."""
+    """Print every figure of the audit with its meaning, then the words used."""
     from residuum.report.glossary import GLOSSARY, find_used_words
 
     print_line("")
@@ -251,51 +261,54 @@ def _explain(result: AuditResult) -> None:
     rows = []
     for row in result.attacks:
         if row.ran:
-            count = f"{row.recovered} ({number(row.expected_by_chance, 2)})"
-            p = number(row.p_value if row.adjusted is None else row.adjusted, 2)
-            ran = row.name, str(row.restarts), number(row.residual, 2)
-            rows.append((*ran, "-" if row.recovered is None else count, row.rule or "-", p))
+            count = f"{row.recovered} ({format_number(row.expected_by_chance, 2)})"
+            p = format_number(row.p_value if row.adjusted is None else row.adjusted, 2)
+            attack_cells = row.name, str(row.restarts), format_number(row.residual, 2)
+            rows.append(
+                (*attack_cells, "-" if row.recovered is None else count, row.rule or "-", p)
+            )
     heads = ("attack", "restarts", "residual", "recovered\n(chance)", "counts with", "p")
     print_table("attacks: samples that each recovered", heads, rows)
     if result.controls.rows:
         checked = []
-        for one in result.controls.rows:
-            count = f"{one.recovered} ({number(one.expected_by_chance, 2)})"
-            checked.append((one.name, str(one.candidates), count, number(one.p_value, 2)))
+        for negative in result.controls.rows:
+            count = f"{negative.recovered} ({format_number(negative.expected_by_chance, 2)})"
+            p = format_number(negative.p_value, 2)
+            checked.append((negative.name, str(negative.candidates), count, p))
         title = "controls: candidates that hold nothing of the network"
         print_table(title, ("control", "candidates", "recovered\n(chance)", "p"), checked)
     for control in result.checks.positive_controls:
         print_wrapped(control.sentence, "positive controls: ", "  ")
-    if (found := result.certificate) is not None:
+    if (certificate := result.certificate) is not None:
         print_wrapped(
-            f"certificate of the {result.certificate_of}: they leave {found.residual_plain:.4g} of the "
-            f"weights unexplained, {found.residual_clarke:.4g} where a neuron that switches exactly at a "
-            "sample may count as half on",
-            rest="  ",
+            f"certificate of the {result.certificate_of}: they leave {certificate.residual_plain:.4g} of "
+            f"the weights unexplained, or {certificate.residual_clarke:.4g} if a neuron whose input is "
+            "exactly zero at a sample may count as partly active",
+            later_indent="  ",
         )
     for line in result.exposure.lines if result.exposure else ():
         print_wrapped(line, "exposure: ", "  ")
     print_notes(result.notes)
-    said = " ".join([result.screen.text(), *result.verdict.reasons, "residual restart control"])
+    text = " ".join([result.screen.text(), *result.verdict.reasons, "residual restart control"])
     print_line("words:")
-    for word in find_used_words(said):
+    for word in find_used_words(text):
         print_wrapped(GLOSSARY[word], f"  {word}: ", "    ")
 
 
 def show_applies(rows: list[dict[str, Any]]) -> None:
-    """The table of what applies: the same words as in the report."""
+    """Print a table of the attacks and tests that apply, in the words of the report."""
     cells = [(row["what"], row["status"], row["why"]) for row in rows]
     print_table("what applies, what was tried, and why", ("what", "status", "why"), cells)
 
 
-def _show_dry_run(found: DryRun) -> None:
-    print_notes(found.obstacles, "obstacle")
-    if found.applies:
-        show_applies([vars(row) for row in found.applies])
-    print_notes(found.doubts)
-    if found.cost:
-        print_line(found.cost)
-    print_table("how it can end", ("verdict", ""), list(found.verdicts.items()))
+def _show_dry_run(plan: DryRun) -> None:
+    print_notes(plan.obstacles, "obstacle")
+    if plan.applies:
+        show_applies([vars(row) for row in plan.applies])
+    print_notes(plan.doubts)
+    if plan.cost:
+        print_line(plan.cost)
+    print_table("how it can end", ("verdict", ""), list(plan.verdicts.items()))
     print_line("dry run: nothing was attacked")
 
 
@@ -304,19 +317,19 @@ def listener_for(visible: bool) -> Iterator[AuditListener]:
     """Yield a listener that prints messages, the progress of attacks and the stages after them."""
     from residuum.auditing.listener import SILENT, AuditListener
 
-    with ExitStack() as shown:
-        begun = time.monotonic()
+    with ExitStack() as stack:
+        start = time.monotonic()
 
-        def state(
-            attack: str, done: int, restarts: int, at: AttackProgress
+        def describe(
+            attack: str, done: int, restarts: int, progress: AttackProgress
         ) -> tuple[int, int, str]:
-            side_by_side = len(at.loss)
-            which = f"{done + 1}" if side_by_side == 1 else f"{done + 1}-{done + side_by_side}"
-            spent = duration(time.monotonic() - begun)
-            text = f"{attack}  restart {which} of {restarts}  step {at.step} of {at.steps}"
-            return at.step, at.steps, f"{text}  {spent}"
+            parallel = len(progress.loss)
+            numbers = f"{done + 1}" if parallel == 1 else f"{done + 1}-{done + parallel}"
+            elapsed = duration(time.monotonic() - start)
+            text = f"{attack}  restart {numbers} of {restarts}  step {progress.step} of {progress.steps}"
+            return progress.step, progress.steps, f"{text}  {elapsed}"
 
-        watch = shown.enter_context(progress("attacking", state, visible))
+        watch = stack.enter_context(show_progress("attacking", describe, visible))
         if watch is None:
             yield SILENT
             return
@@ -329,13 +342,13 @@ def listener_for(visible: bool) -> Iterator[AuditListener]:
             def stage(self, name: str) -> None:
                 if name not in STAGE_MESSAGES:
                     return
-                shown.close()  # the attacks' bar, or the stage before
+                stack.close()  # ends the bar of the attacks, or the previous stage
                 console = Console(stderr=True)
                 if console.is_terminal:
-                    shown.enter_context(console.status(STAGE_MESSAGES[name]))
+                    stack.enter_context(console.status(STAGE_MESSAGES[name]))
                 else:
-                    spent = duration(time.monotonic() - begun)
-                    sys.stderr.write(f"{STAGE_MESSAGES[name]}, {spent}\n")
+                    elapsed = duration(time.monotonic() - start)
+                    sys.stderr.write(f"{STAGE_MESSAGES[name]}, {elapsed}\n")
 
             def watch_attack(self, attack: str, restarts_done: int, restarts: int) -> Any:
                 return partial(watch, attack, restarts_done, restarts)

@@ -1,7 +1,9 @@
-"""``residuum certify``: how close to a KKT point, and what other training sets keep of a reconstruction.
+"""``residuum certify``: measure how close a network is to a KKT point, or certify a reconstruction.
+
+A certificate of a reconstruction bounds what it must share with every other training set that explains
+the same weights.
 
 Examples:
-
 residuum certify runs/m
 
 residuum certify model.safetensors --data train.npz --json
@@ -21,7 +23,7 @@ from cyclopts import Parameter
 from residuum.cli import options
 from residuum.cli.output import (
     certificate_progress,
-    number,
+    format_number,
     print_line,
     print_notes,
     print_table,
@@ -31,12 +33,12 @@ from residuum.errors import InputError
 
 if TYPE_CHECKING:
     from residuum.records import Certificate
-    from residuum.verbs.certifying import Certified
+    from residuum.verbs.certifying import CertifiedReconstruction
 
-ROWS = 30  # of a table
-MEANING = (
-    "least found: what the farthest such set that was found keeps; distance at most: how far from it, as "
-    "Euclidean distance, the other image can lie"
+MAX_ROWS = 30
+COLUMNS_EXPLAINED = (
+    "least found: what the farthest such set that was found still shares with the reconstruction. distance "
+    "at most: the largest Euclidean distance at which the other image can lie."
 )
 
 
@@ -44,7 +46,7 @@ app = options.command_app("certify", __doc__)
 
 
 @app.default
-def command(
+def _command(
     checkpoint: options.CheckpointPath,
     /,
     *,
@@ -53,15 +55,16 @@ def command(
     reconstruction: Annotated[
         Path | None,
         Parameter(
-            help="Folder of an attack: certify what other training sets share with its reconstructions "
-            "instead.",
+            help="Folder of an attack. Certify what other training sets share with its reconstructions, "
+            "instead of measuring samples.",
             metavar="RUN",
         ),
     ] = None,
     candidates: Annotated[
         Literal["selected", "best"],
         Parameter(
-            help="With RUN: selected (those that several restarts hold) or best (all of the best restart).",
+            help="With RUN: selected (those that several restarts agree on) or best (all of the best "
+            "restart).",
             show_default=True,
         ),
     ] = "selected",
@@ -103,75 +106,114 @@ def command(
         ),
     ] = 0.1,
 ) -> None:
-    """Measure KKT residuals and margins on samples, or what other sets keep of a reconstruction."""
-    from residuum.verbs.certifying import certified, kkt
+    """Measure KKT residuals and margins on samples, or certify a reconstruction."""
+    from residuum.verbs.certifying import certify_kkt, certify_reconstruction
 
     if reconstruction is None:
-        found, title = kkt(checkpoint, data, arch, task, rivals, kink_tolerance, out)
-        output.result(found.to_json(), lambda: show(found, title))
+        certificate, title = certify_kkt(
+            checkpoint,
+            data,
+            arch=arch,
+            task=task,
+            rivals=rivals,
+            kink_tolerance=kink_tolerance,
+            out=out,
+        )
+        output.print_result(certificate.to_json(), lambda: show(certificate, title))
         return
     if samples is not None and samples < 1:
-        raise InputError(f"--samples must be positive; got {samples}.", "Leave it out for all.")
+        raise InputError(
+            f"--samples must be positive; got {samples}.", "Leave it out to certify all candidates."
+        )
     if data is not None:
-        rule = "--data and --reconstruction are two different certificates."
-        raise InputError(rule, "Pass one of them.")
+        raise InputError(
+            "--data and --reconstruction ask for two different certificates; got both.",
+            "Pass one of them.",
+        )
     options.check_device(device)
     with certificate_progress(output.visible) as watch:
-        how = (candidates, samples, share, arch, device, out)
-        say = print_line if output.visible else None
-        answer = certified(checkpoint, reconstruction, *how, watch=watch, say=say)
-    title = f"{answer.arch}, {len(answer.unique)} of {candidates}: {reconstruction}"
-    output.result(answer.to_json(), lambda: show_uniqueness(answer, title))
+        certified = certify_reconstruction(
+            checkpoint,
+            reconstruction,
+            candidates=candidates,
+            samples=samples,
+            share=share,
+            arch=arch,
+            device=device,
+            out=out,
+            watch=watch,
+            show_cost=print_line if output.visible else None,
+        )
+    title = f"{certified.arch}, {len(certified.uniqueness)} of {candidates}: {reconstruction}"
+    output.print_result(certified.to_json(), lambda: show_uniqueness(certified, title))
     if out is not None and output.visible:
         print_line(f"written to {out}")
 
 
-def show(found: Certificate, title: str) -> None:
-    """Print the certificate as a person reads it."""
-    lam, n = found.to_json()["multipliers"], number
-    freed = f"neurons that switch at a sample count in part: {found.kinks_freed} of {found.kinks}"
+def show(certificate: Certificate, title: str) -> None:
+    """Print a certificate of a KKT point as a table.
+
+    Args:
+        certificate: The certificate.
+        title: Title of the table.
+    """
+    lam, n = certificate.to_json()["multipliers"], format_number
+    kinks = f"neurons with a kink at a sample count partly: {certificate.kinks_freed} of {certificate.kinks}"
     rows = [
         (
             "KKT residual, plain",
-            n(found.residual_plain),
+            n(certificate.residual_plain),
             "||theta - sum lam y grad Phi|| / ||theta||",
         ),
-        ("KKT residual, Clarke", n(found.residual_clarke), freed),
+        ("KKT residual, Clarke", n(certificate.residual_clarke), kinks),
         *(
-            (f"  {part.name}", n(part.residual), "plain, over its own norm")
-            for part in found.layers
+            (f"  {layer.name}", n(layer.residual), "plain, relative to the norm of the layer")
+            for layer in certificate.layers
         ),
-        ("margin", n(found.margin), f"normalized {n(found.normalized_margin)}"),
-        ("eps, delta", f"{n(found.eps)}, {n(found.delta)}", f"||theta|| = {n(found.theta_norm)}"),
+        ("margin", n(certificate.margin), f"normalized {n(certificate.normalized_margin)}"),
+        (
+            "eps, delta",
+            f"{n(certificate.eps)}, {n(certificate.delta)}",
+            f"||theta|| = {n(certificate.theta_norm)}",
+        ),
         ("multipliers", f"{lam['active']} active", f"sum {n(lam['sum'])}, max {n(lam['max'])}"),
-        ("homogeneity order", n(found.homogeneity_order), f"identity gap {n(found.identity)}"),
-        ("balance gap", n(found.balance), "0 at a KKT point"),
-        ("status", found.status, ""),
+        (
+            "homogeneity order",
+            n(certificate.homogeneity_order),
+            f"identity gap {n(certificate.identity)}",
+        ),
+        ("balance gap", n(certificate.balance), "0 at a KKT point"),
+        ("status", certificate.status, ""),
     ]
     print_table(title, ("what", "value", "meaning"), rows)
-    print_notes(found.notes)
+    print_notes(certificate.notes)
 
 
-def show_uniqueness(found: Certified, title: str) -> None:
-    """Restart agreement and certificate side by side; the JSON has more of each."""
+def show_uniqueness(certified: CertifiedReconstruction, title: str) -> None:
+    """Print the agreement of the restarts and the certificate of every sample.
+
+    Args:
+        certified: The certified reconstruction.
+        title: Title of the table.
+    """
     columns = ("#", "label", "restarts", "others keep at least", "least found", "distance at most")
-    unique, rows = found.unique, []
-    for k, row in enumerate(found.to_json()["per_sample"][:ROWS]):
-        known, most = row["support"] is not None, row["radius_most"]
+    uniqueness, rows = certified.uniqueness, []
+    for k, row in enumerate(certified.to_json()["per_sample"][:MAX_ROWS]):
+        support, radius = row["support"], row["radius_most"]
         rows.append(
             (
                 str(k),
                 f"{row['label']:g}",
-                f"{row['support']}/{found.found.restarts}" if known else "-",
-                number(row["determined_at_least"], 3),
-                number(row["determined_energy"], 3),
-                "any" if most is None else number(most, 3),
+                "-" if support is None else f"{support}/{certified.reconstruction.restarts}",
+                format_number(row["determined_at_least"], 3),
+                format_number(row["determined_energy"], 3),
+                "any" if radius is None else format_number(radius, 3),
             )
         )
     print_table(title, columns, rows)
-    if len(unique) > ROWS:
-        print_line(f"and {len(unique) - ROWS} more in the JSON")
-    for line in (*unique.sentences, MEANING):
+    if len(uniqueness) > MAX_ROWS:
+        print_line(f"and {len(uniqueness) - MAX_ROWS} more in the JSON")
+    for line in (*uniqueness.sentences, COLUMNS_EXPLAINED):
         print_wrapped(line)
-    print_wrapped(f"known to the attacker: {found.found.knowledge.line}")
-    print_notes(unique.notes)
+    print_wrapped(f"known to the attacker: {certified.reconstruction.knowledge.line}")
+    print_notes(uniqueness.notes)

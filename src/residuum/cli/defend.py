@@ -1,7 +1,6 @@
-"""``residuum defend``: the same network with and without each defense, attacked in every way.
+"""``residuum defend``: train the same network with and without each defense, and attack all of them.
 
 Examples:
-
 residuum defend --list
 
 residuum defend --data digits --n 100 --defenses shift-rewrite:5,noise:0.5 --out runs/d
@@ -40,7 +39,7 @@ app = options.command_app("defend", __doc__)
         },
     )
 )
-def command(
+def _command(
     *,
     data: Annotated[
         str | None,
@@ -52,22 +51,25 @@ def command(
     ] = None,
     defenses: Annotated[
         str | None,
-        Parameter(help="Defenses between commas; see --list.", metavar="NAME:STRENGTH,..."),
+        Parameter(
+            help="Defenses, separated by commas. --list prints them.", metavar="NAME:STRENGTH,..."
+        ),
     ] = None,
     out: Annotated[
-        Path | None, Parameter(help="Folder to write. Defenses finished there are kept.")
+        Path | None,
+        Parameter(help="Folder to write. Defenses that are finished there do not run again."),
     ] = None,
     settings: dict[str, Any] | None = None,
     listing: Annotated[bool, Parameter(name="--list", help="List the defenses and stop.")] = False,
     output: options.Output = options.OUTPUT,
 ) -> None:
-    """Try defenses on a network of your data: samples recovered before and after, and the price."""
+    """Try defenses on a network trained on your data: samples recovered before and after, and the cost."""
     if listing:
         _list(output.json)
         return
     if data is None or defenses is None or out is None:
-        needed = {"--data": data, "--defenses": defenses, "--out": out}
-        missing = ", ".join(name for name, value in needed.items() if value is None)
+        required = {"--data": data, "--defenses": defenses, "--out": out}
+        missing = ", ".join(name for name, value in required.items() if value is None)
         raise InputError(
             f"residuum defend needs {missing}.",
             "Example: residuum defend --data digits --n 100 --defenses noise:0.5 --out runs/d.",
@@ -78,12 +80,12 @@ def command(
     settings = settings or {}
     if "value_range" in settings:
         settings["value_range"] = parse_value_range(settings["value_range"])
-    request = options.made_from_options(DefenseRequest, settings)
+    request = options.make_from_options(DefenseRequest, settings)
     options.check_device(request.device)
     names = [text.strip() for text in defenses.split(",") if text.strip()]
     with trial_progress(output.visible) as watch:
         outcomes = defend(data, names, out=out, watch=watch, **settings)
-    output.result(json.loads((out / "result.json").read_text()), lambda: _show(outcomes, out))
+    output.print_result(json.loads((out / "result.json").read_text()), lambda: _show(outcomes, out))
 
 
 def _show(outcomes: list[Outcome], out: Path) -> None:
@@ -92,10 +94,10 @@ def _show(outcomes: list[Outcome], out: Path) -> None:
     rows = report.make_rows(outcomes)
     for title, columns in (
         (f"recovered of {outcomes[0].n} samples, before and after", (0, 1, 2, 3, 4, 5)),
-        ("what is left, and the price", (0, 6, 7, 8, 9, 10)),
+        ("what remains, and the cost", (0, 6, 7, 8, 9, 10)),
     ):
-        head = [report.HEADER[k] for k in columns]
-        print_table(title, head, [[row[k] for k in columns] for row in rows])
+        heads = [report.HEADER[k] for k in columns]
+        print_table(title, heads, [[row[k] for k in columns] for row in rows])
     for text in report.make_notes(outcomes):
         print_line(text)
     print_line(report.LIMIT)
@@ -113,7 +115,7 @@ def _list(as_json: bool) -> None:
             "changes": defense.changes,
             "secret": defense.secret,
             "adaptive": defense.adaptive,
-            "available": defense.available,
+            "available": defense.is_available,
             "install": defense.install,
         }
         for name, defense in DEFENSES.items()
@@ -121,9 +123,10 @@ def _list(as_json: bool) -> None:
     if as_json:
         print_json({"defenses": rows})
         return
-    shown = ("name", "strength", "changes", "secret")
-    table = [(*(str(row[k]) for k in shown), "yes" if row["available"] else "no") for row in rows]
-    print_table("defenses", ("name", "strength", "changes", "stays with the owner", "here"), table)
+    keys = ("name", "strength", "changes", "secret")
+    cells = [(*(str(row[k]) for k in keys), "yes" if row["available"] else "no") for row in rows]
+    heads = ("name", "strength", "changes", "stays with the owner", "installed")
+    print_table("defenses", heads, cells)
     for row in rows:
         if not row["available"]:
-            print_line(f"{row['name']} is unavailable here; install it with: {row['install']}")
+            print_line(f"{row['name']} is not installed. Install it with: {row['install']}")

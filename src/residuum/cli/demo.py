@@ -1,11 +1,10 @@
-"""``residuum demo``: the whole way on bundled data, from training to an audited network.
+"""``residuum demo``: train networks on bundled data, attack them and audit them.
 
 The demo audits two networks with the same settings: one that was trained on digits, and one that was
-never trained, in which nothing can be found. Then it unmixes color photographs from a first layer in a
-second.
+never trained, in which nothing can be found. Then it unmixes color photographs from the first layer of a
+third network in about two seconds.
 
 Examples:
-
 residuum demo
 
 residuum demo --out pictures --json
@@ -20,7 +19,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.output import attack_progress, number, print_line, print_table, training_progress
+from residuum.cli.output import (
+    attack_progress,
+    format_number,
+    print_line,
+    print_table,
+    training_progress,
+)
 
 if TYPE_CHECKING:
     from residuum.attacks.base import AttackProgress
@@ -33,16 +38,19 @@ RESTARTS, ATTACK_STEPS = 4, 2000
 PICTURE = "reconstructions.png"
 PHOTO_ARCH, PHOTOS, PHOTO_STEPS, PHOTO_SECONDS = "mlp:3072-300-300-1", 40, 600, 2.0
 PHOTO_PICTURE = "photos.png"
-CERTIFIED = {"KKT residual, plain": "residual_plain", "KKT residual, Clarke": "residual_clarke"}
-CERTIFIED |= {"margin": "margin"}
-NETWORKS = {"trained": "network", "untrained": "untrained-network"}  # audit folder: weights
+CERTIFICATE_ROWS = {
+    "KKT residual, plain": "residual_plain",
+    "KKT residual, Clarke": "residual_clarke",
+    "margin": "margin",
+}
+NETWORKS = {"trained": "network", "untrained": "untrained-network"}  # folder of audit: of weights
 
 
 app = options.command_app("demo", __doc__)
 
 
 @app.default
-def command(
+def _command(
     *,
     out: Annotated[
         Path,
@@ -50,31 +58,31 @@ def command(
     ] = Path("runs/demo"),
     output: options.Output = options.OUTPUT,
 ) -> None:
-    """Train on bundled digits, audit the weights and those of a network that was never trained, report."""
+    """Train a network on bundled digits, audit it and an untrained network, and write reports."""
     from residuum.auditing.result import AuditResult
     from residuum.datasets import load_dataset
     from residuum.records import make_directory, write_atomic
     from residuum.records.rundir import use_one_thread
 
-    make_directory(out)  # before the work, not after it
+    make_directory(out)  # fail before the work starts if the folder cannot be written
     write_atomic(out / ".gitignore", "*\n")
     split = load_dataset("digits", SAMPLES)
     with use_one_thread():
-        checkpoint = _networks(out, split, output.visible)
+        trained_network = _write_networks(out, split, output.visible)
         for name in NETWORKS:
             with attack_progress(output.visible) as watch:
                 _audit(out, name, watch)
-        photos = _photos(out, output.visible)
+        photos = _unmix_photos(out, output.visible)
     results = {audit: AuditResult.load(out / audit) for audit in NETWORKS}
-    summary = _write(out, split, checkpoint, results, photos)
-    output.result(summary, lambda: _show(results, summary))
-    _check(results)
+    summary = _write_summary(out, split, trained_network, results, photos)
+    output.print_result(summary, lambda: _show(results, summary))
+    _check_verdicts(results)
     if output.visible:
         print_line(f"report: {out / 'trained' / 'report.html'}")
 
 
-def _networks(out: Path, split: Split, spoken: bool) -> Network:
-    """The victim, in a training directory of its own, and its architecture with random weights."""
+def _write_networks(out: Path, split: Split, visible: bool) -> Network:
+    """Write and return a trained network. Write the same architecture with random weights, too."""
     from residuum.io.checkpoints import save_checkpoint
     from residuum.networks import Architecture
     from residuum.stationarity import parameters
@@ -82,19 +90,19 @@ def _networks(out: Path, split: Split, spoken: bool) -> Network:
     from residuum.training.directory import write_run
 
     config = TrainingConfig(steps=STEPS)
-    with training_progress(spoken) as watch:
+    with training_progress(visible) as watch:
         state = train(ARCH, split.train, config, watch=watch)
     (out / "network" / "private").mkdir(parents=True, exist_ok=True)
     write_run(out / "network", ARCH, split, config, state, "binary", "cpu")
-    victim = released(state, ARCH, split.train, "binary")
+    trained_network = released(state, ARCH, split.train, "binary")
     model = initialize(Architecture.parse(ARCH), TrainingConfig(init="default"))
     file = out / NETWORKS["untrained"] / "model.safetensors"
-    save_checkpoint(victim.replace(theta=parameters(model)), file)
-    return victim
+    save_checkpoint(trained_network.replace(theta=parameters(model)), file)
+    return trained_network
 
 
-def _photos(out: Path, spoken: bool) -> dict[str, Any]:
-    """Unmix color photographs from a first layer and from a layer that was never trained."""
+def _unmix_photos(out: Path, visible: bool) -> dict[str, Any]:
+    """Unmix color photographs from a trained first layer and from one that was never trained."""
     from residuum.attacks import Unmix
     from residuum.attacks.unmixing.attack import LADDER
     from residuum.attacks.unmixing.ica import unmix
@@ -110,41 +118,42 @@ def _photos(out: Path, spoken: bool) -> dict[str, Any]:
 
     split = load_dataset("photos", PHOTOS, seed=0)
     config = TrainingConfig(steps=PHOTO_STEPS, dtype="float32")
-    with training_progress(spoken) as watch:
+    with training_progress(visible) as watch:
         state = train(PHOTO_ARCH, split.train, config, watch=watch)
-    victim = released(state, PHOTO_ARCH, split.train, "binary")
-    save_checkpoint(victim, out / "photos-network" / "model.safetensors")
+    trained_network = released(state, PHOTO_ARCH, split.train, "binary")
+    save_checkpoint(trained_network, out / "photos-network" / "model.safetensors")
     mean, shape = split.train.mean, split.train.shape
-    told = Knowledge(shape, value_range=(0, 1), mean=mean, provenance={"mean": "train"})
-    found = Unmix(seconds=PHOTO_SECONDS).run(victim, told)
-    # A layer never trained has no clean direction and is refused: it is given as many as the other.
-    drawn = initialize(Architecture.parse(PHOTO_ARCH), TrainingConfig(init="default"))
-    layer = first_layer(parameters(drawn)).float()
-    sources = unmix(layer, split.train.shape, LADDER[0], rank=len(found.x))
-    never = sources.x.reshape(-1, *split.train.shape)
+    knowledge = Knowledge(shape, value_range=(0, 1), mean=mean, provenance={"mean": "train"})
+    reconstruction = Unmix(seconds=PHOTO_SECONDS).run(trained_network, knowledge)
+    # The attack refuses an untrained layer, which has no directions above the noise. So it is unmixed
+    # directly, into as many images as the trained layer.
+    untrained_model = initialize(Architecture.parse(PHOTO_ARCH), TrainingConfig(init="default"))
+    layer = first_layer(parameters(untrained_model)).float()
+    sources = unmix(layer, split.train.shape, LADDER[0], rank=len(reconstruction.x))
+    untrained_x = sources.x.reshape(-1, *split.train.shape)
     bands = {}
-    for title, x in (("this network", found.x), ("one never trained", never)):
+    for title, x in (("trained", reconstruction.x), ("never trained", untrained_x)):
         bands[title] = (x, score(x, split.train, split.holdout, metrics=["ncc"]))
     if figure := compared_figure(bands, split.train):
         write_atomic(out / PHOTO_PICTURE, figure)
     names = ("recovered", "n", "rule", "expected_by_chance", "p_value")
-    counts = [{name: getattr(part, name) for name in names} for _, part in bands.values()]
+    counts = [{name: getattr(scores, name) for name in names} for _, scores in bands.values()]
     return {
         "arch": PHOTO_ARCH,
         "picture": str(out / PHOTO_PICTURE),
-        "seconds": found.seconds,
+        "seconds": reconstruction.seconds,
         "trained": counts[0],
         "untrained": counts[1],
-        "notes": list(found.notes),
+        "notes": list(reconstruction.notes),
     }
 
 
 def _audit(out: Path, name: str, watch: Callable[[AttackProgress], None] | None) -> None:
-    """Audit one of the two networks with a fixed attack, so that figures repeat."""
+    """Audit a network with fixed settings, so that the figures are reproducible."""
     from residuum.auditing.listener import AuditListener
     from residuum.auditing.run import audit
 
-    class Bar(AuditListener):
+    class ProgressBar(AuditListener):
         def watch_attack(self, *_: Any) -> Callable[[AttackProgress], None] | None:
             return watch
 
@@ -155,18 +164,18 @@ def _audit(out: Path, name: str, watch: Callable[[AttackProgress], None] | None)
         knowledge={"value_range": (0, 1), "mean": "train", "sample_count": SAMPLES},
         attacks=[{"attack": "binary-kkt", "restarts": RESTARTS, "steps": ATTACK_STEPS}],
         out=out / name,
-        listener=Bar(),
+        listener=ProgressBar(),
     )
 
 
-def _write(
+def _write_summary(
     out: Path,
     split: Split,
-    checkpoint: Network,
+    trained_network: Network,
     results: dict[str, AuditResult],
     photos: dict[str, Any],
 ) -> dict[str, Any]:
-    """The picture of both side by side, and the figures in ``demo.json``."""
+    """Write a picture of both reconstructions and ``demo.json``. Return the latter."""
     from residuum.auditing.artifacts import read_result
     from residuum.evaluation.scoring import all_candidates
     from residuum.records import write_atomic, write_json
@@ -174,16 +183,16 @@ def _write(
     from residuum.theory import certify
 
     holdout = split.holdout
-    control = certify(checkpoint.module, holdout.x[:SAMPLES], holdout.y[:SAMPLES])
+    certificate = certify(trained_network.module, holdout.x[:SAMPLES], holdout.y[:SAMPLES])
     bands = {}
-    for title, result in zip(("this network", "one never trained"), results.values(), strict=True):
+    for title, result in zip(("trained", "never trained"), results.values(), strict=True):
         assert result.scores is not None
         bands[title] = (all_candidates(result.reconstructions[0]).x, result.scores)
     if figure := compared_figure(bands, split.train):
         write_atomic(out / PICTURE, figure)
     summary = {
         **{audit: read_result(out / audit) for audit in results},
-        "certificate_holdout": control.to_json(),
+        "certificate_holdout": certificate.to_json(),
         "photos": photos,
         "picture": str(out / PICTURE),
         "report": str(out / "trained" / "report.html"),
@@ -193,52 +202,54 @@ def _write(
 
 
 def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
-    """Print both audits in one table, then the certificate next to one of held-out digits."""
-    parts = [result.scores for result in results.values() if result.scores is not None]
+    """Print both audits, then the certificates of training and held-out digits, then the photographs."""
+    scores = [result.scores for result in results.values() if result.scores is not None]
     verdicts = [result.verdict for result in results.values()]
     residuals = [result.attacks[0].residual for result in results.values()]
     rows = [
         ("verdict", *(verdict.outcome for verdict in verdicts)),
-        ("digits recovered", *(f"{part.recovered} of {part.n}, {part.rule}" for part in parts)),
-        ("expected by chance", *(number(part.expected_by_chance, 2) for part in parts)),
-        ("p, permutation test", *(number(part.p_value, 2) for part in parts)),
-        ("residual of the first layer", *(number(value) for value in residuals)),
+        ("digits recovered", *(f"{s.recovered} of {s.n}, {s.rule}" for s in scores)),
+        ("expected by chance", *(format_number(s.expected_by_chance, 2) for s in scores)),
+        ("p, permutation test", *(format_number(s.p_value, 2) for s in scores)),
+        ("residual of the first layer", *(format_number(value) for value in residuals)),
     ]
     title = f"{ARCH} trained on {SAMPLES} digits, odd against even: attack from the weights"
-    print_table(title, ("what", "this network", "one never trained"), rows)
-    mine, other = summary["trained"]["certificate"], summary["certificate_holdout"]
-    rows = [(name, number(mine[key]), number(other[key])) for name, key in CERTIFIED.items()]
+    print_table(title, ("what", "trained", "never trained"), rows)
+    training, holdout = summary["trained"]["certificate"], summary["certificate_holdout"]
+    rows = [
+        (name, format_number(training[key]), format_number(holdout[key]))
+        for name, key in CERTIFICATE_ROWS.items()
+    ]
     print_table("certificate", ("what", "training digits", "held-out digits"), rows)
     photos = summary["photos"]
-    both = [photos["trained"], photos["untrained"]]
+    counts = [photos["trained"], photos["untrained"]]
     rows = [
-        (
-            "photos recovered",
-            *(f"{part['recovered']} of {part['n']}, {part['rule']}" for part in both),
-        ),
-        ("expected by chance", *(number(part["expected_by_chance"], 2) for part in both)),
-        ("p, permutation test", *(number(part["p_value"], 2) for part in both)),
+        ("photos recovered", *(f"{c['recovered']} of {c['n']}, {c['rule']}" for c in counts)),
+        ("expected by chance", *(format_number(c["expected_by_chance"], 2) for c in counts)),
+        ("p, permutation test", *(format_number(c["p_value"], 2) for c in counts)),
     ]
     title = (
         f"{PHOTO_ARCH} trained on {PHOTOS} crops of photographs: unmixed from the first layer in "
         f"{photos['seconds']:.1f} s"
     )
-    print_table(title, ("what", "this network", "one never trained"), rows)
-    facts = summary["trained"]["knowledge"]
-    known = ", ".join(f"{fact['fact']} ({fact['provenance']})" for fact in facts)
-    print_line(f"known to the attacker: {known}")
-    print_line(f"pictures, found above and training images below: {summary['picture']} and")
+    print_table(title, ("what", "trained", "never trained"), rows)
+    items = summary["trained"]["knowledge"]
+    knowledge = ", ".join(f"{item['fact']} ({item['provenance']})" for item in items)
+    print_line(f"known to the attacker: {knowledge}")
+    print_line(
+        f"pictures, reconstructions above and training images below: {summary['picture']} and"
+    )
     print_line(f"  {photos['picture']}")
 
 
-def _check(results: dict[str, AuditResult]) -> None:
-    """The trained network leaks, the other one does not; anything else is not what this shows."""
+def _check_verdicts(results: dict[str, AuditResult]) -> None:
+    """Raise an error unless the trained network leaks and the other one does not."""
     from residuum.auditing.verdict import LEAK
     from residuum.errors import InconclusiveError
 
-    found = {audit: result.verdict.outcome for audit, result in results.items()}
-    if found["trained"] != LEAK or found["untrained"] == LEAK:
+    outcomes = {audit: result.verdict.outcome for audit, result in results.items()}
+    if outcomes["trained"] != LEAK or outcomes["untrained"] == LEAK:
         raise InconclusiveError(
-            f"The demo expects a leak from the trained network alone; it found {found}.",
+            f"The demo must find a leak in the trained network and none in the other; got {outcomes}.",
             "Report this with the output of residuum --version --verbose.",
         )

@@ -1,7 +1,6 @@
-"""``residuum exposure``: which records are at risk, from weights and data, without attacking.
+"""``residuum exposure``: rank records by their risk, from weights and data, without an attack.
 
 Examples:
-
 residuum exposure model.safetensors --data train.npz --holdout test.npz --out runs/e
 
 residuum exposure runs/m --data runs/m --holdout runs/m --init own --json
@@ -20,7 +19,13 @@ from cyclopts import Parameter
 
 from residuum.cli import options
 from residuum.cli.options import options_from, with_options
-from residuum.cli.output import exposure_progress, number, print_line, print_notes, print_table
+from residuum.cli.output import (
+    exposure_progress,
+    format_number,
+    print_line,
+    print_notes,
+    print_table,
+)
 from residuum.errors import InputError
 from residuum.settings import ExposureRequest
 
@@ -28,7 +33,7 @@ if TYPE_CHECKING:
     from residuum.records import Exposure
     from residuum.records.exposure import GroupExposure
 
-GROUPS = 20  # of a table
+MAX_GROUPS = 20  # rows of the table of groups
 
 
 app = options.command_app("exposure", __doc__)
@@ -36,7 +41,7 @@ app = options.command_app("exposure", __doc__)
 
 @app.default
 @with_options(settings=options_from(ExposureRequest, skip=("grouped_by",)))
-def command(
+def _command(
     checkpoint: options.CheckpointPath,
     /,
     *,
@@ -91,7 +96,8 @@ def command(
     init: Annotated[
         str | None,
         Parameter(
-            help="Initial weights: explains the weight update. own takes those in the training directory.",
+            help="Initial weights, to explain the weight update. own reads them from the training "
+            "directory.",
             metavar="FILE",
             group=options.ATTACKER,
             completer=lambda _: ("own",),
@@ -109,7 +115,7 @@ def command(
     from residuum.verbs.exposing import exposure, read_groups
 
     settings = settings or {}
-    request = options.made_from_options(ExposureRequest, settings)
+    request = options.make_from_options(ExposureRequest, settings)
     options.check_device(request.device)
     if canaries is None and settings.keys() & {"confidence", "delta"}:
         raise InputError(
@@ -126,73 +132,78 @@ def command(
     held_out = read_samples(place_of(holdout, "holdout"))[0] if holdout else None
     knowledge = attacker_knowledge(release, network, init=init, weight_decay=weight_decay)
     with exposure_progress(output.visible) as watch:
-        found = exposure(
+        result = exposure(
             network,
             records,
             held_out,
             knowledge=knowledge,
             groups=read_groups(file, group_by, len(records)) if group_by else (),
             grouped_by=group_by or "",
-            found=attack,
+            reconstruction=attack,
             canaries=canaries,
             out=out,
             watch=watch,
             **settings,
         )
-    if fail_above is not None and found.uncalibrated:
+    if fail_above is not None and result.uncalibrated:
         raise InputError(
-            f"--fail-above needs a probability. There is none here: {found.uncalibrated}.",
+            f"--fail-above needs a calibrated probability, and there is none: {result.uncalibrated}.",
             "Leave --fail-above out and read the ranking, or use the exit code of residuum audit.",
         )
-    above = 0 if fail_above is None else int((found.probability > fail_above).sum())
+    above = 0 if fail_above is None else int((result.probability > fail_above).sum())
 
     def show_all() -> None:
-        show(found, out)
+        show(result, out)
         if above:
-            print_line(f"exit code 1: {above} of {len(found)} records are above {fail_above:g}")
+            print_line(f"exit code 1: {above} of {len(result)} records are above {fail_above:g}")
 
-    output.result(found.to_json(), show_all)
+    output.print_result(result.to_json(), show_all)
     return 1 if above else 0
 
 
-def show(found: Exposure, out: Path | None) -> None:
-    """Print the exposure as a person reads it."""
-    attacked = not bool(found.found_ncc.isnan().all())
-    figures = {  # as many as 80 columns hold
-        **({"score": "score"} if found.uncalibrated else {"prob.": "probability"}),
-        **({"found": "found_ncc"} if attacked else {"heard": "heard"}),
+def show(result: Exposure, out: Path | None) -> None:
+    """Print the exposure as tables.
+
+    Args:
+        result: The exposure.
+        out: Folder that was written, if any.
+    """
+    was_attacked = not bool(result.found_ncc.isnan().all())
+    figures = {  # as many as fit into 80 columns
+        **({"score": "score"} if result.uncalibrated else {"prob.": "probability"}),
+        **({"found": "found_ncc"} if was_attacked else {"heard": "heard"}),
         "own": "own_over_misfit",
         "informed": "informed_ncc",
         "kinks": "kinks",
         "q": "kink_q",
         "margin": "margin",
     }
-    heads = ("record", found.grouped_by or "group", *figures)
-    shown = []
-    for row in found.rows(len(found.top)):
+    heads = ("record", result.grouped_by or "group", *figures)
+    records = []
+    for row in result.rows(len(result.top)):
         values = map(row.get, figures.values())
-        said = [str(v) if isinstance(v, int) else number(v, 2) for v in values]
-        shown.append((str(row["index"]), row["group"] or "-", *said))
-    if shown:
-        print_table(f"{found.arch}: most exposed of {len(found)} records", heads, shown)
-    groups = [_group_row(group) for group in found.by_group[:GROUPS]]
+        cells = [str(v) if isinstance(v, int) else format_number(v, 2) for v in values]
+        records.append((str(row["index"]), row["group"] or "-", *cells))
+    if records:
+        print_table(f"{result.arch}: most exposed of {len(result)} records", heads, records)
+    groups = [_group_row(group) for group in result.by_group[:MAX_GROUPS]]
     if groups:
         columns = ("expected", "mean prob.", "95% interval")
-        means = ("mean score",) if found.uncalibrated else columns
-        print_table("groups", (found.grouped_by, "records", *means, "called"), groups)
-    for line in found.lines:
+        means = ("mean score",) if result.uncalibrated else columns
+        print_table("groups", (result.grouped_by, "records", *means, "flagged"), groups)
+    for line in result.lines:
         print_line(line)
-    print_notes(found.notes)
+    print_notes(result.notes)
     if out is not None:
         print_line(f"written to {out}")
 
 
 def _group_row(group: GroupExposure) -> tuple[str, ...]:
-    """Return the cells of a group: its mean score, or its probabilities where there are some."""
-    called = "-" if group.called is None else str(group.called)
+    """Return the cells of a group: its probabilities, or its mean score if there are none."""
+    flagged = "-" if group.called is None else str(group.called)
     if group.interval is None:
-        return group.name, str(group.records), number(group.score, 2), called
+        return group.name, str(group.records), format_number(group.score, 2), flagged
     low, high = group.interval
     interval = f"{low:.2f} to {high:.2f}"
-    means = (number(group.expected, 3), number(group.probability, 2), interval)
-    return (group.name, str(group.records), *means, called)
+    means = (format_number(group.expected, 3), format_number(group.probability, 2), interval)
+    return (group.name, str(group.records), *means, flagged)

@@ -1,8 +1,14 @@
-"""The command line: commands, and what every exit code means.
+"""The command line: its commands and exit codes.
 
-0 the command did its work (audit: no leak found), 1 a finding (audit: leak; scan: what must not be
-there; exposure: --fail-above), 2 usage or bad input, 3 inconclusive, 4 refused for safety, 70 internal
-error, 130 interrupted.
+Exit codes:
+    0: The command succeeded. In an audit: no leak was found.
+    1: There is a finding. In an audit: a leak. In a scan: a finding of --fail-on. In an exposure: a
+        record above --fail-above.
+    2: The usage or an input is wrong.
+    3: The result is inconclusive.
+    4: The input was refused, because reading it is not safe.
+    70: There was an internal error.
+    130: The command was interrupted.
 
 Commands are registered by the names of their modules, so that ``residuum --help`` imports none of them.
 """
@@ -21,7 +27,7 @@ from residuum.cli.usage import usage_message
 from residuum.errors import InputError, ResiduumError
 
 USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
-COMMANDS = {  # short enough for a line of 80 columns
+COMMANDS = {  # help texts that fit on a line of 80 columns
     "audit": "Attack a checkpoint, count samples, give a verdict.",
     "scan": "List what in a release can reveal training data.",
     "strip": "Write only the weights of a checkpoint.",
@@ -37,7 +43,7 @@ COMMANDS = {  # short enough for a line of 80 columns
     "train": "Train a network to try things on.",
     "demo": "Train, attack and audit on bundled data, in a minute.",
 }
-# Installed plug-ins are loaded before these commands read an architecture.
+# Commands that load installed plug-ins before they read an architecture.
 USE_PLUGINS = ("scan", "attack", "score", "exposure", "certify", "defend", "audit", "sweep")
 
 app = App(
@@ -55,22 +61,22 @@ app = App(
     result_action="return_value",
     suppress_keyboard_interrupt=False,
 )
-for place, (name, words) in enumerate(COMMANDS.items()):
-    app.command(f"residuum.cli.{name}:app", name=name, help=words, sort_key=place)
+for index, (name, help_text) in enumerate(COMMANDS.items()):
+    app.command(f"residuum.cli.{name}:app", name=name, help=help_text, sort_key=index)
 app.register_install_completion_command(
     help="Install the completion of your shell.", sort_key=len(COMMANDS)
 )
 
 
 @app.default
-def show_version(
+def _show_version(
     *,
     version: Annotated[bool, Parameter(help="Print the version and exit.")] = False,
     verbose: Annotated[
         bool,
         Parameter(
-            help="With --version: also print the versions of dependencies, the device, the extras, the "
-            "data that are found and a self-test."
+            help="With --version: also print the versions of dependencies, the device, the installed "
+            "extras, the available datasets and a self-test."
         ),
     ] = False,
 ) -> None:
@@ -80,7 +86,7 @@ def show_version(
             raise InputError(
                 "--verbose can only be used with --version.", "Run residuum --version --verbose."
             )
-        raise InputError("A command is missing.", "Run residuum --help, which lists them.")
+        raise InputError("A command is missing.", "Run residuum --help, which lists the commands.")
     from importlib.metadata import version as installed
 
     print_line(installed("residuum"))
@@ -94,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: The arguments; by default those of the program.
+        arguments: The arguments. By default those of the program.
 
     Returns:
         The exit code.
@@ -109,7 +115,7 @@ def main(arguments: list[str] | None = None) -> int:
         _report(usage_message(problem, tuple(COMMANDS)), USAGE, arguments)
         code = USAGE
     except KeyboardInterrupt:
-        _report("Interrupted; what was finished is kept.", INTERRUPTED, arguments)
+        _report("Interrupted. Finished work is kept.", INTERRUPTED, arguments)
         code = INTERRUPTED
     except Exception as problem:
         if os.environ.get("RESIDUUM_DEBUG"):

@@ -27,13 +27,13 @@ BASIC = Group("Basic", sort_key=1)
 SETTINGS = Group("Settings of the attack", sort_key=2)
 ATTACKER = Group("Attacker knowledge", sort_key=3)
 EXPERT = Group("Expert", sort_key=4)
-OPTION_NAMES = {  # of settings whose option has another name
+OPTION_NAMES = {  # settings whose option has another name
     "model_code": "model",
     "objectives": "rank-by",
     "cpus": "cpus-per-trial",
     "gpus": "gpus-per-trial",
 }
-Made = TypeVar("Made")
+Settings = TypeVar("Settings")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
@@ -42,24 +42,25 @@ def command_app(name: str, doc: str | None) -> App:
 
     Args:
         name: Name of the command.
-        doc: Docstring of its module. All but its first paragraph is printed below the options.
+        doc: Docstring of its module. All paragraphs except the first are printed below the options.
 
     Returns:
-        The application, without a function.
+        The application. The command itself is not registered yet.
     """
-    _, *paragraphs = (doc or "").strip().split("\n\n")
+    text = (doc or "").strip().replace("Examples:\n", "Examples:\n\n")
+    _, *paragraphs = text.split("\n\n")
     details = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     return App(name=name, help_epilogue=details, group_parameters=BASIC)
 
 
-def shown_default(value: Any) -> str | None:
-    """Return a default value as a user would type it, None if it is not shown."""
+def format_default(value: Any) -> str | None:
+    """Return a default value as a user would type it, or None if the help does not show it."""
     if value is None or value is False or value in ("", math.inf, ()):
         return None
     if value is True:
         return "on"
     if isinstance(value, tuple):
-        return " ".join(str(shown_default(item) or 0) for item in value)
+        return " ".join(str(format_default(item) or 0) for item in value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -72,13 +73,13 @@ def options_from(
     """Return a type for a parameter of a command whose fields are one option for each setting.
 
     Args:
-        *models: The models that have the settings. If two have the same setting, the first counts.
+        *models: The models that have the settings. If two models have the same setting, the first is used.
         skip: Settings that get no option.
-        group: Group of the help for settings that are not for experts.
+        group: Group in the help for settings that are not for experts.
         changes: Annotated types that replace the type of a setting or add to its option.
 
     Returns:
-        A TypedDict. The command receives the options that the user passed, by the names of the settings.
+        A TypedDict. The command receives it with the options that the user passed.
     """
     fields: dict[str, Any] = {}
     for model in models:
@@ -90,7 +91,7 @@ def options_from(
                 name=option_name(name),
                 help=_name_options(field.description or "", model),
                 group=EXPERT if is_expert else group,
-                show_default=shown_default(field.default) or False,
+                show_default=format_default(field.default) or False,
                 negative_bool="no-",
             )
             change = (changes or {}).get(name, Annotated[_typed(field.annotation), None])
@@ -99,7 +100,7 @@ def options_from(
 
 
 def _typed(kind: Any) -> Any:
-    """Return the type without what nobody types: None, and "" among words.
+    """Return the type without the values that a user cannot type: None, and "" among words.
 
     Cyclopts would read the word none as None, but it can be the name of a prior.
     """
@@ -115,7 +116,7 @@ def with_options(**types: Any) -> Callable[[Command], Command]:
     """Return a decorator that turns parameters of a command into options.
 
     Args:
-        **types: What :func:`options_from` returned, by the names of the parameters.
+        **types: For each parameter, the type that :func:`options_from` returned.
 
     Returns:
         The decorator.
@@ -135,12 +136,12 @@ def _name_options(text: str, model: type[BaseModel]) -> str:
     return re.sub(rf"\b({'|'.join(names) or '$.'})\b", lambda match: option_name(match[1]), text)
 
 
-def made_from_options(make: Callable[..., Made], values: Mapping[str, Any]) -> Made:
-    """Return settings made from options. An error about a setting names its option.
+def make_from_options(make: Callable[..., Settings], values: Mapping[str, Any]) -> Settings:
+    """Make settings from options. An error about a setting names its option.
 
     Args:
         make: The model, or a function that makes it.
-        values: What the user passed, by the names of the settings.
+        values: The values that the user passed, by the names of the settings.
 
     Returns:
         The settings.
@@ -151,10 +152,10 @@ def made_from_options(make: Callable[..., Made], values: Mapping[str, Any]) -> M
     try:
         return make(**values)
     except InputError as problem:
-        name, _, rest = problem.message.partition(" ")
+        name, _, rule = problem.message.partition(" ")
         if name not in values:
             raise
-        raise InputError(f"{option_name(name)} {rest}", problem.remedy) from problem
+        raise InputError(f"{option_name(name)} {rule}", problem.remedy) from problem
 
 
 def option_name(setting: str) -> str:
@@ -239,8 +240,13 @@ class Output:
         """True if a person reads the output, so that tables and progress are shown."""
         return not (self.json or self.quiet)
 
-    def result(self, summary: Any, show: Callable[[], None]) -> None:
-        """Print the result as JSON, or as a person reads it."""
+    def print_result(self, summary: Any, show: Callable[[], None]) -> None:
+        """Print the result as JSON or as tables.
+
+        Args:
+            summary: The result to print as JSON.
+            show: Function that prints the result as tables.
+        """
         if self.json:
             print_json(summary)
         elif not self.quiet:
@@ -249,13 +255,13 @@ class Output:
 
 @Parameter(name="*", group=ATTACKER)
 @dataclass(frozen=True)
-class Facts:
-    """What the attacker knows besides the release, as ``attacker_knowledge`` reads it."""
+class KnowledgeOptions:
+    """Options that state what the attacker knows besides the release, for ``attacker_knowledge``."""
 
     shape: Annotated[str | None, Parameter(help="Shape of one sample.", metavar="C,H,W")] = None
     value_range: Annotated[
         str | None,
-        Parameter(help="Least and greatest value of a sample.", metavar="LOW,HIGH"),
+        Parameter(help="Smallest and largest value of a sample.", metavar="LOW,HIGH"),
     ] = None
     mean: Annotated[
         str | None,
@@ -280,7 +286,7 @@ class Facts:
     init: Annotated[
         str | None,
         Parameter(
-            help="Initial weights. own takes those in the training directory.",
+            help="Initial weights. own reads them from the training directory.",
             metavar="FILE",
             completer=lambda _: ("own",),
         ),
@@ -303,7 +309,7 @@ class Facts:
 @Parameter(name="*", group=ATTACKER)
 @dataclass(frozen=True)
 class FineTuning:
-    """The weights before fine-tuning, as ``resolve_trained_and_base`` reads them."""
+    """Options that name the weights before fine-tuning, for ``resolve_trained_and_base``."""
 
     base: Annotated[
         str | None,
@@ -321,11 +327,12 @@ class FineTuning:
     ] = None
 
 
-OUTPUT, FACTS, FINE_TUNING = Output(), Facts(), FineTuning()  # of a command without such options
+# Defaults of these parameters: no option was passed.
+OUTPUT, KNOWLEDGE_OPTIONS, FINE_TUNING = Output(), KnowledgeOptions(), FineTuning()
 
 
 def check_device(device: str) -> None:
-    """Refuse a device that this machine does not have. Imports torch."""
+    """Raise an error if this machine does not have the device. This imports torch."""
     from residuum.records.rundir import require_device
 
     require_device(device)

@@ -1,4 +1,4 @@
-"""How results reach the user: one JSON object, or tables; progress only on a terminal."""
+"""Output for the user: one JSON object or tables, and progress while a command runs."""
 
 from __future__ import annotations
 
@@ -17,31 +17,37 @@ if TYPE_CHECKING:
     from residuum.sweeping.run import SweepProgress
     from residuum.training import TrainingProgress
 
-State = tuple[int, int, str]  # steps done, steps in all, and a line on where it stands
-LOG_EVERY = 10.0  # seconds between lines where there is no terminal
+State = tuple[int, int, str]  # steps done, number of steps, and a line that describes the state
+LOG_INTERVAL = 10.0  # seconds between progress lines if standard error is not a terminal
+MAX_WIDTH = 110  # columns, because longer lines are hard to read
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on standard output."""
+    """Print one JSON object on standard output."""
     sys.stdout.write(json.dumps(value, indent=2, allow_nan=False) + "\n")
 
 
 def print_line(text: str) -> None:
-    """One line of plain text; markup in it is shown, not obeyed."""
+    """Print a line of plain text. Markup in the text is not interpreted."""
     sys.stdout.write(text + "\n")
 
 
 def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """A table; cells are plain text, whatever a file put into them.
+    """Print a table whose cells are plain text, even if they come from an untrusted file.
 
-    Words are never broken: where the terminal is too narrow for that, every row is a short list.
+    Words are never broken. If the terminal is too narrow for that, every row is printed as a short list.
+
+    Args:
+        title: Title above the table.
+        columns: Names of the columns.
+        rows: Cells of every row.
     """
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     console, heads, cells = Console(), [*columns], [[*row] for row in rows]
-    widths = _widths(heads, cells, console.width - 3 * len(heads) - 1)
+    widths = _column_widths(heads, cells, console.width - 3 * len(heads) - 1)
     if widths is None:
         print_line(title)
         for row in cells:
@@ -58,64 +64,97 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]
     console.print(table)
 
 
-def _widths(heads: list[str], rows: list[list[str]], room: int) -> list[int] | None:
-    """Of columns: what they would like, or less where ``room`` is short; None where words would break."""
+def _column_widths(heads: list[str], rows: list[list[str]], available: int) -> list[int] | None:
+    """Return column widths that sum to at most ``available``, or None if words would be broken."""
     columns = [[head, *cells] for head, *cells in zip(heads, *rows, strict=True)]
-    liked = [max(len(line) for cell in cells for line in cell.split("\n")) for cells in columns]
-    least = [
+    preferred = [max(len(line) for cell in cells for line in cell.split("\n")) for cells in columns]
+    minimal = [
         max((len(word) for cell in cells for word in cell.split()), default=1) for cells in columns
     ]
-    if sum(least) > room:
+    if sum(minimal) > available:
         return None
-    widths = liked
-    while sum(widths) > room:  # the widest gives way
-        widest = max(range(len(widths)), key=lambda i: (widths[i] > least[i]) * widths[i])
+    widths = preferred
+    while sum(widths) > available:  # narrow the widest column that can be narrowed
+        widest = max(range(len(widths)), key=lambda i: (widths[i] > minimal[i]) * widths[i])
         widths[widest] -= 1
     return widths
 
 
-def print_wrapped(text: str, first: str = "", rest: str | None = None) -> None:
-    """A paragraph as wide as the terminal, broken between words only."""
-    rest = " " * len(first) if rest is None else rest
-    whole: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False}
-    wrap = textwrap.TextWrapper(columns(), first, rest, **whole)
-    for line in wrap.wrap(text) or [first.rstrip()]:
+def print_wrapped(text: str, first_indent: str = "", later_indent: str | None = None) -> None:
+    """Print a paragraph as wide as the terminal. Lines are broken between words only.
+
+    Args:
+        text: The paragraph.
+        first_indent: Text before the first line.
+        later_indent: Text before the other lines, by default spaces as wide as ``first_indent``.
+    """
+    later_indent = " " * len(first_indent) if later_indent is None else later_indent
+    wrapper = textwrap.TextWrapper(
+        terminal_width(),
+        initial_indent=first_indent,
+        subsequent_indent=later_indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    for line in wrapper.wrap(text) or [first_indent.rstrip()]:
         print_line(line)
 
 
-def columns() -> int:
-    """Of the terminal, 80 where there is none; no more than are read with ease."""
-    return min(shutil.get_terminal_size().columns, 110)
+def terminal_width() -> int:
+    """Return the columns of the terminal, 80 without a terminal, and at most ``MAX_WIDTH``."""
+    return min(shutil.get_terminal_size().columns, MAX_WIDTH)
 
 
 def print_notes(notes: Iterable[str], kind: str = "note") -> None:
-    """What else is to be said, one line each."""
+    """Print every note as a paragraph that starts with its kind.
+
+    Args:
+        notes: Texts of the notes.
+        kind: Word before every note.
+    """
     for note in notes:
-        print_wrapped(f"{kind}: {note}", rest="  ")
+        print_wrapped(f"{kind}: {note}", later_indent="  ")
 
 
-def number(value: float | None, digits: int = 4) -> str:
-    """A figure for a person; a missing one is a dash."""
+def format_number(value: float | None, digits: int = 4) -> str:
+    """Return a number as text for a person.
+
+    Args:
+        value: The number.
+        digits: Number of significant digits.
+
+    Returns:
+        The text, a dash if the number is missing.
+    """
     return "-" if value is None else f"{value:.{digits}g}"
 
 
 @contextmanager
-def progress(title: str, state: Callable[..., State], visible: bool) -> Iterator[Any]:
-    """A watcher of the ``state`` of what it is told; None for nobody.
+def show_progress(title: str, describe: Callable[..., State], visible: bool) -> Iterator[Any]:
+    """Show the progress of a task on standard error.
 
-    On a terminal one bar on standard error; elsewhere, as in the log of a pipeline, a plain line there
-    every ``LOG_EVERY`` seconds.
+    On a terminal this is a bar. Elsewhere, as in the log of a pipeline, it is a plain line every
+    ``LOG_INTERVAL`` seconds.
+
+    Args:
+        title: Name of the task.
+        describe: Function that turns the arguments of the callback into a state.
+        visible: Whether to show progress.
+
+    Yields:
+        A callback for the task to call with its progress, None if progress is not shown.
     """
     if not visible:
         yield None
         return
     if not sys.stderr.isatty():
-        said = [time.monotonic()]
+        last_logged = time.monotonic()
 
-        def log(*told: Any) -> None:
-            if time.monotonic() - said[0] >= LOG_EVERY:
-                said[0] = time.monotonic()
-                step, steps, line = state(*told)
+        def log(*progress: Any) -> None:
+            nonlocal last_logged
+            if time.monotonic() - last_logged >= LOG_INTERVAL:
+                last_logged = time.monotonic()
+                step, steps, line = describe(*progress)
                 share = f"{step / steps:.0%}  " if steps else ""
                 sys.stderr.write(f"{title}: {share}{line}\n")
                 sys.stderr.flush()
@@ -125,38 +164,42 @@ def progress(title: str, state: Callable[..., State], visible: bool) -> Iterator
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    told = TextColumn("{task.fields[state]}", markup=False)
-    bar = (TextColumn(title), BarColumn(bar_width=10), told, TimeRemainingColumn())
-    with Progress(*bar, console=Console(stderr=True), transient=True) as bars:
+    state_column = TextColumn("{task.fields[state]}", markup=False)
+    columns = (TextColumn(title), BarColumn(bar_width=10), state_column, TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
         task = bars.add_task(title, total=None, state="")
 
-        def watch(*told: Any) -> None:
-            step, steps, line = state(*told)
+        def update_bar(*progress: Any) -> None:
+            step, steps, line = describe(*progress)
             bars.update(task, total=steps, completed=step, state=line)
 
-        yield watch
+        yield update_bar
 
 
-def _training(at: TrainingProgress) -> State:
-    """Loss and margin."""
-    shown = at.normalized if at.normalized is not None else at.margin
-    return at.step, at.steps, f"step {at.step}  loss {at.loss:.2e}  margin {number(shown, 3)}"
+def _describe_training(progress: TrainingProgress) -> State:
+    margin = progress.normalized if progress.normalized is not None else progress.margin
+    line = f"step {progress.step}  loss {progress.loss:.2e}  margin {format_number(margin, 3)}"
+    return progress.step, progress.steps, line
 
 
-def _attacking(at: AttackProgress) -> State:
-    """The best restart, residual per layer."""
-    best = int(at.loss.nan_to_num(nan=float("inf")).argmin())
-    residuals = at.layers[best].clamp(min=0).sqrt().tolist()
-    shown = " ".join(f"{value:.1e}" for value in residuals)
-    return at.step, at.steps, f"step {at.step}  loss {float(at.loss[best]):.1e}  layers {shown}"
+def _describe_attack(progress: AttackProgress) -> State:
+    """Return the state with the loss of the best restart and its residual per layer."""
+    best = int(progress.loss.nan_to_num(nan=float("inf")).argmin())
+    residuals = progress.layers[best].clamp(min=0).sqrt().tolist()
+    layers = " ".join(f"{value:.1e}" for value in residuals)
+    line = f"step {progress.step}  loss {float(progress.loss[best]):.1e}  layers {layers}"
+    return progress.step, progress.steps, line
 
 
-def _sweeping(at: SweepProgress) -> State:
-    """Trials done, best residual, rate, time to go."""
-    rate = at.fresh / max(at.seconds, 1e-9)  # of this session
-    left = f"  about {_duration((at.total - at.done) / rate)} left" if at.fresh else ""
-    state = f"{at.done} of {at.total}  best {number(at.best, 3)}  failed {at.failed}"
-    return at.done, at.total, f"{state}  {60 * rate:.3g} per minute{left}"
+def _describe_sweep(progress: SweepProgress) -> State:
+    """Return the state with the finished trials, best residual, rate and remaining time."""
+    rate = progress.fresh / max(progress.seconds, 1e-9)  # in this session
+    remaining = ""
+    if progress.fresh:
+        remaining = f"  about {_duration((progress.total - progress.done) / rate)} left"
+    best = format_number(progress.best, 3)
+    line = f"{progress.done} of {progress.total}  best {best}  failed {progress.failed}"
+    return progress.done, progress.total, f"{line}  {60 * rate:.3g} per minute{remaining}"
 
 
 def _duration(seconds: float) -> str:
@@ -166,12 +209,20 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-# Each takes whether anybody watches.
-training_progress = partial(progress, "training", _training)
-attack_progress = partial(progress, "attacking", _attacking)
-sweep_progress = partial(progress, "sweeping", _sweeping)
-certificate_progress = partial(progress, "certifying", lambda at, of: (at, of, f"{at} of {of}"))
-split_progress = partial(progress, "splitting", lambda at, of: (at, of, f"sample {at} of {of}"))
-scan_progress = partial(progress, "scanning", lambda at, of, name: (at, of, f"{at} of {of} files"))
-trial_progress = partial(progress, "defending", lambda at, of, state: (at, of, state))
-exposure_progress = partial(progress, "exposure", lambda at, of, state: (at, of, state))
+# Each takes ``visible``, whether to show progress.
+training_progress = partial(show_progress, "training", _describe_training)
+attack_progress = partial(show_progress, "attacking", _describe_attack)
+sweep_progress = partial(show_progress, "sweeping", _describe_sweep)
+certificate_progress = partial(
+    show_progress, "certifying", lambda done, total: (done, total, f"{done} of {total}")
+)
+split_progress = partial(
+    show_progress, "splitting", lambda done, total: (done, total, f"sample {done} of {total}")
+)
+scan_progress = partial(
+    show_progress, "scanning", lambda done, total, _: (done, total, f"{done} of {total} files")
+)
+trial_progress = partial(show_progress, "defending", lambda done, total, line: (done, total, line))
+exposure_progress = partial(
+    show_progress, "exposure", lambda done, total, line: (done, total, line)
+)

@@ -1,7 +1,6 @@
-"""``residuum report``: the report of a finished audit, written again, or a comparison of two audits.
+"""``residuum report``: write the report of a finished audit again, or compare two audits.
 
 Examples:
-
 residuum report runs/a --redact
 
 residuum report runs/a --blur --out for-review.html
@@ -30,7 +29,7 @@ app = options.command_app("report", __doc__)
 
 
 @app.default
-def command(
+def _command(
     run: Annotated[Path, Parameter(name="RUN", help="Folder of a finished audit.")],
     /,
     *,
@@ -67,31 +66,31 @@ def command(
     if against is None and fail_if_worse:
         raise InputError("--fail-if-worse compares two audits.", "Pass --against OTHER.")
     result = AuditResult.load(run)
-    worse = False
+    is_worse = False
     if against is None:
         target = out or run / f"report-{'redacted' if redact else 'again'}.html"
-        write_atomic(target, _drawn(run, lambda: result.html(blur=blur, redact=redact)))
+        write_atomic(target, _draw(run, lambda: result.html(blur=blur, redact=redact)))
         summary = {
             "report": str(target),
             "verdict": result.verdict.outcome,
             "redacted": redact,
             "newer": list(result.newer),
         }
-        output.result(summary, lambda: _show(target, result.newer))
+        output.print_result(summary, lambda: _show(target, result.newer))
     else:
         target = out or run / f"comparison{'-redacted' if redact else ''}.html"
-        found, text = _compared(against, run, result, blur, redact)
-        write_atomic(target, text)
-        output.result(found.to_json(), lambda: _show_comparison(found, target))
-        worse = found.change == WORSE
+        comparison, page = _compare(against, run, result, blur, redact)
+        write_atomic(target, page)
+        output.print_result(comparison.to_json(), lambda: _show_comparison(comparison, target))
+        is_worse = comparison.change == WORSE
     if open_report:
         import webbrowser
 
         webbrowser.open(target.resolve().as_uri())
-    return 1 if fail_if_worse and worse else 0
+    return 1 if fail_if_worse and is_worse else 0
 
 
-def _compared(
+def _compare(
     before: Path, after: Path, result: AuditResult, blur: bool, redact: bool
 ) -> tuple[Comparison, str]:
     """Return the comparison of two audits and its page. ``result`` is the audit after."""
@@ -100,38 +99,43 @@ def _compared(
     from residuum.report.html import render_comparison
 
     results = AuditResult.load(before), result
-    found = compare(*results).replace(before=str(before), after=str(after))
-    page = _drawn(after, lambda: render_comparison(found, results, blur=blur, redact=redact))
-    return found, page
+    comparison = compare(*results).replace(before=str(before), after=str(after))
+    page = _draw(after, lambda: render_comparison(comparison, results, blur=blur, redact=redact))
+    return comparison, page
 
 
-def _drawn(run: Path, draw: Callable[[], str]) -> str:
-    """Return the page. A result that was damaged can be read and still cannot be drawn."""
+def _draw(run: Path, draw: Callable[[], str]) -> str:
+    """Return the page. A damaged result can sometimes be read, but not drawn."""
     try:
         return draw()
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError) as problem:
         raise InputError(
-            f"{str(run)!r} must hold an audit that can be drawn; drawing it failed "
+            f"{str(run)!r} must hold an audit from which a report can be made; making it failed "
             f"({type(problem).__name__}).",
             "Audit again with this version.",
         ) from problem
 
 
 def _show(target: Path, newer: tuple[str, ...]) -> None:
-    """Print where the report is. If a new audit would try more, say so."""
+    """Print the path of the report, and what a new audit would test in addition."""
     for line in newer:
         print_wrapped(
-            f"note: this version of residuum has {line}. Audit again to run them.", rest="  "
+            f"note: this version of residuum has {line}. Audit again to run them.",
+            later_indent="  ",
         )
     print_line(f"report: {target}")
 
 
-def _show_comparison(found: Comparison, target: Path) -> None:
-    print_wrapped(f"{found.change.upper()}: {found.sentence}")
-    rows = [(row.what, row.before, row.after) for row in found.rows]
-    print_table(f"before: {found.before}, after: {found.after}", ("what", "before", "after"), rows)
-    for title, samples in (("no longer recovered", found.gone), ("newly recovered", found.came)):
+def _show_comparison(comparison: Comparison, target: Path) -> None:
+    print_wrapped(f"{comparison.change.upper()}: {comparison.sentence}")
+    rows = [(row.what, row.before, row.after) for row in comparison.rows]
+    title = f"before: {comparison.before}, after: {comparison.after}"
+    print_table(title, ("what", "before", "after"), rows)
+    for name, samples in (
+        ("no longer recovered", comparison.gone),
+        ("newly recovered", comparison.came),
+    ):
         if samples:
-            print_wrapped(", ".join(map(str, samples)), f"{title}: samples ", "  ")
-    print_notes(found.unlike)
+            print_wrapped(", ".join(map(str, samples)), f"{name}: samples ", "  ")
+    print_notes(comparison.unlike)
     print_line(f"report: {target}")

@@ -1,7 +1,6 @@
 """``residuum score``: recovered training samples, compared with the number expected by chance.
 
 Examples:
-
 residuum score runs/a --data train.npz --holdout test.npz
 
 residuum score runs/a --data runs/m --holdout runs/m --ckpt runs/m --json
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from residuum.cli import options
-from residuum.cli.output import number, print_line, print_notes, print_table
+from residuum.cli.output import format_number, print_line, print_notes, print_table
 
 if TYPE_CHECKING:
     from residuum.records import Reconstruction, Scores
@@ -25,7 +24,7 @@ app = options.command_app("score", __doc__)
 
 
 @app.default
-def command(
+def _command(
     run: Annotated[Path, Parameter(name="RUN", help="Folder of an attack.")],
     /,
     *,
@@ -36,11 +35,13 @@ def command(
         Path | None,
         Parameter(help="At least 100 samples that the network never saw, in the same forms."),
     ] = None,
-    ckpt: Annotated[Path | None, Parameter(help="The attacked checkpoint: adds margins.")] = None,
+    ckpt: Annotated[
+        Path | None, Parameter(help="The attacked checkpoint. It adds margins to the scores.")
+    ] = None,
     candidates: Annotated[
         Literal["all", "selected"],
         Parameter(
-            help="all: every candidate and consensus. selected: those that several restarts hold.",
+            help="all: every candidate and consensus. selected: those that several restarts agree on.",
             show_default=True,
         ),
     ] = "all",
@@ -59,7 +60,7 @@ def command(
         Parameter(help="Held-out subsets that are drawn.", group=options.EXPERT, show_default=True),
     ] = 500,
 ) -> None:
-    """Count recovered training samples, published and calibrated against held-out ones."""
+    """Count recovered training samples by published thresholds and by chance levels of held-out samples."""
     from residuum.auditing.artifacts import RESULT
     from residuum.auditing.store import WORK
     from residuum.errors import InputError
@@ -69,45 +70,57 @@ def command(
 
     if (run / RESULT).is_file() or (run / WORK).is_dir():  # ``result.json`` holds their hashes
         raise InputError(
-            f"{str(run)!r} is the folder of an audit, which has scores of its own (scores.json).",
-            "Name the folder of an attack; for other data audit again with another --out.",
+            f"RUN must be the folder of an attack; {str(run)!r} is the folder of an audit, which has its "
+            "own scores (scores.json).",
+            "Pass the folder of an attack, or audit again with other data and another --out.",
         )
     if seed < 0:
         raise InputError(f"--seed must be at least 0; got {seed}.", "The default is 0.")
     train = Dataset.from_npz(find_samples_file(data, "train.npz"))
-    control = Dataset.from_npz(find_samples_file(holdout, "holdout.npz")) if holdout else None
+    holdout_data = Dataset.from_npz(find_samples_file(holdout, "holdout.npz")) if holdout else None
     names = None if metrics is None else [name.strip() for name in metrics.split(",")]
-    summary, scores, selected, found = score_run(
-        run, train, control, ckpt, candidates, metrics=names, subsets=subsets, seed=seed
+    summary, scores, selected, reconstruction = score_run(
+        run, train, holdout_data, ckpt, candidates, metrics=names, subsets=subsets, seed=seed
     )
-    output.result(summary, lambda: show(scores, selected, found, run))
+    output.print_result(summary, lambda: show(scores, selected, reconstruction, run))
 
 
-def show(scores: Scores, selected: Scores | None, found: Reconstruction, run: Path) -> None:
-    """Print the scores as a person reads them."""
-    _table(f"{scores.n} training samples, {scores.m} candidates of {found.attack}", scores)
+def show(
+    scores: Scores, selected: Scores | None, reconstruction: Reconstruction, run: Path
+) -> None:
+    """Print the scores as tables.
+
+    Args:
+        scores: Scores of the candidates.
+        selected: Scores of the candidates that the attack selected, if they were scored separately.
+        reconstruction: The result of the attack.
+        run: Folder of the attack.
+    """
+    _table(f"{scores.n} training samples, {scores.m} candidates of {reconstruction.attack}", scores)
     if selected is not None:
-        _table(f"of these the {selected.m} that the attack itself selected", selected)
-    chance = f"the 99th percentile of chance, by {scores.pool} held-out samples"
-    print_line(scores.reason or f"* decides; threshold: {chance}")
-    print_line(f"known to the attacker: {found.knowledge.line}")
+        _table(f"of these the {selected.m} that the attack selected", selected)
+    threshold = f"the 99% chance level, estimated with {scores.pool} held-out samples"
+    print_line(scores.reason or f"* decides; threshold: {threshold}")
+    print_line(f"known to the attacker: {reconstruction.knowledge.line}")
     print_notes(scores.notes)
     print_line(f"written to {run}")
 
 
 def _table(title: str, scores: Scores) -> None:
     rows = []
-    for name, part in scores.metrics.items():
+    for name, metric in scores.metrics.items():
         published = "-"
-        if part.published_threshold is not None:
-            sign = ">" if part.higher_is_better else "<"
-            counts = (part.above_published_threshold, part.above_published_threshold_holdout)
-            published = f"{sign} {part.published_threshold:g}: {' / '.join(map(number, counts))}"
-        called = f"{name} *" if name == scores.deciding else name
-        count = "not calibrated" if part.recovered is None else f"{part.recovered}/{scores.n}"
-        chance = number(part.expected_by_chance, 3), number(part.p_value, 3)
-        top = number(part.top10_mean, 3)
-        rows.append((called, count, *chance, part.threshold, published, top))
+        if metric.published_threshold is not None:
+            sign = ">" if metric.higher_is_better else "<"
+            counts = (metric.above_published_threshold, metric.above_published_threshold_holdout)
+            published = (
+                f"{sign} {metric.published_threshold:g}: {' / '.join(map(format_number, counts))}"
+            )
+        label = f"{name} *" if name == scores.deciding else name
+        count = "not calibrated" if metric.recovered is None else f"{metric.recovered}/{scores.n}"
+        chance = format_number(metric.expected_by_chance, 3), format_number(metric.p_value, 3)
+        top = format_number(metric.top10_mean, 3)
+        rows.append((label, count, *chance, metric.threshold, published, top))
     columns = ["metric", "recovered", "chance", "p", "threshold", "published:\ntrain/held-out"]
     columns += ["top 10"]
     print_table(title, columns, rows)

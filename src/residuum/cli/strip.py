@@ -1,7 +1,6 @@
-"""``residuum strip``: the weights of a checkpoint alone, bit for bit, without what need not be there.
+"""``residuum strip``: write only the weights of a checkpoint, unchanged bit for bit.
 
 Examples:
-
 residuum strip checkpoint.pt --out weights.pt
 
 residuum strip last.ckpt --out model.safetensors --json
@@ -25,38 +24,40 @@ app = options.command_app("strip", __doc__)
 
 
 @app.default
-def command(
+def _command(
     file: Annotated[
-        Path, Parameter(name="FILE", help="A checkpoint of torch or a safetensors file.")
+        Path, Parameter(name="FILE", help="A PyTorch checkpoint or a safetensors file.")
     ],
     /,
     *,
     out: Annotated[
         Path,
         Parameter(
-            help="New file. A .safetensors file is written as such, any other with torch.save.",
+            help="File to write. The name decides the format: safetensors if it ends in .safetensors, "
+            "otherwise torch.save.",
             metavar="CLEAN",
         ),
     ],
     output: options.Output = options.OUTPUT,
 ) -> None:
-    """Write the weights of a checkpoint alone: no optimizer state, averages, seeds or paths."""
+    """Write only the weights of a checkpoint, without optimizer state, averages, seeds or paths."""
     from residuum.scanning.strip import PickleError, strip
 
     try:
-        found = strip(file, out)
+        result = strip(file, out)
     except PickleError as problem:
         if not output.visible:
             raise
         print_line("\n".join(problem.lines))
         raise
-    output.result(found.to_json(), lambda: show(found))
+    output.print_result(result.to_json(), lambda: show(result))
 
 
-def show(found: Stripped) -> None:
-    """What was left out, and what is still there."""
-    print_line(f"{found.out}: {found.tensors} tensors, {found.bytes} bytes, bit for bit as before")
-    for title, part in (("left out", found.dropped), ("still there", found.remaining)):
-        rows = [(one.kind, one.what, one.where) for one in part]
+def show(result: Stripped) -> None:
+    """Print the findings that were removed, and those that are still in the file."""
+    size = f"{result.tensors} tensors, {result.bytes} bytes"
+    print_line(f"{result.out}: {size}, unchanged bit for bit")
+    for title, findings in (("removed", result.dropped), ("still there", result.remaining)):
+        rows = [(finding.kind, finding.what, finding.where) for finding in findings]
         if rows:
             print_table(title, ("kind", "what", "where"), rows)

@@ -1,7 +1,6 @@
-"""``residuum sweep``: many attacks with varied settings, ranked and pooled without the data.
+"""``residuum sweep``: run an attack with many settings, rank the trials and pool their candidates.
 
 Examples:
-
 residuum sweep runs/m --trials 32 --out runs/s
 
 residuum sweep runs/m --trials 200 --engine processes --sampler sobol --rungs 2 --out runs/s
@@ -24,7 +23,7 @@ from cyclopts import Parameter
 
 from residuum.cli import options
 from residuum.cli.options import options_from, with_options
-from residuum.cli.output import number, print_line, print_table, sweep_progress
+from residuum.cli.output import format_number, print_line, print_table, sweep_progress
 from residuum.errors import InconclusiveError, InputError
 from residuum.settings import (
     MODELS,
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from residuum.attacks import Attack
     from residuum.sweeping import Range, Sweep
 
-ROWS = 8  # trials shown; the report has all
+MAX_ROWS = 8  # trials in the table. The report has all of them
 
 
 app = options.command_app("sweep", __doc__)
@@ -62,7 +61,7 @@ app = options.command_app("sweep", __doc__)
         changes={"restarts": Annotated[int, Parameter(show_default=str(TRIAL_RESTARTS))]},
     ),
 )
-def command(
+def _command(
     checkpoint: options.CheckpointPath,
     /,
     *,
@@ -83,8 +82,8 @@ def command(
     data: Annotated[
         Path | None,
         Parameter(
-            help="Training samples. They are read after the ranking is fixed: they score it and do not "
-            "change it."
+            help="Training samples, to score the ranking. They are read after the ranking is fixed and do "
+            "not change it."
         ),
     ] = None,
     holdout: Annotated[
@@ -97,7 +96,7 @@ def command(
     attack: Annotated[
         str,
         Parameter(
-            help="Attack whose settings vary: a stationarity attack or unmix. auto is the one that suits "
+            help="Attack whose settings vary: a stationarity attack or unmix. auto is the attack that suits "
             "the network.",
             metavar="NAME",
             group=options.SETTINGS,
@@ -107,35 +106,36 @@ def command(
     ] = "auto",
     preset: options.PresetName = "residuum",
     attack_settings: dict[str, Any] | None = None,
-    facts: options.Facts = options.FACTS,
+    knowledge_options: options.KnowledgeOptions = options.KNOWLEDGE_OPTIONS,
     arch: options.Arch = None,
 ) -> None:
-    """Try many settings of an attack; rank them and pool what they find by the weights alone."""
+    """Try many settings of an attack. Rank the trials and pool their candidates, by the weights alone."""
     from residuum.attacks import estimate
     from residuum.io.attacker_knowledge import attacker_knowledge
     from residuum.io.checkpoints import load_checkpoint
     from residuum.io.release import open_release
     from residuum.sweeping import SweepRequest, sweep
-    from residuum.sweeping.space import cost
+    from residuum.sweeping.space import estimate_cost
 
-    asked = dict(settings or {})
-    if "objectives" in asked:
-        asked["objectives"] = tuple(name.strip() for name in asked["objectives"].split(","))
-    trial = trial_attack(attack, preset, {"seed": asked.get("seed", 0), **(attack_settings or {})})
-    asked["attack"] = trial
+    passed = dict(settings or {})
+    if "objectives" in passed:
+        passed["objectives"] = tuple(name.strip() for name in passed["objectives"].split(","))
+    trial_settings = {"seed": passed.get("seed", 0), **(attack_settings or {})}
+    trial = make_trial_attack(attack, preset, trial_settings)
+    passed["attack"] = trial
     if search:
-        asked["space"] = dict(_read_range(text, trial) for text in search)
-    request = options.made_from_options(SweepRequest, asked)
+        passed["space"] = dict(_read_range(text, trial) for text in search)
+    request = options.make_from_options(SweepRequest, passed)
     if request.engine != "ray":
         options.check_device(trial.device)
     release = open_release(checkpoint)
     network = load_checkpoint(release, arch)
-    knowledge = attacker_knowledge(release, network, **vars(facts))
-    if dry_run:  # one trial, measured, times the number of trials that run to their end
-        figures = cost(request, estimate(network, knowledge, trial))
-        rows = [(name.replace("_", " "), number(value)) for name, value in figures.items()]
+    knowledge = attacker_knowledge(release, network, **vars(knowledge_options))
+    if dry_run:  # the measured cost of one trial, times the number of trials that run to their end
+        figures = estimate_cost(request, estimate(network, knowledge, trial))
+        rows = [(name.replace("_", " "), format_number(value)) for name, value in figures.items()]
         title = "dry run: no trial was run"
-        output.result(figures, lambda: print_table(title, ("figure", "value"), rows))
+        output.print_result(figures, lambda: print_table(title, ("figure", "value"), rows))
         return
     if out is None:
         raise InputError("A sweep needs a folder to write.", "Pass --out runs/s, or --dry-run.")
@@ -148,20 +148,20 @@ def command(
             holdout=holdout,
             arch=arch,
             watch=watch,
-            **asked,
+            **passed,
         )
     if not done.order:
         reason = next((t.reason for t in done.trials if t.reason), "")
         raise InconclusiveError(
             f"No trial was complete ({reason}); the unfinished result is in {str(out)!r}.",
-            "Correct what the reason names, or choose another --search.",
+            "Fix the cause, or choose another --search.",
         )
     scored = {"rankings": done.scored.to_json()} if done.scored else {}
-    output.result({**done.said, **scored}, lambda: show(done, out))
+    output.print_result({**done.summary, **scored}, lambda: show(done, out))
 
 
-def trial_attack(name: str, preset: str, settings: dict[str, Any]) -> Attack:
-    """Return the attack of a trial.
+def make_trial_attack(name: str, preset: str, settings: dict[str, Any]) -> Attack:
+    """Make the attack of a trial.
 
     Args:
         name: Name of the attack.
@@ -177,39 +177,44 @@ def trial_attack(name: str, preset: str, settings: dict[str, Any]) -> Attack:
     from residuum.attacks import make_attack
     from residuum.attacks.registry import attack_class
 
-    known = attack_class(name).model_fields
+    fields = attack_class(name).model_fields
     for setting in settings:
-        if setting not in known:
+        if setting not in fields:
             raise InputError(
-                f"{options.option_name(setting)} is no setting of {name}.", "Leave it out."
+                f"{options.option_name(setting)} is not a setting of {name}.", "Leave it out."
             )
-    if "restarts" in known:
+    if "restarts" in fields:
         settings = {"restarts": TRIAL_RESTARTS, **settings}
-    return options.made_from_options(lambda **values: make_attack(name, preset, **values), settings)
+    return options.make_from_options(lambda **values: make_attack(name, preset, **values), settings)
 
 
 def show(done: Sweep, out: Path) -> None:
-    """Print the sweep as a person reads it."""
-    said, scored = done.said, done.scored
+    """Print the result of a sweep.
+
+    Args:
+        done: The finished sweep.
+        out: Folder of the sweep.
+    """
+    summary, scored = done.summary, done.scored
     names, figure = tuple(done.request.space), done.request.objectives[0]
     rows = []
-    for place, t in enumerate(done.order[:ROWS]):
-        figures = number(getattr(t, figure), 3), number(t.agreement, 3)
-        varied = (number(t.params[name], 2) for name in names)
+    for place, t in enumerate(done.order[:MAX_ROWS]):
+        figures = format_number(getattr(t, figure), 3), format_number(t.agreement, 3)
+        varied = (format_number(t.params[name], 2) for name in names)
         rows.append((str(place + 1), str(t.number), *figures, *varied))
     columns = ("rank", "trial", figure, "agreement", *names)
     print_table("best trials, ranked by the weights alone", columns, rows)
-    counts = said["counts"]
+    counts = summary["counts"]
     print_line(
         f"{counts['complete']} complete, {counts['pruned']} stopped early, {counts['failed']} failed; "
-        f"{done.fresh} of them in this session, {said['session']['seconds']:.1f} seconds"
+        f"{done.fresh} of them in this session, {summary['session']['seconds']:.1f} seconds"
     )
-    for reason, count in said["failures"].items():
+    for reason, count in summary["failures"].items():
         print_line(f"failed: {count} x {reason}")
-    pooled = said["pooled"]
+    pooled = summary["pooled"]
     print_line(
         f"{pooled['candidates']} candidates of {pooled['runs']} runs pooled, "
-        f"{pooled['consensus']} held by several runs"
+        f"{pooled['consensus']} found by several runs"
     )
     if scored is not None:
         from residuum.sweeping.scoring import choice_lines, score_lines
@@ -222,18 +227,18 @@ def show(done: Sweep, out: Path) -> None:
 
 def _read_range(text: str, attack: Attack) -> tuple[str, Range]:
     from residuum.sweeping import Range
-    from residuum.sweeping.space import numeric
+    from residuum.sweeping.space import list_numeric_settings
 
     name, _, span = text.partition("=")
-    name, parts = name.strip().replace("-", "_"), span.split(":")
+    name, fields = name.strip().replace("-", "_"), span.split(":")
     try:
-        low, high = float(parts[0]), float(parts[1])
+        low, high = float(fields[0]), float(fields[1])
     except (ValueError, IndexError):
         low, high = 0.0, float("nan")
-    if len(parts) > 3 or parts[2:] not in ([], ["log"]) or not low < high < float("inf"):
+    if len(fields) > 3 or fields[2:] not in ([], ["log"]) or not low < high < float("inf"):
         raise InputError(
             f"--search takes NAME=LOW:HIGH or NAME=LOW:HIGH:log; got {text[:60]!r}.",
             "Example: --search lr_x=1e-3:1:log.",
         )
-    whole = isinstance(numeric(type(attack)).get(name), int)
-    return name, Range(low, high, log=parts[2:] == ["log"], whole=whole)
+    is_integer = isinstance(list_numeric_settings(type(attack)).get(name), int)
+    return name, Range(low, high, log=fields[2:] == ["log"], integer=is_integer)

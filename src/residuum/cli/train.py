@@ -1,7 +1,6 @@
-"""``residuum train``: a network to try things on, with its private files kept apart.
+"""``residuum train``: train a network to try attacks on, with its private files in a separate folder.
 
 Examples:
-
 residuum train --data digits --n 40 --arch mlp:64-100-1 --out runs/d
 
 residuum train --data mnist --n 500 --arch mlp:784-1000-1000-1 --method margin --out runs/m
@@ -18,7 +17,7 @@ from cyclopts import Group, Parameter
 
 from residuum.cli import options
 from residuum.cli.options import options_from, with_options
-from residuum.cli.output import number, print_line, print_table, training_progress
+from residuum.cli.output import format_number, print_line, print_table, training_progress
 from residuum.settings import TrainingConfig
 
 app = options.command_app("train", __doc__)
@@ -26,12 +25,12 @@ app = options.command_app("train", __doc__)
 
 @app.default
 @with_options(settings=options_from(TrainingConfig, group=Group("Training", sort_key=2)))
-def command(
+def _command(
     *,
     data: Annotated[
         str,
         Parameter(
-            help=f"{', '.join(options.DATASETS)}, an .npz or a folder.",
+            help=f"A dataset ({', '.join(options.DATASETS)}), an .npz or a folder.",
             metavar="DATA",
             completer=lambda _: options.DATASETS,
         ),
@@ -48,8 +47,8 @@ def command(
     n: Annotated[
         int | None,
         Parameter(
-            help="Training samples, equally many of each label. By default all, or half if the held-out "
-            "samples come from the same file."
+            help="Number of training samples, with equal numbers of each label. By default all, or half if "
+            "the held-out samples come from the same file."
         ),
     ] = None,
     data_root: Annotated[
@@ -59,7 +58,7 @@ def command(
         int | None, Parameter(help="Seed that selects the samples. By default the first n.")
     ] = None,
     holdout: Annotated[
-        int | None, Parameter(help="Held-out samples. By default up to 2000.")
+        int | None, Parameter(help="Number of held-out samples. By default up to 2000.")
     ] = None,
     center: Annotated[
         bool,
@@ -74,14 +73,14 @@ def command(
     output: options.Output = options.OUTPUT,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Train a network and write what may be released apart from what must stay private."""
+    """Train a network. Write the files that may be released and those that must stay private separately."""
     from residuum.datasets import load_dataset
     from residuum.networks import Architecture
     from residuum.theory.rows import choose_task
     from residuum.training import train
     from residuum.training.directory import STATE, TrainingRun, write_run
 
-    config = options.made_from_options(TrainingConfig, settings or {})
+    config = options.make_from_options(TrainingConfig, settings or {})
     options.check_device(device)
     architecture = Architecture.parse(arch)
     chosen_task = choose_task(task, architecture.outputs)
@@ -90,27 +89,36 @@ def command(
     )
     with TrainingRun.open(out):
         with training_progress(output.visible) as watch:
-            where: dict[str, Any] = {"device": device, "state_path": out / STATE, "watch": watch}
-            state = train(str(architecture), split.train, config, task=chosen_task, **where)
+            state = train(
+                str(architecture),
+                split.train,
+                config,
+                task=chosen_task,
+                device=device,
+                state_path=out / STATE,
+                watch=watch,
+            )
         summary = write_run(out, str(architecture), split, config, state, chosen_task, device)
-    output.result(summary, lambda: _show(summary, out, noted=n is None))
+    output.print_result(summary, lambda: _show(summary, out, is_default_n=n is None))
 
 
-def _show(summary: dict[str, Any], out: Path, noted: bool) -> None:
-    right = f"{number(summary['train_accuracy'])} / {number(summary['holdout_accuracy'])}"
+def _show(summary: dict[str, Any], out: Path, is_default_n: bool) -> None:
+    accuracies = (
+        f"{format_number(summary['train_accuracy'])} / {format_number(summary['holdout_accuracy'])}"
+    )
     rows = [
         ("status", str(summary["status"])),
         ("steps", str(summary["steps"])),
-        ("loss", number(summary["loss"])),
-        ("margin", number(summary["margin"])),
-        ("train / held-out accuracy", right),
+        ("loss", format_number(summary["loss"])),
+        ("margin", format_number(summary["margin"])),
+        ("train / held-out accuracy", accuracies),
         ("released", str(out / "model.safetensors")),
         ("private", str(out / "private")),
     ]
     print_table(f"{summary['arch']} on {summary['samples']} samples", ("what", "value"), rows)
-    taken, all_there = summary["samples"], summary["available_samples"]
-    if noted and all_there > taken:  # a file of one's own is not trained on as a whole
+    used, available = summary["samples"], summary["available_samples"]
+    if is_default_n and available > used:  # a part of the file is not used for training
         print_line(
-            f"note: {taken} of {all_there} samples were trained on, equally many of each label; "
-            f"{all_there - taken} are held out or left out. --n sets how many to train on."
+            f"note: the network was trained on {used} of {available} samples, with equal numbers of each "
+            f"label. {available - used} are held out or unused. --n sets the number of training samples."
         )

@@ -23,17 +23,17 @@ def usage_message(problem: CycloptsError, commands: Sequence[str]) -> str:
     """Return the message for arguments that cyclopts refused.
 
     Args:
-        problem: What cyclopts found.
+        problem: The error of cyclopts.
         commands: Names of all commands.
 
     Returns:
-        The rule, what was passed and a remedy, on one line.
+        The rule, the value that was passed and a remedy, on one line.
     """
     command = " ".join(["residuum", *(problem.command_chain or ())])
-    return f"{_rule(problem, command, commands)} See '{command} --help'."
+    return f"{_describe(problem, command, commands)} See '{command} --help'."
 
 
-def _rule(problem: CycloptsError, command: str, commands: Sequence[str]) -> str:
+def _describe(problem: CycloptsError, command: str, commands: Sequence[str]) -> str:
     tokens = problem.unused_tokens or []
     if isinstance(problem, UnknownCommandError) or (
         isinstance(problem, UnusedCliTokensError) and command == "residuum"
@@ -44,22 +44,22 @@ def _rule(problem: CycloptsError, command: str, commands: Sequence[str]) -> str:
     if isinstance(problem, UnknownOptionError):
         got = problem.token.keyword or problem.token.value
         names = [n for argument in problem.argument_collection for n in argument.names]
-        return f"{command} has no option {got}.{_nearest(got, names)}"
+        return f"{command} has no option {got}.{_suggest(got, names)}"
     if isinstance(problem, MissingArgumentError):
-        return _missing(problem, command)
+        return _describe_missing(problem, command)
     if isinstance(problem, CoercionError):
-        return _refused(problem)
+        return _describe_invalid(problem)
     return " ".join(str(problem).split())
 
 
-def _nearest(got: str, names: Sequence[str]) -> str:
+def _suggest(got: str, names: Sequence[str]) -> str:
     from difflib import get_close_matches
 
-    near = get_close_matches(got, names, n=1)
-    return f" Did you mean {near[0]}?" if near else ""
+    matches = get_close_matches(got, names, n=1)
+    return f" Did you mean {matches[0]}?" if matches else ""
 
 
-def _missing(problem: MissingArgumentError, command: str) -> str:
+def _describe_missing(problem: MissingArgumentError, command: str) -> str:
     argument = problem.argument
     assert argument is not None
     name = problem.keyword or argument.name
@@ -69,15 +69,15 @@ def _missing(problem: MissingArgumentError, command: str) -> str:
     return f"{name} needs {'a value' if count == 1 else f'{count} values'}."
 
 
-def _refused(problem: CoercionError) -> str:
+def _describe_invalid(problem: CoercionError) -> str:
     token, argument, kind = problem.token, problem.argument, problem.target_type
     name = argument.name if argument is not None else "The argument"
     if token is None:
-        return f"{name} is refused. {problem}"
+        return f"{name} is not allowed. {problem}"
     name = token.keyword or name
     if choices := _choices(kind):
-        known = did_you_mean(token.value, tuple(map(str, choices)))
-        return f"{name} cannot be {token.value!r}. {known}"
+        suggestion = did_you_mean(token.value, tuple(map(str, choices)))
+        return f"{name} cannot be {token.value!r}. {suggestion}"
     rule = next((words for k, words in KINDS.items() if kind is k), "another kind of value")
     return f"{name} takes {rule}; got {token.value!r}."
 

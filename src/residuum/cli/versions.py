@@ -1,10 +1,10 @@
-"""``residuum --version --verbose``: versions, device, extras, data that are found, a self-test."""
+"""``residuum --version --verbose``: versions, device, installed extras, available datasets, a self-test."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from residuum.cli.output import number, print_line, print_table
+from residuum.cli.output import format_number, print_line, print_table
 
 EXTRAS = {"cluster": "ray", "dp": "opacus", "onnx": "onnx"}
 DATASETS = ("digits", "mnist", "cifar10")
@@ -13,7 +13,7 @@ ARCH, CANDIDATES, MEASURED = "mlp:784-1000-1000-1", 100, 1.0
 
 
 def show_versions() -> None:
-    """Print the versions of dependencies, the device, the extras, the data that are found and a self-test."""
+    """Print versions of dependencies, the device, installed extras, available datasets and a self-test."""
     from importlib.util import find_spec
 
     import torch
@@ -22,7 +22,7 @@ def show_versions() -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     installed = environment(device)
-    step = _step(device)
+    step = _time_step(device)
     print_table(
         "versions",
         ("what", "version"),
@@ -32,11 +32,11 @@ def show_versions() -> None:
         ("device", f"{device}, {installed['cpus']} CPUs, {installed['threads']} threads"),
         (
             "self-test",
-            f"one attack step takes {number(1e3 * step['seconds'], 3)} ms ({ARCH}, "
+            f"one attack step takes {format_number(1e3 * step['seconds'], 3)} ms ({ARCH}, "
             f"{CANDIDATES} candidates, {step['dtype']})",
         ),
     ]
-    rows += [(f"data {name}", _data(name)) for name in DATASETS]
+    rows += [(f"data {name}", _find_dataset(name)) for name in DATASETS]
     for name, package in EXTRAS.items():
         missing = f'not installed (in a clone: pip install ".[{name}]")'
         rows.append((f"extra {name}", "installed" if find_spec(package) else missing))
@@ -45,7 +45,7 @@ def show_versions() -> None:
         print_line("No CUDA device was found. Everything runs on the CPU.")
 
 
-def _step(device: str) -> dict[str, Any]:
+def _time_step(device: str) -> dict[str, Any]:
     """Time one step of the default attack."""
     import torch
 
@@ -60,8 +60,8 @@ def _step(device: str) -> dict[str, Any]:
     return {"dtype": cost.dtype, "seconds": cost.step_seconds}
 
 
-def _data(name: str) -> str:
-    """Return whether a named dataset is found. It is read in full, because a file can be damaged."""
+def _find_dataset(name: str) -> str:
+    """Return whether a dataset is found. The dataset is read completely, because a file can be damaged."""
     from residuum.datasets import load_dataset
     from residuum.errors import ResiduumError
 

@@ -1,15 +1,15 @@
-"""Defenses, tried against an attacker who does not know of them and one who does."""
+"""Defenses, and trials of them against attackers who know them and attackers who do not."""
 
-from residuum.defenses.catalog import DEFENSES, Defense, Secret, Training, find
+from residuum.defenses.catalog import DEFENSES, Defense, Secret, Training, parse_defense
 from residuum.defenses.trial import (
     Attacked,
     Conditions,
     Defended,
     Outcome,
-    at_seed,
     release,
     run_trial,
+    with_seed,
 )
 
 __all__ = ["DEFENSES", "Attacked", "Conditions", "Defended", "Defense", "Outcome", "Secret"]
-__all__ += ["Training", "at_seed", "find", "release", "run_trial"]
+__all__ += ["Training", "parse_defense", "release", "run_trial", "with_seed"]

@@ -1,17 +1,20 @@
-"""Every way to attack a defended release; a defense holds only against the strongest of them.
+"""The attackers of a defended release. A defense holds only against the strongest of them.
 
-unaware        stationarity on the weights, as one who does not know of the defense attacks
-adapted        stationarity on what the strategy against this defense makes of the release
-start          stationarity on the change of the weights, where they started from large ones, which are known
-unmix          the first layer of the adapted release, less its start, taken apart
-adapted-unmix  the same with a shift of the training data, inferred from that change, taken off the rows
-told           adapted, with the secret shift handed over
-told-unmix     adapted-unmix, with the secret shift handed over
+unaware        the stationarity attack on the weights, by an attacker who does not know of the defense
+adapted        the stationarity attack on the release as the strategy against the defense transforms it
+start          the stationarity attack on the weight update, if the initial weights are large and known
+unmix          unmixing of the first layer of the adapted release, minus its initial weights
+adapted-unmix  unmix, after an inferred shift of the training data was removed from the rows
+told           adapted, with the secret shift known
+told-unmix     adapted-unmix, with the secret shift known
 
-One who knows of the defense and of the start has all but the last two, the unaware attack too; one who was
-told has all. A shift that was rewritten into the biases is not in the rows, so there is nothing to take off
-for the unmix ways. Where it was in the training data, taking it off helps on some networks and not on
-others: plain unmix stays. A way that does not apply is refused with its reason, and the others go on.
+An attacker who knows the defense and the initial weights can run all attacks but the last two. An attacker
+who also knows the secret can run all of them.
+
+A shift that was rewritten into the biases is not in the rows of the first layer, so unmixing needs no
+correction for it. If the shift was in the training data, removing it from the rows helps on some networks
+and not on others. So plain unmixing is always tried too. If an attack does not apply, it is refused with
+its reason, and the others are run.
 """
 
 from __future__ import annotations
@@ -37,108 +40,139 @@ from residuum.errors import InputError
 from residuum.networks.network import Network
 from residuum.records import Reconstruction
 
-TOLD = ("told", "told-unmix")  # of an attacker who was handed the secret
-Way = tuple[str, Adapted | InputError]  # its name, and the attack to run or why there is none
+INFORMED = ("told", "told-unmix")  # attackers who know the secret
+Attacker = tuple[str, Adapted | InputError]  # name, and the attack to run or why it is refused
 
 
-def attackers(handed: Released, strategy: str, secret: Secret, rewritten: bool) -> Iterator[Way]:
-    """The ways to attack a release, unaware first, told ones last.
+def make_attackers(
+    released: Released, strategy: str, secret: Secret, in_biases: bool
+) -> Iterator[Attacker]:
+    """Make the attackers of a release, the unaware one first and those who know the secret last.
 
-    handed: with the public facts theta0, large (whether that start is), weight_decay and loss.
-    strategy: of one who knows the defense, a key of ``ADAPTIVE``; "" where there is none.
-    rewritten: the secret shift is in the biases, not in the training data.
+    Args:
+        released: The release, with the public facts ``theta0``, ``large`` (whether the initial weights
+            are large), ``weight_decay`` and ``loss``.
+        strategy: Strategy against the defense, a key of ``ADAPTIVE``, "" if there is none.
+        secret: The secret of the owner.
+        in_biases: Whether the secret shift is in the biases. Otherwise it is in the training data.
+
+    Yields:
+        The attackers.
     """
-    known, attack = handed.knowledge, handed.attack
-    unaware = adapted = Adapted(handed.checkpoints[0], known, attack)
+    knowledge, attack = released.knowledge, released.attack
+    unaware = adapted = Adapted(released.checkpoints[0], knowledge, attack)
     yield "unaware", unaware
-    source = {**known.provenance, "theta0": "train"}
-    with_start = known.replace(theta0=handed.public_facts["theta0"], provenance=source)
-    change = NTK.like(attack, lam_init=SIGNED_RANGE)
+    provenance = {**knowledge.provenance, "theta0": "train"}
+    with_theta0 = knowledge.replace(theta0=released.public_facts["theta0"], provenance=provenance)
+    ntk = NTK.like(attack, lam_init=SIGNED_RANGE)
     unmix = Unmix.like(attack)
-    found: Adapted | InputError = unaware
+    result: Adapted | InputError = unaware
     if strategy:
-        found = _adapt(strategy, handed)
-        if isinstance(found, InputError):
-            yield "adapted", found
+        result = _adapt(strategy, released)
+        if isinstance(result, InputError):
+            yield "adapted", result
         else:
-            adapted = found
-            if adapted.findings.get("chosen") != "unaware":  # else it is the attack above
+            adapted = result
+            if adapted.findings.get("chosen") != "unaware":  # otherwise it is the attack above
                 yield "adapted", adapted
-    if handed.public_facts["large"] and not isinstance(adapted.attack, NTK):
-        yield "start", Adapted(adapted.checkpoint, with_start, change)
-    yield "unmix", Adapted(adapted.checkpoint, with_start, unmix)
-    retrained = secret.shift is not None and not rewritten
+    if released.public_facts["large"] and not isinstance(adapted.attack, NTK):
+        yield "start", Adapted(adapted.checkpoint, with_theta0, ntk)
+    yield "unmix", Adapted(adapted.checkpoint, with_theta0, unmix)
+    is_shift_in_data = secret.shift is not None and not in_biases
 
-    def less_shift(way: Adapted | InputError) -> Adapted | InputError:
-        if isinstance(way, InputError) or way.shift is None:
-            return way
-        rows = remove_shift(handed.checkpoints[0], handed.public_facts["theta0"], way.shift)
-        return Adapted(rows, with_start, unmix)
+    def unmix_without_shift(attacker: Adapted | InputError) -> Adapted | InputError:
+        if isinstance(attacker, InputError) or attacker.shift is None:
+            return attacker
+        theta0 = released.public_facts["theta0"]
+        network = remove_shift(released.checkpoints[0], theta0, attacker.shift)
+        return Adapted(network, with_theta0, unmix)
 
     if adapted.shift is not None:
-        # From the change of the weights: what the start holds is no sample, and of a bias it can be much.
-        moved = replace(handed, checkpoints=(_change(handed),))
-        yield "adapted-unmix", less_shift(_adapt(strategy, moved))
-    elif retrained and isinstance(found, InputError):
-        yield "adapted-unmix", found
+        # The shift is inferred from the weight update, because the initial weights hold no samples. In
+        # the biases they can be large.
+        update = replace(released, checkpoints=(_subtract_theta0(released),))
+        yield "adapted-unmix", unmix_without_shift(_adapt(strategy, update))
+    elif is_shift_in_data and isinstance(result, InputError):
+        yield "adapted-unmix", result
     if secret.shift is not None:
-        facts = handed.public_facts | {"shift": secret.shift, "rewritten": rewritten}
-        told = _adapt("told-the-shift", replace(handed, public_facts=facts))
-        if isinstance(told, Adapted):
-            told = replace(told, findings={})  # nothing was inferred
-        yield "told", told
-        if retrained:
-            yield "told-unmix", less_shift(told)
+        facts_with_shift = released.public_facts | {"shift": secret.shift, "rewritten": in_biases}
+        informed = _adapt("told-the-shift", replace(released, public_facts=facts_with_shift))
+        if isinstance(informed, Adapted):
+            informed = replace(informed, findings={})  # nothing was inferred
+        yield "told", informed
+        if is_shift_in_data:
+            yield "told-unmix", unmix_without_shift(informed)
 
 
-def attempt(way: Adapted | InputError, shape: tuple[int, ...]) -> Reconstruction | str:
-    """What an attack brings back of samples of ``shape``, or why it was refused."""
-    if isinstance(way, InputError):
-        return way.message
+def run_attacker(attacker: Adapted | InputError, shape: tuple[int, ...]) -> Reconstruction | str:
+    """Run the attack of an attacker.
+
+    Args:
+        attacker: The attack to run, or why it is refused.
+        shape: Shape of a sample.
+
+    Returns:
+        The result, or the reason if the attack was refused or reconstructed nothing of this shape.
+    """
+    if isinstance(attacker, InputError):
+        return attacker.message
     try:
-        found = way.attack.run(way.checkpoint, way.knowledge)
+        reconstruction = attacker.attack.run(attacker.checkpoint, attacker.knowledge)
     except InputError as problem:
         return problem.message
-    if not len(found.x):
-        return "no candidate came back"
-    if found.x[0].numel() != math.prod(shape):
-        return "patches came back, which cannot be compared with samples"
-    return found
+    if not len(reconstruction.x):
+        return "the attack has no candidates"
+    if reconstruction.x[0].numel() != math.prod(shape):
+        return "the candidates are patches, which cannot be compared with samples"
+    return reconstruction
 
 
-def strongest(
-    ran: Mapping[str, tuple[int | None, float | None]],
+def find_strongest(
+    results: Mapping[str, tuple[int | None, float | None]],
 ) -> tuple[str, float | None, int] | None:
-    """Of attacks that ran, name -> (recovered, p): the one that recovers most, by a tie the least likely.
+    """Find the attack that recovered most samples. In a tie, the smallest p-value wins.
 
-    Its name, its p-value times the number of attacks and that number; None of none. The best of k has k
-    chances to be lucky (Bonferroni); no probability is larger than 1.
+    Args:
+        results: Recovered samples and p-value of each attack, by name.
+
+    Returns:
+        The name of the attack, its p-value and the number of attacks, or None if there are no attacks.
+        The p-value is multiplied by the number of attacks (Bonferroni), because the best of k attacks
+        has k chances to be lucky. It is at most 1.
     """
-    if not ran:
+    if not results:
         return None
 
     def strength(name: str) -> tuple[int, float]:
-        recovered, p = ran[name]
+        recovered, p = results[name]
         return recovered or 0, -1.0 if p is None else -p
 
-    best = max(ran, key=strength)
-    p = ran[best][1]
-    return best, None if p is None else min(1.0, len(ran) * p), len(ran)
+    best = max(results, key=strength)
+    p = results[best][1]
+    return best, None if p is None else min(1.0, len(results) * p), len(results)
 
 
-def either_sign(name: str, x: Tensor) -> Tensor:
-    """What a way's candidates are scored as: of unmixed sources the sign is a guess, so both are tried."""
-    return torch.cat([x, -x]) if "unmix" in name else x
+def add_negated(attacker: str, x: Tensor) -> Tensor:
+    """Add the negated candidates of an attack that unmixes, because their sign is arbitrary.
+
+    Args:
+        attacker: Name of the attacker.
+        x: Candidates.
+
+    Returns:
+        The candidates to score.
+    """
+    return torch.cat([x, -x]) if "unmix" in attacker else x
 
 
-def _change(handed: Released) -> Network:
-    """The first release less the start, which is a public fact."""
-    first, start = handed.checkpoints[0], handed.public_facts["theta0"]
-    return first.replace(theta={name: t - start[name].to(t) for name, t in first.theta.items()})
+def _subtract_theta0(released: Released) -> Network:
+    """Return the first release minus the initial weights, which are public."""
+    first, theta0 = released.checkpoints[0], released.public_facts["theta0"]
+    return first.replace(theta={name: t - theta0[name].to(t) for name, t in first.theta.items()})
 
 
-def _adapt(strategy: str, handed: Released) -> Adapted | InputError:
+def _adapt(strategy: str, released: Released) -> Adapted | InputError:
     try:
-        return ADAPTIVE[strategy](handed)
+        return ADAPTIVE[strategy](released)
     except InputError as problem:
         return problem

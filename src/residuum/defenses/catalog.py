@@ -1,6 +1,6 @@
-"""The defenses, each a record with up to three hooks: on the data, on the training, on the weights.
+"""The defenses. Each is a record with up to three hooks: on the data, the training and the weights.
 
-A new defense is one entry in ``DEFENSES``. Training loops of their own are in ``loops.py``.
+To add a defense, add an entry to ``DEFENSES``. Special training loops are in ``loops.py``.
 """
 
 from __future__ import annotations
@@ -17,19 +17,32 @@ import torch
 from torch import Tensor
 
 from residuum.attacks.defense_aware.shift import move_biases
-from residuum.defenses.loops import Facts, Job, capped, private, smoothed, usual, without_exposed
+from residuum.defenses.loops import (
+    Job,
+    TrainingFacts,
+    train_capped,
+    train_plain,
+    train_privately,
+    train_smoothed,
+    train_without_exposed,
+)
 from residuum.errors import InputError, MissingExtraError, did_you_mean
 from residuum.networks.network import Network
 from residuum.plugins import Table
 from residuum.records import Dataset
 from residuum.training import TrainingConfig, TrainingState
 
-DP_STEPS, DP_RATE = 0.05, 0.6  # see ``private_descent``
+DP_STEPS, DP_RATE = 0.05, 0.6  # see ``use_dp_sgd``
 
 
 @dataclass(frozen=True)
 class Secret:
-    """What the owner keeps: the shift of the inputs (*shape), absent without one, and a seed."""
+    """The secret of the owner.
+
+    Attributes:
+        seed: Seed of everything random in the defense.
+        shift: Shift of the inputs (*shape), None if the defense has no shift.
+    """
 
     seed: int
     shift: Tensor | None = None
@@ -39,35 +52,47 @@ class Secret:
         return x if self.shift is None else x + self.shift.to(x)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form in the owner's private folder."""
+        """Return the form that is written to the private folder of the owner."""
         shift = None if self.shift is None else self.shift.flatten().tolist()
         return {"seed": self.seed, "shift": shift}
 
 
 @dataclass(frozen=True)
 class Training:
-    """How the network is trained, and on how many samples; descent: if gradient descent is needed."""
+    """The training of a network.
+
+    Attributes:
+        config: Settings of the training.
+        descent: Settings for defenses that need gradient descent.
+        samples: Number of training samples.
+        loop: The training loop.
+    """
 
     config: TrainingConfig
     descent: TrainingConfig
     samples: int
-    loop: Callable[[Job], tuple[TrainingState, Facts]] = usual
+    loop: Callable[[Job], tuple[TrainingState, TrainingFacts]] = train_plain
 
 
 @dataclass(frozen=True)
 class Defense:
-    """One defense. At the strength ``off`` no hook is called.
+    """A defense.
 
-    changes: what it changes.
-    secret: what stays with the owner.
-    unit: what the strength measures.
-    adaptive: the attacker who knows of the defense, a key of ``ADAPTIVE``.
-    data, training, release: the hooks.
-    shift: how the secret shift of the inputs is drawn, "" for none.
-    most: largest strength.
-    switch: the strength is 0 or 1.
-    releases: several releases of the same weights differ.
-    extra, module: extra of this package that the defense needs, and a module that the extra installs.
+    Attributes:
+        changes: What the defense changes.
+        secret: What stays with the owner.
+        unit: What the strength measures.
+        adaptive: The strategy of an attacker who knows the defense, a key of ``ADAPTIVE``.
+        data: Hook that changes the training samples.
+        training: Hook that changes the training.
+        release: Hook that changes the weights after training.
+        shift: Kind of the secret shift of the inputs, "constant" or "vector", "" for none.
+        off: The strength at which no hook is called.
+        max_strength: Largest strength.
+        is_switch: Whether the strength is 0 or 1.
+        releases_differ: Whether several releases of the same weights differ.
+        extra: Extra of this package that the defense needs, "" for none.
+        module: A module that the extra installs.
     """
 
     changes: str
@@ -79,24 +104,28 @@ class Defense:
     release: Callable[[Network, float, Secret], Network] | None = None
     shift: str = ""
     off: float = 0.0
-    most: float = math.inf
-    switch: bool = False
-    releases: bool = False
+    max_strength: float = math.inf
+    is_switch: bool = False
+    releases_differ: bool = False
     extra: str = ""
     module: str = ""
 
     @property
-    def available(self) -> bool:
-        """Return True if everything that it needs is installed."""
+    def is_available(self) -> bool:
+        """True if everything that the defense needs is installed."""
         return not self.module or find_spec(self.module) is not None
 
     @property
     def install(self) -> str:
-        """Return the command that installs what it needs, "" for nothing."""
+        """The command that installs the extra, "" if the defense needs none."""
         return f'pip install ".[{self.extra}]"' if self.extra else ""
 
     def check(self, name: str, strength: float) -> None:
-        """Check the strength, and that the defense can run here.
+        """Check that the strength is allowed and that the defense can run on this machine.
+
+        Args:
+            name: Name of the defense.
+            strength: The strength.
 
         Raises:
             InputError: If the strength is out of range.
@@ -104,21 +133,31 @@ class Defense:
         """
         unbounded, remedy = self.off == math.inf, ""
         if strength < 0 or (unbounded and strength == 0):
-            remedy = f"It starts above 0; {self.off:g} leaves the network as it is."
-        elif self.switch and strength not in (0, 1):
+            remedy = f"Use a number above 0. {self.off:g} switches the defense off."
+        elif self.is_switch and strength not in (0, 1):
             remedy = "Use 1."
-        elif strength > self.most or (strength == math.inf and not unbounded):
-            remedy = f"It is finite and at most {self.most:g}."
+        elif strength > self.max_strength or (strength == math.inf and not unbounded):
+            remedy = f"Use a finite number of at most {self.max_strength:g}."
         if remedy:
             raise InputError(f"The strength of {name} is {self.unit}; got {strength:g}.", remedy)
-        if not self.available:
+        if not self.is_available:
             raise MissingExtraError(
                 f"{name} needs the extra {self.extra!r}, which is not installed.",
                 f"Install it with: {self.install}",
             )
 
     def draw(self, strength: float, shape: tuple[int, ...], seed: int, name: str) -> Secret:
-        """Draw the secret of this strength, a different one for every seed."""
+        """Draw a secret, a different one for every seed.
+
+        Args:
+            strength: Strength of the defense.
+            shape: Shape of a sample.
+            seed: The seed.
+            name: Name of the defense.
+
+        Returns:
+            The secret.
+        """
         digest = hashlib.sha256(f"{name}:{seed}".encode()).digest()
         secret = Secret(int.from_bytes(digest[:7], "little"))
         if not self.shift:
@@ -130,55 +169,106 @@ class Defense:
         return replace(secret, shift=shift)
 
 
-def shifted_data(data: Dataset, secret: Secret) -> Dataset:
-    """Return x + u. The mean that was subtracted before does not change."""
+def shift_data(data: Dataset, secret: Secret) -> Dataset:
+    """Return the samples x + u with the secret shift u.
+
+    Args:
+        data: The samples. The mean that was subtracted from them does not change.
+        secret: The secret with the shift.
+
+    Returns:
+        The shifted samples.
+    """
     return data.replace(x=secret.inputs(data.x))
 
 
-def rewritten(checkpoint: Network, strength: float, secret: Secret) -> Network:
-    """Return b - W u: the outputs on x + u are those on x before (Refael et al. 2025, App. D)."""
+def rewrite_biases(network: Network, strength: float, secret: Secret) -> Network:
+    """Rewrite the biases of the first layer to b - W u (Refael et al. 2025, App. D).
+
+    The outputs of the new network on x + u are those of the old one on x.
+
+    Args:
+        network: The network.
+        strength: Strength of the defense. The secret was drawn with it.
+        secret: The secret with the shift u.
+
+    Returns:
+        The network with the new biases.
+    """
     assert secret.shift is not None
-    return move_biases(checkpoint, -secret.shift)
+    return move_biases(network, -secret.shift)
 
 
-def noisy(checkpoint: Network, strength: float, secret: Secret) -> Network:
-    """Add noise of ``strength`` times its root mean square to every tensor."""
+def add_noise(network: Network, strength: float, secret: Secret) -> Network:
+    """Add Gaussian noise to every tensor of a network.
+
+    Args:
+        network: The network.
+        strength: Standard deviation of the noise, relative to the root mean square of the tensor.
+        secret: The secret with the seed of the noise.
+
+    Returns:
+        The noisy network.
+    """
     generator = torch.Generator().manual_seed(secret.seed)
     theta = {}
-    for name, t in checkpoint.theta.items():
+    for name, t in network.theta.items():
         noise = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
         size = t.double().norm() / math.sqrt(t.numel())
         theta[name] = t + strength * size.to(t) * noise
-    return checkpoint.replace(theta=theta)
+    return network.replace(theta=theta)
 
 
-def batched(training: Training, strength: float, seed: int) -> Training:
-    """Use mini-batches of ``strength`` samples, a rate smaller in proportion, and as many steps."""
+def use_batches(training: Training, strength: float, seed: int) -> Training:
+    """Use mini-batches, with a proportionally smaller learning rate and the same number of steps.
+
+    Args:
+        training: The training.
+        strength: Number of samples per batch.
+        seed: Not used.
+
+    Returns:
+        The training with mini-batches.
+    """
     size = min(max(1, round(strength)), training.samples)
     rate = training.descent.lr * size / training.samples
     config = training.descent.changed(method="sgd", batch=size, lr=rate)
     return replace(training, config=config)
 
 
-def private_descent(training: Training, strength: float, seed: int) -> Training:
-    """Use DP-SGD from the framework's own initial weights, because tiny ones drown in the noise.
+def use_dp_sgd(training: Training, strength: float, seed: int) -> Training:
+    """Use DP-SGD from the default initialization, because tiny initial weights drown in the noise.
 
-    It takes fewer and smaller steps than plain descent, because noise adds up over steps and clipped
-    gradients have at most length one. Both factors were chosen on digits, data seed 10, by held-out
-    accuracy.
+    DP-SGD takes fewer and smaller steps than plain descent, because noise adds up over steps and the norm
+    of clipped gradients is at most one. Both factors were chosen on digits with data seed 10, by the
+    held-out accuracy.
+
+    Args:
+        training: The training.
+        strength: Epsilon.
+        seed: Not used.
+
+    Returns:
+        The training with DP-SGD.
     """
     descent = training.descent
     steps, rate = max(1, round(descent.steps * DP_STEPS)), descent.lr * DP_RATE
     config = descent.changed(init="default", dtype="float32", weight_decay=0.0, momentum=0.0)
     config = config.changed(steps=steps, lr=rate)
-    return replace(training, config=config, loop=partial(private, epsilon=strength))
+    return replace(training, config=config, loop=partial(train_privately, epsilon=strength))
 
 
-def find(text: str) -> tuple[str, Defense, float]:
-    """Read and check ``NAME:STRENGTH``.
+def parse_defense(text: str) -> tuple[str, Defense, float]:
+    """Read a defense and its strength, and check both.
+
+    Args:
+        text: NAME:STRENGTH, such as ``noise:0.5``.
+
+    Returns:
+        The name, the defense and the strength.
 
     Raises:
-        InputError: If the name is unknown or the strength is out of range.
+        InputError: If the name is unknown, or if the strength is missing or out of range.
     """
     name, colon, number = text.strip().partition(":")
     if name not in DEFENSES:
@@ -190,54 +280,54 @@ def find(text: str) -> tuple[str, Defense, float]:
         strength = math.nan
     if math.isnan(strength):
         raise InputError(
-            f"A defense is NAME:STRENGTH; got {text[:40]!r}.",
+            f"A defense must be NAME:STRENGTH; got {text[:40]!r}.",
             f"The strength of {name} is {defense.unit}.",
         )
     defense.check(name, strength)
     return name, defense, strength
 
 
-_KNOWN_BY_OWNER = "the shift u; users add it to their inputs, or the owner does it for them"
+_SHIFT_SECRET = "the shift u, which users add to their inputs, or the owner adds for them"
 DEFENSES: dict[str, Defense] = {
     "shift-rewrite": Defense(
         "the first layer's biases, after training: b - W u with u = c in every pixel",
-        _KNOWN_BY_OWNER,
+        _SHIFT_SECRET,
         "c, added to every pixel",
         "undo-constant-shift",
-        release=rewritten,
+        release=rewrite_biases,
         shift="constant",
     ),
     "shift-rewrite-vector": Defense(
         "the first layer's biases, after training: b - W u with u random",
-        _KNOWN_BY_OWNER,
+        _SHIFT_SECRET,
         "standard deviation of u per pixel",
         "undo-vector-shift",
-        release=rewritten,
+        release=rewrite_biases,
         shift="vector",
     ),
     "shift-retrain": Defense(
         "the training data: x + u with u = c in every pixel, before training",
-        _KNOWN_BY_OWNER,
+        _SHIFT_SECRET,
         "c, added to every pixel",
         "follow-mean",
-        data=shifted_data,
+        data=shift_data,
         shift="constant",
     ),
     "shift-retrain-vector": Defense(
         "the training data: x + u with u random, before training",
-        _KNOWN_BY_OWNER,
+        _SHIFT_SECRET,
         "standard deviation of u per pixel",
         "follow-mean-image",
-        data=shifted_data,
+        data=shift_data,
         shift="vector",
     ),
     "noise": Defense(
         "every released tensor: Gaussian noise added",
         "the weights before noise and its seed",
-        "noise over the tensor's root mean square",
+        "standard deviation of the noise, relative to the root mean square of the tensor",
         "average-releases",
-        release=noisy,
-        releases=True,
+        release=add_noise,
+        releases_differ=True,
     ),
     "early-stop": Defense(
         "the length of training",
@@ -247,20 +337,20 @@ DEFENSES: dict[str, Defense] = {
         training=lambda t, loss, _: replace(t, config=t.config.changed(stop_loss=loss)),
     ),
     "default-init": Defense(
-        "the initial weights: the framework's own instead of small ones",
-        "the initial weights, where their seed is not public",
+        "the initial weights: the default initialization instead of small weights",
+        "the initial weights, if their seed is not public",
         "1 for on, 0 for off",
         "known-start",
         training=lambda t, *_: replace(t, config=t.config.changed(init="default")),
-        switch=True,
+        is_switch=True,
     ),
     "plain-gd": Defense(
-        "the training method: gradient descent, what the next ones are to be compared with",
+        "the training method: gradient descent, to compare other defenses with",
         "nothing",
         "1 for on, 0 for off",
         "free-multipliers",
         training=lambda t, *_: replace(t, config=t.descent),
-        switch=True,
+        is_switch=True,
     ),
     "weight-decay": Defense(
         "gradient descent with weight decay",
@@ -272,39 +362,43 @@ DEFENSES: dict[str, Defense] = {
     "label-smoothing": Defense(
         "gradient descent on smoothed labels",
         "nothing",
-        "share of the label that is spread",
+        "share of each label that is spread over all classes",
         "free-multipliers",
-        training=lambda t, s, _: replace(t, config=t.descent, loop=partial(smoothed, strength=s)),
-        most=1.0,
+        training=lambda t, s, _: replace(
+            t, config=t.descent, loop=partial(train_smoothed, strength=s)
+        ),
+        max_strength=1.0,
     ),
     "sgd": Defense(
         "gradient descent in mini-batches",
         "the order of the samples",
         "samples per batch",
         "free-multipliers",
-        training=batched,
+        training=use_batches,
     ),
     "without-top": Defense(
-        "the training data: trained once, ranked by exposure, trained again without the first",
+        "the training data: the most exposed records of a first training are left out of a second one",
         "which records were left out",
-        "records left out",
+        "number of records to leave out",
         "free-multipliers",
-        training=lambda t, s, _: replace(t, loop=partial(without_exposed, strength=s)),
+        training=lambda t, s, _: replace(t, loop=partial(train_without_exposed, strength=s)),
     ),
     "cap": Defense(
-        "gradient descent: a record that has pulled the weights too much stands still",
+        "gradient descent: a record with too much influence on the weights is left out of some steps",
         "nothing",
-        "most that a record pulls, over the mean",
+        "largest influence of a record, relative to the mean",
         "free-multipliers",
-        training=lambda t, cap, _: replace(t, config=t.descent, loop=partial(capped, cap=cap)),
+        training=lambda t, cap, _: replace(
+            t, config=t.descent, loop=partial(train_capped, cap=cap)
+        ),
         off=math.inf,
     ),
     "dp": Defense(
-        "training: DP-SGD, clipped per-sample gradients plus noise",
+        "training: DP-SGD, with clipped per-sample gradients and noise",
         "the noise and the batches",
         "epsilon, at delta = 1/(10 n)",
         "cut-noise",
-        training=private_descent,
+        training=use_dp_sgd,
         off=math.inf,
         extra="dp",
         module="opacus",

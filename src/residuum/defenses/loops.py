@@ -1,6 +1,7 @@
-"""Training loops of defenses that the usual loop has no room for.
+"""Training loops of defenses that need more than the usual loop.
 
-Every loop trains the network of a job and returns the final state with facts about the training.
+Every loop trains the network of a job. It returns the final state and facts about the training, as plain
+values by name.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from residuum.theory.rows import margins, normalize_labels
 from residuum.training import TrainingConfig, TrainingState, initialize, released, train
 from residuum.training.loop import snapshot
 
-CLIP = 1.0  # of per-sample gradients
+CLIP = 1.0  # norm to which per-sample gradients are clipped
 BATCHES = 4  # expected batches per epoch of DP-SGD
-POINTS = 100  # of a history: what a curve needs
-Facts = dict[str, Any]
+POINTS = 100  # points of a history, enough to draw a curve
+TrainingFacts = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -50,47 +51,69 @@ class Job:
         return released(state, self.arch, self.data, self.task)
 
 
-def usual(job: Job) -> tuple[TrainingState, Facts]:
-    """Train as :func:`residuum.training.train` does, without facts."""
+def train_plain(job: Job) -> tuple[TrainingState, TrainingFacts]:
+    """Train as :func:`residuum.training.train` does. There are no facts about the training."""
     return job.train(), {}
 
 
-def smoothed(job: Job, *, strength: float) -> tuple[TrainingState, Facts]:
-    """Descend on the loss of labels that are right with probability 1 - strength / 2."""
+def train_smoothed(job: Job, *, strength: float) -> tuple[TrainingState, TrainingFacts]:
+    """Run gradient descent on smoothed labels.
+
+    Args:
+        job: The network to train.
+        strength: Share of each label that is spread over all classes.
+
+    Returns:
+        The final state and no facts.
+    """
 
     def objective(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        loss = smoothed_losses(outputs, y, strength).mean()
+        loss = compute_smoothed_losses(outputs, y, strength).mean()
         return loss, loss
 
     return _descend(job, objective), {}
 
 
-def capped(job: Job, *, cap: float) -> tuple[TrainingState, Facts]:
-    """Descend so that no record pulls more than ``cap`` times as much as the mean record.
+def train_capped(job: Job, *, cap: float) -> tuple[TrainingState, TrainingFacts]:
+    """Run gradient descent with a limit on the influence of each record on the weights.
 
-    A record adds to the weights its gradients times the derivatives of its loss. Attacks read their sum
-    over the steps, lam_i. A record beyond its share stands still until the others catch up. A factor on
-    its loss would not help, because descent to a vanishing loss forgets such factors.
+    In each step, a record adds its gradient times the derivative of its loss to the weights. The sum of
+    these derivatives over the steps is lam_i, which attacks reconstruct. A record whose lam_i exceeds the
+    limit is left out of the steps until the others catch up. A factor on its loss would not help, because
+    descent to a vanishing loss forgets such factors.
+
+    Args:
+        job: The network to train.
+        cap: The limit, relative to the mean of all lam_i.
+
+    Returns:
+        The final state, and the share of records and steps that were left out.
     """
     n, dtype = len(job.data), getattr(torch, job.config.dtype)
-    pull = torch.zeros(n, dtype=dtype, device=job.device)
-    still = torch.zeros(n, dtype=torch.long, device=job.device)
+    lam = torch.zeros(n, dtype=dtype, device=job.device)
+    skipped_steps = torch.zeros(n, dtype=torch.long, device=job.device)
 
     def objective(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        moving = pull <= cap * pull.mean()
-        losses = smoothed_losses(outputs, y, 0.0)
-        pull.add_(
-            moving * -torch.expm1(-losses.detach())
-        )  # 1 - p of the right label, which is |l'|
-        still.add_(~moving)
-        return (losses * moving).mean(), losses.mean()
+        is_used = lam <= cap * lam.mean()
+        losses = compute_smoothed_losses(outputs, y, 0.0)
+        # |l'| is 1 minus the probability of the right label.
+        lam.add_(is_used * -torch.expm1(-losses.detach()))
+        skipped_steps.add_(~is_used)
+        return (losses * is_used).mean(), losses.mean()
 
     state = _descend(job, objective)
-    return state, {"held_share": int(still.sum()) / (job.config.steps * n)}
+    return state, {"held_share": int(skipped_steps.sum()) / (job.config.steps * n)}
 
 
-def without_exposed(job: Job, *, strength: float) -> tuple[TrainingState, Facts]:
-    """Train twice. The records most exposed in the first network are left out of the second.
+def train_without_exposed(job: Job, *, strength: float) -> tuple[TrainingState, TrainingFacts]:
+    """Train twice, the second time without the records that are most exposed in the first network.
+
+    Args:
+        job: The network to train.
+        strength: Number of records to leave out.
+
+    Returns:
+        The state of the second network, with the records that were left out and the mean exposures.
 
     Raises:
         InputError: If ``strength`` is not a number of records that can be left out.
@@ -98,31 +121,39 @@ def without_exposed(job: Job, *, strength: float) -> tuple[TrainingState, Facts]
     n, count = len(job.data), int(strength)
     if count != strength or not 1 <= count <= n - 2:
         raise InputError(
-            f"Of {n} records a whole number from 1 to {n - 2} can be left out; got {strength:g}.",
-            "Correct the strength.",
+            f"The number of records to leave out of {n} must be an integer from 1 to {n - 2}; got "
+            f"{strength:g}.",
+            "Change the strength.",
         )
-    first = _exposure(job, job.train())
+    first = _expose(job, job.train())
     omitted = first.order[:count]
     second_job = replace(job, data=job.data.take(first.order[count:].sort().values))
     state = second_job.train()
-    return state, {
+    training_facts = {
         "left_out": sorted(omitted.tolist()),
         "mean_score_before": float(first.score.mean()),
         "mean_score_of_left_out": float(first.score[omitted].mean()),
-        "mean_score_after": float(_exposure(second_job, state).score.mean()),
+        "mean_score_after": float(_expose(second_job, state).score.mean()),
     }
+    return state, training_facts
 
 
-def _exposure(job: Job, state: TrainingState) -> Exposure:
+def _expose(job: Job, state: TrainingState) -> Exposure:
     return expose(job.release(state), job.data, task=job.task, device=job.device)
 
 
-def private(job: Job, *, epsilon: float) -> tuple[TrainingState, Facts]:
-    """Train by DP-SGD: per-sample gradients clipped, noise for (epsilon, 1/(10 n)) by Opacus' accountant.
+def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, TrainingFacts]:
+    """Train by DP-SGD, with clipped per-sample gradients and noise, and with the accountant of Opacus.
 
-    The noise is searched for the epochs that ``config.steps`` amount to. The facts say what epsilon was
-    spent. Seeds make the training repeatable for measurements and unfit for a release, which the facts
-    say too.
+    The noise is chosen such that the epochs of ``config.steps`` spend (epsilon, 1/(10 n)). The noise is
+    seeded. This makes measurements repeatable, but such a network must not be released.
+
+    Args:
+        job: The network to train.
+        epsilon: The privacy budget.
+
+    Returns:
+        The final state, with the epsilon that was spent and the settings of DP-SGD.
     """
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
@@ -136,7 +167,7 @@ def private(job: Job, *, epsilon: float) -> tuple[TrainingState, Facts]:
     noise = torch.Generator(device=job.device).manual_seed(config.seed + 1)
     history, step = [], 0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the generator is not a cryptographic one: see the facts
+        warnings.simplefilter("ignore")  # Opacus warns that the generator is not cryptographic
         engine = PrivacyEngine(accountant="rdp")
         wrapped, optimizer, loader = engine.make_private_with_epsilon(
             module=model,
@@ -153,13 +184,13 @@ def private(job: Job, *, epsilon: float) -> tuple[TrainingState, Facts]:
             for inputs, labels in loader:
                 optimizer.zero_grad()
                 outputs = wrapped(inputs.to(job.device))  # Opacus makes empty batches on the CPU
-                loss = smoothed_losses(outputs, labels.to(job.device), 0.0).sum()
+                loss = compute_smoothed_losses(outputs, labels.to(job.device), 0.0).sum()
                 loss.backward()
                 optimizer.step()
                 step += 1
             history.append({"step": float(step), "loss": float(loss.detach()) / batch})
         spent = float(engine.get_epsilon(delta))
-    facts: Facts = {
+    training_facts: TrainingFacts = {
         "epsilon": spent,
         "epsilon_wanted": epsilon,
         "delta": delta,
@@ -170,14 +201,22 @@ def private(job: Job, *, epsilon: float) -> tuple[TrainingState, Facts]:
         "batch": batch,
         "generator": "seeded, for repeatable measurements: not for a release",
     }
-    return _state(model, theta0, step, history), facts
+    return _state(model, theta0, step, history), training_facts
 
 
-def smoothed_losses(outputs: Tensor, y: Tensor, strength: float) -> Tensor:
-    """Return the loss (n,) of every record for labels of which the share ``strength`` is spread.
+def compute_smoothed_losses(outputs: Tensor, y: Tensor, strength: float) -> Tensor:
+    """Compute the loss of every record with smoothed labels.
 
-    One output: (1 - s/2) softplus(-m) + (s/2) softplus(m) with m = y Phi. Several: the cross-entropy with
-    the share s spread over all classes.
+    One output: (1 - s/2) softplus(-m) + (s/2) softplus(m) with m = y Phi. Several outputs: the
+    cross-entropy with the share s spread over all classes.
+
+    Args:
+        outputs: (n, outputs) outputs of the network.
+        y: Labels.
+        strength: The share s of each label that is spread.
+
+    Returns:
+        (n,) losses.
     """
     if outputs.shape[1] > 1:
         return F.cross_entropy(outputs, y, label_smoothing=strength, reduction="none")
@@ -189,7 +228,7 @@ def smoothed_losses(outputs: Tensor, y: Tensor, strength: float) -> Tensor:
 def _descend(
     job: Job, objective: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> TrainingState:
-    """Run gradient descent. ``objective`` returns the loss to minimize and the loss of the history."""
+    """Run gradient descent. ``objective`` returns the loss to minimize and the loss to record."""
     config = job.config
     model, x, y = _begin(job)
     optimizer = torch.optim.SGD(
@@ -207,10 +246,10 @@ def _descend(
 
 
 def _begin(job: Job) -> tuple[nn.Module, Tensor, Tensor]:
-    """Return model, samples and labels on the device. Only classification has labels to smooth."""
+    """Return model, samples and labels on the device. Regression has no labels to smooth."""
     if job.task == "regression":
         raise InputError(
-            "Label smoothing and DP-SGD are for classification; this is a regression.",
+            "Label smoothing, caps and DP-SGD need a classification task; got a regression.",
             "Choose other defenses.",
         )
     network, dtype = Architecture.parse(job.arch), getattr(torch, job.config.dtype)

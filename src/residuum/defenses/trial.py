@@ -1,7 +1,8 @@
-"""Try one defense: train, release, attack in every way, score, certify.
+"""Trials of defenses: train, release, run all attacks, score, certify.
 
-Everything but the defense is the same for all trials: data, seeds, knowledge, attack settings. Training
-samples are scored as they are, without any shift, because a leak of them is what counts.
+All trials share the data, the seeds, the knowledge of the attacker and the settings of the attack. The
+candidates are compared with the original training samples, without any shift, because a leak of these
+samples is what counts.
 """
 
 from __future__ import annotations
@@ -19,9 +20,15 @@ from torch import Tensor, nn
 
 from residuum.attacks import Attack
 from residuum.attacks.defense_aware.strategies import Adapted, Released, find_first_residual
-from residuum.defenses.attackers import TOLD, attackers, attempt, either_sign, strongest
+from residuum.defenses.attackers import (
+    INFORMED,
+    add_negated,
+    find_strongest,
+    make_attackers,
+    run_attacker,
+)
 from residuum.defenses.catalog import Defense, Secret, Training
-from residuum.defenses.loops import Facts, Job
+from residuum.defenses.loops import Job, TrainingFacts
 from residuum.errors import InconclusiveError, InputError, ResiduumError
 from residuum.evaluation import score
 from residuum.evaluation.scoring import all_candidates
@@ -47,22 +54,33 @@ NONE = "none"
 UNDEFENDED = Defense("nothing", "", "", "")
 REWRITTEN = "rewrite: biases changed after training"
 RETRAINED = "retrain: training data shifted before training"
-CERTIFIED, CERTIFYING = 4, 3.0  # samples of the uniqueness certificate, and its seconds
-NO_KINKS = -1.0  # a distance that nothing is within
-SHOWN = 8  # pairs that an outcome keeps for its pictures
+CERTIFIED_SAMPLES, CERTIFICATE_SECONDS = (
+    4,
+    3.0,
+)  # samples and time limit of the uniqueness certificate
+NO_KINKS = -1.0  # a kink tolerance that no neuron is within
+MAX_PAIRS = 8  # pairs of images that an outcome stores
 Stage = Callable[[str], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Attacked(Record):
-    """One attack on the released weights, scored; images (k, 2, *shape): found, and its sample.
+    """The scored result of an attack on the released weights.
 
-    attacker: the way, as :func:`attackers` names it.
-    values: (k,) score of each pair.
-    rule: what a recovered sample had to beat, such as "ncc > 0.83".
-    findings: what the adapted attacker inferred, plain values.
-    refused: why there is nothing to score; "" where there is.
-    tried: attacks of which this is the strongest; the p-value is multiplied by their number.
+    Attributes:
+        attacker: Name of the attacker, as in :func:`make_attackers`.
+        images: (k, 2, *shape) the best pairs of a candidate and its training sample.
+        recovered: Number of recovered samples.
+        expected_by_chance: Number of samples expected by chance.
+        p_value: P-value of the number of recovered samples.
+        first_layer_residual: Relative residual of the first layer, if the attack has one.
+        seconds: Duration of the attack.
+        values: (k,) score of each pair.
+        beyond_chance: Whether each pair is above the chance level.
+        findings: Plain values that the adapted attacker inferred.
+        rule: When a sample counts as recovered, such as "ncc > 0.83".
+        refused: Why there is nothing to score, "" if there is a result.
+        tried: Number of attacks of which this is the strongest. The p-value is multiplied by it.
     """
 
     attacker: str
@@ -87,21 +105,31 @@ class Attacked(Record):
 
 @dataclass(frozen=True, eq=False)
 class Outcome(Record):
-    """A defense at one strength. name "none" is the undefended network, the "before" of all others.
+    """The outcome of a defense at one strength. The name "none" is the undefended network.
 
-    changes, secret: as the defense states them.
-    strategy: of the adapted attacker, "" for the undefended network.
-    shift: of the inputs, its kind (rewritten into the biases, or there during training), per pixel
-        and as a norm.
-    accuracy, loss: on held-out samples, as the defended network is given them; kkt: relative
-        residuals at the training samples as the network is given them.
-    rewrite: the three residuals of bias rewriting.
-    determined_at_least: mean share of a training sample's energy that other sets of the same
-        patterns and labels keep, proved (:class:`residuum.records.Uniqueness`), determined_energy
-        the least found.
-    facts: of the training.
-    attacks: every way that was tried, the unaware attacker first, those told the secret last.
-    theta_sha256: of the released weights, so that a kept trial is known again.
+    Attributes:
+        name: Name of the defense.
+        strength: Its strength, None for the undefended network.
+        n: Number of training samples.
+        changes: What the defense changes.
+        secret: What stays with the owner.
+        strategy: Strategy of the adapted attacker, "" for the undefended network.
+        shift: The shift of the inputs: its kind, its form, its size per pixel and its norm.
+        accuracy: Accuracy on held-out samples as the defended network receives them.
+        loss: Loss on these samples.
+        train_loss: Loss on the training samples.
+        kkt_plain: Plain KKT residual at the training samples as the network receives them, relative.
+        kkt_clarke: Clarke KKT residual at these samples, relative.
+        margin: Margin at these samples.
+        rewrite: The KKT residuals of bias rewriting.
+        determined_energy: Like ``determined_at_least``, the smallest share that was found.
+        uniqueness_note: How the two shares were computed, or why they were not.
+        attacks: Results of all attackers, the unaware one first and those who know the secret last.
+        seconds: Duration of each stage.
+        training_facts: Facts about the training, as plain values.
+        theta_sha256: Hash of the released weights.
+        determined_at_least: Mean share of the energy of a training sample that every other training set
+            with the same patterns and labels shares, a proved bound (:class:`residuum.records.Uniqueness`).
     """
 
     name: str
@@ -122,56 +150,68 @@ class Outcome(Record):
     uniqueness_note: str
     attacks: tuple[Attacked, ...]
     seconds: dict[str, float]
-    facts: dict[str, Any] = field(default_factory=dict)
+    training_facts: dict[str, Any] = field(default_factory=dict)
     theta_sha256: str = ""
     determined_at_least: float | None = None
 
     @property
     def label(self) -> str:
-        """NAME:STRENGTH, as it was asked for."""
+        """The defense as NAME:STRENGTH."""
         return self.name if self.strength is None else f"{self.name}:{self.strength:g}"
 
     @property
     def unaware(self) -> Attacked:
-        """The attacker who does not know of the defense."""
+        """The result of the attacker who does not know of the defense."""
         return self.attacks[0]
 
     @property
     def adaptive(self) -> Attacked | None:
-        """The strongest attack of one who knows of the defense; None where all were refused."""
-        return _best(one for one in self.attacks if one.attacker not in TOLD)
+        """The strongest attack of an attacker who knows the defense, None if all were refused."""
+        return _find_best(result for result in self.attacks if result.attacker not in INFORMED)
 
     @property
-    def told(self) -> Attacked | None:
-        """The strongest of one who was told the shift, who has every other way too; None without one."""
-        ran = any(one.attacker in TOLD and not one.refused for one in self.attacks)
-        return _best(self.attacks) if ran else None
+    def informed(self) -> Attacked | None:
+        """The strongest attack of an attacker who knows the secret too, None if there is no secret."""
+        has_run = any(result.attacker in INFORMED and not result.refused for result in self.attacks)
+        return _find_best(self.attacks) if has_run else None
 
     def to_json(self) -> dict[str, Any]:
-        """The published form, without images and without the secret's value."""
-        rows = {k: v for k, v in vars(self).items() if k not in ("attacks", "strength", "name")}
-        known = {"adaptive": self.adaptive, "told": self.told}
+        """Return the published form, without images and without the secret."""
+        names = {"training_facts": "facts"}  # whose key in the file differs
+        skipped = ("attacks", "strength", "name")
+        rows = {names.get(k, k): v for k, v in vars(self).items() if k not in skipped}
+        strongest = {"adaptive": self.adaptive, "told": self.informed}
         return {
             "defense": self.label,
             "name": self.name,
             "strength": "inf" if self.strength == math.inf else self.strength,
             **rows,
             "unaware": self.unaware.to_json(),
-            **{key: None if part is None else part.to_json() for key, part in known.items()},
-            "attacks": [one.to_json() for one in self.attacks],
+            **{
+                key: None if result is None else result.to_json()
+                for key, result in strongest.items()
+            },
+            "attacks": [result.to_json() for result in self.attacks],
         }
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What all trials share.
+    """The conditions that all trials share.
 
-    releases: noisy ones that an attacker who knows collects.
-    certify: compute what other sets keep of a sample.
-    kinks: at most so many are freed for the Clarke residual.
-    split: training and held-out samples.
-    training, attack, knowledge: how networks are trained, attacked, and what attackers are told.
-    subsets: of the held-out control.
+    Attributes:
+        arch: Architecture of the network.
+        split: Training and held-out samples.
+        task: "binary", "multiclass" or "regression".
+        training: How networks are trained.
+        attack: The attack that the stationarity attackers run.
+        knowledge: What the attacker knows.
+        seed: Seed of weights, attack and secret.
+        subsets: Number of held-out subsets, to calibrate the scores.
+        releases: Number of releases that an attacker collects if they differ.
+        device: Where to compute.
+        certify: Whether to compute what other training sets share with the samples.
+        kinks: Maximal number of kinks that are freed for the Clarke residual.
     """
 
     arch: str
@@ -192,139 +232,150 @@ class Conditions:
 class Defended:
     """A defended network.
 
-    released: with the weights that may be released.
-    before: with those before the last hook.
-    secret: what the owner keeps.
-    state, facts, training: how it was trained.
+    Attributes:
+        released: The network that may be released.
+        before: The network before the hook on the weights.
+        secret: The secret of the owner.
+        state: The final state of the training.
+        training_facts: Facts about the training, as plain values.
+        training: The training.
     """
 
     released: Network
     before: Network
     secret: Secret
     state: TrainingState
-    facts: Facts
+    training_facts: TrainingFacts
     training: Training
 
 
-def release(setting: Conditions, name: str, defense: Defense, strength: float | None) -> Defended:
+def release(
+    conditions: Conditions, name: str, defense: Defense, strength: float | None
+) -> Defended:
     """Train and defend a network.
 
-    A defense may act on the data, on the training, and on the weights, in this order. At the strength
-    ``off`` no hook is called, so that an undefended network takes the same code.
+    A defense acts on the data, on the training, and on the weights, in this order. At the strength
+    ``off`` no hook is called, so an undefended network runs through the same code.
+
+    Args:
+        conditions: The conditions of the trial.
+        name: Name of the defense.
+        defense: The defense.
+        strength: Its strength, None for ``off``.
+
+    Returns:
+        The defended network.
 
     Raises:
         InconclusiveError: If the training diverged.
     """
-    training, data, secret = setting.training, setting.split.train, Secret(0)
+    training, data, secret = conditions.training, conditions.split.train, Secret(0)
     level = defense.off if strength is None else strength
     active = level != defense.off
     if active:
-        secret = defense.draw(level, data.shape, setting.seed, name)
+        secret = defense.draw(level, data.shape, conditions.seed, name)
         data = defense.data(data, secret) if defense.data else data
         if defense.training:
             training = defense.training(training, level, secret.seed)
-    job = Job(setting.arch, data, training.config, setting.task, setting.device)
-    state, facts = training.loop(job)
+    job = Job(conditions.arch, data, training.config, conditions.task, conditions.device)
+    state, training_facts = training.loop(job)
     if state.status == "diverged":
         raise InconclusiveError(
-            f"Training with {name} diverged: there are no weights to release.",
+            f"The training with {name} diverged, so there are no weights to release.",
             "Lower --lr or the strength.",
         )
     before = after = job.release(state)
     if active and defense.release:
         after = defense.release(before, level, secret)
-    return Defended(after, before, secret, state, facts, training)
+    return Defended(after, before, secret, state, training_facts, training)
 
 
 def run_trial(
-    setting: Conditions,
+    conditions: Conditions,
     name: str = NONE,
     defense: Defense | None = None,
     strength: float | None = None,
     stage: Stage = lambda _: None,
 ) -> tuple[Outcome, Network, Secret]:
-    """Try one defense at one strength.
+    """Try a defense at one strength.
 
-    The network is attacked in every way (:func:`attackers`). Certificates are of the network as
-    released, on samples as it receives them.
+    All attackers (:func:`make_attackers`) attack the network. The certificates are computed for the
+    released network, on samples as it receives them. If no attack applies, an ``InputError`` is raised,
+    and if the training diverges, an ``InconclusiveError``.
 
     Args:
-        setting: What all trials share.
-        name: Of the defense.
+        conditions: The conditions of the trial.
+        name: Name of the defense.
         defense: The defense, None for the undefended network.
-        strength: Of the defense.
-        stage: Receives what is being done.
+        strength: Its strength.
+        stage: Receives the name of each stage.
 
     Returns:
-        What the defense did, the network that is released, and what the owner keeps.
-
-    Raises:
-        InputError: If no attack applies.
-        InconclusiveError: If the training diverged.
+        The outcome, the network that may be released, and the secret of the owner.
     """
     defense = defense or UNDEFENDED
     stage("training")
     start = time.monotonic()
-    defended = release(setting, name, defense, strength)
+    defended = release(conditions, name, defense, strength)
     network, secret = defended.released, defended.secret
     trained = time.monotonic()
-    handed = Released(
-        checkpoints=(network, *_other_releases(setting, defended, name, defense, strength)),
-        knowledge=setting.knowledge,
-        attack=setting.attack,
+    released = Released(
+        checkpoints=(network, *_other_releases(conditions, defended, name, defense, strength)),
+        knowledge=conditions.knowledge,
+        attack=conditions.attack,
         public_facts={
             "theta0": defended.state.theta0,
             "large": defended.training.config.init != "small",
             "weight_decay": defended.training.config.weight_decay,
-            "loss": choose_loss(defended.training.config.loss, setting.task),
+            "loss": choose_loss(defended.training.config.loss, conditions.task),
         },
     )
-    attacks, inferring = _attacks(setting, handed, defense, secret, stage)
+    attacks, strategy_seconds = _run_attacks(conditions, released, defense, secret, stage)
     stage("certificates")
     attacked = time.monotonic()
-    measured = _measured(setting, network, secret)
-    shift, rewrite = _shift_figures(setting, defended, defense)
+    figures = _measure(conditions, network, secret)
+    shift, rewrite = _measure_shift(conditions, defended, defense)
     seconds = {
         "train": trained - start,
-        "strategy": inferring,
+        "strategy": strategy_seconds,
         "unaware": attacks[0].seconds,
-        "adaptive": sum(one.seconds for one in attacks[1:]),
+        "adaptive": sum(result.seconds for result in attacks[1:]),
         "certify": time.monotonic() - attacked,
     }
     outcome = Outcome(
         name=name,
         strength=strength,
-        n=len(setting.split.train),
+        n=len(conditions.split.train),
         changes=defense.changes,
         secret=defense.secret,
         strategy=defense.adaptive,
         shift=shift,
         rewrite=rewrite,
         attacks=attacks,
-        facts=defended.facts,
+        training_facts=defended.training_facts,
         seconds={key: round(value, 3) for key, value in seconds.items()},
         theta_sha256=hashlib.sha256(save(network.theta)).hexdigest(),
-        **measured,
+        **figures,
     )
     return outcome, network, secret
 
 
 def _other_releases(
-    setting: Conditions, defended: Defended, name: str, defense: Defense, strength: float | None
+    conditions: Conditions, defended: Defended, name: str, defense: Defense, strength: float | None
 ) -> list[Network]:
-    """Return further releases of the same weights, if what the defense draws anew makes them differ."""
+    """Return further releases of the same weights, if the defense makes releases differ."""
     hook = defense.release
-    if not defense.releases or hook is None or strength is None or strength == defense.off:
+    if not defense.releases_differ or hook is None or strength is None or strength == defense.off:
         return []
-    seeds = [setting.seed + 7919 * k for k in range(1, setting.releases)]
+    seeds = [conditions.seed + 7919 * k for k in range(1, conditions.releases)]
     secrets = [defense.draw(strength, (), seed, name) for seed in seeds]
     return [hook(defended.before, strength, secret) for secret in secrets]
 
 
-def _shift_figures(
-    setting: Conditions, defended: Defended, defense: Defense
+def _measure_shift(
+    conditions: Conditions, defended: Defended, defense: Defense
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return the size of the secret shift and, if it is in the biases, the residuals of rewriting."""
+    """Return the size of the secret shift, and the residuals of rewriting if it is in the biases."""
     shift = defended.secret.shift
     if shift is None:
         return {}, {}
@@ -336,58 +387,59 @@ def _shift_figures(
     }
     if not defense.release:
         return figures, {}
-    train, task = setting.split.train, setting.task
-    rewrite = rewritten_certificate(defended.before, defended.released, train, task, shift)
+    train, task = conditions.split.train, conditions.task
+    rewrite = certify_rewriting(defended.before, defended.released, train, task, shift)
     return figures, rewrite
 
 
-def _best(attacks: Iterable[Attacked]) -> Attacked | None:
-    """Return the record of the :func:`strongest`, its p-value corrected; None if no attack ran."""
-    ran = {one.attacker: one for one in attacks if not one.refused}
-    best = strongest({name: (one.recovered, one.p_value) for name, one in ran.items()})
-    return None if best is None else ran[best[0]].replace(p_value=best[1], tried=best[2])
+def _find_best(attacks: Iterable[Attacked]) -> Attacked | None:
+    """Return the strongest attack with its corrected p-value, None if no attack was run."""
+    results = {result.attacker: result for result in attacks if not result.refused}
+    best = find_strongest(
+        {name: (result.recovered, result.p_value) for name, result in results.items()}
+    )
+    return None if best is None else results[best[0]].replace(p_value=best[1], tried=best[2])
 
 
-def _attacks(
-    setting: Conditions, handed: Released, defense: Defense, secret: Secret, stage: Stage
+def _run_attacks(
+    conditions: Conditions, released: Released, defense: Defense, secret: Secret, stage: Stage
 ) -> tuple[tuple[Attacked, ...], float]:
-    """Run and score every attack, and measure the seconds that strategies took to adapt theirs.
-
-    These seconds are separate, because a strategy may end in an attack that ran already. Its short tries
-    would otherwise be charged to the next attack.
-    """
-    shape = setting.split.train.shape
-    attacks, inferring = [], 0.0
+    """Run and score every attack. Return the results, and the seconds that the strategies took."""
+    # A strategy can end in an attack that was already run. If its seconds were not separate, its short
+    # trials would count for the next attack.
+    shape = conditions.split.train.shape
+    attacks, strategy_seconds = [], 0.0
     stage("attacks")
-    ended = time.monotonic()
-    for name, way in attackers(handed, defense.adaptive, secret, defense.release is not None):
-        begun = time.monotonic()
-        inferring += begun - ended
+    end = time.monotonic()
+    in_biases = defense.release is not None
+    for name, attacker in make_attackers(released, defense.adaptive, secret, in_biases):
+        start = time.monotonic()
+        strategy_seconds += start - end
         stage(f"attack {name}")
-        result = attempt(way, shape)
-        seconds = time.monotonic() - begun
+        result = run_attacker(attacker, shape)
+        seconds = time.monotonic() - start
         if isinstance(result, str):
             empty = torch.zeros(0, 2, *shape)
             attacks.append(Attacked(name, empty, seconds=seconds, refused=result))
         else:
-            findings = way.findings if isinstance(way, Adapted) else {}
-            attack = _score_attack(setting, name, result)
+            findings = attacker.findings if isinstance(attacker, Adapted) else {}
+            attack = _score_attack(conditions, name, result)
             attacks.append(attack.replace(findings=dict(findings), seconds=seconds))
-        ended = time.monotonic()
-    if all(one.refused for one in attacks):
-        # A setting that no attack accepts must not read as a defense that no attack gets past.
+        end = time.monotonic()
+    if all(attack.refused for attack in attacks):
+        # Settings that no attack accepts must not look like a defense that stops all attacks.
         raise InputError(f"No attack applies: {attacks[0].refused}", "Choose other settings.")
-    return tuple(attacks), inferring
+    return tuple(attacks), strategy_seconds
 
 
-def _score_attack(setting: Conditions, attacker: str, result: Reconstruction) -> Attacked:
-    """Count what an attack recovered, and keep its best pairs of candidate and training sample."""
-    x, train = either_sign(attacker, all_candidates(result).x), setting.split.train
-    settings: dict[str, Any] = {"metrics": ["ncc"], "seed": setting.seed}
-    scores = score(x, train, setting.split.holdout, subsets=setting.subsets, **settings)
+def _score_attack(conditions: Conditions, attacker: str, result: Reconstruction) -> Attacked:
+    """Count the recovered samples, and store the best pairs of a candidate and a training sample."""
+    x, train = add_negated(attacker, all_candidates(result).x), conditions.split.train
+    settings: dict[str, Any] = {"metrics": ["ncc"], "seed": conditions.seed}
+    scores = score(x, train, conditions.split.holdout, subsets=conditions.subsets, **settings)
     matches = [(row.index, row.matches[scores.deciding]) for row in scores.per_sample]
     pairs = [(i, m) for i, m in matches if m.score is not None and m.candidate is not None]
-    best = sorted(pairs, key=lambda pair: -float(pair[1].score or 0.0))[:SHOWN]
+    best = sorted(pairs, key=lambda pair: -float(pair[1].score or 0.0))[:MAX_PAIRS]
     images = [torch.stack([x[m.candidate].double(), train.x[i].double()]) for i, m in best]
     mean = 0.0 if train.mean is None else train.mean.double()
     return Attacked(
@@ -403,22 +455,24 @@ def _score_attack(setting: Conditions, attacker: str, result: Reconstruction) ->
     )
 
 
-def _measured(setting: Conditions, network: Network, secret: Secret) -> dict[str, Any]:
-    """Measure accuracy, losses, KKT residuals and determined energy, on inputs as the network gets them."""
+def _measure(conditions: Conditions, network: Network, secret: Secret) -> dict[str, Any]:
+    """Measure accuracy, losses, KKT residuals and determined energy on samples as the network gets them."""
     model = network.double_module
     train, holdout = (
         samples.replace(x=secret.inputs(samples.x.double()))
-        for samples in (setting.split.train, setting.split.holdout)
+        for samples in (conditions.split.train, conditions.split.holdout)
     )
-    certificate = certificate_of(model, train, setting.task, setting.kinks)
-    uniqueness: dict[str, Any] = {"determined_energy": None, "uniqueness_note": "not asked for"}
-    if setting.certify:
-        uniqueness = determined(model, train, certificate, setting.knowledge, secret)
-    accuracy, loss = _accuracy_and_loss(model, holdout, setting.task)
+    certificate = certify_network(model, train, conditions.task, conditions.kinks)
+    uniqueness: dict[str, Any] = {"determined_energy": None, "uniqueness_note": "not requested"}
+    if conditions.certify:
+        uniqueness = measure_determined_energy(
+            model, train, certificate, conditions.knowledge, secret
+        )
+    accuracy, loss = _accuracy_and_loss(model, holdout, conditions.task)
     return {
         "accuracy": accuracy,
         "loss": loss,
-        "train_loss": _accuracy_and_loss(model, train, setting.task)[1],
+        "train_loss": _accuracy_and_loss(model, train, conditions.task)[1],
         "kkt_plain": certificate.residual_plain,
         "kkt_clarke": certificate.residual_clarke,
         "margin": certificate.margin,
@@ -434,75 +488,133 @@ def _accuracy_and_loss(model: nn.Module, data: Dataset, task: str) -> tuple[floa
     return None if task == "regression" else accuracy(outputs, y, task), loss
 
 
-def certificate_of(model: nn.Module, data: Dataset, task: str, kinks: int = 0) -> Certificate:
-    """KKT certificate; without kinks to free, none is looked for and no programme is solved."""
-    gates: dict[str, Any] = {"kink_limit": kinks} if kinks else {"kink_tolerance": NO_KINKS}
-    return certify(model, data.x, data.y, task=task, **gates)
+def certify_network(model: nn.Module, data: Dataset, task: str, kinks: int = 0) -> Certificate:
+    """Compute the KKT certificate of a network at samples.
+
+    Args:
+        model: The network.
+        data: The samples.
+        task: The task, or "auto".
+        kinks: Maximal number of kinks to free. With 0, kinks are not searched.
+
+    Returns:
+        The certificate.
+    """
+    options: dict[str, Any] = {"kink_limit": kinks} if kinks else {"kink_tolerance": NO_KINKS}
+    return certify(model, data.x, data.y, task=task, **options)
 
 
-def rewrite_residuals(
+def measure_rewrite_residuals(
     before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, lam: Tensor, rows: Rows, u: Tensor
 ) -> dict[str, float]:
-    """Residuals of rewritten biases over the norm of the weights before: measured, closed form, refitted.
+    """Measure the KKT residuals after the biases were rewritten, relative to the norm of the weights before.
 
-    At the original multipliers the first layer keeps b u^T and the bias W u, all else is zero at a KKT
-    point: sqrt(|b|^2 |u|^2 + |W u|^2) / |theta|. Other multipliers can only do better.
+    If the network is a KKT point, the residual at the original multipliers has a closed form. It is
+    b u^T in the weight of the first layer, W u in its bias, and zero elsewhere. The relative norm is
+    sqrt(|b|^2 |u|^2 + |W u|^2) / |theta|. Refitted multipliers give a smaller residual.
+
+    Args:
+        before: The network before rewriting.
+        after: The network after rewriting.
+        x: Samples as the network before receives them.
+        y: Labels.
+        lam: Multipliers of the network before.
+        rows: Rows of the residual, which combine with the multipliers.
+        u: The shift.
+
+    Returns:
+        The residual at the original multipliers, its closed form, the refitted residual, and the residual
+        of the network before.
     """
     theta, z = parameters(before), x + u
     size = norm(theta)
     weight, bias = theta["layers.0.weight"], theta["layers.0.bias"]
     flat = u.flatten().to(weight)
-    left = norm(residual(after, parameters(after), z, rows.combine(lam, len(z))))
+    original = norm(residual(after, parameters(after), z, rows.combine(lam, len(z))))
     squares = bias.square().sum() * flat.square().sum() + (weight @ flat).square().sum()
     closed = math.sqrt(float(squares))
-    refitted = certificate_of(after, Dataset(z, y), "auto")
+    refitted = certify_network(after, Dataset(z, y), "auto")
     return {
-        "original_multipliers": left / size,
+        "original_multipliers": original / size,
         "closed_form": closed / size,
         "refitted": refitted.eps / size,
         "before": norm(residual(before, theta, x, rows.combine(lam, len(x)))) / size,
     }
 
 
-def rewritten_certificate(
+def certify_rewriting(
     before: Network, after: Network, train: Dataset, task: str, shift: Tensor
 ) -> dict[str, float]:
-    """:func:`rewrite_residuals` at the best multipliers of the network before."""
+    """Measure the KKT residuals of rewritten biases at the best multipliers of the network before.
+
+    Args:
+        before: The network before rewriting.
+        after: The network after rewriting.
+        train: Training samples as the network before receives them.
+        task: The task.
+        shift: The shift.
+
+    Returns:
+        The residuals of :func:`measure_rewrite_residuals`.
+    """
     old, x, _, _, task, rows = pose_problem(before.copy_module(), train.x, train.y, task)
     lam = fit_multipliers(old, x, rows, free=task == "regression")[0]
     new = after.copy_module(torch.float64).requires_grad_(False)
-    return rewrite_residuals(old, new, x, train.y, lam, rows, shift)
+    return measure_rewrite_residuals(old, new, x, train.y, lam, rows, shift)
 
 
-def determined(
+def measure_determined_energy(
     model: nn.Module, train: Dataset, certificate: Certificate, knowledge: Knowledge, secret: Secret
 ) -> dict[str, Any]:
-    """Mean energy that others keep of the heaviest samples, proved and least found; or why none."""
+    """Measure what every other training set of the same weights shares with the heaviest samples.
+
+    Args:
+        model: The network.
+        train: Training samples as the network receives them.
+        certificate: The KKT certificate of the network, with the multipliers.
+        knowledge: What the attacker knows, with the range of the samples.
+        secret: The secret of the owner, with the shift of the samples.
+
+    Returns:
+        The mean shares of the energy, proved and smallest found, with a note. If they cannot be computed,
+        the note says why.
+    """
     if certificate.task != "binary":
         return {"determined_energy": None, "uniqueness_note": "computed for one output only"}
     lam = certificate.multipliers
     order = lam.argsort(descending=True)
-    box = knowledge.box(train.x[0].double())  # as the defended network receives it
+    box = knowledge.box(train.x[0].double())  # of samples without the shift
     try:
-        found = uniqueness(
+        unique = uniqueness(
             KKTSet.from_samples(model, train.x[order], train.y[order], lam[order], task="binary"),
             box=box and (secret.inputs(box[0]), secret.inputs(box[1])),
-            samples=CERTIFIED,
-            seconds=CERTIFYING,
+            samples=CERTIFIED_SAMPLES,
+            seconds=CERTIFICATE_SECONDS,
         )
     except ResiduumError as problem:
         return {"determined_energy": None, "uniqueness_note": f"not computed: {problem.message}"}
     return {
-        "determined_energy": float(found.determined_energy.mean()),
-        "determined_at_least": float(found.determined_at_least.mean()),
-        "uniqueness_note": f"mean of {len(found)} samples, heaviest first, {found.share:.0%} of their weight",
+        "determined_energy": float(unique.determined_energy.mean()),
+        "determined_at_least": float(unique.determined_at_least.mean()),
+        "uniqueness_note": f"mean of {len(unique)} samples, heaviest first, {unique.share:.0%} of their "
+        "weight",
     }
 
 
-def at_seed(setting: Conditions, seed: int) -> Conditions:
-    """The same setting with another seed for weights, attack and secret."""
-    config, descent = (
-        part.changed(seed=seed) for part in (setting.training.config, setting.training.descent)
+def with_seed(conditions: Conditions, seed: int) -> Conditions:
+    """Return the same conditions with another seed.
+
+    Args:
+        conditions: The conditions.
+        seed: Seed of weights, attack and secret.
+
+    Returns:
+        The new conditions.
+    """
+    training = replace(
+        conditions.training,
+        config=conditions.training.config.changed(seed=seed),
+        descent=conditions.training.descent.changed(seed=seed),
     )
-    training = replace(setting.training, config=config, descent=descent)
-    return replace(setting, training=training, attack=replace(setting.attack, seed=seed), seed=seed)
+    attack = replace(conditions.attack, seed=seed)
+    return replace(conditions, training=training, attack=attack, seed=seed)

@@ -175,7 +175,7 @@ def _notes(outcome: Outcome) -> list[str]:
             f"the network before: {rewrite['before']:.3g}), {rewrite['refitted']:.3g} refitted."
         )
     texts += _attack_notes(outcome)
-    if "epsilon" in (privacy := outcome.facts):
+    if "epsilon" in (privacy := outcome.training_facts):
         texts.append(
             f"epsilon {privacy['epsilon']:.4g} at delta {privacy['delta']:.2g} by the "
             f"{privacy['accountant']} accountant; noise multiplier {privacy['noise_multiplier']:.3g}."
@@ -192,7 +192,7 @@ def _attack_notes(outcome: Outcome) -> list[str]:
         for attempt in completed
     )
     texts = [f"recovered of {outcome.n}: {counts}."]
-    strongest, informed = outcome.adaptive, outcome.told
+    strongest, informed = outcome.adaptive, outcome.informed
     if informed and strongest and informed.attacker == strongest.attacker:
         informed = None  # The attack did not gain from the shift.
     for who, best in (("knows the defense", strongest), ("also knows the shift", informed)):

@@ -1,4 +1,4 @@
-"""Many attacks with varied settings: drawn, run anywhere, ranked without the data, pooled."""
+"""Sweeps: run an attack with many settings, rank the trials without the data, and pool the candidates."""
 
 from residuum.sweeping.run import sweep
 from residuum.sweeping.scoring import Sweep

@@ -1,12 +1,12 @@
-"""One trial of a sweep, and the engines that run trials: this process, others, or a Ray cluster.
+"""The trials of a sweep, and the engines that run them: this process, other processes, or a Ray cluster.
 
-A job is one trial, or several that share a program (``per_run``). The numbers of the trials decide
-which of them share a job, so every engine computes the same. No failure of a trial ends the sweep: a
-trial that diverges, crashes or finds no memory is recorded with its reason.
+A job is one trial, or a batch of trials that run side by side in one program (``per_run``). The numbers
+of the trials decide which of them share a job, so every engine computes the same results. A failed trial
+does not end the sweep. If a trial diverges, crashes or runs out of memory, it is recorded with the reason.
 
-An engine is an executor: it turns a submitted job into a future of its outcome. :func:`outcomes` keeps
-the engine full, submits a job again if its worker died, and yields outcomes in the order in which jobs
-end. A new engine is a class and one line in ``ENGINES``.
+An engine turns a submitted job into a future of its outcome. :func:`run_jobs` keeps the engine busy,
+submits a job again if its worker died, and yields outcomes in the order in which jobs end. To add an
+engine, write a class and add it to ``ENGINES``.
 """
 
 from __future__ import annotations
@@ -46,25 +46,31 @@ from residuum.sweeping.space import (
     Params,
     SweepRequest,
     Trial,
-    configured,
-    restarts_of,
+    configure,
+    count_restarts,
 )
 
 MEMORY = "out of memory"
-AHEAD = (
-    2  # jobs submitted per place of a cluster: no idle moment, and demand that an autoscaler sees
-)
-REFRESH = 5.0  # seconds between two counts of the places in a cluster
-# Ray sends no usage reports.
+# Jobs submitted per slot of a cluster. With two, no slot is ever idle, and an autoscaler sees the demand.
+JOBS_PER_SLOT = 2
+REFRESH = 5.0  # seconds between two counts of the slots of a cluster
+# These switch off the usage reports of Ray.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-# Ray's switch for "this machine alone" on every system. Without it Ray takes 127.0.0.1 for the address
-# of the network card, and everybody who reaches that card could run code here.
+# This restricts Ray to this machine on every system. Without it, Ray replaces 127.0.0.1 by the address of
+# the network card, and anyone who can reach that card could run code here.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """What all trials share, sent to each worker once. threads: of each worker."""
+    """The inputs that all trials share. They are sent to each worker once.
+
+    Attributes:
+        network: The released network.
+        knowledge: What the attacker knows.
+        attack: The attack.
+        threads: Number of threads of each worker.
+    """
 
     network: Network
     knowledge: Knowledge
@@ -74,12 +80,13 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Trials that run side by side. The number of the first decides the random numbers of all.
+    """Trials that run side by side. The number of the first trial decides the random numbers of all.
 
-    params: settings of each trial, by number.
-    seed: of the sweep.
-    until: step to pause at, 0 for the end.
-    state: saved state to go on from.
+    Attributes:
+        params: Settings of each trial, by number.
+        seed: Seed of the sweep.
+        until: Step to pause at, 0 to run to the end.
+        state: Saved state to continue from.
     """
 
     params: dict[int, Params]
@@ -92,15 +99,15 @@ class Job:
         """Numbers of its trials."""
         return list(self.params)
 
-    def halves(self) -> list[Job]:
-        """Return the job in two."""
+    def split_in_halves(self) -> list[Job]:
+        """Split the job into two with half of the trials each."""
         rows, size = list(self.params.items()), -(-len(self.params) // 2)
         return [Job(dict(half), self.seed) for half in (rows[:size], rows[size:])]
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """How a job ended: with a reconstruction per trial, with a paused state, or with a reason."""
+    """The result of a job: a reconstruction per trial, a paused state, or the reason of a failure."""
 
     job: Job
     reconstructions: tuple[Reconstruction, ...] = ()
@@ -109,14 +116,31 @@ class Outcome:
     seconds: float = 0.0
 
 
-def jobs(params: Mapping[int, Params], seed: int, batch: int) -> list[Job]:
-    """Return blocks of ``batch`` trials by number (0 .. b-1, b .. 2b-1, ...), without those that ended."""
+def split_into_jobs(params: Mapping[int, Params], seed: int, batch: int) -> list[Job]:
+    """Split trials into jobs by their numbers: 0 .. b-1, b .. 2b-1 and so on, with batches of size b.
+
+    Args:
+        params: Settings of the trials that remain to be run, by number.
+        seed: Seed of the sweep.
+        batch: Number of trials per job.
+
+    Returns:
+        The jobs. A job has fewer trials if some of its numbers are missing.
+    """
     blocks = groupby(params.items(), lambda row: row[0] // batch)
     return [Job(dict(block), seed) for _, block in blocks]
 
 
-def work(task: Task, job: Job) -> Outcome:
-    """Run a job. Every engine calls this function and nothing else."""
+def run_job(task: Task, job: Job) -> Outcome:
+    """Run a job. This is the function that every engine calls.
+
+    Args:
+        task: The inputs that all trials share.
+        job: The job.
+
+    Returns:
+        The outcome. If the job failed, it holds the reason.
+    """
     start = time.perf_counter()
     torch.set_num_threads(task.threads)
     try:
@@ -127,28 +151,25 @@ def work(task: Task, job: Job) -> Outcome:
 
 
 def _reason(problem: BaseException) -> str:
-    """One line. Lack of memory has a word of its own, because such a job is tried again in halves."""
+    """Return the reason in one line. ``MEMORY`` marks jobs that are run again in two halves."""
     text = " ".join(str(problem).split())[:300]
     if isinstance(problem, WorkerDiedError):
         return text
-    lacks_memory = type(problem).__name__ in (
-        "MemoryError",
-        "OutOfMemoryError",
-    )  # torch's and Ray's
-    if lacks_memory or "allocate memory" in text:
+    is_memory_error = type(problem).__name__ in ("MemoryError", "OutOfMemoryError")  # torch and Ray
+    if is_memory_error or "allocate memory" in text:
         return f"{MEMORY}: {text}"
     return f"{type(problem).__name__}: {text}"
 
 
 def first_layer_residual(loss: Tensor, layers: Tensor) -> float | None:
-    """Return the relative first-layer residual at each restart's best loss, the median over restarts.
+    """Return the median over restarts of the relative first-layer residual at the best loss.
 
     Args:
-        loss: (R, T), infinite or NaN where a restart has none.
+        loss: (R, T), infinite or NaN if a restart has no loss at this step.
         layers: (R, T, L) squared relative residuals.
 
     Returns:
-        None if no restart has a finite loss or the attack records no residuals.
+        The residual. None if no restart has a finite loss, or if the attack records no residuals.
     """
     has_loss = torch.isfinite(loss).any(1)
     if not bool(has_loss.any()) or not layers.shape[-1]:
@@ -160,7 +181,7 @@ def first_layer_residual(loss: Tensor, layers: Tensor) -> float | None:
 
 
 def paused_value(path: Path) -> tuple[int, float | None]:
-    """Return step and residual of a saved state; step 0 if there is no such file."""
+    """Return step and residual of a saved state, and step 0 if the file does not exist."""
     if not path.is_file():
         return 0, None
     state = SolverState.load(path)
@@ -169,23 +190,32 @@ def paused_value(path: Path) -> tuple[int, float | None]:
     )
 
 
-def judged(
+def judge_trial(
     number: int, params: Params, reconstruction: Reconstruction, objectives: tuple[str, ...]
 ) -> Trial:
-    """Return what is remembered of a finished trial. It failed if all restarts diverged.
+    """Compute the figures of a finished trial, from the weights alone.
 
-    Its figures come from the weights alone. agreement: share of the chosen groups' members that several
-    restarts hold. expected: sum of the confidences of those groups.
+    Agreement is the share of the members of selected groups that several restarts found. Expected is the
+    sum of the confidences of these groups.
+
+    Args:
+        number: Number of the trial.
+        params: Its settings.
+        reconstruction: Its result.
+        objectives: Names of the figures that rank trials.
+
+    Returns:
+        The trial. It has failed if there is no residual to rank it by.
     """
-    status, steps = reconstruction.status, reconstruction.steps
-    finite = torch.tensor([one != "diverged" for one in status])
+    statuses, steps = reconstruction.status, reconstruction.steps
+    finite = torch.tensor([status != "diverged" for status in statuses])
     figures: dict[str, Any] = {
         "residual": first_layer_residual(
             reconstruction.loss[finite], reconstruction.layers[finite]
         ),
         "agreement": 0.0,
         "expected": 0.0,
-        "diverged": status.count("diverged"),
+        "diverged": statuses.count("diverged"),
         "seconds": reconstruction.seconds,
         "step": int(steps[-1]) if len(steps) else None,
     }
@@ -204,10 +234,10 @@ def judged(
 
 
 def _run_attack(task: Task, job: Job) -> Outcome:
-    """Attack with all trials of a job side by side, up to its pause or to the end."""
-    restarts = restarts_of(task.attack)
+    """Run all trials of a job side by side, up to the pause or to the end."""
+    restarts = count_restarts(task.attack)
     base = task.attack.changed(seed=job.seed * SEEDS + job.numbers[0])
-    attacks = [configured(base, params) for params in job.params.values()]
+    attacks = [configure(base, params) for params in job.params.values()]
     stacked = [attack.changed(restarts=restarts * len(attacks)) for attack in attacks]
     per_run = [attack for attack in stacked for _ in range(restarts)]
     with tempfile.TemporaryDirectory(prefix="residuum-") as folder:
@@ -219,66 +249,71 @@ def _run_attack(task: Task, job: Job) -> Outcome:
             has_steps = first.advance(task.network, task.knowledge, path, job.until, per_run)
             if has_steps:
                 return Outcome(job, state=path.read_bytes())
-        together = first.run(task.network, task.knowledge, state_path=path, per_run=per_run)
+        combined = first.run(task.network, task.knowledge, state_path=path, per_run=per_run)
     if len(attacks) == 1:
-        return Outcome(job, (together,))
-    single = (_restarts_of(together, i, attack) for i, attack in enumerate(attacks))
-    return Outcome(job, tuple(single))
+        return Outcome(job, (combined,))
+    results = (_extract_trial(combined, i, attack) for i, attack in enumerate(attacks))
+    return Outcome(job, tuple(results))
 
 
-def _restarts_of(together: Reconstruction, place: int, attack: Attack) -> Reconstruction:
-    """Return the restarts of one trial of a job, as if they had run alone."""
-    count = restarts_of(attack)
-    first = place * count
+def _extract_trial(combined: Reconstruction, index: int, attack: Attack) -> Reconstruction:
+    """Return the restarts of one trial of a job, as if the trial had run alone."""
+    count = count_restarts(attack)
+    first = index * count
     rows = slice(first, first + count)
-    mask = (together.run >= first) & (together.run < first + count)
-    alone = together.replace(
-        x=together.x[mask],
-        labels=together.labels[mask],
-        lam=together.lam[mask],
-        run=together.run[mask] - first,
-        loss=together.loss[rows],
-        layers=together.layers[rows],
-        status=together.status[rows],
+    mask = (combined.run >= first) & (combined.run < first + count)
+    reconstruction = combined.replace(
+        x=combined.x[mask],
+        labels=combined.labels[mask],
+        lam=combined.lam[mask],
+        run=combined.run[mask] - first,
+        loss=combined.loss[rows],
+        layers=combined.layers[rows],
+        status=combined.status[rows],
         settings=attack.to_json(),
-        seconds=together.seconds * count / together.restarts,
-        ident=None if together.ident is None else together.ident[mask],
+        seconds=combined.seconds * count / combined.restarts,
+        ident=None if combined.ident is None else combined.ident[mask],
         events=tuple(
             {**event, "run": event["run"] - first}
-            for event in together.events
+            for event in combined.events
             if first <= event["run"] < first + count
         ),
-        second_order=together.second_order[rows],
+        second_order=combined.second_order[rows],
         selection=None,
     )
-    return alone.replace(selection=select(alone))
+    return reconstruction.replace(selection=select(reconstruction))
 
 
 class Engine(Protocol):
-    """Runs jobs on some machines."""
+    """An executor of jobs."""
 
-    def places(self) -> int:
-        """Return how many jobs may be submitted at this moment."""
+    def count_slots(self) -> int:
+        """Return the number of jobs that may be submitted at the same time."""
         return 1
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Begin a job. The future has an exception only if the worker died: other failures are outcomes."""
+        """Start a job. The future has an exception only if the worker died. Other failures are outcomes."""
 
     def close(self) -> None:
-        """Stop jobs that still run and release the machines."""
+        """Stop all running jobs and release the machines."""
 
 
-def outcomes(engine: Engine, jobs: Iterable[Job], retries: int) -> Iterator[Outcome]:
-    """Yield the outcome of every job once, as jobs end.
+def run_jobs(engine: Engine, jobs: Iterable[Job], retries: int) -> Iterator[Outcome]:
+    """Run jobs, and run a job again if its worker died.
 
-    ``jobs`` is read no faster than there are places. If a worker dies, its job is tried again, at most
-    ``retries`` times; then its death is the outcome.
+    Args:
+        engine: The engine.
+        jobs: The jobs. They are read only when the engine has a free slot.
+        retries: Maximal number of times that a job is run again.
+
+    Yields:
+        The outcome of every job, in the order in which jobs end.
     """
-    again, pending = list[tuple[Job, int]](), dict[Future[Outcome], tuple[Job, int]]()
+    retry_queue, pending = list[tuple[Job, int]](), dict[Future[Outcome], tuple[Job, int]]()
     source = ((job, 1) for job in jobs)
     while True:
-        while len(pending) < engine.places() and (
-            attempt := again.pop() if again else next(source, None)
+        while len(pending) < engine.count_slots() and (
+            attempt := retry_queue.pop() if retry_queue else next(source, None)
         ):
             pending[engine.submit(attempt[0])] = attempt
         if not pending:
@@ -288,34 +323,34 @@ def outcomes(engine: Engine, jobs: Iterable[Job], retries: int) -> Iterator[Outc
             if (problem := ended.exception()) is None:
                 yield ended.result()
             elif tries <= retries:
-                again.append((job, tries + 1))
+                retry_queue.append((job, tries + 1))
             else:
                 yield Outcome(job, reason=f"its worker died {tries} times: {_reason(problem)}")
 
 
 class Local(Engine):
-    """This process, one job after the other; jobs of several trials fill a GPU."""
+    """An engine that runs jobs in this process, one after the other. A batch of trials can fill a GPU."""
 
     def __init__(self, task: Task, request: SweepRequest) -> None:
         self._task, self._threads = task, torch.get_num_threads()
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Run the job; the future is done."""
+        """Run the job, and return a finished future."""
         ended = Future[Outcome]()
-        ended.set_result(work(self._task, job))
+        ended.set_result(run_job(self._task, job))
         return ended
 
     def close(self) -> None:
-        """Restore the caller's number of threads."""
+        """Restore the number of threads."""
         torch.set_num_threads(self._threads)
 
 
 class WorkerDiedError(Exception):
-    """A process ended in the middle of a job."""
+    """The error that is raised when a process ended in the middle of a job."""
 
 
 class Worker:
-    """A process that runs jobs one after the other. It has its own copy of the task, sent once."""
+    """A process that runs jobs one after the other. The task is sent to it once."""
 
     def __init__(self, task: Task) -> None:
         context = mp.get_context("spawn")
@@ -325,27 +360,37 @@ class Worker:
         other.close()
 
     def run(self, job: Job) -> Outcome:
-        """Run a job, or raise what the process died of."""
+        """Run a job in the process.
+
+        Args:
+            job: The job.
+
+        Returns:
+            The outcome.
+
+        Raises:
+            WorkerDiedError: If the process ended before the job was finished.
+        """
         try:
             self._pipe.send(job)
             return self._pipe.recv()
         except (EOFError, OSError) as problem:
             self.process.join()
             code = self.process.exitcode
-            # The kernel sends signal 9 to a process when memory has run out.
+            # The kernel sends signal 9 to a process if memory runs out.
             reason = f"{MEMORY}, or killed: signal 9" if code == -9 else f"exit code {code}"
             raise WorkerDiedError(reason) from problem
 
 
 def _serve(pipe: Connection, task: Task) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the sweep's own process answers Ctrl-C
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process handles Ctrl-C
     Thread(target=_end_with_parent, daemon=True).start()
     while True:
-        pipe.send(work(task, pipe.recv()))
+        pipe.send(run_job(task, pipe.recv()))
 
 
 def _end_with_parent() -> None:
-    """End this process, also in the middle of a job, when the sweep is killed."""
+    """End this process when the main process ends, even in the middle of a job."""
     parent = mp.parent_process()
     assert parent is not None
     parent.join()
@@ -353,21 +398,21 @@ def _end_with_parent() -> None:
 
 
 class Processes(Engine):
-    """Processes on this machine. The death of one costs its own job and no other."""
+    """An engine that runs jobs in processes on this machine. If a process dies, only its job is lost."""
 
     def __init__(self, task: Task, request: SweepRequest) -> None:
         self._count = request.workers or max(1, (os.cpu_count() or 1) // request.cpus)
         self._task = task
-        self._threads = ThreadPoolExecutor(self._count)  # each waits for the process that it uses
+        self._threads = ThreadPoolExecutor(self._count)  # each thread waits for one process
         self._workers: list[Worker] = []
         self._idle: list[Worker] = []
 
-    def places(self) -> int:
-        """One job per process."""
+    def count_slots(self) -> int:
+        """Return the number of processes."""
         return self._count
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Give the job to a process that is idle, or to a new one."""
+        """Run the job in an idle process, or in a new one."""
         if not self._idle:
             self._workers.append(Worker(self._task))
             self._idle.append(self._workers[-1])
@@ -375,11 +420,11 @@ class Processes(Engine):
 
     def _run(self, worker: Worker, job: Job) -> Outcome:
         outcome = worker.run(job)
-        self._idle.append(worker)  # unless it died
+        self._idle.append(worker)  # not reached if the process died
         return outcome
 
     def close(self) -> None:
-        """End every process."""
+        """End all processes."""
         for worker in self._workers:
             worker.process.terminate()
         self._threads.shutdown()
@@ -388,11 +433,11 @@ class Processes(Engine):
 
 
 class Ray(Engine):
-    """Jobs as Ray tasks with so many CPUs and GPUs each, on a cluster started here on 127.0.0.1, or on
-    one that is running elsewhere.
+    """An engine that runs jobs as Ray tasks, each with a number of CPUs and GPUs.
 
-    The weights go into the object store once and from there to every machine that runs a trial. If a
-    machine leaves, its trials run again on another; machines that join get the next ones.
+    Without an address, it starts a cluster on 127.0.0.1. The weights are put into the object store once,
+    and every machine that runs a trial reads them from there. If a machine leaves the cluster, its trials
+    run again on another machine. Machines that join get the next trials.
     """
 
     def __init__(self, task: Task, request: SweepRequest) -> None:
@@ -412,50 +457,53 @@ class Ray(Engine):
             self._connect()
         self._task = ray.put(task)
         needs = {"num_cpus": request.cpus, "num_gpus": request.gpus}
-        self._remote = ray.remote(work).options(**needs, max_retries=0)  # `outcomes` retries
+        self._remote = ray.remote(run_job).options(**needs, max_retries=0)  # `run_jobs` retries
         self._running = WeakKeyDictionary[Future[Outcome], Any]()
-        self._places, self._counted = 0, -math.inf
+        self._slots, self._counted_at = 0, -math.inf
 
     def _connect(self) -> None:
         request = self._request
-        alone = {
+        local_options = {
             "num_cpus": request.workers * request.cpus or None,
             "include_dashboard": False,
             "_node_ip_address": "127.0.0.1",
-            # Workers import while the cluster starts, not with their first trial.
+            # Workers import this module while the cluster starts, not in their first trial.
             "_system_config": {"preload_python_modules": [__name__]},
         }
-        options: dict[str, Any] = {"address": request.address} if request.address else alone
+        options: dict[str, Any] = {"address": request.address} if request.address else local_options
         try:
             self._ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
         except (ConnectionError, ValueError, RuntimeError) as problem:
             raise InputError(
-                f"No Ray cluster answers at {request.address or 'this machine'!r} "
-                f"({' '.join(str(problem).split())[:120]}).",
+                f"A Ray cluster must be reachable at {request.address or 'this machine'!r}; connecting "
+                f"failed ({' '.join(str(problem).split())[:120]}).",
                 "Start one with `ray start --head`, or leave --address out.",
             ) from problem
 
-    def places(self) -> int:
-        """Count the places of the cluster now and then: machines come and go."""
-        if time.monotonic() - self._counted > REFRESH:
+    def count_slots(self) -> int:
+        """Return the slots of the cluster. They are counted again regularly, as machines come and go."""
+        if time.monotonic() - self._counted_at > REFRESH:
             resources, request = self._ray.cluster_resources(), self._request
             counts = [resources.get("CPU", 0) / request.cpus]
             if request.gpus:
                 counts.append(resources.get("GPU", 0) / request.gpus)
-            self._places, self._counted = max(1, int(AHEAD * min(counts))), time.monotonic()
-        return self._places
+            self._slots, self._counted_at = (
+                max(1, int(JOBS_PER_SLOT * min(counts))),
+                time.monotonic(),
+            )
+        return self._slots
 
     def submit(self, job: Job) -> Future[Outcome]:
         """Start a Ray task for the job."""
         result = self._remote.remote(self._task, job)
-        began = result.future()
-        self._running[began] = result
-        return began
+        future = result.future()
+        self._running[future] = result
+        return future
 
     def close(self) -> None:
-        """Stop what still runs, then leave the cluster, or end the one that was started here."""
-        for began, result in list(self._running.items()):
-            if not began.done():
+        """Stop running jobs. Then leave the cluster, or end it if it was started here."""
+        for future, result in list(self._running.items()):
+            if not future.done():
                 self._ray.cancel(result, force=True)
         if self._connected:
             self._ray.shutdown()

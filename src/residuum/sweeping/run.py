@@ -1,9 +1,11 @@
-"""A sweep: trials are drawn, handed to an engine, recorded, ranked and pooled.
+"""``rs.sweep``: draw the settings of trials, run them on an engine, and record, rank and pool them.
 
-The ranking uses the weights alone: the first-layer residual, and agreement between restarts. A trial is
-written when it has ended, first its candidates to the run directory, then its line to the study. So a
-sweep that is stopped at any moment continues without repeating a finished trial. A file without its line
-gets the line, and a trial that was running leaves no trace and is drawn again with the same settings.
+The ranking uses the weights alone: the first-layer residual, and the agreement between restarts.
+
+A finished trial is written in two steps: its candidates to the folder, then its line to the study. So a
+sweep that was stopped at any moment continues without repeating a finished trial. If a trial has a file
+and no line, the line is added. A trial that was running leaves no trace, and is drawn again with the same
+settings.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ from residuum.sweeping.executors import (
     Job,
     Outcome,
     Task,
-    jobs,
-    judged,
-    outcomes,
+    judge_trial,
     paused_value,
+    run_jobs,
+    split_into_jobs,
 )
-from residuum.sweeping.pooling import pooled
-from residuum.sweeping.scoring import Sweep, SweepRun, page, ranked, rankings
+from residuum.sweeping.pooling import pool_trials
+from residuum.sweeping.scoring import Sweep, SweepRun, rank_trials, render_report, score_rankings
 from residuum.sweeping.space import (
     COMPLETE,
     ETA,
@@ -63,8 +65,15 @@ REPORT, ATTACK, RANKINGS = "report.html", "attack.json", "rankings.json"
 
 @dataclass(frozen=True)
 class SweepProgress:
-    """What a watcher sees. done: trials of ``total`` that ended; fresh: those of this session; best: the
-    figure that ranks the best trial.
+    """The progress of a sweep.
+
+    Attributes:
+        done: Number of finished trials.
+        total: Number of all trials.
+        fresh: Number of trials that finished in this session.
+        failed: Number of failed trials.
+        best: The figure that ranks trials, of the best trial.
+        seconds: Duration of this session.
     """
 
     done: int
@@ -89,26 +98,25 @@ def sweep(
     watch: Watcher | None = None,
     **options: Unpack[SweepOptions],
 ) -> Sweep:
-    """Try many settings of an attack; rank them and pool their candidates by the weights alone.
+    """Run an attack with many settings. Rank the trials and pool their candidates, by the weights alone.
 
-    Example:
-        ``rs.sweep("model.safetensors", trials=32, sampler="sobol", out="runs/s")``
+    An option that is not allowed, or an attack that does not apply, is an ``InputError``.
 
     Args:
-        model: Path, module or network.
+        model: The released network, or its file.
         knowledge: What the attacker knows besides the weights.
-        out: Run directory. A sweep in it that was stopped continues.
-        data: Training samples. They are read after the ranking is fixed, and score it.
-        holdout: Samples that the network has not seen.
-        arch: Architecture, if the file does not name it.
+        out: Folder to write. An interrupted sweep there is continued.
+        data: Training samples, to score the ranking. They are read after the ranking is fixed.
+        holdout: Samples that the network never saw.
+        arch: Architecture, if the file does not hold it.
         watch: Receives the progress after every trial.
-        **options: Fields of :class:`SweepRequest`.
+        **options: Settings of :class:`SweepRequest`, such as ``trials=32``.
 
     Returns:
-        Sweep: Ranked trials and the pooled reconstruction.
+        The ranked trials and the pooled reconstruction.
 
-    Raises:
-        InputError: If an option is refused, or no trial could work with these inputs.
+    Example:
+        >>> rs.sweep("model.safetensors", trials=32, sampler="sobol", out="runs/s").order[0].params
     """
     request, knowledge = SweepRequest(**options), knowledge or Knowledge()
     require_known(request.engine, ENGINES, "No engine")
@@ -137,17 +145,18 @@ def sweep(
         driver.run()
         done = driver.result(source)
         _write(out, done, source, subject)
-        if data is not None and done.found is not None:
+        if data is not None and done.reconstruction is not None:
             train = _samples(data, "train.npz")
-            control = None if holdout is None else _samples(holdout, "holdout.npz")
-            done = dataclasses.replace(done, scored=rankings(done, out, train, control))
+            unseen = None if holdout is None else _samples(holdout, "holdout.npz")
+            done = dataclasses.replace(done, scored=score_rankings(done, out, train, unseen))
             _write(out, done, source, subject)
     return done
 
 
 def _check(network: Network, knowledge: Knowledge, attack: Attack) -> None:
-    """Refuse what no trial can work with, before the first one: on the CPU, with two candidates."""
+    """Raise an error before the first trial if the attack does not apply to these inputs."""
     if isinstance(attack, Stationarity):
+        # Set it up on the CPU with two candidates, which is fast.
         attack.changed(device="cpu", restarts=1, candidates=2).solver(network, knowledge)
         return
     if reason := attack.why_not(SURFACES[attack.surface](network, knowledge), knowledge):
@@ -161,20 +170,23 @@ def _samples(data: Dataset | str | Path, name: str) -> Dataset:
 
 
 def _write(out: Path, done: Sweep, source: dict[str, Any], subject: str) -> None:
-    """Write what ``residuum score`` reads, the report, and the summary last."""
-    if done.found is not None:
-        asked = {"settings": done.found.settings, **source}
-        files = {POOLED: sha256(out / POOLED)}
-        write_json(out / ATTACK, {**done.found.to_json(), "request": asked, "sha256": files})
+    """Write the files that ``residuum score`` reads, the report, and last the summary."""
+    if done.reconstruction is not None:
+        summary = {
+            **done.reconstruction.to_json(),
+            "request": {"settings": done.reconstruction.settings, **source},
+            "sha256": {POOLED: sha256(out / POOLED)},
+        }
+        write_json(out / ATTACK, summary)
     if done.scored is not None:
         write_json(out / RANKINGS, done.scored.to_json())
-    write_atomic(out / REPORT, page(done, subject))
-    write_json(out / SweepRun.summary, done.said)
+    write_atomic(out / REPORT, render_report(done, subject))
+    write_json(out / SweepRun.summary, done.summary)
 
 
 @dataclass
 class Driver:
-    """One session of a sweep."""
+    """A session of a sweep."""
 
     request: SweepRequest
     task: Task
@@ -187,12 +199,12 @@ class Driver:
         self.trials = self.study.trials
 
     def run(self) -> None:
-        """Run all waves. The engine is started only if a trial is left to run."""
+        """Run all waves. The engine is started only if a trial remains to be run."""
         with ExitStack() as stack:
             engine: Engine | None = None
             for wave in self.request.waves:
                 params = self.study.ask(wave)
-                self._adopt(params)
+                self._restore_lines(params)
                 if params.keys() <= self.trials.keys():
                     continue
                 if engine is None:
@@ -206,11 +218,11 @@ class Driver:
     def result(self, source: dict[str, Any]) -> Sweep:
         """Rank and pool the trials, and write the pooled reconstruction."""
         trials = tuple(trial for _, trial in sorted(self.trials.items()))
-        order, plan = ranked(trials), self.request.plan()
+        order, plan = rank_trials(trials), self.request.plan()
         saved = (self.folder.load(trial.number) for trial in order)
-        readable = (one for one in saved if one is not None)
+        reconstructions = (result for result in saved if result is not None)
         settings = {**self.task.attack.to_json(), "sweep": plan}
-        consensus, pool = pooled(readable, self.task.knowledge, settings)
+        consensus, pool = pool_trials(reconstructions, self.task.knowledge, settings)
         if consensus is not None:
             consensus.save(self.folder.path / POOLED)
         states = Counter(trial.state for trial in trials)
@@ -240,18 +252,20 @@ class Driver:
         }
         return Sweep(self.request, self.task, trials, consensus, pool, summary)
 
-    def _adopt(self, params: dict[int, Params]) -> None:
-        """Record trials whose line was not written before the sweep was stopped, with the settings in
-        their file: another version of Optuna may draw others.
+    def _restore_lines(self, params: dict[int, Params]) -> None:
+        """Record trials that were stopped after their file and before their line was written.
+
+        Their settings are read from the file, because another version of Optuna may draw other settings.
         """
         for number in params.keys() - self.trials.keys():
             if (saved := self.folder.load(number)) is not None:
                 values = {name: saved.settings[name] for name in self.request.space}
-                self.study.tell(judged(number, values, saved, self.request.objectives))
+                self.study.tell(judge_trial(number, values, saved, self.request.objectives))
 
     def _advance(self, engine: Engine, params: dict[int, Params], until: int = 0) -> None:
-        """Run the living trials of a wave up to a step, or to their end. A job that ran out of memory
-        is tried again in two halves.
+        """Run the remaining trials of a wave up to a step, or to their end.
+
+        A job that ran out of memory runs again in two halves.
         """
         waiting = {
             number: values
@@ -259,40 +273,40 @@ class Driver:
             if number not in self.trials
             and (not until or paused_value(self.folder.state(number))[0] < until)
         }
-        todo = jobs(waiting, self.request.seed, self.request.batch)
+        todo = split_into_jobs(waiting, self.request.seed, self.request.batch)
         while todo:
             smaller: list[Job] = []
             resumed = (self._resume(job, until) for job in todo)
-            for outcome in outcomes(engine, resumed, self.request.retries):
+            for outcome in run_jobs(engine, resumed, self.request.retries):
                 self.compute += outcome.seconds
                 if outcome.state is not None:
                     write_atomic(self.folder.state(outcome.job.numbers[0]), outcome.state)
                 elif MEMORY in outcome.reason and len(outcome.job.numbers) > 1:
-                    smaller += outcome.job.halves()
+                    smaller += outcome.job.split_in_halves()
                 else:
                     self._end(outcome)
             todo = smaller
 
     def _resume(self, job: Job, until: int) -> Job:
-        """The job with the state in which it paused, read when its turn comes."""
+        """Return the job with the state in which it paused."""
         path = self.folder.state(job.numbers[0])
         state = path.read_bytes() if len(job.numbers) == 1 and path.is_file() else None
         return dataclasses.replace(job, state=state, until=until)
 
     def _halve(self, params: dict[int, Params], until: int) -> None:
-        """End all but the best trials of a wave that paused at a step.
+        """Stop all but the best trials of a wave that paused at a step.
 
-        Optuna's pruners compare a trial with those that reported before it, so the engine would decide
-        which trials they end; and they do not support two objectives.
+        The pruners of Optuna are not used. They compare a trial with those that reported before it, so
+        the order in which trials end would matter. They also do not support two objectives.
         """
         paused = {
             number: paused_value(self.folder.state(number))[1]
             for number in params.keys() - self.trials.keys()
         }
-        # Trials that an earlier session ended at this rung count among those it began with.
+        # Trials that an earlier session stopped at this rung count among the trials of the rung.
         earlier = (self.trials[number] for number in params.keys() & self.trials.keys())
-        ended = sum(t.state == PRUNED and t.step == until for t in earlier)
-        survivors = math.ceil((len(paused) + ended) / ETA)
+        stopped = sum(t.state == PRUNED and t.step == until for t in earlier)
+        survivors = math.ceil((len(paused) + stopped) / ETA)
         by_value = sorted(paused, key=lambda n: (math.inf if paused[n] is None else paused[n], n))
         reason = f"not among the best at step {until}"
         for n in by_value[survivors:]:
@@ -309,7 +323,7 @@ class Driver:
                 self._record(trial)
             return
         for number, reconstruction in zip(params, outcome.reconstructions, strict=True):
-            trial = judged(number, params[number], reconstruction, self.request.objectives)
+            trial = judge_trial(number, params[number], reconstruction, self.request.objectives)
             if trial.state == COMPLETE:
                 reconstruction.save(self.folder.trial(number))
             self._record(trial)

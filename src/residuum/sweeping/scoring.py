@@ -1,7 +1,7 @@
-"""A finished sweep: ranked by the weights alone, scored by the data, shown.
+"""A finished sweep: its ranking by the weights alone, its scores on the data, and its report.
 
-The order of trials is fixed before the secret data is read. The data adds a second ranking, which shows
-what the choice without it lost.
+The order of the trials is fixed before the private data is read. The data gives a second ranking, which
+shows how many samples were lost by choosing without it.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from residuum.sweeping.pooling import Pool
 from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, SweepRequest, Trial
 
 SUBSETS = 500  # held-out subsets for the pooled result
-TRIAL_SUBSETS = 200  # for each trial: the fewest that a control takes
-TOP = 5  # of the ranking, among which the best by the data is named
-SHOWN, CARDS = 12, 60  # rows and pictures of the report
+TRIAL_SUBSETS = 200  # for each trial, the smallest number that a calibration allows
+TOP = 5  # trials at the top of the ranking, of which the report names the best by the data
+MAX_ROWS, MAX_CARDS = 12, 60  # rows and pictures of the report
 HEADLINES = {"residual": "First-layer residual", "expected": "Sources expected to be real:"}
 
 
 class SweepRun(RunDir):
-    """An open directory of a sweep: one driver at a time, a file per trial."""
+    """The open folder of a sweep, with a file per trial. Only one process can open it."""
 
     what, files, summary = "a sweep", ("request.json",), "sweep.json"
 
     def trial(self, number: int) -> Path:
-        """Where a finished trial's candidates are."""
+        """Return the path of the candidates of a finished trial."""
         return self.path / "trials" / f"{number:06d}.safetensors"
 
     def state(self, number: int) -> Path:
-        """Where a trial that successive halving paused goes on from."""
+        """Return the path of the state of a trial that successive halving paused."""
         return self.trial(number).with_suffix(".state.safetensors")
 
     def load(self, number: int) -> Reconstruction | None:
-        """A finished trial's candidates; None where there are none, or none that can be read."""
+        """Return the candidates of a finished trial, or None if they do not exist or cannot be read."""
         return Reconstruction.load_or_none(self.trial(number))
 
 
@@ -53,49 +53,56 @@ class SweepRun(RunDir):
 class Sweep:
     """A finished sweep.
 
-    found: the pooled reconstruction, None if no trial was complete.
-    said: the content of ``sweep.json``.
-    scored: both rankings, if data was given.
+    Attributes:
+        request: The settings of the sweep.
+        task: The inputs that all trials shared.
+        trials: All trials by number.
+        reconstruction: The pooled reconstruction, None if no trial was complete.
+        pool: Groups of the candidates of all trials.
+        summary: The content of ``sweep.json``.
+        scored: The rankings with and without the data, if data was passed.
     """
 
     request: SweepRequest
     task: Task
     trials: tuple[Trial, ...]
-    found: Reconstruction | None
+    reconstruction: Reconstruction | None
     pool: Pool
-    said: dict[str, Any]
+    summary: dict[str, Any]
     scored: Rankings | None = None
 
     @property
     def fresh(self) -> int:
-        """Trials that ended in this session."""
-        return self.said["session"]["trials"]
+        """Number of trials that finished in this session."""
+        return self.summary["session"]["trials"]
 
     @property
     def order(self) -> list[Trial]:
         """Complete trials, best first."""
-        return ranked(self.trials)
+        return rank_trials(self.trials)
 
     @property
     def front(self) -> list[Trial]:
-        """Trials that no other one beats: one, or several if two objectives compete."""
+        """Trials that no other trial beats in all objectives: one, or several if there are two objectives."""
         by_number = {trial.number: trial for trial in self.trials}
-        return [by_number[number] for number in self.said["front"]]
+        return [by_number[number] for number in self.summary["front"]]
 
 
-def ranked(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the complete trials, lowest first value first; the lower number breaks a tie."""
+def rank_trials(trials: Iterable[Trial]) -> list[Trial]:
+    """Return the complete trials by their first value, lowest first. The lower number breaks a tie."""
     complete = (trial for trial in trials if trial.state == COMPLETE)
     return sorted(complete, key=lambda trial: (trial.values[0], trial.number))
 
 
 @dataclass(frozen=True)
 class Rankings:
-    """Both rankings of a sweep.
+    """The rankings of a sweep with and without the data.
 
-    rows: figures of each complete trial and what it recovered, in the order without the data.
-    pooled, consensus: scores of all groups, and of those that several runs hold.
-    n: training samples.
+    Attributes:
+        rows: Figures of each complete trial and what it recovered, in the order without the data.
+        pooled: Scores of all groups.
+        consensus: Scores of the groups that several runs found, None if there are none.
+        n: Number of training samples.
     """
 
     rows: tuple[dict[str, Any], ...]
@@ -105,27 +112,25 @@ class Rankings:
 
     @property
     def by_data(self) -> list[dict[str, Any]]:
-        """The same rows, most recovered first, then by the mean of the ten best matches."""
+        """The rows by recovered samples, most first, then by the mean of the ten best matches."""
         return sorted(self.rows, key=lambda row: (-(row["recovered"] or 0), -(row["top10"] or 0)))
 
     @property
     def correlation(self) -> float | None:
-        """Spearman's correlation of the ranking figure with the recovered samples; None if one of them
-        is constant.
-        """
+        """Rank correlation (Spearman) of the ranking figure with recovered samples, None if undefined."""
         from scipy.stats import spearmanr
 
-        ranked_by = [
+        figures = [
             row["expected"] if row["residual"] is None else -row["residual"] for row in self.rows
         ]
         counts = [row["recovered"] or 0 for row in self.rows]
-        if len(set(ranked_by)) < 2 or len(set(counts)) < 2:
+        if len(set(figures)) < 2 or len(set(counts)) < 2:
             return None
-        value = float(spearmanr(ranked_by, counts).statistic)
+        value = float(spearmanr(figures, counts).statistic)
         return value if math.isfinite(value) else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return both orders by trial number, and what the choice lost."""
+        """Return both orders by trial number, and how many samples the choice without data lost."""
         best, chosen = self.by_data[0], self.rows[0]
         return {
             "n": self.n,
@@ -142,10 +147,20 @@ class Rankings:
         }
 
 
-def rankings(done: Sweep, out: Path, train: Dataset, holdout: Dataset | None) -> Rankings:
-    """Score every complete trial and the pooled result of a finished sweep."""
+def score_rankings(done: Sweep, out: Path, train: Dataset, holdout: Dataset | None) -> Rankings:
+    """Score every complete trial and the pooled result of a finished sweep.
 
-    def scores(pool: CandidatePool, subsets: int) -> Scores:
+    Args:
+        done: The finished sweep, with at least one complete trial.
+        out: Folder of the sweep.
+        train: Training samples.
+        holdout: Held-out samples, to calibrate the scores.
+
+    Returns:
+        The rankings.
+    """
+
+    def score_pool(pool: CandidatePool, subsets: int) -> Scores:
         return score(
             pool.x,
             train,
@@ -156,12 +171,12 @@ def rankings(done: Sweep, out: Path, train: Dataset, holdout: Dataset | None) ->
             subsets=subsets,
         )
 
-    assert done.found is not None
+    assert done.reconstruction is not None
     folder, rows = SweepRun(out), []
     for trial in done.order:
         if (reconstruction := folder.load(trial.number)) is None:
             continue
-        ncc = scores(all_candidates(reconstruction), TRIAL_SUBSETS).metrics["ncc"]
+        ncc = score_pool(all_candidates(reconstruction), TRIAL_SUBSETS).metrics["ncc"]
         rows.append(
             {
                 "number": trial.number,
@@ -174,15 +189,26 @@ def rankings(done: Sweep, out: Path, train: Dataset, holdout: Dataset | None) ->
                 "top10": ncc.top10_mean,
             }
         )
-    groups = done.found.selection
-    agreed = groups is not None and bool((groups.support > 1).any())
-    consensus = scores(selected_candidates(done.found), SUBSETS) if agreed else None
-    return Rankings(tuple(rows), scores(all_candidates(done.found), SUBSETS), consensus, len(train))
+    groups = done.reconstruction.selection
+    has_consensus = groups is not None and bool((groups.support > 1).any())
+    consensus = (
+        score_pool(selected_candidates(done.reconstruction), SUBSETS) if has_consensus else None
+    )
+    pooled = score_pool(all_candidates(done.reconstruction), SUBSETS)
+    return Rankings(tuple(rows), pooled, consensus, len(train))
 
 
-def page(done: Sweep, subject: str) -> str:
-    """Return the report as HTML."""
-    order, summary, scored = done.order, done.said, done.scored
+def render_report(done: Sweep, subject: str) -> str:
+    """Render the report of a sweep.
+
+    Args:
+        done: The finished sweep.
+        subject: Name of the network.
+
+    Returns:
+        The report as HTML.
+    """
+    order, summary, scored = done.order, done.summary, done.scored
     counts, space, figure = summary["counts"], done.request.space, done.request.objectives[0]
     coordinates = [
         Coordinate(name, [trial.params[name] for trial in order], s.log, s.low, s.high)
@@ -199,8 +225,9 @@ def page(done: Sweep, subject: str) -> str:
         if order
         else "No trial was complete",
         sentence=f"{len(done.trials)} of {done.request.trials} trials ended: {counts[COMPLETE]} "
-        f"complete, {counts[PRUNED]} stopped early, {counts[FAILED]} failed. Of the candidates of "
-        f"{done.pool.runs} runs, {summary['pooled']['consensus']} groups are held by several runs.",
+        f"complete, {counts[PRUNED]} stopped early, {counts[FAILED]} failed. The candidates of "
+        f"{done.pool.runs} runs form groups, and {summary['pooled']['consensus']} groups were found by "
+        "several runs.",
         tiles=(
             ("trials complete", str(len(order))),
             ("runs pooled", str(done.pool.runs)),
@@ -209,28 +236,28 @@ def page(done: Sweep, subject: str) -> str:
         ),
         coordinates=coordinates if order else (),
         columns=(*columns, "recovered") if scored else columns,
-        rows=_rows(done),
+        rows=_table_rows(done),
         choice=choice_lines(scored) if scored else (),
         scores=_scores(scored) if scored else (),
         items=_items(done),
         total=summary["pooled"]["consensus"],
-        shape=() if done.found is None else tuple(done.found.x.shape[1:]),
+        shape=() if done.reconstruction is None else tuple(done.reconstruction.x.shape[1:]),
         knowledge=done.task.knowledge.known_facts,
         failures=tuple(summary["failures"].items()),
-        notes=() if done.found is None else done.found.notes,
+        notes=() if done.reconstruction is None else done.reconstruction.notes,
         settings={k: v for k, v in summary["plan"].items() if k != "space"},
         environment=summary["environment"],
     )
 
 
-def _rows(done: Sweep) -> list[tuple[str, ...]]:
-    """Rank and figures of the best trials, and of the front if two objectives compete."""
+def _table_rows(done: Sweep) -> list[tuple[str, ...]]:
+    """Return rank and figures of the best trials, and of the front if there are two objectives."""
     order = done.order
-    front = done.front[:SHOWN] if len(done.request.objectives) > 1 else []
-    shown = order[:SHOWN] + [trial for trial in front if trial not in order[:SHOWN]]
-    counts = {row["number"]: _count(row) for row in done.scored.rows} if done.scored else {}
+    front = done.front[:MAX_ROWS] if len(done.request.objectives) > 1 else []
+    trials = order[:MAX_ROWS] + [trial for trial in front if trial not in order[:MAX_ROWS]]
+    counts = {row["number"]: _format_count(row) for row in done.scored.rows} if done.scored else {}
     rows = []
-    for trial in shown:
+    for trial in trials:
         rank = f"{order.index(trial) + 1}{' front' if trial in front else ''}"
         values = (trial.residual, trial.agreement, trial.expected, *trial.params.values())
         cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in values)]
@@ -241,38 +268,39 @@ def _rows(done: Sweep) -> list[tuple[str, ...]]:
 
 
 def choice_lines(scored: Rankings) -> tuple[str, ...]:
-    """Return sentences about what the ranking by the weights alone lost."""
+    """Return sentences that compare the rankings with and without the data."""
     summary = scored.to_json()
     chosen, best, top = summary["chosen"], summary["best_with_data"], summary["best_of_top"]
     if chosen["recovered"] is None:
-        return ("Without a held-out control no count can be told from chance.",)
+        return ("No count can be compared with chance, because there are no held-out samples.",)
     figure = "a low residual" if chosen["residual"] is not None else "many expected sources"
     rho = summary["spearman"]
-    correlation = "none, one of them is constant." if rho is None else f"{rho:.2f}."
+    correlation = "undefined, because one of them is constant." if rho is None else f"{rho:.2f}."
     return (
-        f"Of {scored.n} training samples trial {chosen['number']}, best by the weights alone, recovered "
-        f"{_count(chosen)}; trial {best['number']}, best by the data, {_count(best)}. Of the five best "
-        f"without the data, trial {top['number']} recovered {_count(top)}.",
+        f"Trial {chosen['number']}, the best by the weights alone, recovered {_format_count(chosen)} of "
+        f"{scored.n} training samples. Trial {best['number']}, the best by the data, recovered "
+        f"{_format_count(best)}. Of the five best trials without the data, trial {top['number']} "
+        f"recovered most: {_format_count(top)}.",
         f"Rank correlation of {figure} with recovered samples: {correlation}",
-        "The data was read after the ranking was fixed and changed nothing in it.",
+        "The data was read after the ranking was fixed, and did not change it.",
     )
 
 
-def _count(row: dict[str, Any]) -> str:
-    """Recovered samples of a trial, with their threshold."""
+def _format_count(row: dict[str, Any]) -> str:
+    """Return the recovered samples of a trial with the threshold."""
     if row["recovered"] is None:
         return "–"
     return f"{row['recovered']} (ncc > {row['threshold']:.3g})"
 
 
 def _scores(scored: Rankings) -> tuple[tuple[str, str, str], ...]:
-    """Name, value and meaning of the pooled scores."""
-    pools = (("all groups", scored.pooled), ("consensus alone", scored.consensus))
+    """Return name, value and meaning of the pooled scores."""
+    pools = (("all groups", scored.pooled), ("consensus only", scored.consensus))
     return tuple(
         (
             f"recovered of {scored.n}, {name}",
             f"{ncc.recovered} ({ncc.rule}; chance {ncc.expected_by_chance:.2g}, p {ncc.p_value:.2g})",
-            "one-to-one matches beyond 99% of held-out ones",
+            "one-to-one matches with a score above the 99% chance level of held-out samples",
         )
         for name, scores in pools
         if scores is not None and (ncc := scores.metrics["ncc"]).recovered is not None
@@ -280,16 +308,16 @@ def _scores(scored: Rankings) -> tuple[tuple[str, str, str], ...]:
 
 
 def score_lines(scored: Rankings) -> tuple[str, ...]:
-    """Return the pooled result compared with chance, in lines."""
+    """Return a line for each pooled score, compared with chance."""
     return tuple(f"{name}: {value}" for name, value, _ in _scores(scored))
 
 
 def _items(done: Sweep) -> list[Item]:
-    """Cards of the groups that several runs hold."""
-    if done.found is None or done.found.selection is None:
+    """Return the cards of the groups that several runs found."""
+    if done.reconstruction is None or done.reconstruction.selection is None:
         return []
-    groups, mean = done.found.selection, done.task.knowledge.mean
-    agreed = (groups.support > 1).nonzero().flatten()[:CARDS].tolist()
+    groups, mean = done.reconstruction.selection, done.task.knowledge.mean
+    indices = (groups.support > 1).nonzero().flatten()[:MAX_CARDS].tolist()
     return [
         Item(
             number=rank,
@@ -299,5 +327,5 @@ def _items(done: Sweep) -> list[Item]:
             support=int(groups.support[i]),
             restarts=done.pool.runs,
         )
-        for rank, i in enumerate(agreed, 1)
+        for rank, i in enumerate(indices, 1)
     ]

@@ -1,4 +1,4 @@
-"""What a sweep is asked to do: which settings it varies, how far, in which order, and where trials run.
+"""The request of a sweep: which settings it varies, in which ranges and order, and where trials run.
 
 The ranges are wider than the box that was searched for the published runs, because the best of those
 runs ended at its edges (lambda_min 0.5, alpha about 20).
@@ -27,39 +27,43 @@ if TYPE_CHECKING:
 
 Params = dict[str, float]
 SAMPLERS = ("random", "sobol", "tpe")
-LEARNING = ("tpe",)  # samplers that look at finished trials, wave by wave
+LEARNING = ("tpe",)  # samplers that use the results of finished trials, wave by wave
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
-STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}  # Optuna's names
-SEEDS = 100_003  # trials of one sweep at most; sweeps with other seeds share no random number
+STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}  # names of the states in Optuna
+# Maximal number of trials of a sweep. Sweeps with different seeds then share no random number.
+SEEDS = 100_003
 OBJECTIVES = ("residual", "agreement")
-EXPECTED = ("expected",)  # ranks trials of an attack that leaves no residual
+EXPECTED = ("expected",)  # ranks the trials of an attack that has no residual
 DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("minimize", "maximize")
-RANKINGS = {
+RANKING_RULES = {  # by whether the attack is unmix
     False: "residual, or by residual,agreement",
-    True: "expected, since unmix leaves no residual",
+    True: "expected, because unmix has no residual",
 }
-PLACES = {"engine", "workers", "cpus", "gpus", "address", "retries", "storage"}  # where trials run
-ETA = 3  # one in ETA trials of a rung goes on to the next, for ETA times the steps
+# Settings that decide where trials run, and not their results.
+PLACES = {"engine", "workers", "cpus", "gpus", "address", "retries", "storage"}
+ETA = 3  # one in ETA trials of a rung continues in the next one, for ETA times the steps
 
 
 @dataclass(frozen=True)
 class Trial(Record):
-    """What is remembered of a trial.
+    """The result of a trial.
 
-    number: its place in the sweep, from 0.
-    params: values of the settings that the sweep varies.
-    state: complete, pruned or failed.
-    values: what the trial is ranked by, () unless complete. The first is minimized: the residual, or
-        minus ``expected``.
-    residual: relative first-layer residual (a norm), median of the restarts that did not diverge;
-        None if the attack leaves none.
-    agreement: share of its candidates that several restarts hold.
-    expected: sum of the confidences of those candidates, the number of reconstructions that are
-        expected to be real. If the attack withholds confidence: sum of the shares of runs that hold
-        them.
-    step: the step that it reached.
-    diverged: restarts that diverged.
-    reason: why it failed.
+    Attributes:
+        number: Number of the trial in the sweep, from 0.
+        params: Values of the settings that the sweep varies.
+        state: "complete", "pruned" or "failed".
+        values: The objectives, () unless the trial is complete. The first is minimized: the residual, or
+            minus ``expected``.
+        residual: Relative first-layer residual (a norm), the median of the restarts that did not diverge.
+            None if the attack has no residual.
+        agreement: Share of the candidates that several restarts found.
+        expected: Number of reconstructions that are expected to be real: the sum of the confidences of
+            these candidates. If the attack gives no confidence, the sum of the shares of runs that found
+            them.
+        step: The last step.
+        diverged: Number of restarts that diverged.
+        seconds: Duration.
+        reason: Why the trial failed or was pruned.
     """
 
     number: int
@@ -77,23 +81,30 @@ class Trial(Record):
 
 @dataclass(frozen=True)
 class Range:
-    """A range, both ends included; log: tried evenly in the logarithm; whole: whole numbers."""
+    """A range of a setting, with both ends included.
+
+    Attributes:
+        low: Smallest value.
+        high: Largest value.
+        log: Whether values are spread evenly on a logarithmic scale.
+        integer: Whether values are integers.
+    """
 
     low: float
     high: float
     log: bool = False
-    whole: bool = False
+    integer: bool = False
 
     def distribution(self) -> BaseDistribution:
         """Return the range as an Optuna distribution."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
-        if self.whole:
+        if self.integer:
             return IntDistribution(int(self.low), int(self.high))
         return FloatDistribution(self.low, self.high, log=self.log)
 
 
-# The comments give the box that was searched for the published runs (Haim et al. 2022, as released).
+# The comments are the ranges that were searched for the published runs (Haim et al. 2022, as released).
 SPACE: dict[str, Range] = {
     "lr_x": Range(1e-5, 3.0, log=True),  # 1e-5 .. 1
     "lr_lam": Range(1e-5, 3.0, log=True),  # fixed at 1e-4
@@ -108,21 +119,29 @@ UNMIX_SPACE: dict[str, Range] = {
 }
 
 
-def numeric(attack: type[Attack]) -> dict[str, Any]:
+def list_numeric_settings(attack: type[Attack]) -> dict[str, Any]:
     """Return the settings of an attack that a sweep can vary, with their defaults."""
     skipped = ("restarts", "seed", "seconds", "steps")
     defaults = {name: FALLBACKS.get(name, f.default) for name, f in attack.model_fields.items()}
     return {n: v for n, v in defaults.items() if n not in skipped and type(v) in (int, float)}
 
 
-def configured(attack: Attack, params: Params) -> Attack:
-    """Return the attack with these settings, each converted to the type of its default."""
-    defaults = numeric(type(attack))
+def configure(attack: Attack, params: Params) -> Attack:
+    """Return the attack with other settings.
+
+    Args:
+        attack: The attack.
+        params: Values by setting. Each is converted to the type of the default of the setting.
+
+    Returns:
+        The attack with these settings.
+    """
+    defaults = list_numeric_settings(type(attack))
     changes: dict[str, Any] = {name: type(defaults[name])(v) for name, v in params.items()}
     return attack.changed(**changes)
 
 
-def restarts_of(attack: Attack) -> int:
+def count_restarts(attack: Attack) -> int:
     """Return the number of restarts of an attack that a sweep can vary."""
     assert isinstance(attack, RestartSettings | Unmix)
     return attack.restarts
@@ -150,18 +169,18 @@ class SweepOptions(TypedDict, total=False):
 
 
 class SweepRequest(SweepSettings):
-    """What a sweep is asked to do.
+    """The settings of a sweep.
 
     For unmix, ``space`` is ``UNMIX_SPACE`` and ``objectives`` is ("expected",) by default.
 
     Raises:
-        InputError: If an option is unknown, is out of its bounds, or contradicts another.
+        InputError: If an option is unknown, is out of its bounds, or contradicts another option.
     """
 
     attack: InstanceOf[Attack] = Field(
         default=Auto(restarts=TRIAL_RESTARTS),
-        description="The attack. Its settings are those that are not varied; its restarts and steps are "
-        "those of one trial.",
+        description="The attack. Settings that the sweep does not vary have their values from it. Its "
+        "restarts and steps are those of one trial.",
     )
     space: Mapping[str, Range] = Field(default=SPACE, description="Settings to vary, by name.")
 
@@ -179,7 +198,7 @@ class SweepRequest(SweepSettings):
             self._check_unmix()
         elif not isinstance(self.attack, StationarityAttack):
             raise InputError(
-                f"A sweep varies stationarity attacks and unmix; {self.attack.name} is none of them.",
+                f"A sweep can vary stationarity attacks and unmix; got {self.attack.name}.",
                 "Run it with residuum attack.",
             )
         self._check_space()
@@ -193,48 +212,51 @@ class SweepRequest(SweepSettings):
             require_known(name, UNMIX, f"A sweep of {self.attack.name} cannot vary")
         if self.rungs:
             raise InputError(
-                f"Successive halving pauses at steps; {self.attack.name} takes none.",
+                f"Successive halving needs an attack with steps; {self.attack.name} has none.",
                 "Use --rungs 0.",
             )
 
     def _check_space(self) -> None:
-        """Every name is a setting of the attack, and both ends of its range are valid for it."""
+        """Check that every name is a setting of the attack that allows both ends of its range."""
         if not self.space:
-            raise InputError("A sweep must vary a setting.", "Leave --search out for the default.")
+            raise InputError(
+                "A sweep must vary at least one setting.",
+                "Leave --search out to vary the default ones.",
+            )
         for name, setting in self.space.items():
-            require_known(name, numeric(type(self.attack)), "A sweep cannot vary")
+            require_known(name, list_numeric_settings(type(self.attack)), "A sweep cannot vary")
             if not setting.low < setting.high or (setting.log and setting.low <= 0):
                 raise InputError(
-                    f"{name} must run from low to high, above 0 on a log scale; got {setting.low:g} "
-                    f"to {setting.high:g}.",
+                    f"The range of {name} must go from low to high, and start above 0 on a log scale; got "
+                    f"{setting.low:g} to {setting.high:g}.",
                     f"Example: --search {name}=1e-3:1:log.",
                 )
             for end in (setting.low, setting.high):
-                configured(type(self.attack)(), {name: end})
+                configure(type(self.attack)(), {name: end})
 
     def _check_objectives(self) -> None:
-        unmix = isinstance(self.attack, Unmix)
-        if self.objectives not in ((EXPECTED,) if unmix else (OBJECTIVES[:1], OBJECTIVES)):
+        is_unmix = isinstance(self.attack, Unmix)
+        if self.objectives not in ((EXPECTED,) if is_unmix else (OBJECTIVES[:1], OBJECTIVES)):
             raise InputError(
-                f"A sweep ranks by {RANKINGS[unmix]}; got {','.join(self.objectives)}.",
+                f"A sweep ranks by {RANKING_RULES[is_unmix]}; got {','.join(self.objectives)}.",
                 "Leave --rank-by out.",
             )
-        if self.objectives != OBJECTIVES[:1] and restarts_of(self.attack) < 2:
+        if self.objectives != OBJECTIVES[:1] and count_restarts(self.attack) < 2:
             raise InputError(
-                "Agreement is between restarts; a trial has one.", "Use --restarts 2 or more."
+                "Agreement compares restarts, so a trial needs several; got 1.",
+                "Use --restarts 2 or more.",
             )
 
     def _check_batch(self) -> None:
-        if alone := [name for name in self.space if name not in NUMBERS]:
+        if unsupported := [name for name in self.space if name not in NUMBERS]:
             raise InputError(
-                f"Trials that share a program may differ in {', '.join(NUMBERS)} alone; "
-                f"{alone[0]} is varied too.",
+                f"Trials in a batch may differ only in {', '.join(NUMBERS)}; the sweep also varies "
+                f"{unsupported[0]}.",
                 "Use --batch 1.",
             )
         if self.rungs:
             raise InputError(
-                "Successive halving stops trials one by one; trials that share a program stop "
-                "together.",
+                "Successive halving stops single trials, but the trials of a batch stop together.",
                 "Use --batch 1, or --rungs 0.",
             )
 
@@ -242,7 +264,8 @@ class SweepRequest(SweepSettings):
     def waves(self) -> list[range]:
         """Numbers of the trials that are drawn together: all of them, unless the sampler learns."""
         size = self.wave if self.sampler in LEARNING else self.trials
-        return [range(at, min(at + size, self.trials)) for at in range(0, self.trials, size)]
+        starts = range(0, self.trials, size)
+        return [range(start, min(start + size, self.trials)) for start in starts]
 
     @property
     def pauses(self) -> list[int]:
@@ -255,17 +278,25 @@ class SweepRequest(SweepSettings):
         return sorted(step for step in rounded if step < last)
 
     def plan(self) -> dict[str, Any]:
-        """Return what decides the trials as plain values: a stored sweep is compared with it."""
+        """Return the settings that decide the trials, as plain values. They identify a stored sweep."""
         attack = {k: v for k, v in self.attack.to_json().items() if k != "seconds"}
         return {**self.model_dump(mode="json", exclude={"attack", *PLACES}), "attack": attack}
 
 
-def cost(request: SweepRequest, trial: Estimate) -> dict[str, float]:
-    """Return what a sweep takes on one device, from the measured cost of a whole trial."""
-    running, before, steps = request.trials, 0, 0
+def estimate_cost(request: SweepRequest, trial: Estimate) -> dict[str, float]:
+    """Estimate the cost of a sweep on one device.
+
+    Args:
+        request: The sweep.
+        trial: The measured cost of a trial that runs to its end.
+
+    Returns:
+        Seconds, rates and memory by name.
+    """
+    running, previous, steps = request.trials, 0, 0
     for pause in (*request.pauses, trial.steps):
-        steps += running * (pause - before)
-        running, before = math.ceil(running / ETA), pause
+        steps += running * (pause - previous)
+        running, previous = math.ceil(running / ETA), pause
     seconds = steps * trial.seconds / trial.steps
     return {
         "seconds_per_trial": trial.seconds,

@@ -1,7 +1,7 @@
-"""The memory of a sweep: which trials are drawn, and how those that ended did.
+"""The study of a sweep: the settings of the trials, and the results of those that ended.
 
-It is an Optuna study, in a journal in the run directory or in the database of ``storage``. It holds
-settings and figures, never a candidate.
+It is an Optuna study, stored in a journal in the folder of the sweep or in a database. It holds settings
+and figures, and no candidates.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from residuum.errors import InputError
 from residuum.records.rundir import digest
 from residuum.sweeping.space import DIRECTIONS, STATES, Params, SweepRequest, Trial
 
-REQUEST, FACTS = "residuum:plan", "residuum:trial"  # attributes of a stored study and of its trials
+# Names of the attributes of a stored study and of its trials.
+PLAN_ATTRIBUTE, TRIAL_ATTRIBUTE = "residuum:plan", "residuum:trial"
 
 
 class Study:
-    """Trials of a sweep: an Optuna study in memory that draws them, and a stored one that records those
-    that ended.
+    """The trials of a sweep. An Optuna study in memory draws them, and a stored study records them.
 
-    A wave is drawn as a whole, by a sampler with a seed of its own, after all earlier waves have ended.
-    So it depends on the request and on earlier waves alone: not on which trial ended first, nor on a
-    restart, nor on the machines, and any session draws it again.
+    A wave is drawn as a whole after all earlier waves have ended, by a sampler with a separate seed. So it
+    depends only on the request and on earlier waves. It does not depend on the order in which trials end,
+    on restarts, or on the machines. Every session draws the same wave.
     """
 
     def __init__(
@@ -39,9 +39,9 @@ class Study:
         """Open the study.
 
         Args:
-            request: What the sweep is asked to do.
-            storage: An Optuna storage; None keeps nothing.
-            identity: What tells this sweep from others that share the storage.
+            request: The settings of the sweep.
+            storage: An Optuna storage, None to store nothing.
+            identity: Plain values that identify this sweep among others in the storage.
         """
         import optuna
 
@@ -56,21 +56,21 @@ class Study:
             directions=directions,
             load_if_exists=True,
         )
-        if REQUEST not in self._stored.user_attrs:
-            self._stored.set_user_attr(REQUEST, json.dumps(identity, sort_keys=True))
+        if PLAN_ATTRIBUTE not in self._stored.user_attrs:
+            self._stored.set_user_attr(PLAN_ATTRIBUTE, json.dumps(identity, sort_keys=True))
         for stored in self._stored.get_trials(deepcopy=False):
-            if facts := stored.user_attrs.get(FACTS):  # trials of other programs have none
-                facts = facts | {"params": dict(stored.params), "values": tuple(facts["values"])}
-                self.trials[facts["number"]] = Trial(**facts)
+            if fields := stored.user_attrs.get(TRIAL_ATTRIBUTE):  # not set by other programs
+                fields = fields | {"params": dict(stored.params), "values": tuple(fields["values"])}
+                self.trials[fields["number"]] = Trial(**fields)
 
     def ask(self, wave: range) -> dict[int, Params]:
         """Return the settings of the next trials, by number."""
         seed = np.random.SeedSequence((self._request.seed, wave.start)).generate_state(1)
         self._memory.sampler = self._sampler(int(seed[0]))
-        drawn = {number: dict(self._memory.ask(self._space).params) for number in wave}
-        for number in drawn.keys() & self.trials.keys():
+        params = {number: dict(self._memory.ask(self._space).params) for number in wave}
+        for number in params.keys() & self.trials.keys():
             self._tell_memory(self.trials[number])
-        return drawn
+        return params
 
     def _sampler(self, seed: int) -> Any:
         from optuna.samplers import QMCSampler, RandomSampler, TPESampler
@@ -82,23 +82,23 @@ class Study:
             return TPESampler(seed=seed, constant_liar=True)
 
         class Sobol(QMCSampler):
-            """Optuna's sampler, which would otherwise learn the space from a random first trial."""
+            """The Sobol sampler of Optuna, without a random first trial to learn the space from."""
 
             def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
                 return space
 
-        with warnings.catch_warnings(action="ignore"):  # Optuna calls it experimental
+        with warnings.catch_warnings(action="ignore"):  # Optuna warns that it is experimental
             return Sobol(seed=seed, scramble=True)
 
     def tell(self, trial: Trial) -> None:
-        """Record how a trial ended."""
-        facts = trial.to_json()
+        """Record a trial that ended."""
+        fields = trial.to_json()
         line = self._optuna.trial.create_trial(
             state=self._optuna.trial.TrialState[STATES[trial.state]],
             values=list(trial.values) or None,
-            params=facts.pop("params"),
+            params=fields.pop("params"),
             distributions=self._space,
-            user_attrs={FACTS: facts},
+            user_attrs={TRIAL_ATTRIBUTE: fields},
         )
         self._stored.add_trial(line)
         self.trials[trial.number] = trial
@@ -110,14 +110,22 @@ class Study:
 
     @property
     def front(self) -> list[int]:
-        """Numbers of the complete trials that no other one beats, in the order of the first value."""
+        """Numbers of the complete trials that no other trial beats in all objectives, by the first value."""
         best = sorted(self._memory.best_trials, key=lambda trial: (trial.values[0], trial.number))
         return [trial.number for trial in best]
 
 
 @contextmanager
 def open_storage(journal: Path, url: str | None) -> Iterator[Any]:
-    """Open an Optuna storage: the database of ``url``, or the file ``journal``."""
+    """Open an Optuna storage, and close it at the end.
+
+    Args:
+        journal: File of the storage if there is no URL.
+        url: URL of a database, None to use the file.
+
+    Yields:
+        The storage.
+    """
     if url is None:
         yield _open_journal(journal)
         return
@@ -129,12 +137,12 @@ def open_storage(journal: Path, url: str | None) -> Iterator[Any]:
 
 
 def _open_journal(path: Path) -> Any:
-    """Open lines in a file. The run directory is locked, so a lock in it was left by a killed sweep. A
-    last line without an end was cut by a power failure or a full disk.
-    """
+    """Open a journal, a file of lines of JSON, and repair it if the last sweep was killed."""
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
+    # This process has locked the folder, so a lock of the journal remains from a killed sweep. A last
+    # line without an end was cut off by a power failure or a full disk.
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
         os.truncate(path, content.rfind(b"\n") + 1)
@@ -142,8 +150,8 @@ def _open_journal(path: Path) -> Any:
         return JournalStorage(JournalFileBackend(str(path)))
     except ValueError as problem:
         raise InputError(
-            f"The journal {str(path)!r} must be lines of JSON, and is not ({problem}).",
-            "Remove it: the files of the trials restore their lines.",
+            f"The journal {str(path)!r} must be lines of JSON; reading it failed ({problem}).",
+            "Remove it. Its lines are restored from the files of the trials.",
         ) from problem
 
 
@@ -154,9 +162,9 @@ def _open_database(url: str) -> Any:
     try:
         return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
     except (SQLAlchemyError, ImportError) as problem:
-        shown = re.sub("//.*@", "//***@", url)[:80]  # without the password
+        safe_url = re.sub("//.*@", "//***@", url)[:80]  # without the password
         raise InputError(
-            f"The storage must be the URL of a database that answers; {shown!r} does not "
+            f"The storage must be the URL of a reachable database; connecting to {safe_url!r} failed "
             f"({type(problem).__name__}).",
-            "Example: --storage postgresql+psycopg://user@host/name; leave it out for a file.",
+            "Example: --storage postgresql+psycopg://user@host/name. Leave it out to use a file.",
         ) from problem

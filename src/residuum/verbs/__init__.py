@@ -1,1 +1,1 @@
-"""What commands do beside words: runs that keep themselves in a folder, one public verb each."""
+"""One module per public verb. Each computes a result and can write it to a folder."""

@@ -21,43 +21,50 @@ from residuum.theory.kkt_sets import KKTSet, Watcher
 from residuum.verbs.attacking import write_figures
 
 SUMMARY, SAMPLES, PICTURE = "alternatives.json", "alternative.npz", "alternatives.png"
-SHARE = 0.9  # of a sample's budget
+SHARE = 0.9  # default share of a sample's budget
 
 
 @dataclass(frozen=True, eq=False)
 class Alternatives:
-    """given: the true samples as a KKT set; found: the alternative; direction: how it was searched."""
+    """An alternative training set, with the true one.
 
-    given: KKTSet
-    found: kinds.Alternative
+    Attributes:
+        true_set: The true samples as a KKT set.
+        alternative: The alternative.
+        direction: How the direction of a sample was found.
+        arch: Architecture of the network.
+    """
+
+    true_set: KKTSet
+    alternative: kinds.Alternative
     direction: str
     arch: str
 
     def to_json(self) -> dict[str, Any]:
-        """The published form; distances and residuals measured, not derived."""
-        given, found, after = self.given, self.found, self.found.after
-        limited = found.budgets[found.budgets.isfinite()]
+        """Return the published form. Distances and residuals are measured on the samples."""
+        before, alternative, after = self.true_set, self.alternative, self.alternative.after
+        limited = alternative.budgets[alternative.budgets.isfinite()]
         return {
-            "residual_before": given.residual,
+            "residual_before": before.residual,
             "residual_after": after.residual,
-            "min_distance": after.distance(given),
+            "min_distance": after.distance(before),
             "on_margin": after.is_on_margin,
             "stationary_set": after.is_stationary_set,
             "full_kkt_set": after.is_full_kkt_set,
-            "n_before": len(given),
+            "n_before": len(before),
             "n_after": len(after),
-            "kind": found.kind,
-            "direction": None if found.kind == "merge" else self.direction,
-            "in_use": len(found.before),
-            "changed": found.changed,
-            "exact_kkt_point": given.is_exact,
-            "margin_before": given.margin,
+            "kind": alternative.kind,
+            "direction": None if alternative.kind == "merge" else self.direction,
+            "in_use": len(alternative.before),
+            "changed": alternative.changed,
+            "exact_kkt_point": before.is_exact,
+            "margin_before": before.margin,
             "margin_after": after.margin,
-            "delta_before": given.delta,
+            "delta_before": before.delta,
             "delta_after": after.delta,
             "budget_median": float(limited.median()) if len(limited) else None,
-            "budgets_unlimited": int(found.budgets.isinf().sum()),
-            "blocked": [vars(one) for one in found.blocked],
+            "budgets_unlimited": int(alternative.budgets.isinf().sum()),
+            "blocked": [vars(sample) for sample in alternative.blocked],
         }
 
 
@@ -65,7 +72,7 @@ def alternatives(
     model: Network | nn.Module | str | Path,
     data: Dataset,
     *,
-    far: float | None = None,
+    distance: float | None = None,
     share: float | None = None,
     merge: bool = False,
     direction: str = "softest",
@@ -74,46 +81,59 @@ def alternatives(
     out: str | Path | None = None,
     watch: Watcher | None = None,
 ) -> Alternatives:
-    """Another training set that an attack on the weights cannot tell from the true one, ``data``.
+    """Construct another training set that an attack on the weights cannot tell from the true one.
 
-    far: every sample moves at least this far from all of them.
-    share: every sample is split by this share of its budget (the default, 0.9).
-    merge: samples of one label and pattern are merged.
-    direction: how a sample's direction is found.
-    out: folder for the set and its picture.
+    Args:
+        model: The network, or its file.
+        data: The true training samples.
+        distance: Move every sample at least this far from all true samples.
+        share: Split every sample by this share of its budget. This is the default, with 0.9.
+        merge: Merge samples of the same label and activation pattern.
+        direction: How the direction of a sample is found.
+        task: "binary", "multiclass", "regression", or "auto" to use that of the network.
+        arch: Architecture, if the file does not hold it.
+        out: Folder for the set and its picture.
+        watch: Receives the number of finished samples and of all samples.
+
+    Returns:
+        The alternative, with the true set.
+
+    Example:
+        >>> split = rs.load_dataset("digits", 20)
+        >>> rs.alternatives("runs/m", split.train, distance=10).to_json()["residual_after"]
     """
     require_known(direction, DIRECTIONS, "No direction")
     if out is not None:
         refuse_foreign(Path(out), "alternatives", {SUMMARY})
     released = as_network(model, arch)
     task = released.task if task == "auto" and released.task else task
-    given = KKTSet.from_samples(released.module, data.x, data.y, task=task)
+    true_set = KKTSet.from_samples(released.module, data.x, data.y, task=task)
     if merge:
-        found = kinds.build_merged_alternative(given)
-    elif far is not None:
-        found = kinds.build_far_alternative(given, far, direction, watch)
+        alternative = kinds.build_merged_alternative(true_set)
+    elif distance is not None:
+        alternative = kinds.build_far_alternative(true_set, distance, direction, watch)
     else:
         share = SHARE if share is None else share
-        found = kinds.build_budget_alternative(given, share, direction, watch)
-    result = Alternatives(given, found, direction, released.arch)
+        alternative = kinds.build_budget_alternative(true_set, share, direction, watch)
+    result = Alternatives(true_set, alternative, direction, released.arch)
     if out is not None:
         _write(Path(out), data, result)
     return result
 
 
 def _write(out: Path, samples: Dataset, result: Alternatives) -> None:
-    """The set, the picture, and the summary last."""
-    found, after = result.found, result.found.after
+    """Write the set, the picture, and last the summary."""
+    alternative, after = result.alternative, result.alternative.after
     y = after.y
-    if result.given.task == "binary" and bool((samples.y >= 0).all()):
-        y = (y + 1) / 2  # labels as the file had them
-    # Several classes: one multiplier per rival, in the column of its class, 0 in the sample's own.
-    lam = -after.u[:, 0].clamp(max=0) if result.given.task == "multiclass" else after.lam
+    if result.true_set.task == "binary" and bool((samples.y >= 0).all()):
+        y = (y + 1) / 2  # the file has labels 0 and 1
+    # Several classes: one multiplier per rival, in the column of its class. That of the label is 0.
+    lam = -after.u[:, 0].clamp(max=0) if result.true_set.task == "multiclass" else after.lam
     arrays = {"x": after.x.numpy(), "y": y.to(samples.y.dtype).numpy(), "lam": lam.numpy()}
     if samples.mean is not None:
         arrays["mean"] = samples.mean.numpy()
     write_atomic(out / ".gitignore", "*\n")
     write_npz(out / SAMPLES, arrays)
-    figure = alternatives_figure(found.before.x, after.x, found.parents, samples.mean)
+    figure = alternatives_figure(alternative.before.x, after.x, alternative.parents, samples.mean)
     write_figures(out, {PICTURE: figure})
     write_json(out / SUMMARY, result.to_json())

@@ -1,7 +1,7 @@
-"""The directory of an attack: written atomically, taken up again, and what a score adds to it.
+"""The folder of an attack: how it is written and continued, and the scores that are added to it.
 
-``attack.json`` is written last and marks a run as complete; ``attack_state.safetensors`` is there
-while one can be continued.
+``attack.json`` is written last and marks a run as complete. ``attack_state.safetensors`` exists as long
+as the run can be continued.
 """
 
 from __future__ import annotations
@@ -29,18 +29,27 @@ RECONSTRUCTION, SCORES = "reconstruction.safetensors", "scores.json"
 
 
 class AttackRun(RunDir):
-    """An open directory of an attack."""
+    """The open folder of an attack."""
 
     what, files, summary = "an attack", (SUMMARY, STATE, RECONSTRUCTION), SUMMARY
 
     def finished(self, request: dict[str, Any], knowledge: Knowledge) -> Reconstruction | None:
-        """The complete run in this folder, None when work is left; another attack is refused."""
+        """Return the complete run in this folder.
+
+        Args:
+            request: The request of this attack.
+            knowledge: What the attacker knows.
+
+        Returns:
+            The result, or None if the run is unfinished. A folder with another attack is an
+            ``InputError``.
+        """
         if not self.is_complete:
             return None
-        found = load_run(self.path)
-        if asked_for(self.path) != request or not same(found.knowledge, knowledge):
+        result = load_run(self.path)
+        if read_request(self.path) != request or not same(result.knowledge, knowledge):
             rundir.refuse_other_run(self.path, self.what, "settings or weights")
-        return None if "time" in found.status and (self.path / STATE).is_file() else found
+        return None if "time" in result.status and (self.path / STATE).is_file() else result
 
     def attack(
         self,
@@ -51,33 +60,70 @@ class AttackRun(RunDir):
         preset: str,
         watch: Watcher | None = None,
     ) -> Reconstruction:
-        """Attack, and write everything, the summary last; the state stays where time ran out."""
+        """Run the attack and write its files, the summary last.
+
+        If the attack stopped because its time was over, its state is kept so that it can be continued.
+
+        Args:
+            released: The released network.
+            knowledge: What the attacker knows.
+            attack: The attack.
+            request: The request, to recognize this run later.
+            preset: Name of the preset.
+            watch: Receives the progress of the attack.
+
+        Returns:
+            The result.
+        """
         state, out = self.path / STATE, self.path
-        found = attack.run(released, knowledge, state_path=state, watch=watch)
-        found.save(out / RECONSTRUCTION)
-        drawn = {"selected.png": figures.selected_figure(found)}
-        drawn |= {
-            "loss.png": figures.loss_figure(found),
-            "family.png": figures.family_figure(found),
+        result = attack.run(released, knowledge, state_path=state, watch=watch)
+        result.save(out / RECONSTRUCTION)
+        pictures = {
+            "selected.png": figures.selected_figure(result),
+            "loss.png": figures.loss_figure(result),
+            "family.png": figures.family_figure(result),
         }
-        write_figures(out, drawn)
-        made = {"preset": preset, "request": request}
-        made |= {"sha256": {RECONSTRUCTION: sha256(out / RECONSTRUCTION)}}
-        made |= {"environment": rundir.environment(found.settings["device"])}
-        write_json(out / SUMMARY, {**found.to_json(), **made})
-        if "time" not in found.status:
+        write_figures(out, pictures)
+        summary = {
+            **result.to_json(),
+            "preset": preset,
+            "request": request,
+            "sha256": {RECONSTRUCTION: sha256(out / RECONSTRUCTION)},
+            "environment": rundir.environment(result.settings["device"]),
+        }
+        write_json(out / SUMMARY, summary)
+        if "time" not in result.status:
             state.unlink(missing_ok=True)
-        return found
+        return result
 
 
-def request_of(release: Release, released: Network, attack: Attack) -> dict[str, Any]:
-    """All that was asked for, but the wall clock: what decides whether two attacks are the same."""
+def make_request(release: Release, released: Network, attack: Attack) -> dict[str, Any]:
+    """Return the request of an attack. Two attacks with the same request are the same.
+
+    Args:
+        release: The released file.
+        released: The network in it.
+        attack: The attack. Its time limit is not a part of the request.
+
+    Returns:
+        Settings, architecture and hash of the file.
+    """
     settings = {name: value for name, value in attack.to_json().items() if name != "seconds"}
     return {"settings": settings, "arch": released.arch, "checkpoint_sha256": release.sha256}
 
 
 def load_run(out: Path) -> Reconstruction:
-    """The reconstruction in an attack's folder."""
+    """Return the reconstruction in the folder of an attack.
+
+    Args:
+        out: The folder.
+
+    Returns:
+        The reconstruction.
+
+    Raises:
+        InputError: If the folder holds none.
+    """
     if not (out / RECONSTRUCTION).is_file():
         raise InputError(
             f"An attack's folder must hold {RECONSTRUCTION}; {str(out)!r} does not.",
@@ -86,62 +132,90 @@ def load_run(out: Path) -> Reconstruction:
     return Reconstruction.load(out / RECONSTRUCTION)
 
 
-def asked_for(out: Path) -> dict[str, Any]:
-    """What an attack's folder says was asked for; empty where it does not say."""
+def read_request(out: Path) -> dict[str, Any]:
+    """Return the request in the folder of an attack, empty if the folder does not hold it."""
     request = read_json(out / SUMMARY).get("request")
     return request if isinstance(request, dict) else {}
 
 
 def attacked_other(checkpoint: Path, out: Path) -> bool:
-    """Whether the folder is known to be of an attack on another checkpoint."""
-    attacked = asked_for(out).get("checkpoint_sha256")  # unknown where there is no attack.json
+    """Return True if the folder is known to hold an attack on another checkpoint.
+
+    Args:
+        checkpoint: The checkpoint.
+        out: Folder of an attack.
+
+    Returns:
+        Whether the hashes differ. False if the folder does not name its checkpoint.
+    """
+    attacked = read_request(out).get("checkpoint_sha256")
     return attacked is not None and attacked != sha256(locate_weights(checkpoint))
 
 
 def score_run(
-    run: Path, train: Dataset, control: Dataset | None, ckpt: Path | None, which: str, **how: Any
+    run: Path,
+    train: Dataset,
+    holdout: Dataset | None,
+    checkpoint: Path | None,
+    candidates: str,
+    **options: Any,
 ) -> tuple[dict[str, Any], Scores, Scores | None, Reconstruction]:
-    """What came back in an attack's folder, against chance: ``scores.json`` and figures in it.
+    """Score the reconstruction in the folder of an attack. Write ``scores.json`` and figures to it.
 
-    ckpt: the attacked checkpoint, adds margins.
-    which: "all" or "selected", the attack's own choice, whose scores stand beside those of all.
-    how: arguments of :func:`residuum.score`.
+    Args:
+        run: Folder of the attack.
+        train: Training samples.
+        holdout: Held-out samples, if any.
+        checkpoint: The attacked checkpoint, if given. It adds margins.
+        candidates: "all", or "selected" for the candidates that the attack selected. With "all" the
+            selected candidates are scored separately too.
+        **options: Arguments of :func:`residuum.score`.
+
+    Returns:
+        The summary that was written, the scores, the scores of the selected candidates if they were
+        scored separately, and the reconstruction.
     """
-    require_known(which, CANDIDATES, "No candidates")
-    found, outputs, other = load_run(run), None, False
-    if ckpt is not None:
-        model = load_checkpoint(ckpt, asked_for(run).get("arch")).module
+    require_known(candidates, CANDIDATES, "No candidates")
+    result, outputs, is_other = load_run(run), None, False
+    if checkpoint is not None:
+        model = load_checkpoint(checkpoint, read_request(run).get("arch")).module
         outputs = evaluate(model, train.x.to(next(model.parameters()).dtype)).detach()
-        other = attacked_other(ckpt, run)
+        is_other = attacked_other(checkpoint, run)
 
-    def judge(pool: CandidatePool) -> Scores:
-        return score(pool.x, train, control, multipliers=pool.lam, outputs=outputs, **how)
+    def score_pool(pool: CandidatePool) -> Scores:
+        return score(pool.x, train, holdout, multipliers=pool.lam, outputs=outputs, **options)
 
-    chosen = selected_candidates(found)
-    pool = all_candidates(found) if which == "all" else chosen
-    scores = judge(pool)
-    if other:
+    chosen = selected_candidates(result)
+    pool = all_candidates(result) if candidates == "all" else chosen
+    scores = score_pool(pool)
+    if is_other:
         scores = scores.replace(notes=(*scores.notes, OTHER))
-    selected = judge(chosen) if which == "all" and len(chosen.x) else None
+    is_separate = candidates == "all" and len(chosen.x) > 0
+    selected = score_pool(chosen) if is_separate else None
     summary = {
         **scores.to_json(),
-        "candidates": which,
+        "candidates": candidates,
         "selected": None if selected is None else selected.to_json(),
-        "attack": found.attack,
-        "status": list(found.status),
-        "knowledge": dict(found.knowledge.provenance),
+        "attack": result.attack,
+        "status": list(result.status),
+        "knowledge": dict(result.knowledge.provenance),
     }
     write_json(run / SCORES, summary)
-    drawn = {"matches.png": figures.matches_figure(pool.x, train, scores)}
+    pictures = {"matches.png": figures.matches_figure(pool.x, train, scores)}
     if outputs is not None:
-        wanted = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
-        drawn["output_score.png"] = figures.output_figure(scores, outputs, wanted)
-    write_figures(run, drawn)
-    return summary, scores, selected, found
+        metrics = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
+        pictures["output_score.png"] = figures.output_figure(scores, outputs, metrics)
+    write_figures(run, pictures)
+    return summary, scores, selected, result
 
 
-def write_figures(out: Path, drawn: dict[str, bytes | None]) -> None:
-    """Every picture that could be drawn."""
-    for name, figure in drawn.items():
+def write_figures(out: Path, pictures: dict[str, bytes | None]) -> None:
+    """Write pictures to a folder.
+
+    Args:
+        out: The folder.
+        pictures: PNG by file name. A picture that could not be drawn is None and is left out.
+    """
+    for name, figure in pictures.items():
         if figure is not None:
             write_atomic(out / name, figure)

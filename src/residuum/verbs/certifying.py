@@ -1,4 +1,4 @@
-"""Certificates of files: how close to a KKT point, and ``rs.uniqueness``, what other sets keep."""
+"""Certificates of files: closeness to a KKT point, and ``rs.uniqueness`` of a reconstruction."""
 
 from __future__ import annotations
 
@@ -28,66 +28,96 @@ OTHER = "CKPT is not the checkpoint that was attacked"
 
 
 @dataclass(frozen=True, eq=False)
-class Certified:
-    """A certificate and what it is of; seconds: what it was expected to take."""
+class CertifiedReconstruction:
+    """A certified reconstruction.
 
-    unique: Uniqueness
-    chosen: Solution
-    found: Reconstruction
-    which: str
+    Attributes:
+        uniqueness: The certificate.
+        solution: The candidates that were certified.
+        reconstruction: The result of the attack.
+        candidates: Which candidates were certified, "selected" or "best".
+        seconds: Expected time of the computation.
+        arch: Architecture of the network.
+    """
+
+    uniqueness: Uniqueness
+    solution: Solution
+    reconstruction: Reconstruction
+    candidates: str
     seconds: float
     arch: str
 
     def to_json(self) -> dict[str, Any]:
-        """The published form, with what the restarts say of each."""
-        summary, chosen = self.unique.to_json(), self.chosen
+        """Return the published form, with the support and confidence of every sample."""
+        summary, support = self.uniqueness.to_json(), self.solution.support
+        confidence = self.solution.confidence
         for row in summary["per_sample"]:
             i = row["index"]
-            row["support"] = None if chosen.support is None else int(chosen.support[i])
-            row["confidence"] = None if chosen.confidence is None else plain(chosen.confidence[i])
+            row["support"] = None if support is None else int(support[i])
+            row["confidence"] = None if confidence is None else plain(confidence[i])
         return {
             **summary,
-            "candidates": self.which,
-            "restarts": self.found.restarts,
+            "candidates": self.candidates,
+            "restarts": self.reconstruction.restarts,
             "estimated_seconds": self.seconds,
-            "attack": self.found.attack,
-            "knowledge": dict(self.found.knowledge.provenance),
+            "attack": self.reconstruction.attack,
+            "knowledge": dict(self.reconstruction.knowledge.provenance),
         }
 
     def write(self, out: Path) -> None:
-        """The record, a picture, and the summary last."""
-        self.unique.save(out / RECORD)
-        support = self.chosen.support
-        every = self.found.restarts
-        agreement = None if support is None else [f"{int(s)}/{every}" for s in support]
-        mean = self.found.knowledge.mean
-        write_figures(out, {PICTURE: ambiguity_figure(self.chosen.x, self.unique, mean, agreement)})
+        """Write the record, the picture, and last the summary to the folder ``out``."""
+        self.uniqueness.save(out / RECORD)
+        support, restarts = self.solution.support, self.reconstruction.restarts
+        agreement = None if support is None else [f"{int(s)}/{restarts}" for s in support]
+        mean = self.reconstruction.knowledge.mean
+        figure = ambiguity_figure(self.solution.x, self.uniqueness, mean, agreement)
+        write_figures(out, {PICTURE: figure})
         write_json(out / SUMMARY, self.to_json())
 
 
-def kkt(
+def certify_kkt(
     checkpoint: Path,
     data: Path | None,
+    *,
     arch: str | None,
     task: str,
     rivals: str,
     kink_tolerance: float,
     out: Path | None,
 ) -> tuple[Certificate, str]:
-    """How close a checkpoint is to a KKT point on samples of a file, and what that is of."""
-    released = as_network(checkpoint, arch)
-    given = Dataset.from_npz(find_training_samples(checkpoint, data))
-    task = released.task if task == "auto" and released.task else task
-    how: dict[str, Any] = {"rivals": rivals, "kink_tolerance": kink_tolerance, "task": task}
-    found = certify(released.module, given.x, given.y, **how)
+    """Measure how close a checkpoint is to a KKT point on the samples of a file.
+
+    Args:
+        checkpoint: File of the network, or a training directory.
+        data: File of the samples, by default those in the training directory.
+        arch: Architecture, if the file does not hold it.
+        task: "binary", "multiclass", "regression", or "auto" to use that of the network.
+        rivals: With several classes, "tied" or "best".
+        kink_tolerance: Relative pre-activation below which a neuron has a kink at a sample.
+        out: Folder for ``certificate.json``, if any.
+
+    Returns:
+        The certificate, and a title with the network and the number of samples.
+    """
+    network = as_network(checkpoint, arch)
+    samples = Dataset.from_npz(find_training_samples(checkpoint, data))
+    task = network.task if task == "auto" and network.task else task
+    certificate = certify(
+        network.module,
+        samples.x,
+        samples.y,
+        task=task,
+        rivals=rivals,
+        kink_tolerance=kink_tolerance,
+    )
     if out is not None:
-        write_json(out / KKT, found.to_json())
-    return found, f"{released.arch} on {found.samples} samples"
+        write_json(out / KKT, certificate.to_json())
+    return certificate, f"{network.arch} on {certificate.samples} samples"
 
 
 def uniqueness(
     model: Network | nn.Module | str | Path,
-    found: Reconstruction | str | Path,
+    reconstruction: Reconstruction | str | Path,
     *,
     candidates: str = "selected",
     samples: int | None = None,
@@ -96,20 +126,42 @@ def uniqueness(
     device: str = "cpu",
     out: str | Path | None = None,
 ) -> Uniqueness:
-    """What every other set of the same patterns and labels keeps of each reconstruction.
+    """Certify what each reconstruction shares with every other training set of the same weights.
 
-    found: a reconstruction, or the folder of an attack.
-    candidates: "selected" (what several restarts hold) or "best" (all of the best restart).
-    samples: certify the first so many.
-    share: least part of a candidate's multiplier that another image takes over.
-    out: folder for the certificate and a picture.
+    The other sets have the same labels and activation patterns.
+
+    Args:
+        model: The attacked network, or its file.
+        reconstruction: The result of an attack, or the folder of the attack.
+        candidates: "selected" (those that several restarts agree on) or "best" (all of the best restart).
+        samples: Number of candidates to certify, from the first. None certifies all.
+        share: Smallest share of a candidate's multiplier that another image takes over.
+        arch: Architecture, if the file does not hold it.
+        device: Where to compute.
+        out: Folder for the certificate and a picture.
+
+    Returns:
+        The certificate.
+
+    Example:
+        >>> rs.uniqueness("model.safetensors", "runs/a").determined_at_least
     """
-    return certified(model, found, candidates, samples, share, arch, device, out).unique
+    return certify_reconstruction(
+        model,
+        reconstruction,
+        candidates=candidates,
+        samples=samples,
+        share=share,
+        arch=arch,
+        device=device,
+        out=out,
+    ).uniqueness
 
 
-def certified(
+def certify_reconstruction(
     model: Network | nn.Module | str | Path,
-    found: Reconstruction | str | Path,
+    reconstruction: Reconstruction | str | Path,
+    *,
     candidates: str,
     samples: int | None,
     share: float,
@@ -117,24 +169,46 @@ def certified(
     device: str,
     out: str | Path | None,
     watch: Any = None,
-    say: Callable[[str], None] | None = None,
-) -> Certified:
-    """:func:`uniqueness` with all that belongs to it; say: told the cost before the work."""
-    part = found if isinstance(found, Reconstruction) else load_run(Path(found))
+    show_cost: Callable[[str], None] | None = None,
+) -> CertifiedReconstruction:
+    """Compute the certificate of :func:`uniqueness`, and keep what it was computed from.
+
+    Args:
+        model: The attacked network, or its file.
+        reconstruction: The result of an attack, or the folder of the attack.
+        candidates: "selected" or "best".
+        samples: Number of candidates to certify, from the first. None certifies all.
+        share: Smallest share of a candidate's multiplier that another image takes over.
+        arch: Architecture, if the file does not hold it.
+        device: Where to compute.
+        out: Folder for the certificate and a picture.
+        watch: Receives the number of finished samples and of all samples.
+        show_cost: Receives a line with the expected cost before the computation.
+
+    Returns:
+        The certified reconstruction.
+    """
+    attacked = (
+        reconstruction
+        if isinstance(reconstruction, Reconstruction)
+        else load_run(Path(reconstruction))
+    )
     released = as_network(model, arch)
-    network = (canonical(released) if part.canonical else released).double_module
-    chosen = build_solution(network, part, candidates)
-    box = part.knowledge.box(chosen.x[0])
+    network = (canonical(released) if attacked.canonical else released).double_module
+    chosen = build_solution(network, attacked, candidates)
+    box = attacked.knowledge.box(chosen.x[0])
     cost = theory.estimate_cost(chosen.kkt, box=box, samples=samples, device=device)
-    if say is not None:
-        say(f"cost: {cost}")
-    unique = theory.uniqueness(
+    if show_cost is not None:
+        show_cost(f"cost: {cost}")
+    certificate = theory.uniqueness(
         chosen.kkt, box=box, share=share, samples=samples, device=device, watch=watch
-    ).replace(best_residual=find_best_residual(network, [part]))
-    files = isinstance(model, str | Path) and not isinstance(found, Reconstruction)
-    if files and attacked_other(Path(str(model)), Path(str(found))):
-        unique = unique.replace(notes=(*unique.notes, OTHER))
-    result = Certified(unique, chosen, part, candidates, cost.seconds, released.arch)
+    ).replace(best_residual=find_best_residual(network, [attacked]))
+    are_files = isinstance(model, str | Path) and not isinstance(reconstruction, Reconstruction)
+    if are_files and attacked_other(Path(str(model)), Path(str(reconstruction))):
+        certificate = certificate.replace(notes=(*certificate.notes, OTHER))
+    result = CertifiedReconstruction(
+        certificate, chosen, attacked, candidates, cost.seconds, released.arch
+    )
     if out is not None:
         result.write(Path(out))
     return result

@@ -1,7 +1,8 @@
 """``rs.defend``: train a network with and without each defense, attack all of them, and compare.
 
-In the folder, ``trials/NAME/`` holds what may be released and what the attacks found, ``private/`` the
-owner's secrets. ``result.json`` is written last. A defense can be added to a finished run.
+In the folder, ``trials/NAME/`` holds the network that may be released and the results of the attacks.
+``private/`` holds the secrets of the owner. ``result.json`` is written last. You can add a defense to a
+finished run.
 """
 
 from __future__ import annotations
@@ -15,7 +16,15 @@ from typing import Any, TypedDict, Unpack
 
 from residuum.attacks import Auto
 from residuum.datasets import load_dataset
-from residuum.defenses import Conditions, Defense, Outcome, Secret, Training, find, run_trial
+from residuum.defenses import (
+    Conditions,
+    Defense,
+    Outcome,
+    Secret,
+    Training,
+    parse_defense,
+    run_trial,
+)
 from residuum.errors import InputError
 from residuum.io.checkpoints import save_checkpoint
 from residuum.networks import Architecture
@@ -28,28 +37,35 @@ from residuum.theory.rows import choose_task
 from residuum.training import TrainingConfig
 from residuum.verbs.attacking import write_figures
 
-IMAGES = ("digits", "mnist", "cifar10")  # whose pixels lie between 0 and 1, which is public
+IMAGES = ("digits", "mnist", "cifar10")  # datasets whose pixels are known to lie between 0 and 1
 RESULT, WORK = "result.json", "work"
 Trial = tuple[str, Defense | None, float | None]
 Watcher = Callable[[int, int, str], None]
 
 
 class DefenseRun(RunDir):
-    """The open folder of tried defenses."""
+    """The open folder of a defense run."""
 
     what, files, summary, request_file = "a defense", (WORK, RESULT), RESULT, f"{WORK}/request.json"
 
     @property
     def has_work(self) -> bool:
-        """Return True if a trial is finished."""
+        """True if a trial is finished."""
         return (self.path / "trials").exists()
 
     def finished(self, trial: Trial) -> Outcome | None:
-        """Return the outcome of a trial, None if it is missing, damaged or of an older form."""
+        """Return the outcome of a trial, or None if it is missing, damaged or in an older format."""
         return Outcome.load_or_none(self._folder(trial) / "outcome.safetensors")
 
-    def keep(self, trial: Trial, outcome: Outcome, network: Network, secret: Secret) -> None:
-        """Write a finished trial, its outcome last: if that exists, everything else does."""
+    def write_trial(self, trial: Trial, outcome: Outcome, network: Network, secret: Secret) -> None:
+        """Write a finished trial, the outcome last. If the outcome exists, all other files exist.
+
+        Args:
+            trial: The trial.
+            outcome: Its outcome.
+            network: The network that may be released.
+            secret: What the owner keeps private.
+        """
         save_checkpoint(network, self._folder(trial) / "released.safetensors")
         private = make_directory(self.path / "private")
         private.chmod(0o700)
@@ -57,7 +73,13 @@ class DefenseRun(RunDir):
         outcome.save(self._folder(trial) / "outcome.safetensors")
 
     def finish(self, outcomes: list[Outcome], request: dict[str, Any], device: str) -> None:
-        """Write tables, pictures, and last the summary, which completes the run."""
+        """Write tables, pictures, and last the summary, which completes the run.
+
+        Args:
+            outcomes: Outcomes of all trials.
+            request: The request of this run.
+            device: Where the trials were computed.
+        """
         picture = report.draw_comparison(outcomes)
         write_figures(self.path, {"comparison.png": picture})
         write_atomic(self.path / "report.html", report.render_page(outcomes, picture))
@@ -107,18 +129,17 @@ def defend(
 ) -> list[Outcome]:
     """Train a network on your data with and without each defense, and attack all of them.
 
+    A defense, a strength or a setting that is not allowed is an ``InputError``.
+
     Args:
         data: A dataset by name, the path of an .npz or a folder, or a split.
         defenses: NAME:STRENGTH of each defense. The undefended network comes first.
-        out: Folder to write. Defenses finished there are kept.
-        watch: Receives the number of finished trials, of all trials, and a text.
+        out: Folder to write. Defenses that are finished there do not run again.
+        watch: Receives the number of finished trials, the number of all trials, and a text.
         **options: Settings of :class:`DefenseRequest`, such as ``steps=400``.
 
     Returns:
         One outcome for the undefended network and one for each defense.
-
-    Raises:
-        InputError: If a defense, its strength or a setting is not allowed.
 
     Example:
         >>> rs.defend("digits", ["noise:0.5", "shift-rewrite:5"], n=100, out="runs/d")
@@ -131,18 +152,18 @@ def defend(
         identity = _identity(conditions)
         if run is not None:
             run.begin(identity)
-        for done, trial in enumerate(trials):
+        for index, trial in enumerate(trials):
 
-            def stage(text: str, done: int = done, name: str = label(trial)) -> None:
+            def stage(text: str, index: int = index, name: str = label(trial)) -> None:
                 if watch is not None:
-                    watch(done, len(trials), f"{name}: {text}" if text else name)
+                    watch(index, len(trials), f"{name}: {text}" if text else name)
 
             stage("")
             outcome = run.finished(trial) if run is not None else None
             if outcome is None:
                 outcome, network, secret = run_trial(conditions, *trial, stage)
                 if run is not None:
-                    run.keep(trial, outcome, network, secret)
+                    run.write_trial(trial, outcome, network, secret)
             outcomes.append(outcome)
         if run is not None:
             run.finish(outcomes, identity, request.device)
@@ -150,7 +171,7 @@ def defend(
 
 
 def _conditions(data: str | Split, request: DefenseRequest) -> Conditions:
-    """Return what all trials share. The unaware attacker knows range, mean and number of samples."""
+    """Return what all trials have in common. The attacker knows range, mean and number of samples."""
     seed, arch = request.seed, request.arch
     task = choose_task(request.task, Architecture.parse(arch).outputs if arch else 1)
     split = data if isinstance(data, Split) else _load(data, request, task)
@@ -195,7 +216,7 @@ def _load(data: str, request: DefenseRequest, task: str) -> Split:
 
 
 def _identity(conditions: Conditions) -> dict[str, Any]:
-    """Return what decides whether two runs are the same; which defenses are tried does not."""
+    """Return the request that identifies a run. It does not include the defenses."""
     train, holdout = conditions.split.train, conditions.split.holdout
     return {
         "version": version("residuum"),
@@ -215,10 +236,10 @@ def _identity(conditions: Conditions) -> dict[str, Any]:
 
 
 def _trials(defenses: Sequence[str]) -> list[Trial]:
-    """Return the undefended network, then every defense once."""
+    """Return the trials: the undefended network, then every defense."""
     trials: list[Trial] = [("none", None, None)]
     for text in defenses:
-        trial = find(text)
+        trial = parse_defense(text)
         if trial in trials:
             raise InputError(f"{text!r} is named twice.", "Name every defense and strength once.")
         trials.append(trial)
@@ -228,7 +249,7 @@ def _trials(defenses: Sequence[str]) -> list[Trial]:
 
 
 def label(trial: Trial) -> str:
-    """Return NAME:STRENGTH."""
+    """Return the name of a trial, such as noise:0.5."""
     return trial[0] if trial[2] is None else f"{trial[0]}:{trial[2]:g}"
 
 

@@ -1,6 +1,6 @@
 """``rs.exposure``: rank records by their risk, from weights and data, without an attack.
 
-The folder keeps finished stages in ``work/`` while a run lasts. ``exposure.json`` completes it.
+During a run, the folder keeps finished stages in ``work/``. ``exposure.json`` is written last.
 """
 
 from __future__ import annotations
@@ -49,19 +49,24 @@ class ExposureRun(RunDir):
 
     @property
     def has_work(self) -> bool:
-        """Return True if a stage was finished."""
+        """True if a stage is finished."""
         return any((self.path / WORK).glob("*.safetensors"))
 
     def finish(self, result: Exposure, data: Dataset, request: dict[str, Any], device: str) -> None:
-        """Write the table, the pictures, the record, and last the summary, which completes the run."""
+        """Write the table, the pictures, the record, and last the summary, which completes the run.
+
+        Args:
+            result: The exposure.
+            data: The training records.
+            request: The request of this run.
+            device: Where it was computed.
+        """
         write_atomic(self.path / TABLE, result.to_csv())
         pictures = {PICTURE: top_figure(result, data), HISTOGRAM: histogram_figure(result)}
         write_figures(self.path, pictures)
         result.save(self.path / RECORD)
         summary = {**result.to_json(), "request": request, "environment": environment(device)}
-        published_form(PublishedExposure).model_validate(
-            summary
-        )  # a bug shows before it is written
+        published_form(PublishedExposure).model_validate(summary)  # catch a bug before writing
         write_json(self.path / SUMMARY, summary)
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
@@ -86,7 +91,7 @@ def exposure(
     *,
     knowledge: Knowledge | None = None,
     groups: Sequence[str] = (),
-    found: Reconstruction | str | Path | None = None,
+    reconstruction: Reconstruction | str | Path | None = None,
     canaries: tuple[Dataset, Tensor] | str | Path | None = None,
     out: str | Path | None = None,
     watch: Watcher | None = None,
@@ -98,23 +103,24 @@ def exposure(
         model: The released network, or its file.
         data: The training records as the network receives them: (x, y), a Dataset, a DataFrame, a
             DataLoader, or the path of an .npz, a .csv or a folder.
-        holdout: At least 100 records that the network never saw, in the same forms. They give kinks and
-            dual vectors their p-values.
-        knowledge: Initial weights (``theta0``) or optimizer state known to the attacker. What the file of
-            the weights holds of them is added.
+        holdout: At least 100 records that the network never saw, in the same forms. They are needed for
+            the p-values of kinks and dual vectors.
+        knowledge: Initial weights (``theta0``) or optimizer state known to the attacker. If the file of
+            the weights holds them too, they are added.
         groups: A name for every record, by default its class.
-        found: An attack, or its folder, whose nearest candidates are shown with the records.
-        canaries: Records that were inserted by the toss of a coin, with which were inserted (True) and
-            which left out, or an .npz with x, y and inserted.
-        out: Folder to write. An interrupted run resumes there.
-        watch: Receives the number of finished stages, of all stages, and the stage's name.
+        reconstruction: The result of an attack, or its folder. Its nearest candidates are shown with the
+            records.
+        canaries: All canary records, and for each whether it was inserted into the training set (True) or
+            left out, as a coin toss decided. Or an .npz with x, y and inserted.
+        out: Folder to write. An interrupted run is continued there.
+        watch: Receives the number of finished stages, the number of all stages, and the name of the stage.
         **options: Settings of :class:`ExposureRequest`, such as ``top=20``.
 
     Returns:
-        The figures of every record.
+        The risk of every record, with the figures that it is computed from.
 
     Raises:
-        InputError: If the network, the data, the knowledge and the settings do not fit each other.
+        InputError: If the training records are missing, or if the inputs do not fit each other.
 
     Example:
         >>> rs.exposure("model.safetensors", "train.npz", "test.npz").rows(10)
@@ -128,8 +134,9 @@ def exposure(
     knowledge = knowledge or Knowledge()
     if release is not None:
         knowledge = add_stored_knowledge(release, network, knowledge)
-    attack = load_run(Path(found)) if isinstance(found, str | Path) else found
-    candidates = None if attack is None else all_candidates(attack).x
+    if isinstance(reconstruction, str | Path):
+        reconstruction = load_run(Path(reconstruction))
+    candidates = None if reconstruction is None else all_candidates(reconstruction).x
     inserted = None
     if canaries is not None:
         samples = read_canaries(canaries) if isinstance(canaries, str | Path) else canaries
@@ -174,7 +181,13 @@ def exposure(
 
 
 def read_canaries(path: str | Path) -> tuple[Dataset, Tensor]:
-    """Read canaries from an .npz with x, y and inserted: 1 if in the training set, 0 if left out.
+    """Read canaries from an .npz.
+
+    Args:
+        path: File with x, y and inserted: 1 if the canary is in the training set, 0 if it was left out.
+
+    Returns:
+        The canaries, and whether each was inserted.
 
     Raises:
         DataError: If ``inserted`` is missing or holds other numbers.
@@ -185,13 +198,22 @@ def read_canaries(path: str | Path) -> tuple[Dataset, Tensor]:
         raise DataError(
             f"A file of canaries needs an array 'inserted' of {len(data)} zeros and ones; {str(path)!r} "
             "has none.",
-            "Save all canaries, those left out too: numpy.savez(path, x=..., y=..., inserted=...).",
+            "Save all canaries, also those that were left out: numpy.savez(path, x=..., y=..., "
+            "inserted=...).",
         )
     return data, torch.from_numpy(inserted.astype(bool))
 
 
 def read_groups(path: str | Path, column: str, n: int) -> tuple[str, ...]:
-    """Read the names in array ``column`` of a data file, one for each of ``n`` records.
+    """Read the group of every record from a data file.
+
+    Args:
+        path: The data file.
+        column: Name of the array with the groups.
+        n: Number of records.
+
+    Returns:
+        The name of the group of every record.
 
     Raises:
         DataError: If the file has no such array.
@@ -202,6 +224,6 @@ def read_groups(path: str | Path, column: str, n: int) -> tuple[str, ...]:
         columns = sorted(name for name, array in arrays.items() if array.shape == (n,))
         raise DataError(
             f"Groups are read from an array of {n} values; {str(path)!r} has no such {column!r}.",
-            f"It has {', '.join(columns) or 'none'}.",
+            f"Choose one of its arrays of that length: {', '.join(columns) or 'it has none'}.",
         )
     return tuple(f"{v:g}" if values.dtype.kind in "fiub" else str(v) for v in values.tolist())

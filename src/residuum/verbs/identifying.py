@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from torch import nn
 
@@ -30,21 +29,39 @@ def identify(
     arch: str | None = None,
     out: str | Path | None = None,
 ) -> Identification:
-    """Recover the samples of a polynomial network, or say what is determined instead.
+    """Recover the samples of a polynomial network, or report what is determined instead.
 
-    activation: linear, quadratic, cubic, quartic, quintic or poly:c0,c1,...
-    rank: dimension of the samples' span.
-    norm: of every sample.
-    augmented: samples end in a constant 1.
-    data: only to report the least margin on it.
-    out: folder for samples, figures and a picture.
+    Args:
+        model: The network, or its file.
+        activation: linear, quadratic, cubic, quartic, quintic or poly:c0,c1,... Required if the file does
+            not hold it.
+        rank: Dimension of the span of the samples, if known.
+        norm: Norm of every sample, if known. It determines the scale.
+        augmented: Whether samples end in a constant 1, which determines scale and sign.
+        data: Samples, only to report the smallest margin on them.
+        seed: Seed of the random slices and starting points.
+        arch: Architecture, if the file does not hold it.
+        out: Folder for samples, figures and a picture.
+
+    Returns:
+        The recovered samples, and which symmetries remain.
+
+    Example:
+        >>> rs.identify("cubic.safetensors", rank=8).x.shape
     """
-    known: dict[str, Any] = {"rank": rank, "norm": norm, "augmented": augmented}
-    found = attacks.identify(as_network(model, arch), activation, **known, data=data, seed=seed)
+    result = attacks.identify(
+        as_network(model, arch),
+        activation,
+        rank=rank,
+        norm=norm,
+        augmented=augmented,
+        data=data,
+        seed=seed,
+    )
     if out is not None:
         folder = make_directory(out)
         write_atomic(folder / ".gitignore", "*\n")  # samples are private
-        found.save(folder / SAMPLES)
-        write_figures(folder, {PICTURE: identified_figure(found)})
-        write_json(folder / SUMMARY, found.to_json())
-    return found
+        result.save(folder / SAMPLES)
+        write_figures(folder, {PICTURE: identified_figure(result)})
+        write_json(folder / SUMMARY, result.to_json())
+    return result
