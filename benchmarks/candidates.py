@@ -21,7 +21,7 @@ from residuum.evaluation import score
 from residuum.networks.network import Network, first_layer
 from residuum.records import Knowledge, Reconstruction, Split, write_json
 from residuum.records.rundir import environment
-from residuum.training import TrainingConfig, released, train
+from residuum.training import TrainingConfig, make_release, train
 
 SEEDS = {  # of data, training and attack
     "mlp:64-100-1": (0, 1),
@@ -51,7 +51,7 @@ def victims() -> Iterator[tuple[Row, Network, Split]]:
             split = load_dataset("digits", n, seed=100 + seed)
             state = train(arch, split.train, TrainingConfig(steps=TRAINING, init=init, seed=seed))
             facts = {"arch": arch, "seed": seed, "n": n, "init": init}
-            yield facts, released(state, arch, split.train, "binary"), split
+            yield facts, make_release(state, arch, split.train, "binary"), split
 
 
 def counts(net: Network, n: int) -> dict[str, int]:

@@ -18,7 +18,7 @@ from residuum.networks import MLP
 from residuum.stationarity import Rows, flatten, jacobian, norm, parameters, residual
 from residuum.theory.kkt import evaluate, fit_multipliers
 from residuum.theory.rows import constraint_rows, normalize_labels
-from residuum.training import TrainingConfig, released, train
+from residuum.training import TrainingConfig, make_release, train
 
 ARCH, SAMPLES, STEPS, SEED = "mlp:64-300-1", 500, 500, 0
 GRAM_REPEATS, DENSE_REPEATS = 15, 3
@@ -85,7 +85,7 @@ def certificate(device: str) -> Report:
 def _trained() -> tuple[MLP, Tensor, Rows]:
     data = load_dataset("digits", SAMPLES, seed=SEED).train
     state = train(ARCH, data, TrainingConfig(steps=STEPS, seed=SEED))
-    model = released(state, ARCH, data, "binary").copy_module().double().requires_grad_(False)
+    model = make_release(state, ARCH, data, "binary").copy_module().double().requires_grad_(False)
     assert isinstance(model, MLP)
     outputs = evaluate(model, data.x)
     return model, data.x, constraint_rows(outputs, normalize_labels(data.y, "binary", 1), "binary")

@@ -27,7 +27,7 @@ from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import compute_slopes, compute_switches
 from residuum.theory.rows import constraint_rows, normalize_labels
 from residuum.theory.uniqueness import estimate_cost, uniqueness
-from residuum.training import TrainingConfig, released, train
+from residuum.training import TrainingConfig, make_release, train
 
 ARCH, SAMPLES, STEPS, SEED = "mlp:784-1000-1000-1", 500, 250, 0
 PATTERNS, MEMBERS, TRIED = 50, 10, 20
@@ -152,7 +152,7 @@ def _victim() -> tuple[MLP, Dataset, Tensor]:
     x = torch.nn.functional.interpolate(data.x, size=(28, 28), mode="bilinear").clamp(0, 1)
     data = Dataset(x - x.mean(0), data.y, x.mean(0))
     state = train(ARCH, data, TrainingConfig(steps=STEPS, seed=SEED, dtype="float32"))
-    model = released(state, ARCH, data, "binary").copy_module().double().requires_grad_(False)
+    model = make_release(state, ARCH, data, "binary").copy_module().double().requires_grad_(False)
     assert isinstance(model, MLP)
     outputs = evaluate(model, data.x.double())
     rows = constraint_rows(outputs, normalize_labels(data.y, "binary", 1), "binary")

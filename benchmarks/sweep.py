@@ -28,10 +28,17 @@ from residuum.evaluation.scoring import selected_candidates
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, Split
 from residuum.sweeping import sweep
+<<<<<<< HEAD
 from residuum.sweeping.executors import Job, Task, judge_trial, run_job
 from residuum.sweeping.pooling import pool_trials
 from residuum.sweeping.scoring import score_rankings
 from residuum.training import TrainingConfig, released, train
+=======
+from residuum.sweeping.executors import Job, Task, judged, work
+from residuum.sweeping.pooling import pooled
+from residuum.sweeping.scoring import rankings
+from residuum.training import TrainingConfig, make_release, train
+>>>>>>> 8ac4e70 (Name and document datasets and training in plain English)
 
 SEEDS = (40, 41)
 ARCH, SAMPLES, TRAINING = "mlp:64-100-100-1", 40, 2000
@@ -86,7 +93,7 @@ def victim(seed: int) -> tuple[Network, Knowledge, Split]:
         sample_count=SAMPLES,
         provenance={"mean": "train", "sample_count": "train"},
     )
-    return released(state, ARCH, split.train, "binary"), knowledge, split
+    return make_release(state, ARCH, split.train, "binary"), knowledge, split
 
 
 def overheads(checkpoint: Network, knowledge: Knowledge, place: Path) -> dict[str, Any]:

@@ -51,7 +51,7 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction, Split, write_json
 from residuum.records.rundir import environment
 from residuum.stationarity import parameters
-from residuum.training import TrainingConfig, initialize, released, train
+from residuum.training import TrainingConfig, initialize, make_release, train
 
 FILE = RESULTS / "verdict.json"
 ARCH, POOL = "mlp:64-100-100-1", 500
@@ -84,7 +84,7 @@ def victim(seed: int, n: int = 40, steps: int = 2000) -> tuple[Network, Split]:
     """A network trained on digits to its margin; every other digit is held out."""
     split = digits(seed, n, pool=None)
     state = train(ARCH, split.train, TrainingConfig(steps=steps, seed=seed))
-    return released(state, ARCH, split.train, "binary"), split
+    return make_release(state, ARCH, split.train, "binary"), split
 
 
 def random_network(seed: int, arch: str = ARCH) -> Network:
@@ -169,7 +169,7 @@ def level(seed: int) -> Row:
         checkpoint = random_network(seed)
     else:
         state = train(ARCH, own, TrainingConfig(steps=1000, seed=seed))
-        checkpoint = released(state, ARCH, own, "binary")
+        checkpoint = make_release(state, ARCH, own, "binary")
     known = granted(claim, mean)
     found = audited(
         checkpoint,
@@ -403,7 +403,7 @@ def stranger(seed: int) -> Row:
         zeros = split.train.replace(x=torch.zeros_like(split.train.x))
         state = train(ARCH, split.train, TrainingConfig(steps=500, seed=seed))
         checkpoint, split = (
-            released(state, ARCH, split.train, "binary"),
+            make_release(state, ARCH, split.train, "binary"),
             Split(zeros, split.holdout),
         )
     if kind == "frozen":
@@ -424,7 +424,7 @@ def misread(seed: int) -> Row:
         state = train(ARCH, split.train, TrainingConfig(steps=1000, seed=seed))
         wrong = split.train.replace(y=split.train.y.roll(7))
         checkpoint, split = (
-            released(state, ARCH, split.train, "binary"),
+            make_release(state, ARCH, split.train, "binary"),
             Split(wrong, split.holdout),
         )
     elif kind == "last layer":
@@ -501,7 +501,7 @@ def graded(name: str, arch: str, n: int, seed: int) -> Row:
     """Grades of what an attack brings back, beside NCC; and of candidates whose kind is known."""
     split = rs.load_dataset(name, n, seed=seed, holdout=1500)
     state = train(arch, split.train, TrainingConfig(steps=2000, seed=seed))
-    checkpoint = released(state, arch, split.train, "binary")
+    checkpoint = make_release(state, arch, split.train, "binary")
     config = make_attack(restarts=2, steps=2000, seed=seed)
     found: Reconstruction = attack(checkpoint, granted(split.train, True), config)
     claim = Claim(split.train, split.holdout)

@@ -40,7 +40,7 @@ from residuum.records.inputs import add_mean, read_npz, write_npz
 from residuum.records.rundir import digest, write_atomic, write_json
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import accuracy
-from residuum.training import TrainingConfig, released
+from residuum.training import TrainingConfig, make_release
 from residuum.training.methods import LOSSES, choose_loss
 
 RESULT, ARRAYS, PICTURE, TABLE = "result.json", "arrays.npz", "figure.png", "table.md"
@@ -190,7 +190,7 @@ class Context:
                 )
             summary = {"arch": arch, "steps": state.step, "status": state.status}
             summary |= {"seconds": time.monotonic() - start, **state.history[-1]}
-            return Victim(released(state, arch, data, task), state.theta0, summary)
+            return Victim(make_release(state, arch, data, task), state.theta0, summary)
 
         return self.kept(Victim, make, arch, task, config.to_json(), data.x, data.y)
 

@@ -29,7 +29,7 @@ from residuum.networks import MLP
 from residuum.networks.network import Network
 from residuum.records import Knowledge, same
 from residuum.stationarity import residual, weighted_gradient
-from residuum.training import TrainingConfig, released, train
+from residuum.training import TrainingConfig, make_release, train
 from tests.cases import ExactPoint, multiclass_point, relu_point
 
 SHIFTS = (0.05, 0.5, 5.0)
@@ -113,7 +113,7 @@ def test_a_trained_network_gives_its_shift_away(seed: int) -> None:
     split = load_dataset("digits", 40, seed=seed, holdout=100)
     arch = "mlp:64-100-1"
     state = train(arch, split.train, TrainingConfig(steps=600, seed=seed))
-    before = released(state, arch, split.train, "binary")
+    before = make_release(state, arch, split.train, "binary")
     errors = []
     for c in SHIFTS:
         found = infer_constant_shift(move_biases(before, -c))

@@ -30,7 +30,7 @@ from residuum.evaluation import METRICS
 from residuum.report.glossary import GLOSSARY
 from residuum.schemas import derive_schemas
 from residuum.settings import MODELS, PRESETS
-from residuum.training import TrainingConfig, released, train
+from residuum.training import TrainingConfig, make_release, train
 from tests import documents
 from tests.cases import relu_point
 from tests.documents import PAGES, ROOT
@@ -58,7 +58,7 @@ def trained_digits() -> dict[str, Any]:
     """The names that the audit's page takes for granted."""
     split = load_dataset("digits", 20)
     state = train("mlp:64-50-1", split.train, TrainingConfig(steps=300))
-    model = released(state, "mlp:64-50-1", split.train, "binary")
+    model = make_release(state, "mlp:64-50-1", split.train, "binary")
     return {"model": model, "x": split.train.x, "y": split.train.y, "x_test": split.holdout.x}
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import residuum as rs
 from residuum.auditing.inputs import as_knowledge, check_fit, scale_notes, suited
 from residuum.cli.main import main
-from residuum.datasets.given import as_dataset, both, hash_of, read_samples
+from residuum.datasets.given import as_dataset, hash_path, read_samples, read_train_and_holdout
 from residuum.errors import DataError, InputError
 from residuum.io.checkpoints import as_network
 from residuum.networks.network import Network
@@ -45,10 +45,12 @@ def test_one_archive_may_hold_both_parts(tmp_path: Path) -> None:
     assert test is not None
     assert torch.equal(test.x, X + 9)
     assert train.features == test.features == tuple("abcd")
-    assert torch.equal(both(None, file)[1].x, X + 9)  # as held-out samples its test part is meant
-    assert torch.equal(both(file, (X, Y))[1].x, X)  # what is said wins
+    assert torch.equal(
+        read_train_and_holdout(None, file)[1].x, X + 9
+    )  # as held-out samples its test part is meant
+    assert torch.equal(read_train_and_holdout(file, (X, Y))[1].x, X)  # what is said wins
     np.savez(tmp_path / "half.npz", x_train=X)
-    with pytest.raises(DataError, match="needs 'y_train'"):
+    with pytest.raises(DataError, match="must have 'y_train'"):
         read_samples(tmp_path / "half.npz")
 
 
@@ -91,9 +93,9 @@ def test_a_folder_of_images_is_read_with_its_test_part(tmp_path: Path) -> None:
     assert test is not None
     assert (train.shape, train.classes) == ((1, 2, 3), ("a", "b"))
     assert (float(train.x.max()), float(test.x.max())) == (1.0, 0.2)
-    before = hash_of(tmp_path)
+    before = hash_path(tmp_path)
     Image.new("L", (3, 2), 7).save(tmp_path / "test" / "a" / "0.png")
-    assert hash_of(tmp_path) != before
+    assert hash_path(tmp_path) != before
 
 
 class Items:

@@ -27,7 +27,7 @@ from residuum.training import (
     TrainingProgress,
     TrainingState,
     initialize,
-    released,
+    make_release,
     train,
 )
 from residuum.training.methods import (
@@ -668,7 +668,7 @@ def test_every_family_trains_on_digits(arch: str, task: str) -> None:
     data = load_dataset("digits", 20, task=task).train
     state = train(arch, data, TrainingConfig(steps=60, init="default"), task=task)
     assert state.history[-1]["margin"] > state.history[0]["margin"]
-    checkpoint = released(state, arch, data, task)
+    checkpoint = make_release(state, arch, data, task)
     assert (checkpoint.input_shape, checkpoint.labels) == ((1, 8, 8), data.classes)
     assert same(checkpoint.theta, state.theta)
 

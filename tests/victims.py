@@ -11,7 +11,7 @@ from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Split
 from residuum.stationarity import parameters
-from residuum.training import TrainingConfig, initialize, released, train
+from residuum.training import TrainingConfig, initialize, make_release, train
 
 LEAKY_ARCH, LEAKY_SAMPLES = "mlp:64-100-100-1", 40
 TIGHT_ARCH, TIGHT_SAMPLES = "mlp:64-30-1", 20
@@ -22,7 +22,7 @@ def leaky() -> tuple[Network, Split]:
     """A three-layer network near its 40 digits: an attack of a second brings back several."""
     split = load_dataset("digits", LEAKY_SAMPLES, seed=0, holdout=400)
     state = train(LEAKY_ARCH, split.train, TrainingConfig(steps=800))
-    return released(state, LEAKY_ARCH, split.train, "binary"), split
+    return make_release(state, LEAKY_ARCH, split.train, "binary"), split
 
 
 @lru_cache(maxsize=1)
@@ -30,7 +30,7 @@ def tight() -> tuple[Network, Split]:
     """A two-layer network whose first layer the attack explains without finding its digits."""
     split = load_dataset("digits", TIGHT_SAMPLES, seed=10, holdout=400)
     state = train(TIGHT_ARCH, split.train, TrainingConfig(steps=1000))
-    return released(state, TIGHT_ARCH, split.train, "binary"), split
+    return make_release(state, TIGHT_ARCH, split.train, "binary"), split
 
 
 @lru_cache(maxsize=1)

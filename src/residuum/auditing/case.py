@@ -30,7 +30,7 @@ from residuum.auditing.inputs import (
 )
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.stored_records import StoredRecords, find_records
-from residuum.datasets.given import both, hash_of, place_of
+from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
 from residuum.errors import InputError, ResiduumError
 from residuum.io.attacker_knowledge import attacker_knowledge, parse_shape, read_knowledge
 from residuum.io.checkpoints import as_network
@@ -230,8 +230,8 @@ def load_case(
     """
     request = request or AuditRequest()
     attempt = (obstacles or StopAtFirst()).attempt
-    train, contained = attempt(both, data, None) or (None, None)
-    _, separate = attempt(both, None, holdout) or (None, None)
+    train, contained = attempt(read_train_and_holdout, data, None) or (None, None)
+    _, separate = attempt(read_train_and_holdout, None, holdout) or (None, None)
     control = contained if separate is None else separate
     if isinstance(model, str | Path):
         model, base = resolve_trained_and_base(
@@ -456,8 +456,8 @@ def _sources(
         if dataset is None:
             continue
         if isinstance(source, str | Path):
-            paths[name] = place_of(source, name)
-            hashes[name] = hash_of(paths[name])
+            paths[name] = locate_samples(source, name)
+            hashes[name] = hash_path(paths[name])
         else:
             digests[name] = digest(dataset.x, dataset.y)
     return Sources(paths, hashes, digests)

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from residuum.datasets.given import one_hot
+from residuum.datasets.given import is_one_hot
 from residuum.errors import CheckpointError, DataError, ResiduumError, require_known
 from residuum.evaluation.matching import prepare_scoring_data
 from residuum.networks.network import Network
@@ -149,7 +149,7 @@ def _channels_first(checkpoint: Network, sets: list[Dataset], notes: list[str]) 
 
 
 def _plain_labels(one: Dataset, outputs: int, notes: list[str]) -> Dataset:
-    if one_hot(one.y) and one.y.shape[1] in (outputs, 2):
+    if is_one_hot(one.y) and one.y.shape[1] in (outputs, 2):
         notes.append("labels of one column for each class are read as class indices")
         return one.replace(y=one.y.argmax(1))
     return one.replace(y=one.y[:, 0]) if one.y.ndim == 2 and one.y.shape[1] == 1 else one

@@ -86,7 +86,7 @@ def _write_networks(out: Path, split: Split, visible: bool) -> Network:
     from residuum.io.checkpoints import save_checkpoint
     from residuum.networks import Architecture
     from residuum.stationarity import parameters
-    from residuum.training import TrainingConfig, initialize, released, train
+    from residuum.training import TrainingConfig, initialize, make_release, train
     from residuum.training.directory import write_run
 
     config = TrainingConfig(steps=STEPS)
@@ -94,7 +94,11 @@ def _write_networks(out: Path, split: Split, visible: bool) -> Network:
         state = train(ARCH, split.train, config, watch=watch)
     (out / "network" / "private").mkdir(parents=True, exist_ok=True)
     write_run(out / "network", ARCH, split, config, state, "binary", "cpu")
+<<<<<<< HEAD
     trained_network = released(state, ARCH, split.train, "binary")
+=======
+    victim = make_release(state, ARCH, split.train, "binary")
+>>>>>>> 8ac4e70 (Name and document datasets and training in plain English)
     model = initialize(Architecture.parse(ARCH), TrainingConfig(init="default"))
     file = out / NETWORKS["untrained"] / "model.safetensors"
     save_checkpoint(trained_network.replace(theta=parameters(model)), file)
@@ -114,14 +118,19 @@ def _unmix_photos(out: Path, visible: bool) -> dict[str, Any]:
     from residuum.records import Knowledge, write_atomic
     from residuum.report.figures import compared_figure
     from residuum.stationarity import parameters
-    from residuum.training import TrainingConfig, initialize, released, train
+    from residuum.training import TrainingConfig, initialize, make_release, train
 
     split = load_dataset("photos", PHOTOS, seed=0)
     config = TrainingConfig(steps=PHOTO_STEPS, dtype="float32")
     with training_progress(visible) as watch:
         state = train(PHOTO_ARCH, split.train, config, watch=watch)
+<<<<<<< HEAD
     trained_network = released(state, PHOTO_ARCH, split.train, "binary")
     save_checkpoint(trained_network, out / "photos-network" / "model.safetensors")
+=======
+    victim = make_release(state, PHOTO_ARCH, split.train, "binary")
+    save_checkpoint(victim, out / "photos-network" / "model.safetensors")
+>>>>>>> 8ac4e70 (Name and document datasets and training in plain English)
     mean, shape = split.train.mean, split.train.shape
     knowledge = Knowledge(shape, value_range=(0, 1), mean=mean, provenance={"mean": "train"})
     reconstruction = Unmix(seconds=PHOTO_SECONDS).run(trained_network, knowledge)

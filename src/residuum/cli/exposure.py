@@ -108,7 +108,7 @@ def _command(
     ] = None,
 ) -> int:
     """Rank records by their risk of being recovered: scores, bounds, evidence, groups, canaries."""
-    from residuum.datasets.given import place_of, read_samples
+    from residuum.datasets.given import locate_samples, read_samples
     from residuum.io.attacker_knowledge import attacker_knowledge
     from residuum.io.checkpoints import load_checkpoint
     from residuum.io.release import open_release
@@ -127,9 +127,9 @@ def _command(
         )
     release = open_release(checkpoint)
     network = load_checkpoint(release, request.arch)
-    file = place_of(data, "data")
+    file = locate_samples(data, "data")
     records, _ = read_samples(file)
-    held_out = read_samples(place_of(holdout, "holdout"))[0] if holdout else None
+    held_out = read_samples(locate_samples(holdout, "holdout"))[0] if holdout else None
     knowledge = attacker_knowledge(release, network, init=init, weight_decay=weight_decay)
     with exposure_progress(output.visible) as watch:
         result = exposure(

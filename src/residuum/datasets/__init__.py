@@ -1,6 +1,6 @@
-"""Datasets by name or path, chosen, balanced and preprocessed the way the papers do it.
+"""Load datasets by name or path, and select, balance and preprocess samples as the papers do.
 
-A new one is a function from a :class:`Request` to a :class:`Pool` and one line in ``DATASETS``.
+To add a dataset, write a function from a :class:`Request` to a :class:`Pool` and add it to ``DATASETS``.
 """
 
 from __future__ import annotations
@@ -36,47 +36,64 @@ def load_dataset(
     dtype: torch.dtype = torch.float64,
     **options: Any,
 ) -> Split:
-    """n training samples and a disjoint held-out set, preprocessed alike.
+    """Load training samples and a disjoint held-out set with the same preprocessing.
 
-    name: a key of ``DATASETS``, or the path of an .npz archive or of a folder of images.
-    n: training samples, equally many of each label; by default all there are, or half of them where
-        the source has no test part.
-    seed: without one the first samples of each label in file order, with one a random choice.
-    root: folder of the named sets' files, by default $RESIDUUM_DATA.
-    task: "binary" (-1/+1), "multiclass" (0..C-1) or "regression" (-1.0/+1.0).
-    holdout: held-out samples, by default up to 2000, from the test part where there is one and from
-        the remaining samples otherwise, balanced where possible, never equal to a training image.
-    positive: the classes called +1, where the source's own grouping is not wanted or not there.
-    center: subtract the mean of the training samples from both sets (recorded in ``mean``).
-    options: the source's own, such as ``dim`` of the sphere or ``size`` and ``gray`` of a folder.
+    Args:
+        name: A key of ``DATASETS``, or the path of an .npz archive or of a folder of images.
+        n: Number of training samples, with the same number of each label. By default all samples, or half of
+            them if the source has no test set.
+        seed: Seed of a random choice. If None, the first samples of each label in file order are used.
+        root: Folder of the files of the named datasets, by default $RESIDUUM_DATA.
+        task: "binary" (-1/+1), "multiclass" (0..C-1) or "regression" (-1.0/+1.0).
+        holdout: Number of held-out samples, by default up to 2000. They come from the test set if the source
+            has one, else from the remaining samples. They are balanced if possible, and never equal to a
+            training image.
+        positive: The classes with label +1, if the grouping of the source does not apply.
+        center: Whether to subtract the mean of the training samples from both sets. It is stored as ``mean``.
+        dtype: Number format of the samples.
+        **options: Options of the source, such as ``dim`` of the sphere, or ``size`` and ``gray`` of a folder.
+
+    Returns:
+        Training samples and held-out samples.
+
+    Raises:
+        DataError: If the dataset does not exist, cannot be read or has too few samples.
+
+    Example:
+        >>> split = load_dataset("digits", 100)
+        >>> len(split.train)
+        100
     """
     source = _find(name)
     _check_options(str(name), source, options)
     if n is not None and n < 2:
-        raise DataError(f"A training set needs at least 2 samples; got n={n}.", "Use n=100.")
+        raise DataError(f"A training set must have at least 2 samples; got n={n}.", "Pass n=100.")
     if holdout is not None and holdout < 1:
         raise DataError(
-            f"A held-out control needs at least 1 sample; got holdout={holdout}.",
-            "Leave holdout out to have as many as there are.",
+            f"A held-out set must have at least 1 sample; got holdout={holdout}.",
+            "Omit holdout to use as many samples as possible.",
         )
     if not dtype.is_floating_point:
-        raise DataError(f"Samples are floating numbers; got dtype={dtype}.", "Use torch.float64.")
-    where = root if root is not None else os.environ.get(ROOT_VARIABLE) or None
-    request = Request(n, seed, None if where is None else Path(where).expanduser(), holdout)
+        raise DataError(
+            f"Samples must be floating point; got dtype={dtype}.", "Pass dtype=torch.float64."
+        )
+    folder_path = root if root is not None else os.environ.get(ROOT_VARIABLE) or None
+    root = None if folder_path is None else Path(folder_path).expanduser()
+    request = Request(n, seed, root, holdout)
     try:
         pool = source(request, **options)
     except OSError as problem:
         reason = problem.strerror or type(problem).__name__
         raise DataError(
             f"The files of {str(name)!r} must be readable; {problem.filename!r} is not ({reason}).",
-            "Check its permissions.",
+            "Check the permissions of the file.",
         ) from problem
     names = (positive,) if isinstance(positive, str | int) else tuple(positive)
     return split_pool(pool, request, task=task, positive=names, center=center, dtype=dtype)
 
 
 def _find(name: str | Path) -> Source:
-    """The source called ``name``; a name wins over a file of the same name."""
+    """Return the source with this name or path. A named dataset takes precedence over a file."""
     if isinstance(name, str) and name in DATASETS:
         return DATASETS[name]
     path = Path(name).expanduser()
@@ -87,23 +104,23 @@ def _find(name: str | Path) -> Source:
     if path.is_file():
         raise DataError(
             f"A data file must be an .npz archive; got {str(name)!r}.",
-            "Save it with numpy.savez(path, x=..., y=...), or give a folder of images.",
+            "Save it with numpy.savez(path, x=..., y=...), or pass a folder of images.",
         )
     if os.sep in str(name):
         raise DataError(f"No data file or folder at {str(name)!r}.", "Check the path.")
     raise DataError(
-        f"No dataset {str(name)!r}, nor an .npz archive or folder of that name.",
+        f"There is no dataset, .npz archive or folder {str(name)!r}.",
         did_you_mean(str(name), tuple(DATASETS)),
     )
 
 
 def _check_options(name: str, source: Source, options: dict[str, Any]) -> None:
     parameters = inspect.signature(source).parameters.values()
-    known = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "path"]
-    for option in options.keys() - known:
+    valid = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "path"]
+    for option in options.keys() - valid:
         raise DataError(
-            f"Dataset {name!r} takes no option {option!r}.",
-            did_you_mean(option, known) if known else "Leave it out.",
+            f"Dataset {name!r} has no option {option!r}.",
+            did_you_mean(option, valid) if valid else "Omit the option.",
         )
 
 

@@ -1,4 +1,4 @@
-"""A user's own data: one .npz archive, or a folder with one subfolder of images per class."""
+"""Read data of users: an .npz archive, or a folder with a subfolder of images per class."""
 
 from __future__ import annotations
 
@@ -20,43 +20,53 @@ FORMATS = {
     **{".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"},
     **{".tif": "TIFF", ".tiff": "TIFF", ".pgm": "PPM", ".ppm": "PPM"},
 }
-MAX_PIXELS = 20_000_000  # 200 MB with the copies that a conversion makes
-# What Pillow raises on files that are no images.
+MAX_PIXELS = 20_000_000  # 200 MB with the copies of a conversion
+# Exceptions of Pillow for files that are no images.
 UNREADABLE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError)
 GRAY_MODES = ("1", "L", "LA")
 COLOR_MODES = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
 
 def npz(request: Request, path: Path) -> Pool:
-    """The arrays x, y or x_train, y_train (and x_test, y_test) of an .npz archive.
+    """Read the arrays x and y, or x_train, y_train, x_test and y_test, of an .npz archive.
 
-    uint8 images are brought to (C, H, W) and [0, 1]; other numbers are taken as they are. Labels are
-    integers or text; ``classes`` may name them. Where a ``mean`` is stored, x already lacks it.
+    uint8 images are converted to (C, H, W) and [0, 1]. Other numbers do not change. Labels are integers or
+    text, and ``classes`` may name them. If a ``mean`` is stored, it has been subtracted from x.
+
+    Args:
+        request: Not used.
+        path: The archive.
+
+    Returns:
+        The samples.
+
+    Raises:
+        DataError: If the archive is not a dataset.
     """
     arrays = read_npz(path)
-    parts = ("_train", "_test") if "x_test" in arrays else ("_train",)
-    suffixes = ("",) if "x" in arrays else parts
+    suffixes: tuple[str, ...] = ("_train", "_test") if "x_test" in arrays else ("_train",)
+    suffixes = ("",) if "x" in arrays else suffixes
     if missing := {f"{key}{suffix}" for key in "xy" for suffix in suffixes} - arrays.keys():
         raise DataError(
-            f"A data file needs arrays 'x' and 'y', or 'x_train', 'y_train' and for held-out samples "
-            f"'x_test', 'y_test'; {str(path)!r} lacks {sorted(missing)}.",
-            f"It holds {sorted(arrays)}; save it with numpy.savez(path, x=..., y=...).",
+            "A data file must have arrays 'x' and 'y', or 'x_train' and 'y_train' with 'x_test' and "
+            f"'y_test' for held-out samples; {str(path)!r} lacks {sorted(missing)}.",
+            f"It holds {sorted(arrays)}. Save it with numpy.savez(path, x=..., y=...).",
         )
     images = [_samples(arrays[f"x{suffix}"], path) for suffix in suffixes]
     if len({(x.dtype == torch.uint8, x.shape[1:]) for x in images}) > 1:
         raise DataError(
-            f"Training and test samples must be of one kind; {str(path)!r} holds "
+            f"Training and test samples must have the same shape and type; {str(path)!r} holds "
             f"{' and '.join(f'{tuple(x.shape)} {x.dtype}' for x in images)}.",
-            "Save both from the same preprocessing.",
+            "Save both with the same preprocessing.",
         )
     labels, classes = _labels([arrays[f"y{s}"] for s in suffixes], arrays.get("classes"), path)
     scale = 255.0 if images[0].dtype == torch.uint8 else 1.0
     mean = torch.from_numpy(arrays["mean"]).double() if "mean" in arrays else None
     if mean is not None and (mean.shape != images[0].shape[1:] or scale != 1.0):
         raise DataError(
-            f"A stored mean has the shape of one sample and belongs to floating samples; got "
-            f"{tuple(mean.shape)} beside {tuple(images[0].shape)} {images[0].dtype}.",
-            "Leave 'mean' out to have it computed.",
+            f"A stored mean must have the shape of one sample, and samples must be floating point; got "
+            f"{tuple(mean.shape)} with samples {tuple(images[0].shape)} {images[0].dtype}.",
+            "Omit 'mean', so that it is computed.",
         )
     test = None
     if len(suffixes) == 2:
@@ -65,7 +75,7 @@ def npz(request: Request, path: Path) -> Pool:
 
 
 def _samples(array: np.ndarray, path: Path) -> Tensor:
-    """x as (N, ...) numbers: uint8 images channels first, everything else floating and finite."""
+    """Return x as (N, ...) numbers: uint8 images with channels first, or finite floating point."""
     if array.ndim < 2 or array.size == 0 or array.dtype.kind == "U":
         raise DataError(
             f"'x' must hold numbers, one row per sample; {str(path)!r} has {array.dtype} of shape "
@@ -75,8 +85,8 @@ def _samples(array: np.ndarray, path: Path) -> Tensor:
     if array.dtype != np.uint8:
         floating = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
         if not np.isfinite(floating).all():
-            said = f"'x' must be finite; {str(path)!r} holds NaN or Inf."
-            raise DataError(said, "Drop those rows.")
+            message = f"'x' must be finite; {str(path)!r} holds NaN or Inf."
+            raise DataError(message, "Remove those rows.")
         return torch.from_numpy(floating)
     if array.ndim == 3:
         array = array[:, None]
@@ -86,67 +96,85 @@ def _samples(array: np.ndarray, path: Path) -> Tensor:
 
 
 def _labels(
-    parts: list[np.ndarray], names: np.ndarray | None, path: Path
+    labels: list[np.ndarray], names: np.ndarray | None, path: Path
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Class indices of each part, and the names of the classes in the order of the labels."""
-    columns = [y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for y in parts]
+    """Return the class indices of every array, and the names of the classes in the order of the labels."""
+    columns = [y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for y in labels]
     for y in columns:
         if y.ndim != 1 or (y.dtype.kind == "f" and not np.array_equal(y, np.round(y))):
             raise DataError(
-                f"'y' must be one class per sample, whole numbers or text; {str(path)!r} has "
+                f"'y' must hold one class per sample, as whole numbers or text; {str(path)!r} has "
                 f"{y.dtype} of shape {y.shape}.",
-                "Save the class of each sample; real-valued targets are read by Dataset.from_npz.",
+                "Save the class of each sample. Real-valued targets are read by Dataset.from_npz.",
             )
-    whole = [y if y.dtype.kind == "U" else y.astype(np.int64) for y in columns]
-    if len({y.dtype.kind for y in whole}) > 1:
-        raise DataError(f"Labels of {str(path)!r} mix numbers and text.", "Save one kind.")
-    values, indices = np.unique(np.concatenate(whole), return_inverse=True)
+    converted = [y if y.dtype.kind == "U" else y.astype(np.int64) for y in columns]
+    if len({y.dtype.kind for y in converted}) > 1:
+        raise DataError(
+            f"Labels must be either numbers or text; {str(path)!r} holds both.",
+            "Save all labels as numbers or all as text.",
+        )
+    values, indices = np.unique(np.concatenate(converted), return_inverse=True)
     classes = tuple(map(str, values.tolist()))
     named = () if names is None else tuple(map(str, names.tolist()))
     if len(named) == len(values):
         classes = named
-    elif whole[0].dtype.kind != "U" and 0 <= values[0] <= values[-1] < len(named):
+    elif converted[0].dtype.kind != "U" and 0 <= values[0] <= values[-1] < len(named):
         classes = tuple(named[value] for value in values)
     if len(set(classes)) < len(classes):
-        raise DataError(f"Class names must differ; {str(path)!r} repeats one.", "Rename it.")
-    ends = np.cumsum([len(y) for y in whole])[:-1]
-    return [torch.from_numpy(part.copy()) for part in np.split(indices, ends)], classes
+        raise DataError(
+            f"Class names must be different; {str(path)!r} repeats one.", "Rename that class."
+        )
+    ends = np.cumsum([len(y) for y in converted])[:-1]
+    return [torch.from_numpy(section.copy()) for section in np.split(indices, ends)], classes
 
 
 def folder(
     request: Request, path: Path, *, size: tuple[int, int] | None = None, gray: bool | None = None
 ) -> Pool:
-    """Images in ``path``/<class>/, or ``path``/train/<class>/ and ``path``/test/<class>/, sorted.
+    """Read the images in ``path``/<class>/, or in ``path``/train/<class>/ and ``path``/test/<class>/.
 
-    size: (height, width) to resize to (bicubic).
-    gray: one channel (True) or three (False), by default as the files are.
-    Transparency is dropped; files that are no images are ignored.
+    Images are sorted by name. Transparency is removed. Files that are no images are ignored.
+
+    Args:
+        request: Not used.
+        path: The folder.
+        size: (height, width) for bicubic resizing, None for the size of the files.
+        gray: True for one channel, False for three, None for the channels of the files.
+
+    Returns:
+        The images.
+
+    Raises:
+        DataError: If there are no images, or if they cannot be read.
     """
     if size is not None and (len(size) != 2 or min(size) < 1):
-        raise DataError(f"An image size is (height, width); got {size}.", "Use size=(32, 32).")
-    parts = [path]
-    if (path / "train").is_dir() and _subfolders(path / "train"):
-        parts = [part for part in (path / "train", path / "test") if part.is_dir()]
-    files = []
-    for part in parts:
-        shown = [(file, sub.name) for sub in _subfolders(part) for file in sorted(sub.iterdir())]
-        known = [(f, name) for f, name in shown if f.is_file() and f.suffix.lower() in FORMATS]
-        files.append([(f, name) for f, name in known if not f.name.startswith(".")])
-    if not all(files):
-        empty = parts[files.index([])]
         raise DataError(
-            f"A folder of images holds one subfolder per class, as in CLASS/*.png; there are no "
-            f"images in the subfolders of {str(empty)!r}.",
-            f"Read are {' '.join(FORMATS)}.",
+            f"An image size must be (height, width); got {size}.", "Pass size=(32, 32)."
         )
-    classes = tuple(sorted({name for part in files for _, name in part}))
-    images = _read_images([file for part in files for file, _ in part], size, gray)
-    labels = torch.tensor([classes.index(name) for part in files for _, name in part])
+    folders = [path]
+    if (path / "train").is_dir() and _subfolders(path / "train"):
+        folders = [sub for sub in (path / "train", path / "test") if sub.is_dir()]
+    files = []
+    for root in folders:
+        entries = [(file, sub.name) for sub in _subfolders(root) for file in sorted(sub.iterdir())]
+        images = [(f, name) for f, name in entries if f.is_file() and f.suffix.lower() in FORMATS]
+        files.append([(f, name) for f, name in images if not f.name.startswith(".")])
+    if not all(files):
+        empty = folders[files.index([])]
+        raise DataError(
+            f"A folder of images must hold one subfolder per class, as in CLASS/*.png; there are no "
+            f"images in the subfolders of {str(empty)!r}.",
+            f"Supported formats are {' '.join(FORMATS)}.",
+        )
+    pairs = [pair for pairs_of_folder in files for pair in pairs_of_folder]
+    classes = tuple(sorted({name for _, name in pairs}))
+    x = _read_images([file for file, _ in pairs], size, gray)
+    labels = torch.tensor([classes.index(name) for _, name in pairs])
     count = len(files[0])
     test = None
     if len(files) == 2:
-        test = Pool(path.name, images[count:], labels[count:], classes, scale=255.0)
-    return Pool(path.name, images[:count], labels[:count], classes, scale=255.0, test=test)
+        test = Pool(path.name, x[count:], labels[count:], classes, scale=255.0)
+    return Pool(path.name, x[:count], labels[:count], classes, scale=255.0, test=test)
 
 
 def _subfolders(path: Path) -> list[Path]:
@@ -154,28 +182,28 @@ def _subfolders(path: Path) -> list[Path]:
 
 
 def _read_images(files: list[Path], size: tuple[int, int] | None, gray: bool | None) -> Tensor:
-    """Files as one (N, C, H, W) uint8 tensor; all must agree in size and channels."""
+    """Read files of equal size and channels as a (N, C, H, W) uint8 tensor."""
     first = _read_image(files[0], size, gray)
     if len(files) * first.size > MAX_BYTES:
         raise UnsafeFileError(
-            f"Images may fill {MAX_BYTES} bytes; {len(files)} of shape {first.shape} fill more.",
-            "Use fewer images, or a smaller size=(h, w).",
+            f"Images must take at most {MAX_BYTES} bytes; {len(files)} of shape {first.shape} take more.",
+            "Use fewer images, or pass a smaller size=(h, w).",
         )
     images = np.empty((len(files), *first.shape), np.uint8)
     for row, file in enumerate(files):
         image = _read_image(file, size, gray)
         if image.shape != first.shape:
             raise DataError(
-                f"Images must agree in channels and size; {str(files[0])!r} has {first.shape}, "
-                f"{str(file)!r} {image.shape}.",
-                "Use size=(h, w), and gray=True or gray=False.",
+                f"Images must have the same channels and size; {str(files[0])!r} has {first.shape}, "
+                f"{str(file)!r} has {image.shape}.",
+                "Pass size=(h, w), and gray=True or gray=False.",
             )
         images[row] = image
     return torch.from_numpy(images)
 
 
 def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> np.ndarray:
-    """One image as (C, H, W) uint8; its size is checked before it is unpacked."""
+    """Read an image as (C, H, W) uint8. Its size is checked before it is unpacked."""
     from PIL import Image
 
     try:
@@ -188,20 +216,20 @@ def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> 
                     raise DataError(
                         f"Images must have 8 bits per channel; {str(file)!r} has mode "
                         f"{image.mode!r}.",
-                        "Convert it first.",
+                        "Convert it to 8 bits per channel.",
                     )
-                one = image.mode in GRAY_MODES if gray is None else gray
-                plain = image.convert("L" if one else "RGB")
+                is_gray = image.mode in GRAY_MODES if gray is None else gray
+                converted = image.convert("L" if is_gray else "RGB")
         if size is not None:
-            plain = plain.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+            converted = converted.resize((size[1], size[0]), Image.Resampling.BICUBIC)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as problem:
         raise UnsafeFileError(
-            f"An image may have {MAX_PIXELS} pixels; {str(file)!r} claims more.",
-            "Leave it out, or make it smaller.",
+            f"An image must have at most {MAX_PIXELS} pixels; {str(file)!r} claims more.",
+            "Remove the file, or reduce its size.",
         ) from problem
     except (*UNREADABLE, struct.error) as problem:
         raise DataError(
             f"{str(file)!r} must be an image; reading it failed ({type(problem).__name__}).",
-            "Leave it out, or save it again.",
+            "Remove the file, or save it again.",
         ) from problem
-    return np.atleast_3d(np.asarray(plain)).transpose(2, 0, 1)
+    return np.atleast_3d(np.asarray(converted)).transpose(2, 0, 1)

@@ -1,14 +1,14 @@
-"""Samples as people have them: files, folders, tables, loaders; each becomes a Dataset, and says how.
+"""Read samples of users from files, folders, tables and loaders as a Dataset.
 
-    .npz            x and y, or x_train, y_train, x_test, y_test: training and held-out samples in one
-    .csv            a header, one row per sample; the label is the column called label, target, class or
-                    y, else the last; a column called id or ending in _id, all values different, holds
-                    the record IDs that the report names and is no input; a unit may stand in brackets
-                    after a name, as in "age [years]"
-    folder          of images, CLASS/*.png, or train/CLASS and test/CLASS; or one that `train` wrote
-    in Python       (x, y), a DataFrame, a TensorDataset, a DataLoader, anything with a length and items
+    .npz            x and y, or x_train, y_train, x_test and y_test for training and held-out samples
+    .csv            a header, and one row per sample. The label is the column named label, target, class or
+                    y, else the last column. A column named id or ending in _id with different values in all
+                    rows holds record IDs, which the report names. It is no input. A name may end with a
+                    unit in brackets, such as "age [years]"
+    folder          images in CLASS/*.png, or in train/CLASS and test/CLASS; or a folder of `train`
+    in Python       (x, y), a DataFrame, a TensorDataset, a DataLoader, any object with a length and items
 
-What is read differently from how it was given is a note of the dataset.
+The notes of the dataset say what was converted.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from residuum.errors import DataError, UnsafeFileError
 from residuum.records import Dataset, read_npz
 from residuum.records.rundir import digest, sha256
 
-LABELS = ("label", "target", "class", "y")  # names of a label's column
+LABELS = ("label", "target", "class", "y")  # names of the column of labels
 ID_COLUMN = re.compile(r"(?:.*[_ ])?ids?", re.IGNORECASE)  # id, patient_id, Record ID
 MAX_TABLE = 256 << 20  # bytes of a .csv
 UNIT = re.compile(r"\s*[\[(]([^\])]*)[\])]\s*$")
-PRIVATE = {"data": "train.npz", "holdout": "holdout.npz"}  # in a training directory
+PRIVATE = {"data": "train.npz", "holdout": "holdout.npz"}  # files in a training directory
 KINDS = (
     "(x, y), a Dataset, a DataFrame, a DataLoader, a dataset with items, or the path of an .npz, a .csv "
     "or a folder"
@@ -41,7 +41,7 @@ KINDS = (
 
 
 def read_samples(path: str | Path) -> tuple[Dataset, Dataset | None]:
-    """Training samples at ``path``, and the held-out ones where they stand in the same place."""
+    """Return the training samples at ``path``, and held-out samples if the path holds both."""
     place = Path(path).expanduser()
     if place.is_dir():
         pool = folder(Request(), place)
@@ -52,46 +52,63 @@ def read_samples(path: str | Path) -> tuple[Dataset, Dataset | None]:
     if "x" in arrays or "x_train" not in arrays:
         return Dataset.from_npz(place), None
     split = ("x_", "y_", "id_")
-    beside = {name: array for name, array in arrays.items() if not name.startswith(split)}
+    shared = {name: array for name, array in arrays.items() if not name.startswith(split)}
 
-    def part(suffix: str) -> Dataset:
+    def read_set(suffix: str) -> Dataset:
         names = [name for name in ("x", "y", "id") if f"{name}_{suffix}" in arrays]
-        own = {name: arrays[f"{name}_{suffix}"] for name in names}
-        if "y" not in own:
+        specific = {name: arrays[f"{name}_{suffix}"] for name in names}
+        if "y" not in specific:
             raise DataError(
-                f"A data file with 'x_{suffix}' needs 'y_{suffix}' too; {str(path)!r} has none.",
+                f"A data file with 'x_{suffix}' must have 'y_{suffix}' too; {str(path)!r} lacks it.",
                 f"It holds {sorted(arrays)}.",
             )
-        return Dataset.from_arrays({**beside, **own}, place)
+        return Dataset.from_arrays({**shared, **specific}, place)
 
-    return part("train"), part("test") if "x_test" in arrays else None
+    return read_set("train"), read_set("test") if "x_test" in arrays else None
 
 
-def both(data: Any, holdout: Any) -> tuple[Dataset | None, Dataset | None]:
-    """Training and held-out samples of what was given; one place may hold both."""
-    train = held = control = None
+def read_train_and_holdout(data: Any, holdout: Any) -> tuple[Dataset | None, Dataset | None]:
+    """Read training samples and held-out samples.
+
+    Args:
+        data: Training samples in any supported form. A path may hold both sets.
+        holdout: Held-out samples in any supported form. They replace those of ``data``.
+
+    Returns:
+        Training samples and held-out samples, None for a set that is not available.
+    """
+    train = included = control = None
     if isinstance(data, str | Path):
-        train, held = read_samples(place_of(data, "data"))
-        if held is None and (beside := place_of(data, "holdout")) != place_of(data, "data"):
-            held = read_samples(beside)[0] if beside.is_file() else None
+        train, included = read_samples(locate_samples(data, "data"))
+        path = locate_samples(data, "holdout")
+        if included is None and path != locate_samples(data, "data"):
+            included = read_samples(path)[0] if path.is_file() else None
     elif data is not None:
         train = as_dataset(data, "data")
     if isinstance(holdout, str | Path):
-        first, second = read_samples(place_of(holdout, "holdout"))
+        first, second = read_samples(locate_samples(holdout, "holdout"))
         control = first if second is None else second
     elif holdout is not None:
         control = as_dataset(holdout, "holdout")
-    return train, held if control is None else control
+    return train, included if control is None else control
 
 
-def place_of(path: str | Path, name: str) -> Path:
-    """Where ``data`` or ``holdout`` stand: a training directory keeps each in a file of its own."""
+def locate_samples(path: str | Path, name: str) -> Path:
+    """Return the path of samples, which is a private file if ``path`` is a training directory.
+
+    Args:
+        path: A path of a user.
+        name: "data" or "holdout".
+
+    Returns:
+        The path of the samples.
+    """
     place = Path(path).expanduser()
     return place / "private" / PRIVATE[name] if (place / "private").is_dir() else place
 
 
-def hash_of(path: str | Path) -> str:
-    """SHA-256 of a file, or of all files of a folder with their names."""
+def hash_path(path: str | Path) -> str:
+    """Return the SHA-256 hash of a file, or of all files of a folder with their names."""
     place = Path(path).expanduser()
     if not place.is_dir():
         return sha256(place)
@@ -99,46 +116,54 @@ def hash_of(path: str | Path) -> str:
     return digest([[file.relative_to(place).as_posix(), sha256(file)] for file in files])
 
 
-def as_dataset(given: Any, name: str) -> Dataset:
-    """A dataset of what was given; samples without labels get zeros, which match no class."""
-    if isinstance(given, Dataset):
-        return given
-    if isinstance(given, str | Path):
-        return read_samples(given)[0]
-    x, y = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
-    if hasattr(x, "columns") and hasattr(x, "to_numpy"):  # a table, whichever library made it
+def as_dataset(samples: Any, name: str) -> Dataset:
+    """Convert samples in any supported form to a dataset.
+
+    Args:
+        samples: The samples. If they have no labels, the labels are zeros, which match no class.
+        name: Name of the dataset, for messages.
+
+    Returns:
+        The dataset.
+    """
+    if isinstance(samples, Dataset):
+        return samples
+    if isinstance(samples, str | Path):
+        return read_samples(samples)[0]
+    x, y = samples if isinstance(samples, tuple) and len(samples) == 2 else (samples, None)
+    if hasattr(x, "columns") and hasattr(x, "to_numpy"):  # a table of any library
         return _frame(x, y, name)
     if y is None and not hasattr(x, "__array__") and not isinstance(x, Tensor | list | tuple):
         return _items(x, name)
     return _arrays(x, y, name)
 
 
-def _arrays(x: Any, y: Any, name: str, **known: Any) -> Dataset:
+def _arrays(x: Any, y: Any, name: str, **fields: Any) -> Dataset:
     try:
         x = torch.as_tensor(x)
         y = torch.zeros(len(x), dtype=torch.long) if y is None else torch.as_tensor(y)
     except (TypeError, ValueError, RuntimeError) as problem:
-        raise _unknown_kind(name, x) from problem
+        raise DataError(*_explain_unknown(name, x)) from problem
     x = x.detach().cpu()
     x = x if x.is_floating_point() else x.double()
     if x.ndim < 2 or not torch.isfinite(x).all():
         raise DataError(
             f"{name} must hold finite numbers, one row per sample; got shape {tuple(x.shape)}.",
-            "Give x as the network receives it.",
+            "Pass x as the network receives it.",
         )
-    return Dataset(x, y.detach().cpu(), name=name, **known)
+    return Dataset(x, y.detach().cpu(), name=name, **fields)
 
 
-def _unknown_kind(name: str, value: Any) -> DataError:
-    return DataError(
-        f"{name} must be {KINDS}; got {type(value).__name__}.",
-        f"Say audit(model, {name}=(x, y)).",
-    )
+def _explain_unknown(name: str, value: Any) -> tuple[str, str]:
+    """Return the message and the remedy for samples in an unknown form."""
+    message = f"{name} must be {KINDS}; got {type(value).__name__}."
+    return message, f"Pass {name}=(x, y)."
 
 
-def _items(given: Any, name: str) -> Dataset:
-    """Read the dataset of a loader, or anything with items (x, y), in its own order."""
-    source = getattr(given, "dataset", given) if hasattr(given, "batch_size") else given
+def _items(samples: Any, name: str) -> Dataset:
+    """Read the dataset of a loader, or an object with items (x, y), in its order."""
+    is_loader = hasattr(samples, "batch_size")
+    source = getattr(samples, "dataset", samples) if is_loader else samples
     if hasattr(source, "tensors") and len(source.tensors) in (1, 2):  # TensorDataset
         x, y = (*source.tensors, None)[:2]
         return _arrays(x, y, name)
@@ -148,39 +173,53 @@ def _items(given: Any, name: str) -> Dataset:
         try:
             rows = list(source)
         except TypeError as problem:
-            raise _unknown_kind(name, given) from problem
+            raise DataError(*_explain_unknown(name, samples)) from problem
     pairs = [
         row if isinstance(row, tuple | list) and len(row) == 2 else (row, None) for row in rows
     ]
     if not pairs:
-        raise DataError("A dataset needs at least one sample; this one is empty.", "Check it.")
+        raise DataError(
+            f"A dataset must have at least one sample; {name} is empty.", "Pass more samples."
+        )
     try:
-        x = torch.stack([torch.as_tensor(np.asarray(one)) for one, _ in pairs])
+        x = torch.stack([torch.as_tensor(np.asarray(sample)) for sample, _ in pairs])
         labels = [label for _, label in pairs]
-        y = None if labels[0] is None else torch.stack([torch.as_tensor(one) for one in labels])
+        has_labels = labels[0] is not None
+        y = torch.stack([torch.as_tensor(label) for label in labels]) if has_labels else None
     except (TypeError, ValueError, RuntimeError) as problem:
         raise DataError(
-            f"Items of {name} must be (x, y) with arrays of one shape; got "
+            f"Items of {name} must be (x, y) with arrays of the same shape; got "
             f"{type(pairs[0][0]).__name__} ({str(problem)[:80]}).",
-            "Give the transforms that the network was trained with, ToTensor among them.",
+            "Use the transforms of the training, including ToTensor.",
         ) from problem
     classes = tuple(map(str, getattr(source, "classes", ())))
     return _arrays(x, y, name, classes=classes)
 
 
 def _frame(frame: Any, y: Any, name: str) -> Dataset:
-    """A DataFrame, with its labels beside it or in a column of its own."""
+    """Read a DataFrame, with separate labels or with a column of labels."""
     values = {str(column): np.asarray(frame[column]) for column in frame.columns}
-    return table(values if y is None else {**values, "label": np.asarray(y)}, name)
+    return read_columns(values if y is None else {**values, "label": np.asarray(y)}, name)
 
 
 def read_csv(path: Path) -> Dataset:
-    """A table with a header."""
+    """Read a table with a header.
+
+    Args:
+        path: A .csv file.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        DataError: If the file is no such table.
+        UnsafeFileError: If the file is too large.
+    """
     if not path.is_file():
         raise DataError(f"No data file at {str(path)!r}.", "Check the path.")
     if (size := path.stat().st_size) > MAX_TABLE:
         raise UnsafeFileError(
-            f"A table may have {MAX_TABLE} bytes; {str(path)!r} has {size}.",
+            f"A table must have at most {MAX_TABLE} bytes; {str(path)!r} has {size}.",
             "Save it with numpy.savez(path, x=..., y=...).",
         )
     try:
@@ -194,9 +233,9 @@ def read_csv(path: Path) -> Dataset:
     widths = {len(row) for row in rows}
     if not rows or widths != {len(names)} or len(names) < 2:
         raise DataError(
-            f"A table needs a header and rows of as many values; {str(path)!r} has {len(names)} names "
-            f"and rows of {sorted(widths) or 'none'}.",
-            "One row per sample, the label in a column of its own.",
+            "Every row of a table must have as many values as the header has names; "
+            f"{str(path)!r} has {len(names)} names and rows of {sorted(widths) or 'none'}.",
+            "Save one row per sample, with the label in a separate column.",
         )
     if _numeric(np.array(names)):
         raise DataError(
@@ -205,44 +244,62 @@ def read_csv(path: Path) -> Dataset:
         )
     columns = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
     if len(columns) < len(names):
-        raise DataError(f"Columns of {str(path)!r} must have different names.", "Rename one.")
-    return table(columns, path.stem)
+        raise DataError(
+            f"Columns must have different names; {str(path)!r} repeats one.", "Rename that column."
+        )
+    return read_columns(columns, path.stem)
 
 
-def table(columns: dict[str, np.ndarray], name: str) -> Dataset:
-    """A dataset of named columns, one of them the label.
+def read_columns(columns: dict[str, np.ndarray], name: str) -> Dataset:
+    """Make a dataset of named columns.
 
-    The label: the first column with a customary name (``LABELS``), else the last. Units in brackets
-    behind a name are kept for the report. Text is refused but for the label: how it was encoded decides
-    what the network saw.
+    The label is the first column with a usual name (``LABELS``), else the last column. Units in brackets
+    after a name are kept for the report. Only the label may be text, because the encoding decides what the
+    network received.
+
+    Args:
+        columns: Values by the name of the column.
+        name: Name of the dataset.
+
+    Returns:
+        The dataset.
+
+    Raises:
+        DataError: If the columns are no numbers or have gaps.
     """
-    called = {one.strip().lower(): one for one in columns}
-    label = next((called[one] for one in LABELS if one in called), list(columns)[-1])
-    ids = [one for one in columns if one != label and _identifies_rows(one, columns[one])][:1]
-    features = [one for one in columns if one not in (label, *ids)]
+    by_lower_case = {column.strip().lower(): column for column in columns}
+    usual = (by_lower_case[column] for column in LABELS if column in by_lower_case)
+    label = next(usual, list(columns)[-1])
+    ids = [c for c in columns if c != label and _identifies_rows(c, columns[c])][:1]
+    features = [column for column in columns if column not in (label, *ids)]
     if not features:
-        raise DataError(f"A table needs columns beside the label; {name!r} has none.", "Add them.")
-    words = [one for one in features if not _numeric(columns[one])]
+        raise DataError(
+            f"A table must have columns in addition to the label; {name!r} has none.",
+            "Add columns.",
+        )
+    words = [column for column in features if not _numeric(columns[column])]
     if words:
         raise DataError(
             f"Columns must hold numbers, as the network receives them; {words[:5]} of {name!r} do not.",
-            "Encode them as for the training, or leave them out; the label may be text.",
+            "Encode these columns as in the training, or remove them. The label may be text.",
         )
-    x = torch.from_numpy(np.stack([columns[one].astype(np.float64) for one in features], 1))
+    x = torch.from_numpy(np.stack([columns[column].astype(np.float64) for column in features], 1))
     if not torch.isfinite(x).all():
-        raise DataError(f"A table must be complete; {name!r} has gaps.", "Fill or drop those rows.")
+        raise DataError(
+            f"A table must be complete; {name!r} has gaps.", "Fill the gaps or remove those rows."
+        )
     y, classes = _labels(columns[label])
     brackets = [UNIT.search(feature) for feature in features]
     units = tuple(unit[1].strip() if unit else "" for unit in brackets)
     names = tuple(UNIT.sub("", feature).strip() for feature in features)
-    notes = [f"the column {label!r} of {name!r} is taken as the label"]
+    notes = [f"the column {label!r} of {name!r} is the label"]
     if ids:
-        holds = "holds record IDs and is not an input of the network"
-        notes.append(f"the column {ids[0]!r} of {name!r} {holds}")
+        description = "holds record IDs and is not an input of the network"
+        notes.append(f"the column {ids[0]!r} of {name!r} {description}")
     record_ids = tuple(map(str, columns[ids[0]])) if ids else ()
     units = units if any(units) else ()
-    whole = Dataset(x, y, name=name, classes=classes, features=names, units=units)
-    return whole.replace(notes=tuple(notes), record_ids=record_ids)
+    dataset = Dataset(x, y, name=name, classes=classes, features=names, units=units)
+    return dataset.replace(notes=tuple(notes), record_ids=record_ids)
 
 
 def _identifies_rows(name: str, values: np.ndarray) -> bool:
@@ -252,11 +309,11 @@ def _identifies_rows(name: str, values: np.ndarray) -> bool:
 
 
 def _labels(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
-    """Whole numbers as classes, others as targets; text as classes in the order of the alphabet."""
+    """Return whole numbers as classes, other numbers as targets, and text as classes in alphabetic order."""
     if _numeric(values):
         numbers = values.astype(np.float64)
-        whole = np.array_equal(numbers, np.round(numbers))
-        return torch.from_numpy(numbers.astype(np.int64) if whole else numbers), ()
+        is_integer = np.array_equal(numbers, np.round(numbers))
+        return torch.from_numpy(numbers.astype(np.int64) if is_integer else numbers), ()
     classes, indices = np.unique(values.astype(str), return_inverse=True)
     return torch.from_numpy(indices.astype(np.int64)), tuple(map(str, classes))
 
@@ -270,14 +327,14 @@ def _numeric(values: np.ndarray) -> bool:
 
 
 def _images(pool: Pool) -> Dataset:
-    """Images of a folder with values from 0 to 1, channels first."""
-    said = f"images of {pool.name!r} are read with channels first and values from 0 to 1"
+    """Return the images of a folder with channels first and values from 0 to 1."""
+    note = f"images of {pool.name!r} are read with channels first and values from 0 to 1"
     x = pool.images.double() / pool.scale
-    return Dataset(x, pool.labels, name=pool.name, classes=pool.classes, notes=(said,))
+    return Dataset(x, pool.labels, name=pool.name, classes=pool.classes, notes=(note,))
 
 
-def one_hot(y: Tensor) -> bool:
-    """Whether every row of labels is one 1 among zeros."""
+def is_one_hot(y: Tensor) -> bool:
+    """Return True if every row of labels has a single 1 and zeros."""
     if y.ndim != 2 or y.shape[1] < 2:
         return False
     values: Sequence[float] = y.unique().tolist()

@@ -1,7 +1,7 @@
-"""From a pool, every sample that a source has, to a split: labels of the task, samples that are taken.
+"""Select training samples and held-out samples from all samples of a source.
 
-Training samples are balanced over the labels and keep the order of the file; without a seed they
-are the first n / L of each of the L labels. Held-out samples never repeat a training image.
+Training samples are balanced over the labels and keep the order of the file. Without a seed they are the
+first n / L samples of each of the L labels. Held-out samples never repeat a training image.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from torch import Tensor
 from residuum.errors import DataError, require_known
 from residuum.records import TASKS, Dataset, Split
 
-DEFAULT_HOLDOUT = 2000  # as many as scoring uses
-Names = Sequence[str | int]  # of classes
+DEFAULT_HOLDOUT = 2000  # scoring uses as many
+Names = Sequence[str | int]  # names of classes
 
 
 @dataclass(frozen=True)
 class Request:
-    """What the user asked for, as far as a source may care.
+    """The requests of the user that a source may need. None leaves the choice to the source.
 
-    n: training samples.
-    seed: of the random choice.
-    root: folder with the files of named datasets.
-    holdout: held-out samples.
-    None means the source's own choice.
+    Attributes:
+        n: Number of training samples.
+        seed: Seed of the random choice.
+        root: Folder with the files of named datasets.
+        holdout: Number of held-out samples.
     """
 
     n: int | None = None
@@ -40,15 +40,19 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All samples of a source, in file order and as stored.
+    """All samples of a source, in the order and the format of the file.
 
-    images: (N, *shape), of which images / scale are the values.
-    labels: (N,) indices into classes.
-    positive: the classes that binary tasks call +1.
-    sides: names of -1 and +1.
-    mean: what the stored images already lack.
-    center: whether subtracting a mean makes sense.
-    test: the source's own held-out part.
+    Attributes:
+        name: Name of the source.
+        images: Samples (N, *shape). Their values are images / scale.
+        labels: Indices into ``classes``, (N,).
+        classes: Names of the classes.
+        positive: The classes with label +1 in binary tasks.
+        sides: Names of the labels -1 and +1.
+        scale: Divisor of the images.
+        mean: The mean that was subtracted from the images, None if none was.
+        center: Whether subtracting a mean makes sense.
+        test: The test set of the source, None if it has none.
     """
 
     name: str
@@ -65,15 +69,15 @@ class Pool:
     def __post_init__(self) -> None:
         if self.labels.shape != self.images.shape[:1]:
             raise DataError(
-                f"Every sample needs one label; {self.name!r} has images of shape "
+                f"Every sample must have one label; {self.name!r} has images of shape "
                 f"{tuple(self.images.shape)} and labels of shape {tuple(self.labels.shape)}.",
-                "Save them from the same arrays.",
+                "Save one label per sample.",
             )
         if self.test is not None and self.test.shape != self.shape:
             raise DataError(
-                f"Training and test samples must have one shape; {self.name!r} has "
+                f"Training and test samples must have the same shape; {self.name!r} has "
                 f"{self.shape} and {self.test.shape}.",
-                "Resize one of them.",
+                "Resize the training samples or the test samples.",
             )
 
     @property
@@ -83,45 +87,60 @@ class Pool:
 
 
 Source = Callable[..., Pool]
-"""``source(request, **options)``: its keyword-only parameters are the options a user may give."""
+"""``source(request, **options)``. Its keyword-only parameters are the options that a user may pass."""
 
 
-def seeded(seed: int | None) -> torch.Generator:
-    """A generator of its own, so that no choice depends on the global one; None means seed 0."""
+def make_generator(seed: int | None) -> torch.Generator:
+    """Return a separate random generator, with seed 0 if ``seed`` is None, or raise ``DataError``."""
     if seed is not None and not 0 <= seed < 2**63:
-        raise DataError(f"A seed lies between 0 and 2**63; got {seed}.", "Use seed=0.")
+        raise DataError(f"A seed must be between 0 and 2**63; got {seed}.", "Pass seed=0.")
     return torch.Generator().manual_seed(seed or 0)
 
 
 def split_pool(
     pool: Pool, request: Request, *, task: str, positive: Names, center: bool, dtype: torch.dtype
 ) -> Split:
-    """Choose the samples of ``request`` from ``pool`` and preprocess both sets alike.
+    """Select training samples and held-out samples, and preprocess both sets in the same way.
 
-    Equally many of each label for training; held-out samples from the test part where there is one,
-    none equal to a training image, in an order of their own. The mean that is subtracted from both is
-    that of the training samples: it is what the network was given.
+    Training samples are balanced. Held-out samples come from the test set if there is one. They are never
+    equal to a training image, and their order is random. The mean of the training samples is subtracted from
+    both sets, because the network was trained with it.
+
+    Args:
+        pool: All samples of a source.
+        request: Numbers of samples and the seed.
+        task: "binary", "multiclass" or "regression".
+        positive: Classes with label +1.
+        center: Whether to subtract the mean.
+        dtype: Number format of the samples.
+
+    Returns:
+        Training samples and held-out samples.
     """
-    lookup, names = task_labels(pool, task, positive)
+    lookup, names = map_classes(pool, task, positive)
     labels = lookup[pool.labels]  # (N,) in 0..L-1
     n = _count(pool, request, labels, names)
-    generator = None if request.seed is None else seeded(request.seed)
-    rows = take(labels, [n // len(names)] * len(names), generator)
+    generator = None if request.seed is None else make_generator(request.seed)
+    rows = choose_rows(labels, [n // len(names)] * len(names), generator)
 
-    rest = pool.test or pool
-    rest_labels = lookup[rest.labels]
-    kept = _unlike(rest.images, pool.images[rows])
-    quotas = _holdout_quotas(pool, n, request.holdout, rest_labels[kept], names)
-    generator = seeded(request.seed)
-    held = kept[take(rest_labels[kept], quotas, None if request.seed is None else generator)]
-    held = held[torch.randperm(len(held), generator=generator)]
+    source = pool.test or pool
+    source_labels = lookup[source.labels]
+    usable = _find_different(source.images, pool.images[rows])
+    usable_labels = source_labels[usable]
+    quotas = _holdout_quotas(pool, n, request.holdout, usable_labels, names)
+    generator = make_generator(request.seed)
+    chosen = choose_rows(usable_labels, quotas, None if request.seed is None else generator)
+    held_out = usable[chosen]
+    held_out = held_out[torch.randperm(len(held_out), generator=generator)]
 
-    x, x_held = (images.to(dtype) / pool.scale for images in (pool.images[rows], rest.images[held]))
+    images = (pool.images[rows], source.images[held_out])
+    x, x_held = (values.to(dtype) / pool.scale for values in images)
     mean = None if pool.mean is None else pool.mean.to(dtype)
     if mean is None and center and pool.center:
         mean = x.mean(0, dtype=torch.float64).to(dtype)
         x, x_held = x - mean, x_held - mean
-    y, y_held = (_targets(part, task, dtype) for part in (labels[rows], rest_labels[held]))
+    y = _targets(labels[rows], task, dtype)
+    y_held = _targets(source_labels[held_out], task, dtype)
     return Split(
         Dataset(x, y, mean, pool.name, names),
         Dataset(x_held, y_held, mean, f"{pool.name} held-out", names),
@@ -129,14 +148,26 @@ def split_pool(
     )
 
 
-def task_labels(pool: Pool, task: str, positive: Names = ()) -> tuple[Tensor, tuple[str, ...]]:
-    """For each class of ``pool`` the label it has in ``task``, and the names of the labels."""
+def map_classes(pool: Pool, task: str, positive: Names = ()) -> tuple[Tensor, tuple[str, ...]]:
+    """Map the classes of a source to the labels of a task.
+
+    Args:
+        pool: All samples of a source.
+        task: "binary", "multiclass" or "regression".
+        positive: Classes with label +1, by default those of the source.
+
+    Returns:
+        The label of every class, and the names of the labels.
+
+    Raises:
+        DataError: If there are fewer than two classes or labels.
+    """
     require_known(task, TASKS, "No task", DataError)
     present = pool.labels.unique().tolist()
     if len(present) < 2:
         got = f"are of class {pool.classes[present[0]]!r}" if present else "are missing"
         raise DataError(
-            f"At least two classes are needed; all {len(pool.labels)} samples of {pool.name!r} {got}.",
+            f"Samples must have at least two classes; all {len(pool.labels)} samples of {pool.name!r} {got}.",
             "Add samples of another class.",
         )
     if task == "multiclass":
@@ -149,9 +180,9 @@ def task_labels(pool: Pool, task: str, positive: Names = ()) -> tuple[Tensor, tu
     lookup = torch.tensor([int(name in chosen) for name in pool.classes])
     if len(lookup.unique()) < 2:
         raise DataError(
-            f"Task {task} needs some classes against the others; got {len(chosen)} of "
-            f"{len(pool.classes)} on the side of +1 in {pool.name!r}.",
-            f"Say positive=({pool.classes[-1]!r},), or task='multiclass'.",
+            f"A {task} task must have classes with label +1 and classes with label -1; got "
+            f"{len(chosen)} of {len(pool.classes)} classes with label +1 in {pool.name!r}.",
+            f"Pass positive=({pool.classes[-1]!r},), or task='multiclass'.",
         )
     if pool.sides is not None and not positive:
         return lookup, pool.sides
@@ -159,8 +190,17 @@ def task_labels(pool: Pool, task: str, positive: Names = ()) -> tuple[Tensor, tu
     return lookup, (" or ".join(negatives), " or ".join(dict.fromkeys(chosen)))
 
 
-def take(labels: Tensor, quotas: Sequence[int], generator: torch.Generator | None) -> Tensor:
-    """Rows holding ``quotas[l]`` of each label l, ascending: the first ones, or random ones."""
+def choose_rows(labels: Tensor, quotas: Sequence[int], generator: torch.Generator | None) -> Tensor:
+    """Choose rows of each label.
+
+    Args:
+        labels: Labels of all rows.
+        quotas: Number of rows of each label.
+        generator: Random generator of the choice, None for the first rows.
+
+    Returns:
+        Row numbers, ascending.
+    """
     chosen = []
     for label, quota in enumerate(quotas):
         rows = (labels == label).nonzero().flatten()
@@ -170,8 +210,16 @@ def take(labels: Tensor, quotas: Sequence[int], generator: torch.Generator | Non
     return torch.cat(chosen).sort().values
 
 
-def spread(available: Sequence[int], total: int) -> list[int]:
-    """Quotas summing to ``total``, as even as ``available`` allows: the scarcest label first."""
+def spread_quotas(available: Sequence[int], total: int) -> list[int]:
+    """Divide a total over labels as evenly as possible, starting with the rarest label.
+
+    Args:
+        available: Number of samples of each label.
+        total: Sum of the quotas.
+
+    Returns:
+        The quota of each label.
+    """
     quotas = [0] * len(available)
     for rank, label in enumerate(sorted(range(len(available)), key=available.__getitem__)):
         share = (total - sum(quotas)) // (len(available) - rank)
@@ -179,46 +227,55 @@ def spread(available: Sequence[int], total: int) -> list[int]:
     return quotas
 
 
-def check_divisible(n: int, labels: int, most: int | None = None) -> None:
-    """Refuse an ``n`` that cannot be balanced over so many labels; ``most`` there are of all."""
+def check_divisible(n: int, labels: int, limit: int | None = None) -> None:
+    """Check that a set of ``n`` samples can be balanced.
+
+    Args:
+        n: Number of samples.
+        labels: Number of labels.
+        limit: Maximum number of samples, for the advice.
+
+    Raises:
+        DataError: If ``n`` is not a positive multiple of ``labels``.
+    """
     if n < labels or n % labels:
-        near = max(labels, min(n - n % labels, most or n))
+        nearest = max(labels, min(n - n % labels, limit or n))
         raise DataError(
-            f"A balanced set over {labels} labels needs n to be a positive multiple of {labels}; "
+            f"For a balanced set over {labels} labels, n must be a positive multiple of {labels}; "
             f"got n={n}.",
-            f"Use n={near}.",
+            f"Use n={nearest}.",
         )
 
 
 def _count(pool: Pool, request: Request, labels: Tensor, names: tuple[str, ...]) -> int:
-    """Number of training samples, checked against what there is."""
+    """Return the number of training samples, or refuse it if the source has too few."""
     n = request.n
     counts = torch.bincount(labels, minlength=len(names)).tolist()
-    most = len(names) * min(counts)
-    if n is None and most:
-        # Without a test part the other half is the only held-out control there can be.
-        return most if pool.test is not None else len(names) * max(1, min(counts) // 2)
-    wanted = len(names) if n is None else n
-    best = most
-    if pool.test is None:  # some must be left for the control
-        left = len(labels) - (request.holdout or 1)
-        best = min(most, left - left % len(names))
-    check_divisible(wanted, len(names), best)
-    if wanted > most:
-        there = ", ".join(f"{c} of {name!r}" for c, name in zip(counts, names, strict=True))
-        remedy = "Use a smaller holdout." if most else "Add samples of the missing label."
+    maximum = len(names) * min(counts)
+    if n is None and maximum:
+        # Without a test set, the other half of the samples is the held-out set.
+        return maximum if pool.test is not None else len(names) * max(1, min(counts) // 2)
+    requested = len(names) if n is None else n
+    best = maximum
+    if pool.test is None:  # some samples must remain for the held-out set
+        remaining = len(labels) - (request.holdout or 1)
+        best = min(maximum, remaining - remaining % len(names))
+    check_divisible(requested, len(names), best)
+    if requested > maximum:
+        available = ", ".join(f"{c} of {name!r}" for c, name in zip(counts, names, strict=True))
+        remedy = "Use a smaller holdout." if maximum else "Add samples of the missing label."
         raise DataError(
-            f"n={wanted} needs {wanted // len(names)} samples of each label; {pool.name!r} has "
-            f"{there}.",
+            f"n={requested} needs {requested // len(names)} samples of each label; {pool.name!r} has "
+            f"{available}.",
             f"Use n={best} or fewer." if best > 0 else remedy,
         )
-    return wanted
+    return requested
 
 
 def _holdout_quotas(
     pool: Pool, n: int, holdout: int | None, labels: Tensor, names: tuple[str, ...]
 ) -> list[int]:
-    """How many held-out samples of each label: as asked, else as many as balance allows, spread evenly."""
+    """Return the number of held-out samples of each label, by default as many as can be balanced."""
     available = torch.bincount(labels, minlength=len(names)).tolist()
     total, scarcest = sum(available), min(available)
     if holdout is None:
@@ -226,26 +283,26 @@ def _holdout_quotas(
         holdout -= holdout % len(names) if scarcest else 0
     if not 0 < holdout <= total:
         raise DataError(
-            f"A held-out control needs samples unlike every training image; after n={n} for "
-            f"training {pool.name!r} has {total}, wanted: {holdout or 'at least 1'}.",
+            f"Held-out samples must differ from every training image; {pool.name!r} has {total} such "
+            f"samples in addition to n={n} for training, and {holdout or 'at least 1'} are needed.",
             f"Use holdout={total} or fewer." if total else "Use a smaller n.",
         )
-    return spread(available, holdout)
+    return spread_quotas(available, holdout)
 
 
-def _unlike(candidates: Tensor, images: Tensor) -> Tensor:
-    """Rows of ``candidates`` that equal none of ``images`` byte for byte."""
+def _find_different(candidates: Tensor, images: Tensor) -> Tensor:
+    """Return the rows of ``candidates`` that differ from all ``images``."""
 
-    def digests(part: Tensor) -> list[bytes]:
-        return [blake2b(row.tobytes(), digest_size=16).digest() for row in part.numpy()]
+    def hash_rows(samples: Tensor) -> list[bytes]:
+        return [blake2b(row.tobytes(), digest_size=16).digest() for row in samples.numpy()]
 
-    seen = set(digests(images))
-    fresh = [row for row, digest in enumerate(digests(candidates)) if digest not in seen]
-    return torch.tensor(fresh, dtype=torch.long)
+    seen = set(hash_rows(images))
+    rows = [row for row, digest in enumerate(hash_rows(candidates)) if digest not in seen]
+    return torch.tensor(rows, dtype=torch.long)
 
 
 def _targets(labels: Tensor, task: str, dtype: torch.dtype) -> Tensor:
-    """-1/+1 as integers (binary) or floats (regression), or class indices."""
+    """Return -1/+1 as integers (binary) or as floating point (regression), or class indices."""
     if task == "multiclass":
         return labels
     return (2 * labels - 1).to(dtype if task == "regression" else torch.int64)

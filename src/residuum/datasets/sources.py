@@ -1,5 +1,4 @@
-"""The named sets: digits and photos that scikit-learn brings, MNIST and CIFAR-10 as people have them on
-disk, and points drawn on purpose.
+"""The named datasets: digits and photos of scikit-learn, MNIST, CIFAR-10, and synthetic points.
 
 The circle is that of Haim et al. (2022), the sphere that of Refael et al. (2025).
 """
@@ -15,7 +14,13 @@ from torch import Tensor
 
 from residuum.datasets.files import npz
 from residuum.datasets.formats import read_cifar_batch, read_idx
-from residuum.datasets.selection import DEFAULT_HOLDOUT, Pool, Request, check_divisible, seeded
+from residuum.datasets.selection import (
+    DEFAULT_HOLDOUT,
+    Pool,
+    Request,
+    check_divisible,
+    make_generator,
+)
 from residuum.errors import DataError
 
 DIGITS = tuple("0123456789")
@@ -30,11 +35,11 @@ CIFAR10_FOLDER = Path("cifar-10-batches-py")
 SIGNS = ("-1", "+1")
 PHOTOS = ("china", "flower")
 CROP = 32  # pixels
-SMOOTH = 4.0  # of 255: mean difference of neighboring pixels up to which a crop is left out
+SMOOTH = 4.0  # crops whose neighboring pixels differ by no more on average, of 255, are left out
 
 
 def digits(request: Request) -> Pool:
-    """scikit-learn's bundled 1797 digits, (1, 8, 8) in [0, 1]; odd +1, even -1."""
+    """Return the 1797 digits of scikit-learn, (1, 8, 8) in [0, 1], with odd digits as +1, even as -1."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -44,10 +49,16 @@ def digits(request: Request) -> Pool:
 
 
 def photos(request: Request) -> Pool:
-    """32 x 32 crops of scikit-learn's two bundled photographs, (3, 32, 32) in [0, 1]; flower +1.
+    """Return crops of the two photographs of scikit-learn, (3, 32, 32) in [0, 1], with the flower as +1.
 
-    Crops lie side by side and share no pixel. Smooth ones, sky and what is out of focus, are left
-    out: any of them looks like any other, and would match a candidate without having been seen.
+    Crops do not share pixels. Smooth crops, such as those of the sky, are left out. They all look similar,
+    so they would match a candidate even if the network was not trained on them.
+
+    Args:
+        request: Not used.
+
+    Returns:
+        The crops.
     """
     from sklearn.datasets import load_sample_images
 
@@ -65,70 +76,70 @@ def photos(request: Request) -> Pool:
 
 
 def mnist(request: Request) -> Pool:
-    """MNIST from torchvision's folder or ``mnist.npz``, (1, 28, 28) in [0, 1]; odd +1, even -1."""
+    """Read MNIST from torchvision's folder or ``mnist.npz``, with odd digits as +1 and even digits as -1."""
     place = _locate("mnist", request, MNIST_FOLDER)
     if place.suffix == ".npz":
         return _from_npz("mnist", request, place)
 
-    def part(prefix: str, test: Pool | None = None) -> Pool:
+    def read_set(prefix: str, test: Pool | None = None) -> Pool:
         names = {3: f"{prefix}-images-idx3-ubyte", 1: f"{prefix}-labels-idx1-ubyte"}
         files = (read_idx(_existing(place, n, f"{n}.gz"), ndim) for ndim, n in names.items())
         images, labels = files
         return _ten_classes("mnist", images[:, None], labels, test)
 
-    return part("train", part("t10k"))
+    return read_set("train", read_set("t10k"))
 
 
 def cifar10(request: Request) -> Pool:
-    """CIFAR-10 from its python batches or ``cifar10.npz``, (3, 32, 32); animals +1, vehicles -1."""
+    """Read CIFAR-10 from its python batches or ``cifar10.npz``, with animals as +1 and vehicles as -1."""
     place = _locate("cifar10", request, CIFAR10_FOLDER)
     if place.suffix == ".npz":
         return _from_npz("cifar10", request, place)
 
-    def part(names: list[str], test: Pool | None = None) -> Pool:
+    def read_set(names: list[str], test: Pool | None = None) -> Pool:
         batches = [read_cifar_batch(_existing(place, name)) for name in names]
         images, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
         return _ten_classes("cifar10", images, labels, test)
 
-    return part([f"data_batch_{i}" for i in range(1, 6)], part(["test_batch"]))
+    return read_set([f"data_batch_{i}" for i in range(1, 6)], read_set(["test_batch"]))
 
 
 def _ten_classes(name: str, images: np.ndarray, labels: np.ndarray, test: Pool | None) -> Pool:
-    """The pool of a published set from its bytes (N, *shape) and its labels 0..9."""
+    """Return the pool of a published dataset from its bytes (N, *shape) and its labels 0..9."""
     shape, classes, positive, sides = PUBLISHED[name]
     if images.shape[1:] != shape:
         raise DataError(
-            f"Images of {name!r} have shape {shape}; got {images.shape[1:]}.",
-            "Check that the files are the published ones.",
+            f"Images of {name!r} must have shape {shape}; got {images.shape[1:]}.",
+            "Check that the files are the published files.",
         )
     if labels.size and not 0 <= labels.min() <= labels.max() < len(classes):
         raise DataError(
-            f"Labels of {name!r} run from 0 to 9; got {labels.min()} to {labels.max()}.",
-            "Check that the files are the published ones.",
+            f"Labels of {name!r} must be 0 to 9; got {labels.min()} to {labels.max()}.",
+            "Check that the files are the published files.",
         )
     x, y = torch.from_numpy(images), torch.from_numpy(labels.astype(np.int64))
     return Pool(name, x, y, classes, positive, sides, scale=255.0, test=test)
 
 
 def _from_npz(name: str, request: Request, path: Path) -> Pool:
-    """The same from an archive of uint8 images and labels 0..9."""
+    """Return the pool of a published dataset from an archive of uint8 images and labels 0..9."""
     pool = npz(request, path)
     if pool.images.dtype != torch.uint8 or not set(pool.classes) <= set(DIGITS):
         raise DataError(
             f"{path.name!r} must hold uint8 images and labels 0 to 9; it holds "
             f"{pool.images.dtype} and the labels {', '.join(pool.classes[:12])}.",
-            "Save the published bytes, or give the file's path instead of the name.",
+            "Save the published bytes, or pass the path of the file instead of the name.",
         )
     values = np.array([int(c) for c in pool.classes])
 
-    def part(found: Pool, test: Pool | None = None) -> Pool:
-        return _ten_classes(name, found.images.numpy(), values[found.labels.numpy()], test)
+    def convert(archive: Pool, test: Pool | None = None) -> Pool:
+        return _ten_classes(name, archive.images.numpy(), values[archive.labels.numpy()], test)
 
-    return part(pool, None if pool.test is None else part(pool.test))
+    return convert(pool, None if pool.test is None else convert(pool.test))
 
 
 def _locate(name: str, request: Request, layout: Path) -> Path:
-    """The folder ``layout`` or the archive ``<name>.npz`` in the data folder, whichever is there."""
+    """Return the folder ``layout`` or the archive ``<name>.npz`` in the data folder."""
     root = request.root
     if root is not None:
         folder, archive = root / layout, root / f"{name}.npz"
@@ -136,22 +147,22 @@ def _locate(name: str, request: Request, layout: Path) -> Path:
             return folder
         if archive.is_file():
             return archive
-    where = "no data folder was given" if root is None else f"{str(root)!r} holds neither"
+    problem = "no data folder was given" if root is None else f"{str(root)!r} holds neither"
     raise DataError(
         f"Dataset {name!r} is read from '{layout.as_posix()}/' (torchvision's layout) or "
-        f"'{name}.npz' (x_train, y_train, x_test, y_test) in the data folder; {where}.",
-        "Give the folder with root= or --data-root, or set RESIDUUM_DATA.",
+        f"'{name}.npz' (x_train, y_train, x_test, y_test) in the data folder; {problem}.",
+        "Pass the folder with root= or --data-root, or set RESIDUUM_DATA.",
     )
 
 
 def _existing(folder: Path, *names: str) -> Path:
-    """The first of ``names`` that is a file in ``folder``."""
+    """Return the first of the files that exists in the folder."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
     raise DataError(
         f"The files of a dataset must be complete; {str(folder)!r} has no {' or '.join(names)}.",
-        "Download it again, or name another folder with root=, --data-root or RESIDUUM_DATA.",
+        "Download the dataset again, or pass another folder with root=, --data-root or RESIDUUM_DATA.",
     )
 
 
@@ -162,38 +173,54 @@ PUBLISHED = {
 
 
 def circle(request: Request) -> Pool:
-    """n equally spaced points of the unit circle with alternating labels (20 unless told).
+    """Return equally spaced points of the unit circle with alternating labels, by default 20.
 
         x_i = (cos a_i, sin a_i),   a_i = a + 2 pi i / n,   y_i = (-1)^i,   a ~ U[0, 2 pi) by seed
 
-    Held out are the n points half a spacing further, x_{i + 1/2} with label y_i: the points of the
-    circle farthest from every training point.
+    The held-out points are halfway between two training points: x_{i + 1/2} with label y_i.
+
+    Args:
+        request: Number of points and seed.
+
+    Returns:
+        The points.
     """
     n = 20 if request.n is None else request.n
     check_divisible(n, 2)
-    start = 2 * math.pi * torch.rand((), dtype=torch.float64, generator=seeded(request.seed))
+    generator = make_generator(request.seed)
+    start = 2 * math.pi * torch.rand((), dtype=torch.float64, generator=generator)
     steps = torch.arange(n, dtype=torch.float64)
 
-    def at(step: Tensor) -> Tensor:
+    def points(step: Tensor) -> Tensor:
         angle = start + 2 * math.pi * step / n
         return torch.stack((angle.cos(), angle.sin()), dim=1)
 
     labels = (steps.long() + 1) % 2
-    held = Pool("circle", at(steps + 0.5), labels, SIGNS)
-    return Pool("circle", at(steps), labels, SIGNS, center=False, test=held)
+    holdout = Pool("circle", points(steps + 0.5), labels, SIGNS)
+    return Pool("circle", points(steps), labels, SIGNS, center=False, test=holdout)
 
 
 def sphere(request: Request, *, dim: int = 784) -> Pool:
-    """n points uniform on S^{dim-1}, labeled by the sign of the first coordinate (500 unless told).
+    """Return uniform points on S^{dim-1}, labeled by the sign of the first coordinate, by default 500.
 
-    Half of the points have each sign: a uniform point given its sign is a uniform point reflected
-    to that side. Held-out points are drawn the same way.
+    Each sign has half of the points. A uniform point with a given sign is a uniform point that is reflected
+    to that side. Held-out points are drawn in the same way.
+
+    Args:
+        request: Number of points and seed.
+        dim: Dimension of the points.
+
+    Returns:
+        The points.
+
+    Raises:
+        DataError: If the dimension is too small.
     """
     n = 500 if request.n is None else request.n
     check_divisible(n, 2)
     if dim < 2:
-        raise DataError(f"A sphere needs dim >= 2; got dim={dim}.", "Use dim=784.")
-    generator = seeded(request.seed)
+        raise DataError(f"A sphere must have dim >= 2; got dim={dim}.", "Pass dim=784.")
+    generator = make_generator(request.seed)
 
     def draw(count: int) -> tuple[Tensor, Tensor]:
         x = torch.randn(count, dim, dtype=torch.float64, generator=generator)
@@ -203,5 +230,5 @@ def sphere(request: Request, *, dim: int = 784) -> Pool:
         return x, labels
 
     x, labels = draw(n)
-    held = Pool("sphere", *draw(request.holdout or DEFAULT_HOLDOUT), SIGNS)
-    return Pool("sphere", x, labels, SIGNS, center=False, test=held)
+    holdout = Pool("sphere", *draw(request.holdout or DEFAULT_HOLDOUT), SIGNS)
+    return Pool("sphere", x, labels, SIGNS, center=False, test=holdout)

@@ -23,8 +23,8 @@ from residuum.records import Dataset
 from residuum.records.exposure import Exposure
 from residuum.risk.run import expose
 from residuum.theory.rows import margins, normalize_labels
-from residuum.training import TrainingConfig, TrainingState, initialize, released, train
-from residuum.training.loop import snapshot
+from residuum.training import TrainingConfig, TrainingState, initialize, make_release, train
+from residuum.training.loop import copy_weights
 
 CLIP = 1.0  # norm to which per-sample gradients are clipped
 BATCHES = 4  # expected batches per epoch of DP-SGD
@@ -48,7 +48,7 @@ class Job:
 
     def release(self, state: TrainingState) -> Network:
         """Return the network with the final weights."""
-        return released(state, self.arch, self.data, self.task)
+        return make_release(state, self.arch, self.data, self.task)
 
 
 def train_plain(job: Job) -> tuple[TrainingState, TrainingFacts]:
@@ -160,7 +160,7 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
 
     config, n = job.config, len(job.data)
     model, x, y = _begin(job)
-    theta0 = snapshot(model)
+    theta0 = copy_weights(model)
     batch = config.batch or math.ceil(n / BATCHES)
     epochs, delta = max(1, round(config.steps * batch / n)), 1 / (10 * n)
     order = torch.Generator().manual_seed(config.seed)
@@ -234,7 +234,7 @@ def _descend(
     optimizer = torch.optim.SGD(
         model.parameters(), config.lr, config.momentum, weight_decay=config.weight_decay
     )
-    theta0, history = snapshot(model), []
+    theta0, history = copy_weights(model), []
     for step in range(1, config.steps + 1):
         optimizer.zero_grad()
         loss, plain = objective(model(x), y)
@@ -262,7 +262,7 @@ def _begin(job: Job) -> tuple[nn.Module, Tensor, Tensor]:
 def _state(
     model: nn.Module, theta0: dict[str, Tensor], steps: int, history: list[dict[str, float]]
 ) -> TrainingState:
-    theta = snapshot(model)
+    theta = copy_weights(model)
     finite = all(bool(torch.isfinite(t).all()) for t in theta.values())
     status = "steps" if finite else "diverged"
     return TrainingState(theta, theta0, steps, "", status, history=tuple(history))

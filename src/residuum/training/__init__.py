@@ -1,6 +1,13 @@
-"""Training: gradient descent as published, margin maximization, resumable runs."""
+"""Training: gradient descent as in the papers, margin maximization, and runs that can be continued."""
 
 from residuum.settings import TrainingConfig
-from residuum.training.loop import TrainingProgress, TrainingState, initialize, released, train
+from residuum.training.loop import TrainingProgress, TrainingState, initialize, make_release, train
 
-__all__ = ["TrainingConfig", "TrainingProgress", "TrainingState", "initialize", "released", "train"]
+__all__ = [
+    "TrainingConfig",
+    "TrainingProgress",
+    "TrainingState",
+    "initialize",
+    "make_release",
+    "train",
+]

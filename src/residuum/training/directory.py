@@ -1,4 +1,4 @@
-"""The directory of a training: what may be released apart from what must stay private."""
+"""The directory of a training, which separates files for release from private files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from residuum.records import Dataset, Split, write_atomic, write_json
 from residuum.records.rundir import RunDir, environment, sha256
 from residuum.settings import TrainingConfig
 from residuum.theory.rows import accuracy, choose_task
-from residuum.training.loop import TrainingState, released
+from residuum.training.loop import TrainingState, make_release
 
 DIVERGED, SUMMARY = "diverged", "training.json"
 STATE = Path("private", "state.safetensors")
@@ -25,7 +25,7 @@ class TrainingRun(RunDir):
     what, files, summary = "a training", (SUMMARY,), SUMMARY
 
     def expected_files(self) -> Collection[str]:
-        """A folder ``private`` alone may be anybody's."""
+        """Return the summary, and the folder ``private`` if it holds the state of a training."""
         return {SUMMARY, *({"private"} if (self.path / STATE).is_file() else ())}
 
 
@@ -38,14 +38,29 @@ def write_run(
     task: str,
     device: str,
 ) -> dict[str, Any]:
-    """The training directory: released weights, initial weights, private data, a protocol.
+    """Write a training directory: released weights, initial weights, private data and a protocol.
 
-    A run that diverged has no weights to release: it leaves everything else, and exit code 3.
+    A run that diverged has no weights to release. Everything else is written.
+
+    Args:
+        out: The directory.
+        arch: Architecture string.
+        split: Training samples and held-out samples.
+        config: Settings of the training.
+        state: The finished run.
+        task: Task of the network.
+        device: Device of the training.
+
+    Returns:
+        The summary.
+
+    Raises:
+        InconclusiveError: If the run diverged.
     """
-    checkpoint = released(state, arch, split.train, task)
+    checkpoint = make_release(state, arch, split.train, task)
     write_atomic(out / ".gitignore", "*\n")
-    (out / "private").chmod(0o700)  # the rest may be released, this may not
-    (out / "model.safetensors").unlink(missing_ok=True)  # of the same run, when it was shorter
+    (out / "private").chmod(0o700)  # only this folder must stay private
+    (out / "model.safetensors").unlink(missing_ok=True)  # weights of an earlier, shorter run
     files = ["init.safetensors", "private/train.npz", "private/holdout.npz"]
     save_checkpoint(checkpoint.replace(theta=state.theta0), out / files[0])
     split.train.to_npz(out / files[1])
@@ -66,8 +81,8 @@ def write_run(
     write_json(out / SUMMARY, protocol)
     if state.status == DIVERGED:
         raise InconclusiveError(
-            f"Training diverged before step {state.step}; no weights are kept.",
-            "Lower --lr, or use --method margin.",
+            f"The training diverged before step {state.step}, so there are no weights to save.",
+            "Lower --lr, or pass --method margin.",
         )
     return summary
 
@@ -92,7 +107,7 @@ def _summary(checkpoint: Network, split: Split, state: TrainingState) -> dict[st
 
 
 def _accuracy(checkpoint: Network, data: Dataset) -> float | None:
-    """Share of samples on the right side; None for a regression."""
+    """Return the share of correct samples, None for a regression."""
     if checkpoint.task == "regression":
         return None
     outputs = checkpoint.module(data.x.to(next(iter(checkpoint.theta.values())).dtype))

@@ -1,4 +1,4 @@
-"""The training loop: progress, limits, checkpoints of its own, and resuming."""
+"""The training loop, with progress, limits, saved states and resuming."""
 
 from __future__ import annotations
 
@@ -25,21 +25,25 @@ from residuum.theory.rows import choose_task, margins, normalize_labels
 from residuum.training import methods
 from residuum.training.methods import LOSSES, choose_loss
 
-SAVE_EVERY = 20.0  # seconds between checkpoints of a run
-HISTORY_POINTS = 400  # of a run: enough for its curve
-RESIDUAL_CHECKS = 50  # of a run that stops at a residual, each a least-squares problem
+SAVE_EVERY = 20.0  # seconds between saved states of a run
+HISTORY_POINTS = 400  # points of the history of a run, enough for a curve
+RESIDUAL_CHECKS = 50  # checks in a run that stops at a residual; each is a least-squares problem
 GOALS = ("margin", "residual", "loss")
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingState(Record):
-    """A run at one moment: all that is needed to go on, and what it has seen so far.
+    """The state of a run, from which it can continue.
 
-    scalars and buffers belong to the method (step size, temperature, momentum);
-    history: step, loss, margin, norm, and the KKT residual where it was measured;
-    status: running, steps, time, margin, residual, loss or diverged.
-    theta, theta0: the weights now and at the start, by parameter name.
-    fingerprint: of data and settings; a state of others is not gone on with.
+    Attributes:
+        theta: Current weights by parameter name.
+        theta0: Initial weights by parameter name.
+        step: Number of steps so far.
+        fingerprint: Hash of data and settings. A run with another fingerprint does not continue this state.
+        status: running, steps, time, margin, residual, loss or diverged.
+        scalars: Numbers of the method, such as step size and temperature.
+        buffers: Tensors of the method, such as momentum.
+        history: Step, loss, margin and norm, and the KKT residual if it was measured.
     """
 
     theta: dict[str, Tensor]
@@ -54,7 +58,15 @@ class TrainingState(Record):
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """What a watcher sees. margin: smallest margin; normalized: over ||theta||^L, None if L is."""
+    """The progress of a run.
+
+    Attributes:
+        step: Number of steps so far.
+        steps: Maximum number of steps.
+        loss: The loss.
+        margin: Smallest margin, None for a regression.
+        normalized: Smallest margin over ||theta||^L, None if the network is not homogeneous.
+    """
 
     step: int
     steps: int
@@ -76,22 +88,41 @@ def train(
     state_path: str | Path | None = None,
     watch: Watcher | None = None,
 ) -> TrainingState:
-    """Train a fresh network on ``data``; with ``state_path`` the run is resumable.
+    """Train a new network.
 
-    An interrupt (Ctrl-C) saves the state and is raised again; calling with the same arguments goes
-    on where the run stopped, and refuses a state of other settings or other data.
+    An interrupt (Ctrl-C) saves the state and is raised again. A call with the same arguments continues the
+    run. A state of other settings or other data is refused.
+
+    Args:
+        arch: Architecture string.
+        data: Training samples.
+        config: Settings of the training.
+        task: "binary", "multiclass", "regression" or "auto".
+        device: Device of the training.
+        state_path: File of the state, None if the run need not be continued.
+        watch: A function that receives the progress.
+
+    Returns:
+        The finished run.
     """
     architecture = Architecture.parse(arch)
     task = choose_task(task, architecture.outputs)
     run = _Run(architecture, data, config, task, device, watch, state_path)
-    return run.go()
+    return run.run()
 
 
 def initialize(arch: Architecture, config: TrainingConfig) -> nn.Module:
-    """A seeded network, its weights drawn as ``config.init`` says; see :class:`TrainingConfig`.
+    """Return a network with initial weights according to ``config.init`` and ``config.seed``.
 
-    The global generator is left as it was. "small" scales the first layer alone, as in Haim et al.
-    2022: then its rows become mixtures of samples.
+    The global random generator does not change. "small" scales only the first layer, as in Haim et al. 2022.
+    Its rows then become mixtures of samples.
+
+    Args:
+        arch: The architecture.
+        config: Settings of the training.
+
+    Returns:
+        The network.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -99,7 +130,7 @@ def initialize(arch: Architecture, config: TrainingConfig) -> nn.Module:
         if config.init == "small":
             theta = dict(model.named_parameters())
             with torch.no_grad():
-                for name in next(iter(by_layer(theta).values())):  # of the first layer
+                for name in next(iter(by_layer(theta).values())):  # parameters of the first layer
                     theta[name].normal_().mul_(config.init_scale)
         elif config.init == "lecun":
             with torch.no_grad():
@@ -111,13 +142,23 @@ def initialize(arch: Architecture, config: TrainingConfig) -> nn.Module:
     return model.to(getattr(torch, config.dtype))
 
 
-def released(state: TrainingState, arch: str, data: Dataset, task: str) -> Network:
-    """The checkpoint of a run: weights, architecture and label names, nothing of the data."""
+def make_release(state: TrainingState, arch: str, data: Dataset, task: str) -> Network:
+    """Return the network to release: weights, architecture and label names, without any samples.
+
+    Args:
+        state: The finished run.
+        arch: Architecture string.
+        data: Training samples.
+        task: Task of the network.
+
+    Returns:
+        The network.
+    """
     return Network(state.theta, arch, data.shape, data.classes, task)
 
 
 class _Run:
-    """One run: the model on its device, the method, the clock."""
+    """A run: the model on its device, the method and the limits."""
 
     def __init__(
         self,
@@ -134,10 +175,10 @@ class _Run:
         self.path = Path(state_path) if state_path is not None else None
         self.fingerprint = _fingerprint(arch, data, config, task)
         self.model = initialize(arch, config).to(device)
-        self.theta0 = snapshot(self.model)
+        self.theta0 = copy_weights(self.model)
         dtype = getattr(torch, config.dtype)
         self.x = data.x.to(device, dtype)
-        evaluate(self.model, self.x[:1])  # refuses samples that do not fit
+        evaluate(self.model, self.x[:1])  # raises an error if samples do not fit
         y = normalize_labels(data.y, task, arch.outputs)
         self.y = y.to(device, torch.long if task == "multiclass" else dtype)
         self.order = homogeneity_order(arch.build(), probe_inputs(arch.inputs))
@@ -150,31 +191,37 @@ class _Run:
         self.step, self.status = 0, "running"
         self._resume()
 
-    def go(self) -> TrainingState:
-        """Steps until a limit is met; the state is saved on the way, on interrupt, and at the end.
+    def run(self) -> TrainingState:
+        """Take steps until a limit is reached. Save the state regularly, on interrupt and at the end.
 
-        An interrupt is held until a step is complete, so that what is saved is a state and not half of
-        one. A run that diverged leaves nothing: there is nothing to go on from.
+        An interrupt waits until a step is complete, so that the saved state is consistent. A run that
+        diverged saves no state, because it cannot be continued.
+
+        Returns:
+            The finished run.
+
+        Raises:
+            KeyboardInterrupt: If the user interrupts the run.
         """
         start = saved = time.monotonic()
-        every = max(1, self.config.steps // HISTORY_POINTS)
+        interval = max(1, self.config.steps // HISTORY_POINTS)
         check = max(1, self.config.steps // RESIDUAL_CHECKS) if self.config.stop_residual else 0
         status = self.status
         if status == "running" and self.step >= self.config.steps:
             status = "steps"
         try:
-            with _held_interrupts() as interrupted:
+            with _delayed_interrupts() as is_interrupted:
                 while status == "running":
-                    until = min(every - self.step % every, self.config.steps - self.step)
-                    self.step += self.method.advance(self.step, until)
+                    limit = min(interval - self.step % interval, self.config.steps - self.step)
+                    self.step += self.method.advance(self.step, limit)
                     now = time.monotonic()
-                    last = self.step >= self.config.steps
-                    late = now - start > self.config.seconds
-                    if self.step % every == 0 or last or late:
-                        status = self._observe(check != 0 and self.step % check < every)
-                    if status == "running" and (last or late):
-                        status = "steps" if last else "time"
-                    if status == "running" and interrupted():
+                    is_last = self.step >= self.config.steps
+                    is_late = now - start > self.config.seconds
+                    if self.step % interval == 0 or is_last or is_late:
+                        status = self._observe(check != 0 and self.step % check < interval)
+                    if status == "running" and (is_last or is_late):
+                        status = "steps" if is_last else "time"
+                    if status == "running" and is_interrupted():
                         raise KeyboardInterrupt
                     if now - saved > SAVE_EVERY:
                         self._save("running")
@@ -185,7 +232,7 @@ class _Run:
         return self._save(status)
 
     def _observe(self, check_residual: bool) -> str:
-        """Measure, remember, show, and say whether a goal is reached."""
+        """Measure the run, record and report the progress, and return the status."""
         with torch.no_grad():
             outputs = self.model(self.x)
             loss = float(LOSSES[self.loss](outputs, self.y))
@@ -208,10 +255,10 @@ class _Run:
             return "margin"
         if 0 < point.get("residual", 0) <= self.config.stop_residual:
             return "residual"
-        return "loss" if 0 < self.config.stop_loss >= loss else "running"  # 0 is no goal
+        return "loss" if 0 < self.config.stop_loss >= loss else "running"  # 0 means no goal
 
     def _residual(self) -> float:
-        """||theta - sum lam_r g_r|| with the best multipliers, in float64 on the CPU."""
+        """Return ||theta - sum lam_r g_r|| with the best multipliers, in float64 on the CPU."""
         model, x, _, _, _, rows = pose_problem(self.model, self.x, self.y, self.task)
         lam, _, _ = fit_multipliers(model, x, rows, free=self.task == "regression")
         return norm(residual(model, parameters(model), x, rows.combine(lam, len(x))))
@@ -219,7 +266,7 @@ class _Run:
     def _save(self, status: str) -> TrainingState:
         """Return the state, and write it to its file if there is one."""
         state = TrainingState(
-            theta=snapshot(self.model),
+            theta=copy_weights(self.model),
             theta0=self.theta0,
             step=self.step,
             fingerprint=self.fingerprint,
@@ -229,16 +276,16 @@ class _Run:
             history=tuple(self.history),
         )
         if self.path is not None and status == "diverged":
-            self.path.unlink(missing_ok=True)  # nothing to go on from; other settings may follow
+            self.path.unlink(missing_ok=True)  # a run with other settings may follow
         elif self.path is not None:
             state.save(self.path)
         return state
 
     def _resume(self) -> None:
-        """Go on from a saved state of the same data and settings; another is refused, never overwritten."""
+        """Continue from a saved state. A state of other data or settings is refused."""
         if self.path is None:
             return
-        make_directory(self.path.parent)  # an unwritable place shows before the work, not after
+        make_directory(self.path.parent)  # an unwritable folder must fail before the work
         if not self.path.exists():
             return
         state = TrainingState.load(self.path)
@@ -253,28 +300,28 @@ class _Run:
 
 
 def _fingerprint(arch: Architecture, data: Dataset, config: TrainingConfig, task: str) -> str:
-    """Hash of everything that decides a run but its length limits."""
+    """Return a hash of everything that determines a run, except for its limits."""
     settings = {k: v for k, v in config.to_json().items() if k not in ("steps", "seconds")}
     return digest(json.dumps([str(arch), task, settings]), data.x, data.y)
 
 
 @contextmanager
-def _held_interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C waits for the end of a step, so that no half step is ever saved."""
-    pressed: list[int] = []
+def _delayed_interrupts() -> Iterator[Callable[[], bool]]:
+    """Record Ctrl-C, and yield a function that tells whether it was pressed."""
+    interrupts: list[int] = []
     try:
-        before = signal.signal(signal.SIGINT, lambda number, frame: pressed.append(number))
-    except ValueError:  # not the main thread: interrupts do not arrive here
+        before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
+    except ValueError:  # only the main thread receives interrupts
         yield lambda: False
         return
     try:
-        yield lambda: bool(pressed)
+        yield lambda: bool(interrupts)
     finally:
         signal.signal(signal.SIGINT, before)
 
 
-def snapshot(model: nn.Module) -> dict[str, Tensor]:
-    """The weights as they are now, on the CPU."""
+def copy_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return a copy of the current weights on the CPU."""
     return _cpu(parameters(model))
 
 

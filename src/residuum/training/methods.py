@@ -1,4 +1,4 @@
-"""What is descended, and two ways to: gradient descent as published, margin maximization with a safe step.
+"""Losses, and two methods that minimize them: gradient descent, and margin maximization.
 
 logistic       mean_i log(1 + exp(-y_i Phi_i))          y in {-1, +1}
 exponential    mean_i exp(-y_i Phi_i)
@@ -24,25 +24,50 @@ if TYPE_CHECKING:
     from residuum.settings import TrainingConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-REPLAYED = 25  # steps of gradient descent in one CUDA graph
+REPLAYED = 25  # steps of gradient descent in a CUDA graph
 
 
 def logistic(outputs: Tensor, y: Tensor) -> Tensor:
-    """Mean logistic loss."""
-    return F.softplus(-margins(outputs, y), threshold=40).mean()  # 20 would show in float64
+    """Return the mean logistic loss.
+
+    Args:
+        outputs: Outputs, (n, C).
+        y: Labels, (n,).
+
+    Returns:
+        The loss.
+    """
+    # The default threshold 20 would cause an error that is visible in float64.
+    return F.softplus(-margins(outputs, y), threshold=40).mean()
 
 
 def exponential(outputs: Tensor, y: Tensor) -> Tensor:
-    """Mean exponential loss."""
+    """Return the mean exponential loss.
+
+    Args:
+        outputs: Outputs, (n, C).
+        y: Labels, (n,).
+
+    Returns:
+        The loss.
+    """
     return torch.exp(-margins(outputs, y)).mean()
 
 
 def squared(outputs: Tensor, y: Tensor) -> Tensor:
-    """Mean over samples of the squared distance to the target."""
+    """Return the mean squared distance between outputs and targets.
+
+    Args:
+        outputs: Outputs, (n, C).
+        y: Targets, (n, C) or (n,).
+
+    Returns:
+        The loss.
+    """
     return (outputs - y.reshape(outputs.shape)).square().sum(1).mean()
 
 
-# A loss goes by the name of its function.
+# The name of a loss is the name of its function.
 LOSSES: dict[str, Loss] = {
     loss.__name__: loss for loss in (logistic, exponential, squared, F.cross_entropy)
 }
@@ -54,21 +79,40 @@ TASK_LOSSES = {
 
 
 def choose_loss(name: str, task: str) -> str:
-    """The loss asked for, or the task's usual one; refused where it does not fit."""
-    fitting = TASK_LOSSES[task]
-    if name and name not in fitting:
+    """Return the name of a loss.
+
+    Args:
+        name: The requested loss, "" for the default of the task.
+        task: Task of the network.
+
+    Returns:
+        The name.
+
+    Raises:
+        InputError: If the loss does not fit the task.
+    """
+    choices = TASK_LOSSES[task]
+    if name and name not in choices:
         raise InputError(
-            f"Loss {name} does not fit a {task} task.", f"Use one of {', '.join(fitting)}."
+            f"Loss {name} does not fit a {task} task.", f"Use one of {', '.join(choices)}."
         )
-    return name or fitting[0]
+    return name or choices[0]
 
 
 class GradientDescent:
-    """theta -= lr (grad L + w theta), with heavy-ball momentum; full batch or mini-batches.
+    """Gradient descent with heavy-ball momentum, on the full batch or on mini-batches.
 
-    One step at a time; everything that a method must remember is in ``scalars`` and ``buffers``.
-    Batches are drawn from a permutation that depends on the seed and the epoch alone, so a resumed
-    run sees the same batches.
+        theta <- theta - lr (grad L + w theta)
+
+    The state of the method is in ``scalars`` and ``buffers``. Batches come from a permutation that depends
+    only on the seed and the epoch, so a resumed run uses the same batches.
+
+    Args:
+        model: The network.
+        x: Training samples.
+        y: Labels.
+        loss: Name of the loss.
+        config: Settings of the training.
     """
 
     def __init__(
@@ -78,21 +122,30 @@ class GradientDescent:
         self.loss = LOSSES[loss]
         self.scalars: dict[str, float] = {}
         self.buffers: dict[str, Tensor] = {}
-        same = config.method == "gd" and not config.momentum  # every step is the same program
+        is_uniform = config.method == "gd" and not config.momentum  # all steps are the same program
+        can_repeat = is_uniform and x.is_cuda
         self._repeated = (
-            Repeater(lambda: self.step(0), str(x.device), REPLAYED) if same and x.is_cuda else None
+            Repeater(lambda: self.step(0), str(x.device), REPLAYED) if can_repeat else None
         )
 
-    def advance(self, count: int, most: int) -> int:
-        """Take one step, or up to ``most`` where they are replayed; says how many."""
+    def advance(self, count: int, limit: int) -> int:
+        """Take a single step, or ``limit`` steps if a CUDA graph replays them.
+
+        Args:
+            count: Number of steps so far.
+            limit: Maximum number of steps.
+
+        Returns:
+            The number of steps taken.
+        """
         if self._repeated is None:
             self.step(count)
             return 1
-        self._repeated.run(most)
-        return most
+        self._repeated.run(limit)
+        return limit
 
     def step(self, count: int) -> None:
-        """One step on the full set or on the next mini-batch."""
+        """Take a step on the full set or on the next mini-batch."""
         x, y = self._batch(count)
         names, weights = zip(*self.model.named_parameters(), strict=True)
         gradients = torch.autograd.grad(self.loss(self.model(x), y), weights)
@@ -107,16 +160,14 @@ class GradientDescent:
                 p.sub_(g, alpha=self.config.lr)
 
     def _batch(self, count: int) -> tuple[Tensor, Tensor]:
-        """The samples of a step: all, or the next part of an order that seed and epoch alone decide, so
-        that a run that was interrupted goes on with the same batches.
-        """
+        """Return the samples of a step: all samples, or the next mini-batch."""
         size, n = self.config.batch, len(self.x)
         if self.config.method == "gd" or not 0 < size < n:
             return self.x, self.y
         per_epoch = math.ceil(n / size)
-        epoch, part = divmod(count, per_epoch)
+        epoch, batch = divmod(count, per_epoch)
         generator = torch.Generator().manual_seed(hash((self.config.seed, epoch)) % 2**63)
-        chosen = torch.randperm(n, generator=generator)[part * size : (part + 1) * size]
+        chosen = torch.randperm(n, generator=generator)[batch * size : (batch + 1) * size]
         return self.x[chosen], self.y[chosen]
 
 
@@ -125,21 +176,28 @@ class MarginMaximization:
 
         v <- MOMENTUM v - (c / ||grad F||^2) grad F,    theta <- theta + v
 
-    F is the log of the exponential loss, so its gradient does not vanish as the margin grows: where
-    gradient descent's margin grows like log t, this one's grows like t. c is the fall of F that a
-    step would bring if F were linear; it is enlarged while F falls, made smaller when F rises, and
-    kept between LEAST and MOST: samples gather on the kinks of neurons, where no step along a
-    gradient is sure to descend and a monotone line search would shrink its step for ever. A rise by
-    more than SLACK is undone, and no step moves theta by more than a tenth of its norm. For an
-    L-homogeneous network theta is rescaled whenever its margin passes MARGIN_CAP while tau takes up
-    the factor, which leaves F and the direction of theta unchanged: nothing overflows however long
-    it runs.
+    F is the logarithm of the exponential loss, so its gradient does not vanish as the margin grows. The
+    margin grows like t, while that of gradient descent grows like log t. c is the decrease of F in a step if
+    F were linear. It grows while F decreases, shrinks when F increases, and stays between MIN_C and MAX_C.
+    Samples gather on the kinks of neurons, where no step along a gradient is sure to decrease F. A monotone
+    line search would shrink its step forever. An increase by more than SLACK is undone, and no step moves
+    theta by more than a tenth of its norm.
+
+    If an L-homogeneous network exceeds the margin MARGIN_CAP, theta is rescaled and tau takes the inverse
+    factor. F and the direction of theta do not change, so long runs do not overflow.
+
+    Args:
+        model: The network.
+        x: Training samples.
+        y: Labels.
+        order: The order L, None if the network is not homogeneous.
     """
 
-    # A step that was too long costs more than one that was too short: c grows slowly, shrinks faster.
+    # A step that is too long costs more than a step that is too short, so c grows slowly and shrinks faster.
     MOMENTUM, GROW, SHRINK, UNDO, SLACK, REACH = 0.9, 1.02, 0.9, 0.25, 0.5, 0.1
-    LEAST, MOST = 1e-4, 0.5  # of c: below it stalls at kinks, above it F is far from linear
-    MARGIN_CAP, MARGIN_BACK_TO = 20.0, 10.0  # apart, so that rescaling (one evaluation) is rare
+    MIN_C, MAX_C = 1e-4, 0.5  # a smaller c stalls at kinks; with a larger c F is not nearly linear
+    # The margins differ by a factor of two, so that rescaling, which needs an evaluation, is rare.
+    MARGIN_CAP, MARGIN_BACK_TO = 20.0, 10.0
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, order: float | None) -> None:
         self.model, self.x, self.y, self.order = model, x, y, order
@@ -151,18 +209,28 @@ class MarginMaximization:
         self._measuring = Repeater(self._measure, str(x.device), 1)
         self._current: list[float] | None = None
 
-    def advance(self, count: int, most: int) -> int:
-        """Take one step: the length of the next depends on what this one brought."""
+    def advance(self, count: int, limit: int) -> int:
+        """Take a single step, because its result determines the length of the next one.
+
+        Args:
+            count: Number of steps so far.
+            limit: Not used.
+
+        Returns:
+            1, the number of steps taken.
+        """
         self.step(count)
         return 1
 
     def step(self, count: int) -> None:
-        """One step; where the gradient vanishes, theta stays.
+        """Take a step. If the gradient vanishes, theta does not change.
 
-        The objective is the logarithm of the loss, whose gradient does not fade as the loss does. The
-        step is bounded in relation to |theta| (``REACH``) and taken back, momentum forgotten, while the
-        objective rises; its length then adapts. A homogeneous network is rescaled afterwards, which
-        changes no direction.
+        The length of the step is at most ``REACH`` times |theta|. While the objective increases by too much,
+        the step is undone and repeated without momentum and with a smaller length. A homogeneous network is
+        rescaled afterwards, which does not change the direction of theta.
+
+        Args:
+            count: Number of steps so far.
         """
         names, weights = zip(*self.model.named_parameters(), strict=True)
         velocity = [self.buffers[name] for name in names]
@@ -170,7 +238,7 @@ class MarginMaximization:
         if not 0 < slope < math.inf:
             return
         gradient = self._gradient
-        if self.x.is_cuda:  # a replay writes where the last one did
+        if self.x.is_cuda:  # a replay overwrites the tensors of the previous one
             gradient = tuple(g.clone() for g in gradient)
         reach, c = self.REACH * math.sqrt(size), self.scalars["c"]
         old = [p.detach().clone() for p in weights]
@@ -189,15 +257,15 @@ class MarginMaximization:
                 v.zero_()
             c *= self.UNDO
         c *= self.GROW if after < before else self.SHRINK
-        self.scalars["c"] = min(max(c, self.LEAST), self.MOST)
+        self.scalars["c"] = min(max(c, self.MIN_C), self.MAX_C)
         self._rescale(lowest)
 
     def _objective(self) -> list[float]:
-        """F, the lowest margin, ||grad F||^2 and ||theta||^2 where theta is now; the gradient is kept."""
+        """Compute F, the lowest margin, ||grad F||^2 and ||theta||^2, and store the gradient."""
         self.scalars["evaluations"] += 1
         self._tau.fill_(self.scalars["tau"])
         first = self._measuring.cuda and self._measuring.graph is None
-        for _ in range(1 + first):  # what is captured is not yet computed
+        for _ in range(1 + first):  # capturing a graph does not run it
             self._measuring.run(1)
         self._current = self._figures.tolist()
         return self._current
@@ -207,16 +275,13 @@ class MarginMaximization:
         m = margins(self.model(self.x), self.y)
         value = torch.logsumexp((-self._tau * m).flatten(), 0)
         self._gradient = torch.autograd.grad(value, weights)
-        parts = value.detach(), m.detach().min(), _squared(self._gradient), _squared(weights)
-        self._figures = torch.stack(parts)
+        figures = value.detach(), m.detach().min(), _squared(self._gradient), _squared(weights)
+        self._figures = torch.stack(figures)
 
     def _rescale(self, lowest: float) -> None:
-        """Bring the margin of a homogeneous network back once it exceeds the cap, so that exp(-margin)
-        stays a number.
-
-        theta c multiplies all margins by c^L and changes no direction; velocity and temperature go
-        along, so the descent does not notice.
-        """
+        """Rescale a homogeneous network if its margin exceeds the cap, so that exp(-margin) stays finite."""
+        # theta c multiplies all margins by c^L. Velocity and temperature are rescaled too, so the descent
+        # does not change.
         if self.order is None or not self.MARGIN_CAP < lowest < math.inf:
             return
         factor = (self.MARGIN_BACK_TO / lowest) ** (1 / self.order)
@@ -229,5 +294,5 @@ class MarginMaximization:
 
 
 def _squared(tensors: Iterable[Tensor]) -> Tensor:
-    first, *rest = (t.detach().square().sum() for t in tensors)
-    return sum(rest, start=first)
+    first, *remaining = (t.detach().square().sum() for t in tensors)
+    return sum(remaining, start=first)

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from residuum.datasets.given import both
+from residuum.datasets.given import read_train_and_holdout
 from residuum.errors import DataError, InputError
 from residuum.evaluation.scoring import all_candidates
 from residuum.io.checkpoints import as_network
@@ -126,7 +126,7 @@ def exposure(
         >>> rs.exposure("model.safetensors", "train.npz", "test.npz").rows(10)
     """
     request = ExposureRequest(**options)
-    data, holdout = both(data, holdout)
+    data, holdout = read_train_and_holdout(data, holdout)
     if data is None:
         raise InputError("Exposure needs the training records; got none.", "Pass data=(x, y).")
     release = open_release(model) if isinstance(model, str | Path | Release) else None
