@@ -32,7 +32,7 @@ from residuum.sweeping import sweep
 from residuum.sweeping.executors import Job, Task, judge_trial, run_job
 from residuum.sweeping.pooling import pool_trials
 from residuum.sweeping.scoring import score_rankings
-from residuum.training import TrainingConfig, released, train
+from residuum.training import TrainingConfig, make_release, train
 =======
 from residuum.sweeping.executors import Job, Task, judged, work
 from residuum.sweeping.pooling import pooled

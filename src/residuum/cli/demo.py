@@ -95,7 +95,7 @@ def _write_networks(out: Path, split: Split, visible: bool) -> Network:
     (out / "network" / "private").mkdir(parents=True, exist_ok=True)
     write_run(out / "network", ARCH, split, config, state, "binary", "cpu")
 <<<<<<< HEAD
-    trained_network = released(state, ARCH, split.train, "binary")
+    trained_network = make_release(state, ARCH, split.train, "binary")
 =======
     victim = make_release(state, ARCH, split.train, "binary")
 >>>>>>> 8ac4e70 (Name and document datasets and training in plain English)
@@ -125,7 +125,7 @@ def _unmix_photos(out: Path, visible: bool) -> dict[str, Any]:
     with training_progress(visible) as watch:
         state = train(PHOTO_ARCH, split.train, config, watch=watch)
 <<<<<<< HEAD
-    trained_network = released(state, PHOTO_ARCH, split.train, "binary")
+    trained_network = make_release(state, PHOTO_ARCH, split.train, "binary")
     save_checkpoint(trained_network, out / "photos-network" / "model.safetensors")
 =======
     victim = make_release(state, PHOTO_ARCH, split.train, "binary")
