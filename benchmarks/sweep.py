@@ -28,17 +28,10 @@ from residuum.evaluation.scoring import selected_candidates
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction, Split
 from residuum.sweeping import sweep
-<<<<<<< HEAD
 from residuum.sweeping.executors import Job, Task, judge_trial, run_job
 from residuum.sweeping.pooling import pool_trials
 from residuum.sweeping.scoring import score_rankings
 from residuum.training import TrainingConfig, make_release, train
-=======
-from residuum.sweeping.executors import Job, Task, judged, work
-from residuum.sweeping.pooling import pooled
-from residuum.sweeping.scoring import rankings
-from residuum.training import TrainingConfig, make_release, train
->>>>>>> 8ac4e70 (Name and document datasets and training in plain English)
 
 SEEDS = (40, 41)
 ARCH, SAMPLES, TRAINING = "mlp:64-100-100-1", 40, 2000

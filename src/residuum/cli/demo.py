@@ -94,11 +94,7 @@ def _write_networks(out: Path, split: Split, visible: bool) -> Network:
         state = train(ARCH, split.train, config, watch=watch)
     (out / "network" / "private").mkdir(parents=True, exist_ok=True)
     write_run(out / "network", ARCH, split, config, state, "binary", "cpu")
-<<<<<<< HEAD
     trained_network = make_release(state, ARCH, split.train, "binary")
-=======
-    victim = make_release(state, ARCH, split.train, "binary")
->>>>>>> 8ac4e70 (Name and document datasets and training in plain English)
     model = initialize(Architecture.parse(ARCH), TrainingConfig(init="default"))
     file = out / NETWORKS["untrained"] / "model.safetensors"
     save_checkpoint(trained_network.replace(theta=parameters(model)), file)
@@ -124,13 +120,8 @@ def _unmix_photos(out: Path, visible: bool) -> dict[str, Any]:
     config = TrainingConfig(steps=PHOTO_STEPS, dtype="float32")
     with training_progress(visible) as watch:
         state = train(PHOTO_ARCH, split.train, config, watch=watch)
-<<<<<<< HEAD
     trained_network = make_release(state, PHOTO_ARCH, split.train, "binary")
     save_checkpoint(trained_network, out / "photos-network" / "model.safetensors")
-=======
-    victim = make_release(state, PHOTO_ARCH, split.train, "binary")
-    save_checkpoint(victim, out / "photos-network" / "model.safetensors")
->>>>>>> 8ac4e70 (Name and document datasets and training in plain English)
     mean, shape = split.train.mean, split.train.shape
     knowledge = Knowledge(shape, value_range=(0, 1), mean=mean, provenance={"mean": "train"})
     reconstruction = Unmix(seconds=PHOTO_SECONDS).run(trained_network, knowledge)
