@@ -406,7 +406,8 @@ def test_membership_is_open_and_first_if_it_is_the_finding() -> None:
     assert is_open(members)
     assert text.index('id="membership"') < text.index('id="control"') < text.index('id="gallery"')
     assert (
-        "An attacker who has a sample can tell from the weights that it was trained on." in members
+        "An attacker who has a sample can tell from the weights that the network was trained on it."
+        in members
     )
     assert page.membership is not None
     assert page.membership.loss is not None

@@ -32,7 +32,7 @@ def _make_form(word: str) -> str:
 
 
 def find_entry(text: str) -> str:
-    """Return the word of the glossary that a match of :func:`pattern` stands for."""
+    """Return the word of the glossary that a match of :func:`compile_pattern` stands for."""
     lower = text.lower()
     forms = (lower, lower.removesuffix("s"), lower.removesuffix("es"), f"{lower[:-3]}y")
     return next(word for form in forms for word in GLOSSARY if word.lower() == form)

@@ -116,12 +116,12 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
 def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
     """Measure how much of every record the layer on the input contains."""
     space, x = case.row_space, case.records.x
-    heard = reach = reach_ncc = dual = dual_p = not_applicable(len(case.data))
+    signal_share = reach = reach_ncc = dual = dual_p = not_applicable(len(case.data))
     notes = []
     if space is None:
         notes.append(f"no row space and no dual vector: {case.no_row_space}")
     else:
-        heard, reach, reach_ncc = space.signal_share(x), space.reach(x), space.reach_ncc(x)
+        signal_share, reach, reach_ncc = space.signal_share(x), space.reach(x), space.reach_ncc(x)
         if dense_chain(case.model) is None:
             notes.append("no dual vector: the network is not a chain of dense layers")
         else:
@@ -130,7 +130,7 @@ def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
                 dual_p = rank_p_values(dual, space.dual(case.holdout.x, case.signals(case.holdout)))
     figures = RowSpaceFigures(
         rank=None if space is None else space.rank,
-        heard=heard.cpu(),
+        heard=signal_share.cpu(),
         reach=reach.cpu(),
         reach_ncc=reach_ncc.cpu(),
         dual=dual.cpu(),

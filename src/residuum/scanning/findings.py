@@ -461,7 +461,7 @@ def _find_tree_models(release: Release) -> Iterator[Finding]:
             reason = (
                 f"{model.trees} trees store the seeds of their bootstrap samples of {model.records} records. "
                 "The roots of at least as many trees as records are linear equations for all targets or "
-                "labels, whatever the depth"
+                "labels. The depth of the trees does not matter"
             )
             what = f"targets that follow from the seeds of {name}"
             yield Finding(STORED, "high", what, where, reason, WHAT_PROTECTS, count=model.records)
