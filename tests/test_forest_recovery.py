@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_diabetes, make_friedman1
-from sklearn.ensemble import ExtraTreesRegressor, RandomForestRegressor
+from sklearn.datasets import load_breast_cancer, load_diabetes, make_friedman1
+from sklearn.ensemble import ExtraTreesRegressor, RandomForestClassifier, RandomForestRegressor
 from sklearn.tree import DecisionTreeRegressor
 
 from residuum.errors import CheckpointError
@@ -19,6 +19,7 @@ from residuum.io.forest_files import find_forests
 from residuum.io.release import open_release
 from residuum.trees.bootstrap import bootstrap_counts
 from residuum.trees.forest import Forest
+from residuum.trees.labels import find_labels
 from residuum.trees.midpoints import EquationGraph
 from residuum.trees.recovery import RecoveredTable, recover_table
 from residuum.trees.targets import find_cover
@@ -162,6 +163,21 @@ def test_one_tree_gives_targets_and_intervals(tmp_path: Path) -> None:
     table = recover_table(forest_of(DecisionTreeRegressor(random_state=0).fit(x, y), tmp_path))
     assert np.array_equal(np.sort(table.y), np.sort(y))
     assert not table.is_exact.any()
+
+
+@pytest.mark.parametrize(("records", "trees"), [(60, 70), (60, 40)])
+def test_a_classifier_gives_all_labels(records: int, trees: int, tmp_path: Path) -> None:
+    x, y = load_breast_cancer(return_X_y=True)
+    rows = np.random.default_rng(0).permutation(len(x))[:records]
+    model = RandomForestClassifier(trees, random_state=0).fit(x[rows], y[rows])
+    forest = forest_of(model, tmp_path)
+    counts = bootstrap_counts(forest)
+    assert counts is not None
+    assert np.array_equal(find_labels(forest, counts), y[rows])
+    few = replace(forest, trees=forest.trees[:10])
+    counts = bootstrap_counts(few)
+    assert counts is not None
+    assert (find_labels(few, counts) == -1).all()
 
 
 def covers_by_definition(counts: np.ndarray, weight: np.ndarray) -> list[tuple[int, ...]]:

@@ -1,0 +1,69 @@
+"""The labels of the training records of a classification forest, in the order of the training table.
+
+The root of tree t stores the share of each class among its records. With the counts ``c_ti`` of the bootstrap
+(:mod:`.bootstrap`) the number of records of class k is
+
+    s_tk = sum_i c_ti Y_ik,   Y_ik = 1 if record i has class k, else 0.
+
+With as many trees as records this is a linear solve. With fewer trees the labels are a point of the polytope
+0 <= Y <= 1, sum_k Y_ik = 1 that these equations cut out. If the smallest and the largest value of a random
+objective are reached at the same point, the polytope has only this point (with probability 1).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import csr_array, eye_array, hstack, kron, vstack
+
+from residuum.trees.forest import Floats, Forest, Integers
+
+WHOLE = 1e-4  # distance from a whole number
+SEED = 0  # of the objectives of the linear programs
+
+
+def find_labels(forest: Forest, counts: Integers) -> Integers:
+    """Find the labels of the training records of a classification forest.
+
+    Args:
+        forest: The forest.
+        counts: (trees, records) how often each tree drew each record.
+
+    Returns:
+        (records,) number of the class, -1 if the file does not determine it.
+    """
+    sums = np.stack([tree.value[0] / tree.value[0].sum() for tree in forest.trees])
+    sums *= counts.sum(1)[:, None]
+    matrix = counts.astype(np.float64)
+    if len(counts) >= counts.shape[1]:
+        shares, _, rank, _ = np.linalg.lstsq(matrix, sums, rcond=None)
+        if rank == counts.shape[1]:
+            return _rounded(shares, np.ones(len(shares), dtype=bool))
+    objective = np.random.default_rng(SEED).normal(size=(counts.shape[1], sums.shape[1]))
+    solutions = [_solve_program(matrix, sums, sign * objective) for sign in (1.0, -1.0)]
+    if any(solution is None for solution in solutions):
+        return np.full(counts.shape[1], -1)
+    first, second = (np.asarray(solution) for solution in solutions)
+    is_point = bool(np.abs(first - second).max() <= WHOLE)
+    return _rounded(first, np.full(len(first), is_point))
+
+
+def _solve_program(matrix: Floats, sums: Floats, objective: Floats) -> Floats | None:
+    """Return (records, classes) shares between 0 and 1 with the right sums, None if there are none."""
+    records, classes = objective.shape
+    of_trees = kron(csr_array(matrix), eye_array(classes))
+    of_records = kron(eye_array(records), np.ones((1, classes)))
+    result = linprog(
+        objective.ravel(),
+        A_eq=vstack([hstack([of_trees]), hstack([of_records])]),
+        b_eq=np.concatenate([np.rint(sums).ravel(), np.ones(records)]),
+        bounds=(0, 1),
+        method="highs",
+    )
+    return result.x.reshape(records, classes) if result.status == 0 else None
+
+
+def _rounded(shares: Floats, is_determined: np.ndarray) -> Integers:
+    """Return the class of each record whose shares are whole numbers and determined, else -1."""
+    is_whole = np.abs(shares - np.rint(shares)).max(1) <= WHOLE
+    return np.where(is_whole & is_determined, shares.argmax(1), -1)
