@@ -217,7 +217,9 @@ def test_a_floor_changes_nothing_and_gives_way_where_it_is_not_safe(monkeypatch)
     gain[np.arange(40), np.arange(40)] += 6  # the whole training set comes back
     found = [calibrate(gain, 40, subsets=200, rng=np.random.default_rng(1))]
     for floor in (-np.inf, 1e9):
-        monkeypatch.setattr("residuum.evaluation.null.safe_floor", lambda *_, floor=floor: floor)
+        monkeypatch.setattr(
+            "residuum.evaluation.null.estimate_floor", lambda *_, floor=floor: floor
+        )
         found.append(calibrate(gain, 40, subsets=200, rng=np.random.default_rng(1)))
     for one in found[1:]:
         assert one.threshold == found[0].threshold

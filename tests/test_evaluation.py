@@ -17,7 +17,13 @@ from scipy.optimize import linear_sum_assignment
 from residuum import similarity
 from residuum.errors import DataError, InconclusiveError, InputError
 from residuum.evaluation import MATCHINGS, METRICS, Metric, calibrate, score
-from residuum.evaluation.matching import display, greedy, greedy_in_sets, nearest, published_search
+from residuum.evaluation.matching import (
+    display,
+    greedy,
+    match_greedily_in_sets,
+    nearest,
+    published_search,
+)
 from residuum.evaluation.scoring import (
     CandidatePool,
     _Cost,
@@ -182,11 +188,11 @@ def test_hubs_and_many_sets_at_once(m, state, monkeypatch):
     values = rng.standard_normal((m, 1)) + 0.01 * rng.standard_normal((m, 40))
     sets = np.stack([rng.permutation(40)[:12] for _ in range(25)])
     expected = np.array([naive_greedy(values[:, columns]) for columns in sets])
-    assert greedy_in_sets(values, sets).tolist() == expected.tolist()
+    assert match_greedily_in_sets(values, sets).tolist() == expected.tolist()
     floor = float(np.median(values))
     above = values[expected, sets] >= floor
     assert (expected >= 0).sum() == 25 * min(m, 12)
-    floored = greedy_in_sets(values, sets, floor)
+    floored = match_greedily_in_sets(values, sets, floor)
     assert (floored[above & (expected >= 0)] == expected[above & (expected >= 0)]).all()
     assert (floored[~above] == -1).all()
 
@@ -475,10 +481,10 @@ def test_what_a_set_costs_is_timed_beforehand(monkeypatch):
 
     def matched(gain, sets, floor):
         clock[0] += 0.5 + 0.25 * len(sets)
-        return greedy_in_sets(gain, sets, floor)
+        return match_greedily_in_sets(gain, sets, floor)
 
     monkeypatch.setattr("residuum.evaluation.scoring.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("residuum.evaluation.scoring.greedy_in_sets", matched)
+    monkeypatch.setattr("residuum.evaluation.scoring.match_greedily_in_sets", matched)
     found = score(*planted(), metrics=(), seconds=150.0)
     # The pilot takes 0.75 s for one set, 4.75 s for 17; left are 144.5 s: 0.75 + 2 x 287 x 0.25.
     assert found.subsets == 287

@@ -11,7 +11,7 @@ from torch import Tensor
 from residuum import similarity
 from residuum.auditing.controls import Claim
 from residuum.auditing.result import Evidence
-from residuum.evaluation.matching import greedy_in_sets
+from residuum.evaluation.matching import match_greedily_in_sets
 from residuum.evaluation.null import draw_sets
 from residuum.evaluation.scoring import label_name, margins
 from residuum.records import Scores
@@ -79,6 +79,6 @@ def held_out_matches(test: AttackTest, seed: int) -> Tensor:
     labels = np.zeros(gain.shape[1], dtype=int) if field.strata is None else field.strata
     rng = np.random.default_rng((seed, 2))  # a stream of its own: the test's draws stay as they are
     sets = n + draw_sets(labels[n:], labels[:n], count_of_sets(n), rng)
-    candidate = greedy_in_sets(gain, sets)
+    candidate = match_greedily_in_sets(gain, sets)
     matched = candidate >= 0
     return torch.from_numpy(gain[candidate[matched], sets[matched]])

@@ -66,10 +66,10 @@ def nearest(gain: Array) -> Matching:
 
 def greedy(gain: Array) -> Matching:
     """Match one-to-one: first the best pair of all, then the best of the remaining pairs, and so on."""
-    return _matching(gain, greedy_in_sets(gain, np.arange(gain.shape[1])[None])[0])
+    return _matching(gain, match_greedily_in_sets(gain, np.arange(gain.shape[1])[None])[0])
 
 
-def greedy_in_sets(gain: Array, sets: Array, floor: float = -np.inf) -> Array:
+def match_greedily_in_sets(gain: Array, sets: Array, floor: float = -np.inf) -> Array:
     """Compute the greedy matching within each of many sets of samples.
 
     Greedy matching is the stable matching of a market whose two sides rank pairs by the same number. So
@@ -117,7 +117,7 @@ def _preferences(gain: Array, depth: int) -> tuple[Array, Array]:
 
 
 def _by_candidates(gain: Array, sets: Array, floor: float) -> Array:
-    """Compute :func:`greedy_in_sets` by proposals of candidates, which samples outside a set refuse."""
+    """Compute the same by proposals of candidates, which samples outside a set refuse."""
     # All sets share one order of preferences. If samples proposed, every set would need its own order.
     m, samples = gain.shape
     order, value = _preferences(gain.T, samples)
@@ -136,7 +136,7 @@ def _by_candidates(gain: Array, sets: Array, floor: float) -> Array:
 
 
 def _defer(order: Array, value: Array, sets: Array, m: int, closed: Array | None = None) -> Array:
-    """Run deferred acceptance for :func:`greedy_in_sets`. Seats are (set, sample), slots (set, candidate).
+    """Run deferred acceptance. Seats are (set, sample), slots are (set, candidate).
 
     Args:
         order: (N, depth) candidates of every sample, best first.

@@ -39,7 +39,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from residuum.errors import InputError
-from residuum.evaluation.matching import MATCHING_CHUNK, Array, greedy_in_sets, why_not_calibrated
+from residuum.evaluation.matching import (
+    MATCHING_CHUNK,
+    Array,
+    match_greedily_in_sets,
+    why_not_calibrated,
+)
 
 ONE_IN = 100  # one false positive in this many samples
 SIGNIFICANCE = 0.01  # level of a verdict
@@ -121,20 +126,20 @@ def calibrate(
     labels = np.zeros(gain.shape[1], dtype=int) if strata is None else strata
     mixed = np.concatenate([np.arange(n)[None], draw_sets(labels, labels[:n], subsets, rng)])
     held_out = n + draw_sets(labels[n:], labels[:n], subsets, rng)
-    training_match = greedy_in_sets(gain, mixed[:1])
-    floor = safe_floor(gain, value, held_out[:PILOT])
+    training_match = match_greedily_in_sets(gain, mixed[:1])
+    floor = estimate_floor(gain, value, held_out[:PILOT])
     while True:
         union_outcomes = _Outcomes(gain, value, mixed, floor)
         holdout_outcomes = _Outcomes(gain, value, held_out, floor)
-        bars = union_outcomes.percentiles_without(mixed)
+        percentiles = union_outcomes.percentiles_without(mixed)
         excluded_none = np.zeros((1, 0), dtype=int)
         threshold = float(holdout_outcomes.percentiles_without(excluded_none)[0])
         chance = holdout_outcomes.beyond_the_others()
-        if not (np.isnan(bars).any() or np.isnan(threshold) or chance is None):
+        if not (np.isnan(percentiles).any() or np.isnan(threshold) or chance is None):
             break
         floor = -np.inf  # the floor was too high
-    values = matched_values(gain, value, training_match, mixed[:1])[0]
-    beyond = np.maximum(union_outcomes.values - bars[:, None], 0.0)
+    values = score_matches(gain, value, training_match, mixed[:1])[0]
+    beyond = np.maximum(union_outcomes.values - percentiles[:, None], 0.0)
     return Calibration(
         candidate=training_match[0],
         value=values,
@@ -289,7 +294,7 @@ class _Outcomes:
         self, gain: Array, value: Callable[[Array, Array], Array] | None, sets: Array, floor: float
     ) -> None:
         self.sets, self.samples, self.floor = sets, gain.shape[1], floor
-        self.values = matched_values(gain, value, greedy_in_sets(gain, sets, floor), sets)
+        self.values = score_matches(gain, value, match_greedily_in_sets(gain, sets, floor), sets)
         seen = self.values > -np.inf
         matched = np.ones_like(seen) if floor > -np.inf else seen  # a floor implies that all match
         self.occurrences = np.bincount(sets[matched], minlength=self.samples)
@@ -378,7 +383,9 @@ def _from_the_top(length: Array | int, sample_count: Array | int) -> Array:
     return np.where((position > 0) & (position <= length), length - position, -1)
 
 
-def safe_floor(gain: Array, value: Callable[[Array, Array], Array] | None, sets: Array) -> float:
+def estimate_floor(
+    gain: Array, value: Callable[[Array, Array], Array] | None, sets: Array
+) -> float:
     """Estimate from a few held-out sets below which gain matches cannot change any percentile.
 
     Args:
@@ -391,11 +398,11 @@ def safe_floor(gain: Array, value: Callable[[Array, Array], Array] | None, sets:
     """
     if value is not None or len(gain) < sets.shape[1] or not np.isfinite(gain).all():
         return -np.inf
-    values = matched_values(gain, None, greedy_in_sets(gain, sets), sets)
+    values = score_matches(gain, None, match_greedily_in_sets(gain, sets), sets)
     return float(np.quantile(values, 1 - SAFE / ONE_IN))
 
 
-def matched_values(
+def score_matches(
     gain: Array, value: Callable[[Array, Array], Array] | None, candidate: Array, sets: Array
 ) -> Array:
     """Score all matches, each distinct pair once.

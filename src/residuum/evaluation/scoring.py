@@ -30,7 +30,7 @@ from residuum.evaluation.matching import (
     are_class_labels,
     as_array,
     greedy,
-    greedy_in_sets,
+    match_greedily_in_sets,
     prepare_scoring_data,
 )
 from residuum.evaluation.null import (
@@ -38,8 +38,8 @@ from residuum.evaluation.null import (
     Calibration,
     calibrate,
     count_interval,
-    matched_values,
-    safe_floor,
+    estimate_floor,
+    score_matches,
     smallest_significant,
 )
 from residuum.records.inputs import Dataset
@@ -111,10 +111,8 @@ def score(
         try:
             gain = data.gain(metric)
             if calibration is not None and metric.name == DECIDING:
-                verdicts[DECIDING], subsets = (
-                    _judge(metric, data, gain, calibration),
-                    len(calibration.chance),
-                )
+                verdicts[DECIDING] = _judge(metric, data, gain, calibration)
+                subsets = len(calibration.chance)
                 continue
             cost = _cost(metric, data, gain, seed) if seconds < math.inf else _Cost(0.0, 0.0)
             remaining = seconds - (time.monotonic() - start)
@@ -208,8 +206,8 @@ def _cost(metric: Metric, data: ScoringData, gain: Array, seed: int) -> _Cost:
         start = time.monotonic()
         keys = rng.random((count, data.holdout_size))
         sets = data.n + np.argsort(keys, axis=1)[:, : data.n]
-        floor = safe_floor(gain, value, sets) if count == 1 else floor
-        matched_values(gain, value, greedy_in_sets(gain, sets, floor), sets)
+        floor = estimate_floor(gain, value, sets) if count == 1 else floor
+        score_matches(gain, value, match_greedily_in_sets(gain, sets, floor), sets)
         durations.append(time.monotonic() - start)
     return _Cost(durations[0], max(0.0, durations[1] - durations[0]) / PILOT)
 
