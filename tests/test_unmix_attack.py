@@ -103,7 +103,7 @@ def test_a_known_start_is_taken_off_as_far_as_decay_left_it(
     assert "neither small nor known" in why_not(mixed, rs.Knowledge())
     found = rs.attack(mixed, rs.Knowledge(theta0=start), QUICK)
     assert (ncc(found.x, x).abs().amax(0) > 0.9).sum() >= 8
-    assert "0.9 times the initial weights was subtracted" in found.notes[1]
+    assert "0.9 times the initial weights were subtracted" in found.notes[1]
 
 
 def test_noise_in_pixels_that_are_always_dark_does_not_shrink_a_source_to_nothing() -> None:

@@ -168,17 +168,17 @@ def estimate_signs_and_sizes(
         votes, size = votes + inverse.sign(), 1 / inverse.abs().clamp(min=1e-12)
         size = size.clamp(size.median() / 3, 3 * size.median())
         voters.append("the bias")
-    size_source = voters[-1] if len(voters) > 1 else "nothing: length 1"
+    size_note = f"size by {voters[-1]}" if len(voters) > 1 else "size not known, set to length 1"
     box = knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.is_sample else None
     if box is not None:
         up, down = find_largest_factors(X, *box), find_largest_factors(-X, *box)
         votes, size = votes + (up - down).sign(), torch.maximum(up, down)
         voters.append("the range")
-        size_source = "the range"
+        size_note = "size by the range"
     sign = torch.where(votes < 0, -1.0, 1.0)
     # Each version of a source has the sign of its center, relative to the version.
     relative = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
-    evidence = f"sign by {', '.join(voters)}; size by {size_source}"
+    evidence = f"sign by {', '.join(voters)}; {size_note}"
     return relative * sign[sources.group], size[sources.group], evidence
 
 
@@ -306,7 +306,7 @@ class Unmix(UnmixSettings, OneShotAttack):
             f"{sources.runs[1]} on clusters of its neurons; {evidence}"
         )
         if layer.initial_share != 1:
-            runs += f"; {layer.initial_share:.3g} times the initial weights was subtracted"
+            runs += f"; {layer.initial_share:.3g} times the initial weights were subtracted"
         return assumption, runs
 
 

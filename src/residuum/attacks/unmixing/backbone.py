@@ -396,7 +396,7 @@ class BehindBackbone(OneShotAttack):
             f"directions, {layer.rank} of them leading; {runs[0]} runs of unmix on these"
         )
         if layer.initial_share != 1:
-            directions += f"; {layer.initial_share:.3g} times the initial weights was subtracted"
+            directions += f"; {layer.initial_share:.3g} times the initial weights were subtracted"
         return (
             directions,
             f"{self.name}: the features of the recovered images have at least "
