@@ -90,11 +90,11 @@ def merge_adapter(adapter: Release, base: str | Path, arch: str | None = None) -
     Raises:
         CheckpointError: If the adapter does not fit the base, or the sum is not finite.
     """
-    start = load_checkpoint(base, arch)
-    ours = {WRAPPER_PREFIX.sub("", theirs): name for name, theirs in start.source_names.items()}
-    theta = dict(start.theta)
+    network = load_checkpoint(base, arch)
+    names = {WRAPPER_PREFIX.sub("", source): name for name, source in network.source_names.items()}
+    theta = dict(network.theta)
     for name, (a, b) in find_adapter_pairs(adapter.content).items():
-        target = ours.get(f"{WRAPPER_PREFIX.sub('', name)}.weight")
+        target = names.get(f"{WRAPPER_PREFIX.sub('', name)}.weight")
         if target is None:
             raise CheckpointError(
                 f"An adapter changes layers of its base; this base has no layer {name[:80]!r}.",
@@ -115,4 +115,4 @@ def merge_adapter(adapter: Release, base: str | Path, arch: str | None = None) -
     note = "the adapter was added to its base"
     if not isinstance(adapter.config.get("lora_alpha"), int | float):
         note += " with the factor 1, because adapter_config.json names no lora_alpha"
-    return start.replace(theta=theta, assumptions=(*start.assumptions, note))
+    return network.replace(theta=theta, assumptions=(*network.assumptions, note))

@@ -175,11 +175,11 @@ def _read_network(
     architecture, names, guesses = _identify(state, arch, metadata)
     shape = metadata.input_shape if input_shape is None else input_shape
     return metadata.replace(
-        theta={ours: state[theirs] for ours, theirs in names.items()},
+        theta={name: state[file_name] for name, file_name in names.items()},
         arch=architecture,
         input_shape=check_input_shape(architecture, shape),
         assumptions=(*guesses, *notes),
-        source_names={ours: source[theirs] for ours, theirs in names.items()},
+        source_names={name: source[file_name] for name, file_name in names.items()},
     )
 
 
@@ -190,10 +190,9 @@ def _identify(
     text = arch if arch is not None else metadata.arch
     try:
         with torch.device("meta"):  # a claimed architecture must not allocate memory
-            named = Architecture.parse(text) if text else None
-            network, names = (
-                (named, match_architecture(state, named)) if named else recognize(state)
-            )
+            claim = Architecture.parse(text) if text else None
+            pair = (claim, match_architecture(state, claim)) if claim else recognize(state)
+            network, names = pair
             order = list(network.build().state_dict())
     except (RuntimeError, ValueError, OverflowError, TypeError) as problem:
         raise ArchitectureError(

@@ -48,9 +48,8 @@ VALUE_ERRORS = (TypeError, ValueError, AttributeError, ArithmeticError, LookupEr
 MIN_DEVIATIONS = 6.0  # standard deviations of the cosine that count as proof
 MAX_VALUES = 50_000_000  # weights of a network whose initial weights are drawn again
 CHUNK_ROWS = 64  # rows of a matrix that are converted to float64 at a time
-MAX_SPECTRUM = (
-    1_000_000  # weights of a layer whose singular values are counted, which takes half a second
-)
+# Weights of a layer whose singular values are counted. This takes half a second.
+MAX_SPECTRUM = 1_000_000
 
 
 def convert_estimator(model: Any) -> Network:
@@ -140,7 +139,7 @@ def read_training_state(
     estimator = _find_network(release)
     if estimator is None:
         return None, None, ()
-    start, moment = find_initial_weights(estimator), None
+    initialization, moment = find_initial_weights(estimator), None
     try:
         moment = read_moment(_to_namespace(estimator))
     except InputError:  # the file holds no optimizer state
@@ -153,9 +152,9 @@ def read_training_state(
         ) from problem
     if moment is not None and not all(bool(t.isfinite().all()) for t in moment.values()):
         moment = None
-    if start is None:
+    if initialization is None:
         return moment, None, ()
-    return moment, start.theta0, (f"the initial weights were {start.evidence}",)
+    return moment, initialization.theta0, (f"the initial weights were {initialization.evidence}",)
 
 
 def read_scalings(release: Release) -> list[tuple[Tensor, Tensor]]:

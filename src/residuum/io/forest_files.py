@@ -1,7 +1,8 @@
-"""Forests of scikit-learn, read from a release without running it.
+"""Read forests of scikit-learn from a release without running it.
 
-Nodes of a tree are records of 56 bytes, or of 64 since version 1.3. A node goes left if ``x[feature] <=
-threshold``."""
+The nodes of a tree are records of 56 bytes, or of 64 bytes since version 1.3. A sample goes to the left child
+if ``x[feature] <= threshold``.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +45,10 @@ def find_forests(content: Any) -> Iterator[tuple[str, Forest]]:
     """Yield the class name and the structure of every forest in a release.
 
     Args:
-        content: The content of a release, or a part of it.
+        content: The content of a release, or a value in it.
 
-    Raises:
-        CheckpointError: If a tree is damaged.
+    Yields:
+        The class name and the forest.
     """
     seen: set[int] = set()
     stack = [content]
@@ -141,11 +142,11 @@ def _read_tree(estimator: InertObject) -> Tree | None:
 
 
 def _check(forest: Forest) -> None:
-    """Refuse trees whose children are no tree: a damaged or hostile file could make a walk endless."""
+    """Refuse nodes that do not form a tree, because a hostile file could cause an endless loop."""
     if sum(len(tree.left) for tree in forest.trees) > MAX_NODES:
         raise CheckpointError(
             f"A forest may have at most {MAX_NODES:,} nodes; this one has more.",
-            "Audit a part of its trees.",
+            "Audit some of its trees.",
         )
     for tree in forest.trees:
         nodes = len(tree.left)
@@ -163,6 +164,6 @@ def _check(forest: Forest) -> None:
         )
         if not is_tree:
             raise CheckpointError(
-                "The nodes of a tree must form one tree; those of this file do not.",
+                "The nodes of a tree must form one tree; the nodes in this file do not.",
                 "Copy or save the file again.",
             )

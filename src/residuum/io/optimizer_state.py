@@ -1,4 +1,4 @@
-"""Read the mean of recent gradients that an optimizer keeps (momentum buffer, Adam's first moment)."""
+"""Read the mean of recent gradients that an optimizer stores (momentum buffer, Adam's first moment)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _read_torch_moment(optimizer: optim.Optimizer, model: nn.Module) -> dict[str
     try:
         checkpoint = checkpoint_from_module(model)
         names = {name: checkpoint.source_names.get(name, name) for name in checkpoint.theta}
-    except ArchitectureError:  # a module that is run as it is keeps its own names
+    except ArchitectureError:  # a module that is run as it is has its own names
         names = {name: name for name in parameters}
     group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
     moments = {}

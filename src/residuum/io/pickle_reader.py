@@ -407,9 +407,8 @@ class PickleReader:
         if expect_type(storage, Storage).key not in expect_type(keys, list) or len(keys) != 1:
             raise ValueError("a storage must list its own key")
         start = stream.tell() + 8  # the number of elements comes first
-        numbers = memoryview(raw)[
-            start : start + storage.nbytes
-        ]  # no copy, because calls can be many
+        # A view instead of a copy, because a pickle can make many such calls.
+        numbers = memoryview(raw)[start : start + storage.nbytes]
         if len(numbers) != storage.nbytes:
             raise ValueError("a storage is not complete")
         key = f"{storage.key} of {len(self._embedded)}"

@@ -37,9 +37,8 @@ DEFAULT_MAX_BYTES = 64 << 30  # opening a file reads only headers and pickles
 MAX_CONFIG = 1 << 20  # bytes of adapter_config.json
 RUN_FILE = "model.safetensors"  # the weights in a directory of ``residuum train``
 PICKLE_MAGIC = b"\x80"
-FIRST_BYTES = (
-    b"(]}cKIVSF"  # first bytes of pickles in protocols 0 and 1, which have no magic number
-)
+# First bytes of pickles in protocols 0 and 1, which have no magic number.
+FIRST_BYTES = b"(]}cKIVSF"
 SUFFIXES = (
     ".pt", ".pth", ".ckpt", ".bin", ".tar", ".pkl", ".pickle", ".p", ".sav", ".joblib", ".gz", ".z",
     ".bz2", ".xz", ".lzma", ".model", ".safetensors", ".onnx", ".ts", ".jit", ".pth.tar",

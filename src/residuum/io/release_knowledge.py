@@ -97,9 +97,11 @@ def _read_optimizer_state(
     release: Release, checkpoint: Network
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """Return the mean of recent gradients of each parameter that has one, and notes about the match."""
-    ours = {theirs: name for name, theirs in checkpoint.source_names.items()}
+    network_names = {source: name for name, source in checkpoint.source_names.items()}
     try:
-        parameters = [name for name in flatten_blocks(find_weights(release)) if name in ours]
+        parameters = [
+            name for name in flatten_blocks(find_weights(release)) if name in network_names
+        ]
     except CheckpointError:
         return {}, ()
     moments: dict[str, Tensor] = {}
@@ -108,9 +110,9 @@ def _read_optimizer_state(
         value = place.value
         if not (isinstance(value, dict) and {"state", "param_groups"} <= {*value}):
             continue
-        matches, match_notes = _match_parameters(value, parameters, checkpoint, ours)
+        matches, match_notes = _match_parameters(value, parameters, checkpoint, network_names)
         for name, (state, group) in matches.items():
-            weight = checkpoint.theta[ours[name]]
+            weight = checkpoint.theta[network_names[name]]
             tensors = {k: state[k].tensor().to(weight) for k in TORCH_MOMENTS if k in state}
             # torch stores this flag since version 2.7. Without the flag we take Adam for AdamW, whose weight
             # decay is not added to the gradients.
@@ -118,16 +120,19 @@ def _read_optimizer_state(
             is_decoupled = flag if isinstance(flag, bool) else "betas" in group
             moment = remove_weight_decay(tensors, group, weight, is_decoupled)
             if moment is not None and bool(moment.isfinite().all()):
-                moments[ours[name]] = moment
+                moments[network_names[name]] = moment
         notes += match_notes if matches else []
     return moments, tuple(notes)
 
 
 def _match_parameters(
-    optimizer: dict[str, Any], parameters: list[str], checkpoint: Network, ours: dict[str, str]
+    optimizer: dict[str, Any],
+    parameters: list[str],
+    checkpoint: Network,
+    network_names: dict[str, str],
 ) -> tuple[dict[str, tuple[dict[str, Block], dict[str, Any]]], list[str]]:
     """Return the state and the group of each parameter by its name in the file, and notes."""
-    shapes = {name: tuple(checkpoint.theta[ours[name]].shape) for name in parameters}
+    shapes = {name: tuple(checkpoint.theta[network_names[name]].shape) for name in parameters}
     state, groups = optimizer["state"], optimizer["param_groups"]
     state = state if isinstance(state, dict) else {}
     entries: list[tuple[Any, str, dict[str, Block], dict[str, Any]]] = []

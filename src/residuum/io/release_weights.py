@@ -86,7 +86,6 @@ def flatten_blocks(weights: dict[str, Any], prefix: str = "") -> dict[str, Block
     blocks: dict[str, Block] = {}
     for name, value in weights.items():
         is_block = isinstance(value, Block)
-        blocks |= (
-            {f"{prefix}{name}": value} if is_block else flatten_blocks(value, f"{prefix}{name}/")
-        )
+        path = f"{prefix}{name}"
+        blocks |= {path: value} if is_block else flatten_blocks(value, f"{path}/")
     return blocks

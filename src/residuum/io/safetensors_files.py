@@ -20,9 +20,8 @@ from residuum.io.inert import MAX_DIMENSIONS, Block
 from residuum.records.inputs import is_size
 
 MAX_CLAIMED = 64 << 30  # bytes of the tensors of one file
-MAX_HEADER_BYTES = (
-    4 << 20
-)  # enough for 40 000 tensors; a header of empty JSON lists takes 90 MB of memory
+# Enough for 40 000 tensors. A header of empty JSON lists takes 90 MB of memory.
+MAX_HEADER_BYTES = 4 << 20
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64}
 DTYPES |= {"I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8}

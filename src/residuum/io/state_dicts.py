@@ -36,9 +36,8 @@ DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 MAX_DEPTH = 8  # nested state dicts
 MAX_NAME = 256  # characters
 MAX_TENSORS = 1000  # 500 layers; the recognition of architectures compares pairs of tensors
-MAX_SHARING = (
-    4  # tied weights appear under several names, the same memory in a bomb under thousands
-)
+# Tied weights appear under a few names. A memory bomb shows the same memory under thousands of names.
+MAX_SHARING = 4
 
 
 def find_state(content: Any) -> dict[str, Tensor | Block]:
@@ -134,7 +133,7 @@ def clean_state(
                 f"Weights must be finite; {name!r} has NaN or infinite entries.",
                 "The training diverged or the file is damaged; use an earlier checkpoint.",
             )
-    return tensors, {ours: name for name, ours in short.items()}, notes
+    return tensors, {clean: name for name, clean in short.items()}, notes
 
 
 def _describe_tensor(value: Tensor | Block) -> Tensor:
