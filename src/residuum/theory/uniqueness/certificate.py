@@ -298,10 +298,8 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
             bounds.example[special] = minimize_energy(inner).example
         return bounds.bound / energy, x + bounds.example
 
-    (bound, image), walls = (
-        solve(cells.switches),
-        cells.polytope(indices, rows[:, :0], free, none_selected),
-    )
+    bound, image = solve(cells.switches)
+    walls = cells.polytope(indices, rows[:, :0], free, none_selected).widened()
     full = solve(rows.shape[1]) if rows.shape[1] > cells.switches else (bound, image)
     change = [_relative_change(cells, int(i), x) for i, x in zip(indices, image, strict=True)]
     for k in free.nonzero()[:, 0].tolist():
@@ -309,7 +307,6 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
         example = across_patterns(cells, int(indices[k]), remaining) if remaining > 0 else None
         if example is not None and float(example[0].square().sum() - image[k].square().sum()) < 0:
             image[k], change[k] = example
-    walls = walls.widened()
     size = rows[:, : cells.switches].norm(dim=2)
     kinks = (
         cells.values[indices, : cells.switches]
