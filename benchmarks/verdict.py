@@ -31,10 +31,10 @@ from residuum import similarity
 from residuum.attacks import attack, make_attack
 from residuum.auditing.certificates import Certificates
 from residuum.auditing.controls import (
-    Claim,
-    brought_by_grant,
+    SampleSets,
+    explain_by_knowledge,
     run_controls,
-    without_repeats,
+    set_aside_repeats,
 )
 from residuum.auditing.outcomes import CLASS_LEVEL, NEAR_COPY, RESEMBLANCE
 from residuum.auditing.plan import limit_of
@@ -127,7 +127,7 @@ def outcome(found: AuditResult) -> Row:
         "grade": verdict.grade,
         "residual": [row.residual for row in ran],
         "told_apart": found.checks.told_apart,
-        "fits": found.fit is not None and not found.fit.doubtful,
+        "fits": found.fit is not None and not found.fit.is_doubtful,
         "positive controls": {control.question: control.samples for control in controls},
         "failures": len(found.checks.failures),
         "seconds": found.seconds,
@@ -135,7 +135,7 @@ def outcome(found: AuditResult) -> Row:
     }
 
 
-def tested(pools: dict[str, torch.Tensor], claim: Claim, seed: int) -> Any:
+def tested(pools: dict[str, torch.Tensor], claim: SampleSets, seed: int) -> Any:
     """What candidates find by themselves, each pool a test."""
     made = {name: _pool(x) for name, x in pools.items()}
     tests, _ = run_tests(made, claim, seed, 2000, float("inf"))
@@ -181,7 +181,7 @@ def level(seed: int) -> Row:
     )
     part = found.reconstructions[0]
     several = tested(
-        {str(k): part.x[part.run == k] for k in range(count)}, Claim(claim, pool), seed
+        {str(k): part.x[part.run == k] for k in range(count)}, SampleSets(claim, pool), seed
     )
     return outcome(found) | {
         "network": network,
@@ -209,10 +209,10 @@ def mean_only(seed: int) -> Row:
     rng = np.random.default_rng((seed, 9))
     scatter = torch.from_numpy(rng.standard_normal((2 * n, direction.numel())))
     x = (direction + noise * scatter / direction.numel() ** 0.5).reshape(-1, *train_set.shape)
-    claim = Claim(train_set, pool)
+    claim = SampleSets(train_set, pool)
     found = tested({"mean": x}, claim, seed)
     controls = run_controls(claim, Knowledge(mean=mean, value_range=(0.0, 1.0)), seed)
-    caught = bool(controls.failures or brought_by_grant(controls, found.samples))
+    caught = bool(controls.failures or explain_by_knowledge(controls, found.samples))
     return {"n": n, "noise": noise, "leak": bool(found.survivors), "caught": caught}
 
 
@@ -229,7 +229,7 @@ def power(seed: int) -> Row:
 
     pools = {str(k): noise(80) for k in range(11)}
     pools["one"] = torch.cat([split.train.x[:8] + 0.15 * noise(8), noise(72)])
-    found = tested(pools, Claim(split.train, split.holdout), seed)
+    found = tested(pools, SampleSets(split.train, split.holdout), seed)
     return {"survivors": list(found.survivors), "p": found.p_value, "recovered": found.recovered}
 
 
@@ -262,7 +262,7 @@ def shifted(seed: int) -> Row:
     mine, others = few[:40], few[40:120]
     rest = order[~np.isin(order, np.concatenate([mine, others]))][:600]
     x, y = torch.from_numpy(images / 16).reshape(-1, 1, 8, 8), torch.from_numpy(digit % 2 * 2 - 1)
-    claim = Claim(Dataset(x[mine], y[mine]), Dataset(x[rest], y[rest]))
+    claim = SampleSets(Dataset(x[mine], y[mine]), Dataset(x[rest], y[rest]))
     controls = run_controls(claim, Knowledge(), seed)
     found = tested({"others": x[others]}, claim, seed)
     return {
@@ -275,7 +275,7 @@ def shifted(seed: int) -> Row:
 def official(name: str, seed: int) -> Row:
     """Training against test images of a published set: the controls must let it pass."""
     split = rs.load_dataset(name, 500, seed=seed, holdout=2000)
-    claim = without_repeats(split.train, split.holdout)
+    claim = set_aside_repeats(split.train, split.holdout)
     controls = run_controls(claim, granted(split.train, True), seed)
     return {
         "auc": controls.auc,
@@ -305,10 +305,10 @@ def repeats(seed: int) -> Row:
         y=torch.cat([split.holdout.y, split.train.y[chosen]]),
     )
     candidates = split.train.x[:20] + 0.15 * torch.from_numpy(rng.standard_normal((20, 1, 8, 8)))
-    claim = without_repeats(split.train, pool)
+    claim = set_aside_repeats(split.train, pool)
     kept = [i for i in range(20) if i not in claim.repeats]
     found, hidden = (
-        tested({"some": candidates}, one, seed) for one in (claim, Claim(split.train, pool))
+        tested({"some": candidates}, one, seed) for one in (claim, SampleSets(split.train, pool))
     )
     return {
         "left": len(kept),
@@ -504,7 +504,7 @@ def graded(name: str, arch: str, n: int, seed: int) -> Row:
     checkpoint = make_release(state, arch, split.train, "binary")
     config = make_attack(restarts=2, steps=2000, seed=seed)
     found: Reconstruction = attack(checkpoint, granted(split.train, True), config)
-    claim = Claim(split.train, split.holdout)
+    claim = SampleSets(split.train, split.holdout)
     tests, _ = run_tests({"kkt": all_candidates(found)}, claim, seed, 1000, float("inf"))
     one = tests["kkt"]
     grade = grades(one, one.field.strata)
@@ -543,7 +543,9 @@ def known_kinds(split: Split, seed: int) -> dict[str, dict[str, int]]:
     }
     table: dict[str, dict[str, int]] = {}
     for kind, candidates in made.items():
-        tests, _ = run_tests({kind: _pool(candidates)}, Claim(split.train, pool), seed, 200, 1e9)
+        tests, _ = run_tests(
+            {kind: _pool(candidates)}, SampleSets(split.train, pool), seed, 200, 1e9
+        )
         test = tests[kind]
         paired = np.diag(as_array(similarity.ncc(x, candidates)))
         control = replace(test.control, recovered=np.ones(n, bool), value=paired)

@@ -14,7 +14,7 @@ from benchmarks.verdict import granted
 
 import residuum as rs
 from experiments.common import Case, run_cases
-from residuum.auditing.controls import brought_by_grant, run_controls, without_repeats
+from residuum.auditing.controls import explain_by_knowledge, run_controls, set_aside_repeats
 from residuum.auditing.scores import findings, run_tests
 from residuum.auditing.verdict import LEAK, Checks, decide
 from residuum.evaluation.null import SIGNIFICANCE
@@ -58,13 +58,13 @@ def run_case(seed: int, n: int, pool: int) -> Case:
         tested, holdout = (
             center_by(unseen.take(rows), mean) for rows in (order[:n], order[n : n + pool])
         )
-        claim = without_repeats(tested, holdout)
+        claim = set_aside_repeats(tested, holdout)
         controls = run_controls(claim, granted(tested, mean=True), seed=number)
         level = controls.level
         tests, _ = run_tests(pools, claim, number, SUBSETS, float("inf"), level=level)
         found = findings(tests, len(claim.train), row_numbers=claim.train.rows)
-        failures = (*controls.failures, *brought_by_grant(controls, found.samples))
-        members = measure_membership(network, claim.train, claim.pool, number)
+        failures = (*controls.failures, *explain_by_knowledge(controls, found.samples))
+        members = measure_membership(network, claim.train, claim.holdout, number)
         verdict = decide(found, attacked.attacks, Checks(failures, level=level), members)
         is_significant = found.p_value is not None and found.p_value <= SIGNIFICANCE
         counts["significant"] += is_significant

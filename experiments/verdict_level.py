@@ -60,7 +60,7 @@ def measure(case: Case) -> Case:
     request = AuditRequest(seed=case["seed"], baselines=False)
     opened = load_case(model, data["members"], data["holdout"], None, request)
     assert opened is not None
-    state = Audit(opened, request, Deadline.of(request))
+    state = Audit(opened, request, Deadline.for_request(request))
     kept = CANDIDATES / f"{case['seed']}.safetensors"
     attacks = load_attacks(kept)
     if attacks is None:
@@ -72,7 +72,9 @@ def measure(case: Case) -> Case:
         members, holdout = never_seen(data, case, rng)
         audited = load_case(model, members, holdout, None, request)
         assert audited is not None
-        sets.append(audit_set(Audit(audited, request, Deadline.of(request)), attacks, number))
+        sets.append(
+            audit_set(Audit(audited, request, Deadline.for_request(request)), attacks, number)
+        )
     return {"sets": sets, "leaks": sum(row["exit_code"] == 1 for row in sets)}
 
 

@@ -122,7 +122,7 @@ def audited(
         "findings": findings,
         "checks": checks,
         "membership": membership,
-        "shown": "binary-kkt",
+        "displayed_attack": "binary-kkt",
         "reconstructions": (part,),
         "knowledge": _told(shape, names),
         "inspection": _inspection(),

@@ -21,7 +21,7 @@ from residuum.attacks.stationarity.attack import Stationarity
 from residuum.attacks.stationarity.objectives import Objective
 from residuum.auditing.config import AuditConfig, write_config
 from residuum.auditing.request import AuditRequest
-from residuum.auditing.schedule import selected_attacks
+from residuum.auditing.schedule import select_attacks
 from residuum.errors import InputError
 from residuum.records import Knowledge
 from residuum.settings import choices_of
@@ -80,10 +80,10 @@ def test_every_attack_survives_json_and_names_itself(name: str) -> None:
 def test_every_attack_survives_a_request_and_a_configuration(name: str) -> None:
     attack = all_changed(EVERY[name])
     for request in (AuditRequest(attacks=[attack]), through_toml([attack])):
-        selected = selected_attacks(request, Knowledge())
+        selected = select_attacks(request, Knowledge())
         assert selected == {name: attack}
         assert type(selected[name]) is type(attack)
-    assert selected_attacks(through_toml([name]), Knowledge()).keys() == {name}
+    assert select_attacks(through_toml([name]), Knowledge()).keys() == {name}
 
 
 def test_values_that_json_does_not_have_survive_a_configuration() -> None:
@@ -91,14 +91,14 @@ def test_values_that_json_does_not_have_survive_a_configuration() -> None:
     endless = BinaryKKT(seconds=math.inf, lr_lam=None, priors=None, steps=7)
     assert endless.to_json()["seconds"] is None
     assert BinaryKKT.from_json(endless.to_json()) == endless
-    selected = selected_attacks(through_toml([endless]), Knowledge())
+    selected = select_attacks(through_toml([endless]), Knowledge())
     assert selected == {"binary-kkt": endless}
 
 
 def test_a_request_takes_attacks_names_and_entries_together() -> None:
     entries = [KKT(steps=7), "unmix", {"attack": "ntk", "gradients": "both"}]
     for request in (AuditRequest(attacks=entries, seed=3), through_toml(entries)):
-        selected = selected_attacks(request, Knowledge())
+        selected = select_attacks(request, Knowledge())
         assert selected.keys() == {"binary-kkt", "multiclass-kkt", "unmix", "ntk"}
         assert selected["binary-kkt"].steps == selected["multiclass-kkt"].steps == 7
         assert selected["ntk"].gradients == "both"
@@ -111,7 +111,7 @@ def test_settings_of_an_attack_win_over_those_of_the_request_and_these_over_the_
     request = AuditRequest(
         attacks=[BinaryKKT(steps=7, seed=5), "ntk"], preset="shen2026", steps=9, seed=3
     )
-    selected = selected_attacks(request, Knowledge())
+    selected = select_attacks(request, Knowledge())
     assert (selected["binary-kkt"].steps, selected["binary-kkt"].seed) == (7, 5)
     assert (selected["ntk"].steps, selected["ntk"].seed) == (9, 3)
     assert {attack.split_every for attack in selected.values()} == {30_000}

@@ -19,11 +19,11 @@ import torch
 
 import residuum as rs
 from residuum.attacks.base import AttackProgress
-from residuum.auditing.inputs import scale_notes
+from residuum.auditing.inputs import check_scales
 from residuum.auditing.listener import SILENT, AuditListener
 from residuum.auditing.plan import Batch
 from residuum.auditing.published import publish
-from residuum.auditing.schedule import merged
+from residuum.auditing.schedule import merge_batches
 from residuum.auditing.store import AuditRun
 from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.cli.audit import STAGE_MESSAGES, listener_for
@@ -165,7 +165,9 @@ def test_what_a_budget_leaves_out_is_named_and_rules_nothing_out() -> None:
     assert rows["binary-kkt"].reason.startswith("left out: a single restart takes about")
     assert rows["unmix"].unfinished.startswith("it ran with")
     assert found.verdict.outcome == INCONCLUSIVE
-    reasons = [r for r in found.verdict.reasons if r.startswith("the budget left out a part of")]
+    reasons = [
+        r for r in found.verdict.reasons if r.startswith("the budget was too small for all work of")
+    ]
     assert [reason.split(": ")[0].split()[-1] for reason in reasons] == ["binary-kkt", "unmix"]
     assert (found.checks.budget_needed or 0) >= 600
     whole = audit("tight", attacks=(SHORT, "unmix"))
@@ -182,7 +184,7 @@ def test_initial_weights_bring_the_ntk_attack_as_a_test_of_its_own() -> None:
     assert found.findings is not None
     assert found.findings.tests == 2
     assert all(row.p_value <= row.adjusted for row in found.attacks if row.ran)
-    shown = next(part for part in found.reconstructions if part.attack == found.shown)
+    shown = next(part for part in found.reconstructions if part.attack == found.displayed_attack)
     assert found.scores is not None
     assert found.scores.m >= len(shown.x)
 
@@ -211,7 +213,7 @@ def test_rows_that_hold_samples_are_said_though_no_attack_finds_them() -> None:
 
 def test_batches_are_selected_anew_together() -> None:
     one = audit("tight", attacks=(KKT,), subsets=200).reconstructions[0]
-    both = merged([one, one])
+    both = merge_batches([one, one])
     assert both.restarts == 4
     assert both.run.tolist() == [*one.run.tolist(), *(one.run + 2).tolist()]
     assert both.selection is not None
@@ -355,7 +357,7 @@ def test_data_that_do_not_fit_are_2_and_leave_nothing(
     for name, changed, message in (
         ("--data", data.replace(x=torch.zeros(20, 5), mean=None), "must fit the network's input"),
         ("--data", data.replace(y=ten), "A network with one output needs labels"),
-        ("--data", data.replace(x=data.x * 255), "outside the granted value range"),
+        ("--data", data.replace(x=data.x * 255), "outside the known value range"),
         (
             "--holdout",
             test.replace(x=torch.zeros(400, 5), mean=None),
@@ -410,7 +412,7 @@ def test_samples_on_another_scale_are_said_loudly(
     scaled = ["--holdout", str(tmp_path / "scaled.npz"), "--value-range", "0,0.9"]
     assert main([*command, *scaled, "--out", str(out)]) in (0, 1, 3)
     shown = capsys.readouterr().out
-    for text in ("outside the granted value range 0 to 0.9", "on another scale than training"):
+    for text in ("outside the known value range 0 to 0.9", "on another scale than training"):
         warnings = json.loads((out / "result.json").read_text())["warnings"]
         (warning,) = (line for line in warnings if text in line)
         assert f"note: {warning}" in " ".join(shown.split())
@@ -420,9 +422,9 @@ def test_samples_on_another_scale_are_said_loudly(
 def test_samples_on_one_scale_are_not_remarked_on() -> None:
     for victim in (leaky, tight):
         split = victim()[1]
-        assert scale_notes(split.train, split.holdout, knowledge(split)) == ()
+        assert check_scales(split.train, split.holdout, knowledge(split)) == ()
         first = split.train.replace(x=split.train.x[:4], y=split.train.y[:4])
-        assert scale_notes(first, split.holdout, knowledge(split)) == ()
+        assert check_scales(first, split.holdout, knowledge(split)) == ()
 
 
 def test_a_control_of_training_samples_is_called_that(
@@ -536,7 +538,7 @@ def test_a_config_for_other_files_is_refused(
 ) -> None:
     command = ["audit", files["untrained"][1], "--config", str(finished / "config.toml")]
     assert main([*command, "--out", str(tmp_path / "x")]) == 2
-    assert "not the one that this configuration was written for" in capsys.readouterr().err
+    assert "must be the file that this configuration was written for" in capsys.readouterr().err
 
 
 def test_reports_again_from_the_folder_alone(finished: Path, tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def test_the_attacks_that_apply_are_listed_by_a_dry_run(
             main(["audit", str(run / "model.safetensors"), "--dry-run", "--json", *arguments]) == 0
         )
         found = json.loads(capsys.readouterr().out)["applies"]
-        return {row["what"]: (row["status"], row["why"]) for row in found}
+        return {row["what"]: (row["status"], row["reason"]) for row in found}
 
     alone, started = rows(), rows("--init", str(run / "init.safetensors"))
     assert {*every_attack()} <= {*alone}

@@ -46,7 +46,7 @@ NONE, OPEN = (
 CASES = [
     (leak(9, 4, 14), NONE, BETTER, "The audit before found a leak. The audit after found no leak."),
     (NONE, leak(9, 4, 14), WORSE, "The audit before found no leak. The audit after found a leak."),
-    (leak(9, 4, 14), OPEN, ALIKE, "That the leak is gone is not shown"),
+    (leak(9, 4, 14), OPEN, ALIKE, "This does not show that the leak was fixed"),
     (NONE, OPEN, WORSE, "nothing that could be decided"),
     (OPEN, OPEN, ALIKE, "Both audits found nothing that could be decided"),
     (leak(9, 4, 14), leak(9, 4, 14, "class-level"), BETTER, "from near-copy to class-level"),
@@ -75,9 +75,9 @@ def test_samples_that_are_gone_are_named_where_they_are_the_same_samples() -> No
         for samples in ((1, 4, 7), (4, 9))
     ]
     found = compare(*counts)
-    assert (found.gone, found.came, found.unlike) == ((1, 7), (9,), ())
+    assert (found.only_before, found.only_after, found.unlike) == ((1, 7), (9,), ())
     other = counts[1].replace(hashes={"data": "another"})
-    assert compare(counts[0], other).gone is None
+    assert compare(counts[0], other).only_before is None
 
 
 def test_what_was_not_made_alike_is_said() -> None:
@@ -92,7 +92,7 @@ def test_what_was_not_made_alike_is_said() -> None:
     said = " ".join(compare(one, other).unlike)
     for text in (
         "training data",
-        "told different things",
+        "have different knowledge",
         "the settings of effort differ: standard and quick",
         "the settings of budget differ: default and 30.0",
         "versions 0 and 7",

@@ -15,15 +15,15 @@ from residuum.auditing.case import load_case
 from residuum.auditing.control_training import descend
 from residuum.auditing.controls import (
     STRICT_LEVEL,
-    Claim,
     ControlRow,
     Controls,
-    brought_by_grant,
-    granted_candidates,
+    SampleSets,
+    compare_distributions,
+    compare_losses,
+    explain_by_knowledge,
+    make_candidates_from_knowledge,
     run_controls,
-    tell_apart,
-    told_by_network,
-    without_repeats,
+    set_aside_repeats,
 )
 from residuum.auditing.outcomes import CLASS_LEVEL, NEAR_COPY, RESEMBLANCE
 from residuum.auditing.positive_control import split_holdout
@@ -32,9 +32,9 @@ from residuum.auditing.scores import (
     AttackTest,
     findings,
     grades,
-    matches_among,
+    match_set_aside,
     run_tests,
-    strongest_of,
+    strongest_test,
 )
 from residuum.auditing.training_recipe import TrainingRecipe
 from residuum.auditing.verdict import LEAK, NO_LEAK_FOUND, decide
@@ -62,7 +62,7 @@ def pool_of(x: torch.Tensor) -> CandidatePool:
     return CandidatePool(x, torch.ones(len(x)))
 
 
-def recovered(x: torch.Tensor, claim: Claim) -> int:
+def recovered(x: torch.Tensor, claim: SampleSets) -> int:
     tests, _ = run_tests({"some": pool_of(x)}, claim, 0, 300, math.inf)
     return findings(tests, len(claim.train)).recovered
 
@@ -72,9 +72,9 @@ def test_near_repeats_hide_nothing_and_are_left_out_in_pairs() -> None:
     copies = train.x[:5] + 0.001 * torch.randn(5, 1, 8, 8, generator=torch.manual_seed(0))
     crowded = pool.replace(x=torch.cat([pool.x, copies]), y=torch.cat([pool.y, train.y[:5]]))
     candidates = train.x[:10] + 0.15 * torch.randn(10, 1, 8, 8, generator=torch.manual_seed(1))
-    claim = without_repeats(train, crowded)
+    claim = set_aside_repeats(train, crowded)
     assert claim.repeats == tuple(range(5))
-    assert (len(claim.train), len(claim.pool or ())) == (45, 480)
+    assert (len(claim.train), len(claim.holdout or ())) == (45, 480)
     assert "5 of 50 training samples also occur in the held-out set" in claim.notes[0]
     assert not claim.failure
     assert recovered(candidates, claim) >= 4  # of the five that nobody repeats
@@ -85,9 +85,9 @@ def test_copies_in_another_brightness_are_repeats(factor: float, shift: float) -
     train, pool = digits(3, 50, 480)
     copies = factor * train.x[7:11] + shift
     crowded = pool.replace(x=torch.cat([copies, pool.x]), y=torch.cat([train.y[7:11], pool.y]))
-    claim = without_repeats(train, crowded)
+    claim = set_aside_repeats(train, crowded)
     assert claim.repeats == (7, 8, 9, 10)
-    assert torch.equal((claim.pool or pool).x, pool.x)
+    assert torch.equal((claim.holdout or pool).x, pool.x)
 
 
 def test_rows_of_a_raw_table_are_not_repeats_because_one_column_dominates() -> None:
@@ -96,9 +96,9 @@ def test_rows_of_a_raw_table_are_not_repeats_because_one_column_dominates() -> N
     x, y = load_breast_cancer(return_X_y=True)
     data = Dataset(torch.from_numpy(x), torch.from_numpy(y))
     train, pool = data.take(torch.arange(100)), data.take(torch.arange(100, 500))
-    assert without_repeats(train, pool).set_aside is None
+    assert set_aside_repeats(train, pool).set_aside is None
     crowded = data.take(torch.tensor([*range(100, 500), 3, 50]))
-    assert without_repeats(train, crowded).repeats == (3, 50)
+    assert set_aside_repeats(train, crowded).repeats == (3, 50)
 
 
 def test_a_tenth_of_the_training_set_may_be_set_aside_and_no_more() -> None:
@@ -106,7 +106,7 @@ def test_a_tenth_of_the_training_set_may_be_set_aside_and_no_more() -> None:
     for count, ok in ((3, True), (4, False)):
         copies = train.take(torch.arange(count))
         crowded = pool.replace(x=torch.cat([pool.x, copies.x]), y=torch.cat([pool.y, copies.y]))
-        claim = without_repeats(train, crowded)
+        claim = set_aside_repeats(train, crowded)
         assert bool(claim.failure) is not ok
         assert len(claim.train) == (30 - count if ok else 30)
 
@@ -114,37 +114,37 @@ def test_a_tenth_of_the_training_set_may_be_set_aside_and_no_more() -> None:
 def test_samples_that_were_set_aside_are_compared_with_the_reconstructions() -> None:
     train, pool = digits(5, 40, 480)
     crowded = pool.replace(x=torch.cat([pool.x, train.x[:4]]), y=torch.cat([pool.y, train.y[:4]]))
-    claim = without_repeats(train, crowded)
+    claim = set_aside_repeats(train, crowded)
     noise = torch.randn(40, 1, 8, 8, generator=torch.manual_seed(0)).double()
     for shown, expected in ((train.x[2:3], (2,)), (train.x[:4], (0, 1, 2, 3)), (noise[:1], ())):
         pools = {"a": pool_of(torch.cat([shown, noise]))}
         tests, _ = run_tests(pools, claim, 0, 300, math.inf)
-        assert matches_among(claim.set_aside, pools, tests) == expected
+        assert match_set_aside(claim.set_aside, pools, tests) == expected
 
 
 def test_an_ordinary_pool_repeats_nothing() -> None:
     train, pool = digits(1, 50, 500)
-    claim = without_repeats(train, pool)
+    claim = set_aside_repeats(train, pool)
     assert claim.train is train
-    assert claim.pool is pool
-    assert without_repeats(train, None).pool is None
+    assert claim.holdout is pool
+    assert set_aside_repeats(train, None).holdout is None
 
 
 def test_a_pool_that_repeats_the_training_set_is_no_control() -> None:
     train, pool = digits(2, 50, 300)
     crowded = pool.replace(x=torch.cat([pool.x, train.x]), y=torch.cat([pool.y, train.y]))
-    claim = without_repeats(train, crowded)
+    claim = set_aside_repeats(train, crowded)
     assert "50 of 50 training samples also occur in the held-out set" in claim.failure
     assert claim.failure in run_controls(claim, Knowledge(), 0, 1000).failures
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_zeros_and_ones_among_all_digits_are_told_apart_and_others_are_not(seed: int) -> None:
-    apart = run_controls(Claim(*digits(seed, 40, 500, (0, 1))), Knowledge(), seed, 1000)
+    apart = run_controls(SampleSets(*digits(seed, 40, 500, (0, 1))), Knowledge(), seed, 1000)
     assert apart.auc is not None
     assert apart.auc >= 0.8
-    assert any("not of one kind" in failure for failure in apart.failures)
-    alike = run_controls(Claim(*digits(seed, 40, 500)), Knowledge(), seed, 1000)
+    assert any("do not come from the same source" in failure for failure in apart.failures)
+    alike = run_controls(SampleSets(*digits(seed, 40, 500)), Knowledge(), seed, 1000)
     assert alike.failures == ()
     assert "matched by label" in alike.notes[0]
 
@@ -152,19 +152,23 @@ def test_zeros_and_ones_among_all_digits_are_told_apart_and_others_are_not(seed:
 def test_few_samples_do_not_scatter_into_an_alarm() -> None:
     rng = np.random.default_rng(0)
     train, pool = digits(0, 10, 300)
-    auc, _ = tell_apart(train, pool, rng)
+    auc, _ = compare_distributions(train, pool, rng)
     assert auc is not None
-    assert not (auc.value >= 0.8 and auc.clear)
-    assert tell_apart(*digits(0, 9, 300), rng) == (None, None)
+    assert not (auc.value >= 0.8 and auc.is_significant)
+    assert compare_distributions(*digits(0, 9, 300), rng) == (None, None)
 
 
 def test_what_was_granted_makes_candidates_and_nothing_else_does() -> None:
     train, pool = digits(0, 20, 300)
     rng = np.random.default_rng(0)
-    assert granted_candidates(train, pool, Knowledge(), rng) == []
-    names = [name for name, _ in granted_candidates(train, pool, knowledge_of(train), rng)]
+    assert make_candidates_from_knowledge(train, pool, Knowledge(), rng) == []
+    names = [
+        name for name, _ in make_candidates_from_knowledge(train, pool, knowledge_of(train), rng)
+    ]
     assert len(names) == 3
-    direction = dict(granted_candidates(train, pool, knowledge_of(train), rng))[names[1]].mean(0)
+    direction = dict(make_candidates_from_knowledge(train, pool, knowledge_of(train), rng))[
+        names[1]
+    ].mean(0)
     wanted = -pool.x.mean(0)  # samples are centered by the granted mean already
     assert float(torch.corrcoef(torch.stack([direction.flatten(), wanted.flatten()]))[0, 1]) > 0.99
 
@@ -175,10 +179,10 @@ def knowledge_of(train: Dataset) -> Knowledge:
 
 def test_samples_that_the_grant_brings_back_alone_say_nothing_of_the_network() -> None:
     row = ControlRow("the mean", 80, 3, 0.2, 0.004, (1, 2, 3), granted=True)
-    assert brought_by_grant(Controls((row,)), (1, 2, 9, 8)) != ()
-    assert brought_by_grant(Controls((row,)), (1, 7, 9, 8)) == ()
-    assert brought_by_grant(Controls((row.replace(granted=False),)), (1, 2)) == ()
-    assert brought_by_grant(Controls((row,)), ()) == ()
+    assert explain_by_knowledge(Controls((row,)), (1, 2, 9, 8)) != ()
+    assert explain_by_knowledge(Controls((row,)), (1, 7, 9, 8)) == ()
+    assert explain_by_knowledge(Controls((row.replace(granted=False),)), (1, 2)) == ()
+    assert explain_by_knowledge(Controls((row,)), ()) == ()
 
 
 def test_what_a_grant_gives_away_alone_is_said_and_held_out_candidates_decide() -> None:
@@ -187,11 +191,11 @@ def test_what_a_grant_gives_away_alone_is_said_and_held_out_candidates_decide() 
     labels = torch.tensor([-1.0, 1.0])
     train = Dataset(near.double(), labels.repeat(10))
     pool = Dataset(torch.randn(300, 40, generator=rng).double(), labels.repeat(150))
-    found = run_controls(Claim(train, pool), Knowledge(mean=near.double().mean(0)), 0)
-    assert any('"come back"' in note for note in found.notes)
-    assert not any('"come back"' in failure for failure in found.failures)
+    found = run_controls(SampleSets(train, pool), Knowledge(mean=near.double().mean(0)), 0)
+    assert any("are recovered" in note for note in found.notes)
+    assert not any("are recovered" in failure for failure in found.failures)
     copies = pool.replace(x=pool.x[:100], y=pool.y[:100])
-    found = run_controls(Claim(copies, pool), Knowledge(), 0)
+    found = run_controls(SampleSets(copies, pool), Knowledge(), 0)
     assert any("held-out samples as candidates" in failure for failure in found.failures)
 
 
@@ -213,11 +217,11 @@ def test_losses_that_agree_tell_samples_apart_though_their_mean_does_not() -> No
     spread = rng.normal(1.0, 2.0, 400)
     pool = samples(spread)
     typical = -np.log(np.expm1(np.log1p(np.exp(-spread)).mean()))  # the margin of the mean loss
-    p = told_by_network(network, samples(np.full(30, typical)), pool, "binary", 0)
+    p = compare_losses(network, samples(np.full(30, typical)), pool, "binary", 0)
     assert p is not None
     assert p <= 0.01
     others = [
-        told_by_network(network, samples(rng.normal(1.0, 2.0, 30)), pool, "binary", 0) or 0.0
+        compare_losses(network, samples(rng.normal(1.0, 2.0, 30)), pool, "binary", 0) or 0.0
         for _ in range(5)
     ]
     assert sum(value > 0.01 for value in others) >= 4  # each is below 1% in one case of a hundred
@@ -227,15 +231,15 @@ def test_a_trained_network_tells_its_samples_from_others_and_a_random_one_does_n
     found = []
     for victim in (leaky, tight, untrained):
         checkpoint, split = victim()
-        p = told_by_network(checkpoint, split.train, split.holdout, "binary", 0)
+        p = compare_losses(checkpoint, split.train, split.holdout, "binary", 0)
         blind = split.holdout.replace(y=torch.zeros(len(split.holdout)))
-        without = told_by_network(checkpoint, split.train, blind, "binary", 0)
+        without = compare_losses(checkpoint, split.train, blind, "binary", 0)
         assert p is not None
         assert without is not None
         found.append((p <= 0.01, without <= 0.01))
     assert found == [(True, True), (True, True), (False, False)]
     checkpoint, split = leaky()
-    assert told_by_network(checkpoint, split.train, None, "binary", 0) is None
+    assert compare_losses(checkpoint, split.train, None, "binary", 0) is None
 
 
 def test_a_network_that_never_saw_the_claim_is_told_no_more_often_than_stated() -> None:
@@ -249,7 +253,7 @@ def test_a_network_that_never_saw_the_claim_is_told_no_more_often_than_stated() 
             split.holdout.replace(x=split.holdout.x[rows], y=split.holdout.y[rows])
             for rows in (mine, rest)
         )
-        p = told_by_network(checkpoint, claim, pool, "binary", k)
+        p = compare_losses(checkpoint, claim, pool, "binary", k)
         alarms += p is not None and p <= 0.01
     assert alarms <= 3
 
@@ -258,7 +262,7 @@ def test_grades_compare_with_the_nearest_held_out_sample_and_the_mean_of_the_cla
     train, pool = digits(0, 20, 400)
     mean = {int(y): pool.x[pool.y == y].mean(0) for y in (-1, 1)}
     candidates = torch.stack([train.x[0], 0.5 * train.x[1] + 0.5 * mean[int(train.y[1])]])
-    tests, _ = run_tests({"some": pool_of(candidates)}, Claim(train, pool), 0, 300, math.inf)
+    tests, _ = run_tests({"some": pool_of(candidates)}, SampleSets(train, pool), 0, 300, math.inf)
     test = tests["some"]
     found = grades(test, test.field.strata)
     assert found[0] == NEAR_COPY
@@ -333,14 +337,14 @@ def test_of_tests_with_the_least_p_the_one_with_most_to_show_is_shown() -> None:
         control = SimpleNamespace(p_value=adjusted, recovered=np.arange(9) < count)
         return AttackTest(None, None, control, adjusted)  # type: ignore[arg-type]
 
-    assert strongest_of({"few": one(2, 0.0005), "many": one(5, 0.0005)}) == "many"
-    assert strongest_of({"few": one(2, 0.0005), "many": one(5, 0.001)}) == "few"
+    assert strongest_test({"few": one(2, 0.0005), "many": one(5, 0.0005)}) == "many"
+    assert strongest_test({"few": one(2, 0.0005), "many": one(5, 0.001)}) == "few"
 
 
 # Levels
 
 
-def with_zeros(share: float, count: int = 100) -> Claim:
+def with_zeros(share: float, count: int = 100) -> SampleSets:
     """Digits of which a share are zeros, where one in ten is among the held-out ones."""
     images, digit = load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(images))
@@ -348,7 +352,7 @@ def with_zeros(share: float, count: int = 100) -> Claim:
     rows = np.concatenate([zeros[: int(share * count)], others[: count - int(share * count)]])
     rest = order[~np.isin(order, rows)][:600]
     x, y = torch.from_numpy(images / 16).reshape(-1, 1, 8, 8), torch.from_numpy(digit % 2 * 2 - 1)
-    return Claim(Dataset(x[rows], y[rows]), Dataset(x[rest], y[rest]))
+    return SampleSets(Dataset(x[rows], y[rows]), Dataset(x[rest], y[rest]))
 
 
 def test_a_difference_in_distribution_makes_the_level_stricter() -> None:
@@ -356,7 +360,7 @@ def test_a_difference_in_distribution_makes_the_level_stricter() -> None:
     cases = {
         "alike": (with_zeros(0.1), SIGNIFICANCE),
         "energy test": (with_zeros(0.2), STRICT_LEVEL),
-        "classifier": (Claim(train.replace(x=1.1 * train.x), pool), STRICT_LEVEL),
+        "classifier": (SampleSets(train.replace(x=1.1 * train.x), pool), STRICT_LEVEL),
     }
     energies = {}
     for name, (claim, level) in cases.items():
@@ -374,7 +378,7 @@ def test_a_difference_in_distribution_makes_the_level_stricter() -> None:
 @pytest.mark.parametrize(("count", "level"), [(9, STRICT_LEVEL), (10, SIGNIFICANCE)])
 def test_fewer_than_ten_samples_need_a_stricter_level(count: int, level: float) -> None:
     train, pool = digits(0, count, 400)
-    assert run_controls(Claim(train, pool), Knowledge(), 0).level == level
+    assert run_controls(SampleSets(train, pool), Knowledge(), 0).level == level
 
 
 def test_a_finding_at_one_percent_is_none_at_the_stricter_level() -> None:
@@ -384,7 +388,7 @@ def test_a_finding_at_one_percent_is_none_at_the_stricter_level() -> None:
     verdicts = []
     for level in (SIGNIFICANCE, STRICT_LEVEL):
         # With 400 subsets the smallest adjusted p-value is 2/401, between the two levels.
-        tests, _ = run_tests(pools, Claim(train, pool), 0, 400, math.inf, level=level)
+        tests, _ = run_tests(pools, SampleSets(train, pool), 0, 400, math.inf, level=level)
         assert tests["some"].adjusted == pytest.approx(2 / 401)
         summary = findings(tests, len(train))
         assert summary.level == level
@@ -401,7 +405,7 @@ def test_adjusted_p_values_are_doubled_because_two_questions_share_the_level() -
     noise[0][:2] = train.x[:2]
     noise[1][0] = 0.5 * train.x[5] + noise[1][0] / 10
     pools = {str(k): pool_of(x) for k, x in enumerate(noise)}
-    tests, _ = run_tests(pools, Claim(train, pool), 0, 500, math.inf)
+    tests, _ = run_tests(pools, SampleSets(train, pool), 0, 500, math.inf)
     together = step_down(np.stack([test.control.excess for test in tests.values()]))
     for test, p in zip(tests.values(), together, strict=True):
         expected = min(1.0, 2 * float(p)) if test.control.recovered.any() else 1.0
@@ -418,7 +422,7 @@ def test_the_interval_begins_above_zero_if_and_only_if_a_test_survives(planted: 
         train, pool = digits(seed, 30, 300)
         noise = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(seed)).double()
         noise[:planted] = train.x[:planted]
-        tests, _ = run_tests({"some": pool_of(noise)}, Claim(train, pool), seed, 400, math.inf)
+        tests, _ = run_tests({"some": pool_of(noise)}, SampleSets(train, pool), seed, 400, math.inf)
         summary = findings(tests, len(train))
         assert summary.interval is not None
         assert (summary.interval[0] > 0) == bool(summary.survivors)
@@ -432,7 +436,9 @@ def test_the_interval_holds_at_half_of_the_level_because_two_questions_share_it(
         train, pool = digits(seed, 30, 300)
         noise = torch.randn(60, 1, 8, 8, generator=torch.Generator().manual_seed(seed)).double()
         noise[:6] = train.x[:6] + 0.3 * noise[:6]
-        tests, _ = run_tests({"some": pool_of(noise)}, Claim(train, pool), seed, 1000, math.inf)
+        tests, _ = run_tests(
+            {"some": pool_of(noise)}, SampleSets(train, pool), seed, 1000, math.inf
+        )
         summary, control = findings(tests, len(train)), tests["some"].control
         assert summary.interval is not None
         limits_by_level = [
@@ -456,12 +462,12 @@ def test_attacks_are_compared_with_as_many_training_samples_as_are_held_out(
     model.append(torch.nn.Linear(5, 1))
     case = load_case(model, train, pool, Knowledge(), AuditRequest())
     assert case is not None
-    assert case.comparison is not None
-    assert case.compared is not None
-    whole, compared = case.comparison, case.compared
+    assert case.sample_sets is not None
+    assert case.balanced_sets is not None
+    whole, compared = case.sample_sets, case.balanced_sets
     assert len(whole.train) == count  # membership is tested on all of them
-    assert whole.pool is not None
-    assert compared.pool is whole.pool
+    assert whole.holdout is not None
+    assert compared.holdout is whole.holdout
     if pool_size >= count:
         assert compared is whole
         return
@@ -476,5 +482,5 @@ def test_attacks_are_compared_with_as_many_training_samples_as_are_held_out(
     )
     again = load_case(model, train, pool, Knowledge(), AuditRequest(seed=5))
     assert again is not None
-    assert again.compared is not None
-    assert again.compared.train.rows == compared.train.rows
+    assert again.balanced_sets is not None
+    assert again.balanced_sets.train.rows == compared.train.rows

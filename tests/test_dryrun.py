@@ -65,10 +65,10 @@ def test_a_run_that_can_go_says_what_it_would_try_what_it_costs_and_how_it_can_e
     rows = {row["what"]: row for row in found["applies"]}
     assert rows["binary-kkt"]["status"] == "to be tried"
     assert rows["ntk"]["status"] == "not tried"
-    assert "--init" in rows["ntk"]["why"]
-    assert rows["homogeneity"]["why"].startswith("order 3")
-    assert rows["layer on the input"]["why"].startswith("layers.0, dense")
-    assert "accuracy of the network as read: 100.0%" in rows["outputs"]["why"]
+    assert "--init" in rows["ntk"]["reason"]
+    assert rows["homogeneity"]["reason"].startswith("order 3")
+    assert rows["layer on the input"]["reason"].startswith("layers.0, dense")
+    assert "accuracy of the network as read: 100.0%" in rows["outputs"]["reason"]
     assert found["cost"].startswith("Effort standard, at most 10m of reference time. Attacks: ")
     assert "binary-kkt, " in found["cost"]
     assert "Left out" not in found["cost"]
@@ -104,7 +104,7 @@ def test_a_dry_run_names_what_a_budget_leaves_out(
         (
             ["--data", "train.npz", "--holdout", "rest.npz", "--effort", "quick"],
             "can be",
-            "the effort quick can show a leak and rules none out",
+            "the effort quick can show a leak and cannot rule one out",
         ),
         (
             ["--data", "train.npz", "--holdout", "rest.npz", "--attacks", "unmix"],
@@ -154,8 +154,8 @@ def test_the_table_of_what_applies_is_the_same_in_result_report_and_terminal(
     page = (tmp_path / "a/report.html").read_text().replace("&#39;", "'")
     assert {row["status"] for row in rows} == {"measured", "tried", "not tried"}
     for row in rows:
-        assert row["why"] in shown
-        assert row["why"] in page, row
+        assert row["reason"] in shown
+        assert row["reason"] in page, row
     assert rs.AuditResult.load(tmp_path / "a").applies[0].what == "network"
 
 
@@ -166,7 +166,7 @@ def test_moved_layers_are_counted_where_a_start_is_granted(
     theta = {name: t + (name == "layers.1.weight") for name, t in checkpoint.theta.items()}
     save_checkpoint(checkpoint.replace(theta=theta), folder / "init.safetensors")
     found = dry(folder, capsys, "m.safetensors", "--init", "init.safetensors")
-    rows = {row["what"]: row["why"] for row in found["applies"]}
+    rows = {row["what"]: row["reason"] for row in found["applies"]}
     assert rows["layers that moved"] == "1 of 3: layers.1"
 
 

@@ -206,12 +206,12 @@ def test_a_dry_run_and_an_audit_agree_about_every_attack(name: str, tmp_path: Pa
     }
     assert {n for n in rows if rows[n].status == PLANNED} <= done.keys() <= rows.keys()
     for attack, row in done.items():
-        if "found no point" in row.why:  # it was run, and only running it shows that
+        if "found no point" in row.reason:  # it was run, and only running it shows that
             assert rows[attack].status == PLANNED
             continue
-        assert (row.status == TRIED) == (rows[attack].status == PLANNED), (attack, row.why)
+        assert (row.status == TRIED) == (rows[attack].status == PLANNED), (attack, row.reason)
         if row.status != TRIED:
-            assert row.why == rows[attack].why
+            assert row.reason == rows[attack].reason
 
 
 def test_there_are_15_artifacts_and_every_attack_is_tried_on_one(tmp_path: Path) -> None:

@@ -679,8 +679,8 @@ def test_an_audit_shows_the_exposure_beside_its_verdict(
         assert "scores are not probabilities here" in text
     without_samples = rs.audit(checkpoint, effort="quick", steps=5, baselines=False)
     assert without_samples.exposure is None
-    rows = {row.what: row.why for row in without_samples.applies}
-    assert rows["exposure"] == "there are no training samples to look at"
+    rows = {row.what: row.reason for row in without_samples.applies}
+    assert rows["exposure"] == "there are no training samples to rank"
 
 
 def test_a_network_whose_records_see_each_other_is_inconclusive() -> None:

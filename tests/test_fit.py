@@ -12,7 +12,7 @@ from sklearn.datasets import load_diabetes
 from torch import nn
 
 import residuum as rs
-from residuum.auditing.inputs import fit_of
+from residuum.auditing.inputs import measure_fit
 from residuum.auditing.verdict import INCONCLUSIVE
 from residuum.cli.main import main
 from residuum.io.checkpoints import as_network
@@ -26,7 +26,7 @@ QUICK = ["--effort", "quick", "--steps", "25", "--no-baselines", "--subsets", "2
 def test_accuracy_is_counted_on_both_sets() -> None:
     checkpoint, split = leaky()
     model = checkpoint.copy_module(torch.float64)
-    fit = fit_of(checkpoint, split.train, split.holdout, "auto")
+    fit = measure_fit(checkpoint, split.train, split.holdout, "auto")
     assert fit is not None
     for value, data in ((fit.train, split.train), (fit.holdout, split.holdout)):
         right = [
@@ -41,10 +41,10 @@ def test_accuracy_is_counted_on_both_sets() -> None:
 def test_shifted_labels_are_noticed() -> None:
     checkpoint, split = leaky()
     wrong = split.train.replace(y=-split.train.y)
-    fit = fit_of(checkpoint, wrong, None, "auto")
+    fit = measure_fit(checkpoint, wrong, None, "auto")
     assert fit is not None
     assert (fit.train, fit.holdout) == (0.0, None)
-    assert any("may not have been read as what it is" in note for note in fit.notes)
+    assert any("may not have been read correctly" in note for note in fit.notes)
     found = rs.audit(
         checkpoint,
         data=wrong,
@@ -65,7 +65,7 @@ def test_shifted_labels_are_noticed() -> None:
 def test_held_out_samples_without_labels_have_no_accuracy() -> None:
     checkpoint, split = leaky()
     bare = Dataset(split.holdout.x, torch.zeros(len(split.holdout)))
-    fit = fit_of(checkpoint, split.train, bare, "auto")
+    fit = measure_fit(checkpoint, split.train, bare, "auto")
     assert fit is not None
     assert fit.holdout is None
     assert "- on the held-out ones" in fit.line
@@ -183,7 +183,7 @@ def test_a_live_module_is_measured_as_it_was_given() -> None:
     torch.manual_seed(1)
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     x, y = torch.randn(30, 4), torch.arange(30) % 3
-    fit = fit_of(as_network(net), Dataset(x, y), None, "auto")
+    fit = measure_fit(as_network(net), Dataset(x, y), None, "auto")
     assert fit is not None
     assert fit.train == pytest.approx(float((net(x).argmax(1) == y).double().mean()))
     assert fit.base == pytest.approx(1 / 3)

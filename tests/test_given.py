@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import residuum as rs
-from residuum.auditing.inputs import as_knowledge, check_fit, scale_notes, suited
+from residuum.auditing.inputs import adapt_samples, as_knowledge, check_inputs, check_scales
 from residuum.cli.main import main
 from residuum.datasets.given import as_dataset, hash_path, read_samples, read_train_and_holdout
 from residuum.errors import DataError, InputError
@@ -197,7 +197,7 @@ def samples(n: int = 40, inputs: int = 4) -> Dataset:
 
 def test_samples_that_suit_stay_as_they_are() -> None:
     given = samples()
-    train, control = suited(network(), given, given, Knowledge())
+    train, control = adapt_samples(network(), given, given, Knowledge())
     assert train is not None
     assert (train.x is given.x, train.y is given.y, train.notes) == (True, True, ())
     assert control is given
@@ -206,12 +206,12 @@ def test_samples_that_suit_stay_as_they_are() -> None:
 def test_one_column_for_each_class_is_read_as_classes() -> None:
     given, checkpoint = samples(), network(outputs=2)
     hot = given.replace(y=nn.functional.one_hot(given.y, 2).double())
-    train, _ = suited(checkpoint, hot, None, Knowledge())
+    train, _ = adapt_samples(checkpoint, hot, None, Knowledge())
     assert train is not None
     assert torch.equal(train.y, given.y)
     assert "class indices" in train.notes[0]
     targets = hot.replace(y=hot.y * 0.9)  # no labels but numbers
-    assert torch.equal(suited(checkpoint, targets, None, Knowledge())[0].y, targets.y)
+    assert torch.equal(adapt_samples(checkpoint, targets, None, Knowledge())[0].y, targets.y)
 
 
 def test_channels_last_are_turned_where_the_network_has_them_first() -> None:
@@ -220,24 +220,24 @@ def test_channels_last_are_turned_where_the_network_has_them_first() -> None:
     checkpoint = Network(
         dict(rs.Architecture.parse("convnet:3x8x8-4-1").build().state_dict()), "convnet:3x8x8-4-1"
     )
-    train, _ = suited(checkpoint, given, given, Knowledge())
+    train, _ = adapt_samples(checkpoint, given, given, Knowledge())
     assert torch.equal(train.x, x.movedim(-1, 1))
     assert "channels last" in train.notes[0]
-    flat = suited(network(192), given, None, Knowledge())[0]
+    flat = adapt_samples(network(192), given, None, Knowledge())[0]
     assert flat.x is x  # which way the network was trained on them is not known
 
 
 def test_pixels_of_files_are_divided_where_the_network_knows_them_so() -> None:
     given = samples()
     pixels = given.replace(x=(given.x * 255).round())
-    train, control = suited(network(), pixels, pixels, Knowledge())
+    train, control = adapt_samples(network(), pixels, pixels, Knowledge())
     assert float(train.x.max()) == float(control.x.max()) == 1.0
     assert "divided by 255" in train.notes[0]
-    granted = suited(network(), pixels, None, Knowledge(value_range=(0, 255)))[0]
+    granted = adapt_samples(network(), pixels, None, Knowledge(value_range=(0, 255)))[0]
     assert granted.x is pixels.x
-    assert "is this what the network receives?" in scale_notes(granted, None, Knowledge())[0]
+    assert "is this what the network receives?" in check_scales(granted, None, Knowledge())[0]
     strangers = pixels.replace(y=1 - pixels.y)
-    assert suited(network(), strangers, None, Knowledge())[0].x is strangers.x
+    assert adapt_samples(network(), strangers, None, Knowledge())[0].x is strangers.x
 
 
 def test_a_table_on_its_own_scale_is_standardized_where_the_network_knows_it_so() -> None:
@@ -246,20 +246,20 @@ def test_a_table_on_its_own_scale_is_standardized_where_the_network_knows_it_so(
         x=(given.x + 5) * torch.tensor([3.0, 1, 1, 1]) - 20, classes=("well", "ill")
     )
     checkpoint = network()
-    train, _ = suited(checkpoint, own, None, Knowledge())
+    train, _ = adapt_samples(checkpoint, own, None, Knowledge())
     assert torch.allclose(train.x * train.scale + train.offset, own.x)
     assert "standardized" in train.notes[0]
-    turned, _ = suited(checkpoint, own.replace(y=1 - own.y), None, Knowledge())
+    turned, _ = adapt_samples(checkpoint, own.replace(y=1 - own.y), None, Knowledge())
     assert torch.equal(turned.y, own.y)
     assert turned.classes == ("ill", "well")
     assert "'ill' is read as class 0" in turned.notes[0]
     unnamed = own.replace(y=1 - own.y, classes=())  # numbers say which class is which
-    assert suited(checkpoint, unnamed, None, Knowledge())[0].x is unnamed.x
+    assert adapt_samples(checkpoint, unnamed, None, Knowledge())[0].x is unnamed.x
 
 
 def test_labels_that_are_missing_are_asked_for() -> None:
     with pytest.raises(DataError, match=r"need the labels.*data=\(x, y\)"):
-        check_fit(network(), as_dataset(X, "data"), None)
+        check_inputs(network(), as_dataset(X, "data"), None)
 
 
 def test_knowledge_may_be_a_dictionary() -> None:
@@ -294,7 +294,7 @@ def test_rows_stand_in_the_report_with_names_units_and_the_nearest_held_out_row(
     scale, offset = torch.tensor([10.0, 1, 1, 1, 1]), torch.tensor([500.0, 0, 0, 0, 0])
     spread = torch.full((5,), 4.0, dtype=torch.float64)
     evidence = evidence.replace(
-        near=evidence.x + 1.0,
+        nearest_holdout=evidence.x + 1.0,
         features=("age", "b", "c", "d", "e"),
         units=("years", "", "", "", ""),
         scale=scale,
@@ -327,7 +327,7 @@ def test_rows_stand_in_the_report_with_names_units_and_the_nearest_held_out_row(
 def test_an_embedding_is_summed_up_in_the_columns_in_which_it_stands_out() -> None:
     result = pages.audited(6, (768,), every=1)
     spread = torch.ones(768, dtype=torch.float64)
-    evidence = result.evidence.replace(near=result.evidence.x + 1.0, spread=spread)
+    evidence = result.evidence.replace(nearest_holdout=result.evidence.x + 1.0, spread=spread)
     result = result.replace(evidence=evidence, knowledge=Knowledge())
     row = items_of(result)[0].row
     assert (len(row.columns), row.total, row.held_out_within) == (12, 768, 0)

@@ -278,7 +278,7 @@ CHANGES: dict[str, tuple[Callable[[Path], Audited], Any, str]] = {
     "leak below the limit": (
         dense_file,
         leaking("class-level", limit="near-copy"),
-        "What was found is weaker than your limit",
+        "The findings are weaker than your limit",
     ),
     "leak of optimizer state": (
         checkpoint_file,

@@ -39,7 +39,7 @@ def test_a_notebook_leads_to_a_report(
     result = names["result"]
     assert isinstance(result, AuditResult)
     assert result.fit is not None
-    assert not result.fit.doubtful, result.fit.line
+    assert not result.fit.is_doubtful, result.fit.line
     assert result.verdict.headline.upper() in capsys.readouterr().out
     (report,) = tmp_path.glob("runs/*/report.html")
     assert "Next step" in report.read_text("utf-8")

@@ -17,7 +17,7 @@ from residuum.attacks.cost import estimate_reference_seconds
 from residuum.attacks.inversion.gradient_matching import GradientMatching
 from residuum.attacks.work import REFERENCE, count_work
 from residuum.auditing.case import load_case
-from residuum.auditing.controls import Claim, ControlRow, run_controls
+from residuum.auditing.controls import ControlRow, SampleSets, run_controls
 from residuum.auditing.plan import (
     ATTACK_SHARE,
     BASELINE_SHARE,
@@ -38,7 +38,7 @@ from residuum.auditing.plan import (
 )
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.run import Audit
-from residuum.auditing.schedule import NO_TIME, AttackSchedule, surfaces_of_attacks
+from residuum.auditing.schedule import NO_TIME, AttackSchedule, find_surfaces
 from residuum.auditing.verdict import INCONCLUSIVE, decide
 from residuum.networks import Architecture
 from residuum.networks.network import Network
@@ -216,7 +216,7 @@ def test_a_formula_takes_no_share() -> None:
     attacks: dict[str, Attack] = {"kkt": make_attack("binary-kkt", steps=10)}
     shares = []
     for selected in (attacks, {**attacks, "formula": Formula()}):
-        surfaces_by_name = surfaces_of_attacks(selected, checkpoint, KNOWN)
+        surfaces_by_name = find_surfaces(selected, checkpoint, KNOWN)
         plans = plan_attacks(selected, surfaces_by_name, checkpoint, KNOWN, AuditRequest(), {})
         shares.append(plans["kkt"].share)
     assert shares == [1.0, 1.0]
@@ -238,7 +238,7 @@ def test_an_attack_that_fails_while_it_is_planned_is_named() -> None:
         pace = "once"
 
     attacks: dict[str, Attack] = {"broken": Broken()}
-    surface = surfaces_of_attacks(attacks, network(), KNOWN)
+    surface = find_surfaces(attacks, network(), KNOWN)
     with pytest.raises(PlanError) as problem:
         plan_attacks(attacks, surface, network(), KNOWN, AuditRequest(), {})
     assert problem.value.name == "broken"
@@ -251,7 +251,7 @@ def test_batches_hold_all_restarts_with_different_seeds(restarts: int, together:
     assert sum(batch.restarts for batch in batches) == restarts
     assert max(batch.restarts for batch in batches) == together
     assert [batch.seed for batch in batches] == [*range(5, 5 + len(batches))]
-    made = batches[-1].of(attack)
+    made = batches[-1].apply_to(attack)
     assert (made.restarts, made.steps, made.seed) == (batches[-1].restarts, 30, 4 + len(batches))
 
 
@@ -348,7 +348,7 @@ def test_what_does_not_fit_at_all_is_not_run_and_keeps_the_verdict_open() -> Non
     verdict = decide(findings(), (ran(), row), SOUND, membership())
     assert verdict.outcome == INCONCLUSIVE
     assert verdict.reasons[0].startswith(
-        "the budget left out a part of binary-kkt: a single restart"
+        "the budget was too small for all work of binary-kkt: a single restart"
     )
 
 
@@ -401,11 +401,11 @@ def test_a_deadline_counts_from_its_creation() -> None:
     clock.now = 100.0
     deadline = Deadline(10.0, clock)
     clock.now = 107.0
-    assert (deadline.left, deadline.is_over) == (3.0, False)
+    assert (deadline.seconds_left, deadline.is_over) == (3.0, False)
     deadline.charge(2.0)  # an interrupted run of the same audit took so long
-    assert deadline.left == 1.0
+    assert deadline.seconds_left == 1.0
     clock.now = 108.0
-    assert (deadline.left, deadline.is_over) == (0.0, True)
+    assert (deadline.seconds_left, deadline.is_over) == (0.0, True)
 
 
 @pytest.mark.parametrize(
@@ -421,7 +421,7 @@ def test_a_deadline_counts_from_its_creation() -> None:
 def test_the_clock_stops_an_audit_after_more_than_its_budget(
     options: dict[str, Any], seconds: float
 ) -> None:
-    assert Deadline.of(AuditRequest(**options)).seconds == pytest.approx(seconds)
+    assert Deadline.for_request(AuditRequest(**options)).seconds == pytest.approx(seconds)
 
 
 def test_an_audit_that_the_clock_stopped_stays_open() -> None:
@@ -480,7 +480,7 @@ def test_attacks_after_the_deadline_are_named() -> None:
 def test_controls_are_tried_in_turn_until_the_time_is_over() -> None:
     train = samples(SAMPLES)
     known = KNOWN.replace(mean=train.x.mean(0))
-    claim = Claim(train, samples(300, 1))
+    claim = SampleSets(train, samples(300, 1))
     every = run_controls(claim, known, 0)
     assert len(every.rows) == 4
     assert not every.failures
@@ -488,7 +488,7 @@ def test_controls_are_tried_in_turn_until_the_time_is_over() -> None:
     for seconds in (0.0, 8.0, 10.0, 30.0):  # only reading this clock takes time
         controls = run_controls(claim, known, 0, deadline=Deadline(seconds, Clock(1.0)))
         counts.append((len(controls.rows), len(controls.failures)))
-        assert all("for want of time" in failure for failure in controls.failures)
+        assert all("time budget exhausted" in failure for failure in controls.failures)
     # Four controls and a classifier: each of them ran, or is a failure.
     assert [sum(count) for count in counts[:-1]] == [5, 5, 5]
     assert counts[0] == (0, 5)
@@ -498,18 +498,18 @@ def test_controls_are_tried_in_turn_until_the_time_is_over() -> None:
 
 def test_a_control_is_cleared_by_few_subsets_or_judged_by_many() -> None:
     train, pool = samples(SAMPLES), samples(300, 1)
-    (row,) = run_controls(Claim(train, pool), Knowledge(), 0).rows
+    (row,) = run_controls(SampleSets(train, pool), Knowledge(), 0).rows
     assert row.subsets == 200
     copies = pool.replace(x=torch.cat([train.x + 1e-4, pool.x]), y=torch.cat([train.y, pool.y]))
     order = np.random.default_rng((0, 5)).permutation(len(copies))  # as the control draws them
     place = np.argsort(order, kind="stable")
     copies = copies.replace(x=copies.x[place], y=copies.y[place])
-    (row, *_) = run_controls(Claim(train, copies), Knowledge(), 0).rows
+    (row, *_) = run_controls(SampleSets(train, copies), Knowledge(), 0).rows
     assert row.subsets == 1000  # 200 cannot show a level of 0.1%
-    assert row.failed
+    assert row.has_failed
     assert row.p_value == pytest.approx(1 / 1001)
-    assert ControlRow("few", 1, 1, 0.0, 1 / 201, subsets=200).undecided
-    assert not ControlRow("few", 1, 1, 0.0, 2 / 201, subsets=200).undecided
+    assert ControlRow("few", 1, 1, 0.0, 1 / 201, subsets=200).is_undecided
+    assert not ControlRow("few", 1, 1, 0.0, 2 / 201, subsets=200).is_undecided
 
 
 def test_a_batch_is_saved_and_read_back(tmp_path: Any) -> None:

@@ -174,7 +174,7 @@ def test_an_audit_runs_an_objective_and_an_attack_of_other_packages(
     ):
         assert not rows[name]["ran"], name
         assert words in rows[name]["reason"], rows[name]["reason"]
-    (said,) = (one for one in found["warnings"] if one.startswith("Parts of other packages failed"))
+    (said,) = (one for one in found["warnings"] if one.startswith("Plug-ins that failed"))
     assert {*re.findall(r"[a-z-]+(?=[,.])", said)} == {"flat", "refuses", "wide", "broken"}
     assert rows["binary-kkt"]["ran"]
     wanted = {"broken": "0.1", "equal-kkt": "0.1", "first-directions": "0.1", "nonsense": "0.1"}

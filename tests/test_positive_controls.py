@@ -40,7 +40,7 @@ from residuum.auditing.power import (
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.run import Audit
 from residuum.auditing.schedule import AttackResults, AttackSchedule
-from residuum.auditing.stages import UNWANTED, run_positive_controls, skip_if_decided
+from residuum.auditing.stages import SWITCHED_OFF, run_positive_controls, skip_if_decided
 from residuum.auditing.verdict import INCONCLUSIVE, NO_LEAK_FOUND, decide
 from residuum.errors import InputError
 from residuum.evaluation.matching import MIN_HOLDOUT
@@ -342,7 +342,7 @@ def test_controls_run_only_if_their_result_changes_the_exit_code() -> None:
 def test_an_audit_without_positive_controls_is_inconclusive() -> None:
     audit = scored(audit_of(80, attacks=(), attack=False, positive_controls=False))
     audit = run_positive_controls(audit)
-    assert [c.reason for c in audit.positive_controls] == [UNWANTED, UNWANTED]
+    assert [c.reason for c in audit.positive_controls] == [SWITCHED_OFF, SWITCHED_OFF]
     verdict = audit.verdict()
     assert (verdict.outcome, verdict.exit_code) == (INCONCLUSIVE, 3)
     assert "--no-positive-controls" in verdict.reasons[0]
@@ -452,7 +452,7 @@ def test_held_out_samples_without_labels_get_those_of_the_network() -> None:
     pool = samples(300, 1)
     _, factory = trained_controls(pool=pool.replace(y=torch.zeros(300)))
     outputs = network().copy_module(torch.float64)(pool.x)[:, 0]
-    assert factory.pool.y.tolist() == (2 * (outputs > 0).long() - 1).tolist()
+    assert factory.holdout.y.tolist() == (2 * (outputs > 0).long() - 1).tolist()
 
 
 def test_attacks_on_controls_stop_at_their_share_of_the_budget() -> None:

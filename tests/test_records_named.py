@@ -146,6 +146,4 @@ def test_a_mean_of_the_training_samples_is_named_as_such(form: str) -> None:
     )
     source = found.knowledge.provenance.get("mean", "user")
     assert source == ("user" if form == "public" else "train")
-    assert ("taken from the training data" in " ".join(found.summary().split())) == (
-        source == "train"
-    )
+    assert ("from the training data" in " ".join(found.summary().split())) == (source == "train")

@@ -76,7 +76,7 @@ def test_the_verdict_comes_first_with_its_numbers(outcome: str) -> None:
     verdict = page.verdict
     assert verdict.expected_by_chance is not None
     count = f"{verdict.recovered} of 30" if outcome == "leak" else "30 training samples"
-    chance = f"{verdict.expected_by_chance:g} by chance"
+    chance = f"{verdict.expected_by_chance:g} expected by chance"
     for part in (verdict.headline, count, chance, "Next step", "residuum "):
         assert part in text
     places = [text.index(answer.question) for answer in verdict.answers]
@@ -374,7 +374,7 @@ def test_the_sentence_below_the_headline_repeats_no_answer() -> None:
     some = page.replace(verdict=page.verdict.replace(not_judged=2))
     sentences = re.findall(r'<p class="sentence">(.*?)</p>', render(some))
     assert [Elements(text).text for text in sentences] == [
-        "What was not judged also occurs in the held-out set."
+        "Training samples that were not judged also occur in the held-out set."
     ]
     assert '<p class="sentence">' not in render(pages.example("no-leak-found"))
     open_page = pages.example("inconclusive")

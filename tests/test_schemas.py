@@ -128,4 +128,7 @@ def test_a_number_that_is_not_finite_is_null_in_json() -> None:
 
 
 def test_the_docstring_of_a_record_describes_its_json() -> None:
-    assert schema("comparison")["description"] == inspect.getdoc(Comparison)
+    text, published = inspect.getdoc(Comparison) or "", schema("comparison")
+    assert published["description"] == text.partition("\n")[0]
+    for name, field in published["properties"].items():
+        assert f"    {name}: {field['description']}" in text

@@ -61,7 +61,7 @@ NO_CONTROLS = (PositiveControls("membership", reason="you passed --no-positive-c
 # A name, an audit, words of its next step, and a part of its last command, "" if there is none. One row of
 # the table in next_steps.py after the other.
 NEXT = [
-    ("stored", leaked("verbatim", checkpoint=WEIGHTS), "writes the weights alone", "--redact"),
+    ("stored", leaked("verbatim", checkpoint=WEIGHTS), "writes only the weights", "--redact"),
     ("made of records", leaked("verbatim"), "such as nearest neighbors", "--redact"),
     ("below", leaked("class-level", limit="near-copy"), "weaker than your limit", "--redact"),
     ("members", leaked("membership"), "who is in the training set", "report runs/a --redact"),
@@ -129,7 +129,7 @@ NEXT = [
         "--budget 1m40s",
     ),
     ("stopped", opened(KNOWN.replace(stopped="the clock")), "on an idle machine", "runs/a-again"),
-    ("memorizes", opened(membership=MEMORIZES), "cannot clear it", "--redact"),
+    ("memorizes", opened(membership=MEMORIZES), "cannot rule out a leak", "--redact"),
     (
         "no controls",
         opened(KNOWN.replace(positive_controls=NO_CONTROLS)),
@@ -154,7 +154,7 @@ NEXT = [
         audit(
             Verdict(NO_LEAK_FOUND, n=30), (RAN,), applies=(Applies("ntk", NOT_TRIED, "no start"),)
         ),
-        "Not covered: an attacker who knows the weights that training began from (--init)",
+        "Not covered: an attacker who knows the initial weights (--init)",
         "scan 'my model.pt'",
     ),
 ]
@@ -198,7 +198,7 @@ def test_every_fact_is_printed_once_and_counts_with_what_chance_gives() -> None:
     text = " ".join(result.screen.text().split())
     for once in (
         f"{result.verdict.recovered} of 60",
-        "0.6 by chance",
+        "0.6 expected by chance",
         "p = 0.002",
         "100.0% on the",
         *(answer.question for answer in result.verdict.answers),
@@ -208,10 +208,10 @@ def test_every_fact_is_printed_once_and_counts_with_what_chance_gives() -> None:
 
 
 def test_what_was_granted_is_said_in_words_with_its_source() -> None:
-    told = dict(pages.audited(3).screen.facts)["attacker knows"]
-    for part in ("range of values (0 to 1)", "mean of the samples (taken from the training data"):
+    told = dict(pages.audited(3).screen.lines)["attacker knows"]
+    for part in ("range of values (0 to 1)", "mean of the samples (from the training data"):
         assert part in told
-    assert dict(pages.bare().screen.facts)["attacker knows"] == "nothing but the weights"
+    assert dict(pages.bare().screen.lines)["attacker knows"] == "nothing but the weights"
 
 
 @pytest.mark.parametrize("width", [80, 110])

@@ -82,14 +82,19 @@ def test_records_in_a_pickle_are_the_verdict(
         1,
         "verbatim",
     )
-    assert (row.name, row.status, row.recovered, row.of) == ("stored outright", "found", wanted, N)
+    assert (row.name, row.status, row.recovered, row.sample_count) == (
+        "stored outright",
+        "found",
+        wanted,
+        N,
+    )
     assert (row.expected_by_chance, result.verdict.recovered) == (0.0, wanted)
     assert row.p_value is not None
     assert row.p_value < 1e-12
     exactly = wanted if exact else 0
     assert f"{exactly} of {N} training samples are stored there bit for bit" in row.reason
-    assert f"of {HELD} held-out samples 0" in row.reason
-    said = f"{wanted} of {N} training samples are stored in the file, 0 by chance."
+    assert f"0 of {HELD} held-out samples are stored there" in row.reason
+    said = f"{wanted} of {N} training samples are stored in the file, 0 expected by chance."
     assert result.verdict.sentence == said
     assert result.verdict.answers[0].answer == "yes"
     assert {answer.answer for answer in result.verdict.answers[1:]} == {"unknown"}

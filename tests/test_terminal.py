@@ -159,7 +159,7 @@ def check(result: AuditResult, capsys: Capture, monkeypatch: pytest.MonkeyPatch)
         assert max(map(len, said[width, explain].splitlines())) <= width
     assert words(said[WIDTH, True]) == words(said[300, True])
     screen = result.screen
-    assert unexplained(" ".join([screen.sentence, screen.next.text, *map(str, screen.facts)])) == []
+    assert unexplained(" ".join([screen.sentence, screen.next.text, *map(str, screen.lines)])) == []
     return len(said[WIDTH, False].splitlines())
 
 
@@ -178,7 +178,7 @@ def test_an_audit_is_one_screen_without_a_broken_name(
     assert whole <= LINES
     assert whole - shown <= OPENING
     if kind == "flat":
-        assert "the mean of the samples (taken from the held-out data)" in " ".join(said.split())
+        assert "the mean of the samples (from the held-out data)" in " ".join(said.split())
         assert "--mean 0.3 --mean-provenance holdout" in said
 
 

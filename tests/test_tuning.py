@@ -17,7 +17,7 @@ from residuum.attacks.run import adapt_to_surface as configured_on
 from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.power import ControlSize, PositiveControls
 from residuum.auditing.request import AuditRequest
-from residuum.auditing.schedule import selected_attacks
+from residuum.auditing.schedule import select_attacks
 from residuum.auditing.verdict import MOMENT_ATTACKED, Checks, decide
 from residuum.cli.main import main
 from residuum.errors import CheckpointError, InputError
@@ -152,7 +152,7 @@ def test_one_surface_can_be_asked_for(folder: Path, tmp_path: Path, capsys: Capt
     ran = {row["name"]: row["surface"] for row in printed(capsys)["attacks"] if row["ran"]}
     assert ran == {"moment": "moment", "unmix-moment": "moment"}
     with pytest.raises(InputError, match="--surface change needs initial weights"):
-        selected_attacks(AuditRequest(surface="change"), rs.Knowledge())
+        select_attacks(AuditRequest(surface="change"), rs.Knowledge())
     file = str(folder / "all-saved.pt")
     there = add_stored_knowledge(
         open_release(file), rs.load_checkpoint(file), rs.Knowledge(theta0={})

@@ -219,7 +219,7 @@ def test_an_audit_of_a_patch_network_says_that_it_left_unmix_out_and_goes_on() -
     assert [row.name for row in found.attacks if row.ran] == ["binary-kkt"]
     (said,) = (row for row in found.applies if row.what == "unmix")
     assert said.status == "not tried"
-    assert "patches" in said.why
+    assert "patches" in said.reason
 
 
 def test_a_patch_embedding_by_reshaping_is_not_taken_for_a_layer_on_the_input() -> None:

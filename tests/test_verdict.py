@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import residuum as rs
 from residuum.attacks import Auto, attack
 from residuum.auditing.conditions import QUANTITIES, Comparison, exit_code, read_conditions
-from residuum.auditing.controls import Claim
+from residuum.auditing.controls import SampleSets
 from residuum.auditing.durations import duration, seconds_of
 from residuum.auditing.outcomes import (
     CLASS_LEVEL,
@@ -237,7 +237,7 @@ def test_the_first_row_that_holds_decides() -> None:
 
 def test_records_that_cannot_be_counted_are_a_leak() -> None:
     """A damaged array of records has no number of rows."""
-    row = stored(candidates=0, recovered=None, of=None, expected_by_chance=None)
+    row = stored(candidates=0, recovered=None, sample_count=None, expected_by_chance=None)
     verdict = decide(None, (row,), why_not_compared="no samples")
     assert (verdict.outcome, verdict.grade, verdict.exit_code) == (LEAK, VERBATIM, 1)
     assert verdict.headline == "Leak found: stored records"
@@ -254,11 +254,11 @@ OPEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "left-out restarts": (
         {"attacks": (ran(unfinished="3 of 8 restarts ran"),)},
-        "the budget left out a part of binary-kkt: 3 of 8 restarts ran",
+        "the budget was too small for all work of binary-kkt: 3 of 8 restarts ran",
     ),
     "left-out attack": (
         {"attacks": (ran(), ran(name="ntk", ran=False, unfinished="a restart takes 1h"))},
-        "the budget left out a part of ntk: a restart takes 1h",
+        "the budget was too small for all work of ntk: a restart takes 1h",
     ),
     "clock": (
         {"checks": SOUND.replace(stopped="the clock stopped the audit after 13s")},
@@ -269,7 +269,7 @@ OPEN: dict[str, tuple[dict[str, Any], str]] = {
             "found": findings(set_aside_matches=(4,)),
             "checks": SOUND.replace(set_aside=(4, 9)),
         },
-        "1 of the 2 samples that were not judged, because the held-out set holds them too, matches a "
+        "1 of the 2 samples that were not judged, because they also occur in the held-out set, matches a "
         "reconstruction (rows 4)",
     ),
     "optimizer state": ({"attacks": (ran(), ran(surface="moment"))}, MOMENT_ATTACKED),
@@ -466,9 +466,9 @@ def test_a_significant_baseline_is_named_and_decides_nothing() -> None:
             if p_value is not None and p_value <= 0.01:
                 (line,) = added
                 assert line.startswith(
-                    "the baseline first-layer-weights matches 5 samples (0.28 by chance, p"
+                    "the baseline first-layer-weights matches 5 samples (0.28 expected by chance, p"
                 )
-                assert "decides nothing" in line
+                assert "does not enter the verdict" in line
             else:
                 assert added == []
 
@@ -477,7 +477,7 @@ def test_a_test_that_rejects_only_by_itself_is_named() -> None:
     alone = survivor(name="ntk", adjusted=0.03)
     verdict = decide(findings(), (ran(), alone), SOUND, membership())
     assert verdict.outcome == NO_LEAK_FOUND
-    line = "ntk matches 3 samples (0.2 by chance, p < 0.001) by itself, but not over all tests"
+    line = "ntk matches 3 samples (0.2 expected by chance, p < 0.001) by itself, but not over all tests"
     assert line in verdict.reasons
 
 
@@ -511,7 +511,7 @@ def test_assumptions_and_facts_that_nobody_checked_are_printed_and_decide_nothin
     text = "nothing shows that the network was trained on these samples"
     for p, ending in (
         (None, ": there are no labels or samples to compare its losses with"),
-        (0.02, ": its losses do not tell them from held-out samples (p = 0.02)"),
+        (0.02, ": its losses on them do not differ from those on held-out samples (p = 0.02)"),
     ):
         checks = SOUND.replace(told_apart=p)
         assert checks.unproven == (text + ending,)
@@ -590,7 +590,7 @@ def test_an_answer_no_has_the_power_and_an_answer_yes_has_not() -> None:
             "2 of 20 training samples are named at a false discovery rate of 5%. A finding needs 3",
         ),
         (
-            (None, (stored(recovered=None, of=None),), Checks(), None),
+            (None, (stored(recovered=None, sample_count=None),), Checks(), None),
             {"why_not_compared": "no samples"},
             (YES, UNKNOWN, UNKNOWN),
             "The file stores 20 records (KDTree at data).",
@@ -599,13 +599,13 @@ def test_an_answer_no_has_the_power_and_an_answer_yes_has_not() -> None:
             (None, (stored(recovered=None, decides=False),), Checks(), None),
             {"why_not_compared": "no samples"},
             (UNKNOWN, UNKNOWN, UNKNOWN),
-            "nothing shows whether they are training records",
+            "we cannot tell whether they are training records",
         ),
         (
             (findings(), (stored(recovered=0), ran()), SOUND, membership()),
             {},
             (YES, NO, NO),
-            "none of which is one of the given training samples",
+            "none of which is one of your training samples",
         ),
     ],
 )
@@ -676,12 +676,14 @@ def test_the_wording_of_every_outcome() -> None:
     leak = decide(few, (survivor(),), SOUND, membership())
     assert leak.headline == "Leak found: 2 near-copies, 4 resemblances"
     assert leak.sentence == (
-        "6 of 20 training samples were reconstructed (2 near-copies, 4 resemblances; 0.2 by chance, "
+        "6 of 20 training samples were reconstructed (2 near-copies, 4 resemblances; 0.2 expected by chance, "
         "p = 0.001)."
     )
     partial = decide(few, (survivor(),), SOUND.replace(set_aside=(4, 9)), membership())
     assert partial.headline.endswith("(2 of 22 samples were not judged)")
-    assert partial.sentence.endswith("What was not judged also occurs in the held-out set.")
+    assert partial.sentence.endswith(
+        "Training samples that were not judged also occur in the held-out set."
+    )
     assert partial.replace(not_judged=1).coverage == "1 of 21 samples was not judged"
     below = decide(findings(), (ran(),), SOUND, membership(3), limit=NEAR_COPY)
     assert below.headline == "Leak found, below your limit (near-copy): 3 named members"
@@ -876,7 +878,7 @@ def reconstruction() -> Reconstruction:
 
 def judged(reconstruction: Reconstruction, train: Dataset, holdout: Dataset) -> Verdict:
     pools = {reconstruction.attack: all_candidates(reconstruction)}
-    tests, _ = run_tests(pools, Claim(train, holdout), 0, 500, math.inf)
+    tests, _ = run_tests(pools, SampleSets(train, holdout), 0, 500, math.inf)
     return decide(findings_of(tests, len(train)), ())
 
 

@@ -63,7 +63,7 @@ def survivor(**changes: Any) -> AttackOutcome:
 def stored(**changes: Any) -> AttackOutcome:
     """The row of a file that stores all training samples."""
     row = AttackOutcome("stored outright", True, True, True, "KDTree at data", surface=STORED)
-    figures = {"candidates": RECORDS, "recovered": RECORDS, "of": RECORDS}
+    figures = {"candidates": RECORDS, "recovered": RECORDS, "sample_count": RECORDS}
     return row.replace(expected_by_chance=0.0, **figures).replace(**changes)
 
 

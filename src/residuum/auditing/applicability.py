@@ -1,7 +1,7 @@
-"""What applies to a network, what was tried, what was not, and why.
+"""What was measured of a network, what was tried, what was not, and why.
 
-One table in the terminal, the report, ``result.json`` and a dry run. Facts that were measured come first,
-because the reasons below rest on them.
+Terminal, report, ``result.json`` and dry run show the same table. Measured facts come first, because the
+reasons below rest on them.
 """
 
 from __future__ import annotations
@@ -19,81 +19,114 @@ from residuum.stationarity import by_layer, moved_layers
 from residuum.surfaces.inspection import Inspection
 
 MEASURED, TRIED, NOT_TRIED, PLANNED = "measured", "tried", "not tried", "to be tried"
-MOST_NAMED = 6  # layers: a row of the table is one line or two
+MAX_NAMED = 6  # layers in a row of the table, which takes one line or two
 
 
 @dataclass(frozen=True, eq=False)
 class Applies(Record):
-    """One row: a fact that was measured, or something that was tried or not, and why."""
+    """One row: a fact that was measured, or something that was tried or not, and the reason.
+
+    Attributes:
+        what: What the row is about.
+        status: "measured", "tried", "not tried" or "to be tried".
+        reason: What was measured, or why it was tried or not.
+    """
 
     what: str
     status: str
-    why: str
+    reason: str
 
 
-def facts(
-    checkpoint: Network, inspection: Inspection, knowledge: Knowledge, fit: Fit | None
+def describe_network(
+    network: Network, inspection: Inspection, knowledge: Knowledge, fit: Fit | None
 ) -> tuple[Applies, ...]:
-    """What the network is, by running it."""
-    arch, order = checkpoint.architecture, inspection.homogeneity_order
-    kept = checkpoint.live is not None
+    """Return the measured properties of the network that decide which attacks apply.
+
+    Args:
+        network: The network.
+        inspection: What was measured from its weights.
+        knowledge: What the attacker knows.
+        fit: How well the network fits the samples, None without samples.
+
+    Returns:
+        One row per property.
+    """
+    arch, order = network.architecture, inspection.homogeneity_order
+    is_live = network.live is not None
     rows = {
-        "network": "kept as given: its forward is run by automatic differentiation"
-        if kept
-        else f"read as {checkpoint.arch}",
-        "homogeneity": "none: weights scaled by 0.7 to 1.4 do not scale the outputs by a power, so the KKT "
-        "theorem does not cover it; published attacks still worked"
+        "network": "kept as a live module, whose forward is run by automatic differentiation"
+        if is_live
+        else f"read as {network.arch}",
+        "homogeneity": "none. If the weights are scaled by 0.7 to 1.4, the outputs do not scale by a power. "
+        "The KKT theorem does not cover this network, but published attacks still worked on such networks"
         if order is None
-        else f"order {order:g}: weights scaled by 0.7 to 1.4 scale the outputs so; the KKT theorem covers it",
-        "layer on the input": _first(checkpoint, knowledge),
-        "layers that moved": _moved(checkpoint, knowledge),
-        "outputs": f"{arch.outputs}, taken as {checkpoint.inferred_task}"
+        else f"order {order:g}. If the weights are scaled by 0.7 to 1.4, the outputs scale by this power. "
+        "The KKT theorem covers this network",
+        "layer on the input": _first_layer(network, knowledge),
+        "layers that moved": _moved_layers(network, knowledge),
+        "outputs": f"{arch.outputs}, read as {network.inferred_task}"
         + ("" if fit is None else f"; {fit.line}"),
     }
-    return tuple(Applies(what, MEASURED, why) for what, why in rows.items())
+    return tuple(Applies(what, MEASURED, text) for what, text in rows.items())
 
 
-def _first(checkpoint: Network, knowledge: Knowledge) -> str:
-    model, sample = checkpoint.module, checkpoint.sample_shape(knowledge)
-    name, shape, whole = find_input_layer(model, sample)
+def _first_layer(network: Network, knowledge: Knowledge) -> str:
+    model, sample = network.module, network.sample_shape(knowledge)
+    name, shape, sees_whole_sample = find_input_layer(model, sample)
     if not name:
-        said = "none is dense on the samples or on patches of them: its rows are no mixtures of samples"
+        text = "none is dense on the samples or on patches of them, so its rows are no mixtures of samples"
         name, shape = find_dense_layer(model, sample)
         maps = "x".join(map(str, shape))
-        return f"{said}; behind the trunk {name} is given features {maps}" if name else said
-    what = (
-        "dense: its rows are mixtures of samples"
-        if whole
-        else f"on patches {shape}: its rows mix those"
-    )
-    return f"{name}, {what}"
+        return (
+            f"{text}. Behind the backbone, {name} receives features of shape {maps}"
+            if name
+            else text
+        )
+    if sees_whole_sample:
+        return f"{name}, dense: its rows are mixtures of samples"
+    return f"{name}, on patches {shape}: its rows are mixtures of patches"
 
 
-def _moved(checkpoint: Network, knowledge: Knowledge) -> str:
+def _moved_layers(network: Network, knowledge: Knowledge) -> str:
     if knowledge.theta0 is None:
-        return "not known: no start was granted (--init)"
-    moved, every = moved_layers(checkpoint.theta, knowledge.theta0), by_layer(checkpoint.theta)
-    few = ", ".join(moved[:MOST_NAMED]) + (", ..." if len(moved) > MOST_NAMED else "")
-    return f"{len(moved)} of {len(every)}" + (f": {few}" if moved else "")
+        return "unknown, because the attacker does not know the initial weights (--init)"
+    moved, layers = moved_layers(network.theta, knowledge.theta0), by_layer(network.theta)
+    names = ", ".join(moved[:MAX_NAMED]) + (", ..." if len(moved) > MAX_NAMED else "")
+    return f"{len(moved)} of {len(layers)}" + (f": {names}" if moved else "")
 
 
-def tried(rows: Iterable[AttackOutcome], run: str = TRIED) -> tuple[Applies, ...]:
-    """Every attack, those that run first; run: what is said of these."""
+def list_attacks(rows: Iterable[AttackOutcome], status: str = TRIED) -> tuple[Applies, ...]:
+    """Return one row per attack, first those that ran.
+
+    Args:
+        rows: The outcomes of the attacks.
+        status: Status of the attacks that ran.
+
+    Returns:
+        The rows with the reason why each attack ran or not.
+    """
     ordered = sorted(rows, key=lambda row: not row.ran)
-    return tuple(Applies(row.name, run if row.ran else NOT_TRIED, row.reason) for row in ordered)
+    return tuple(Applies(row.name, status if row.ran else NOT_TRIED, row.reason) for row in ordered)
 
 
-def others(**why_not: str) -> tuple[Applies, ...]:
-    """Everything else of an audit, by name: why it was not tried, "" where it was."""
+def list_other_checks(**reasons: str) -> tuple[Applies, ...]:
+    """Return one row for each check that is no attack.
+
+    Args:
+        **reasons: By name of the check: why it was not tried, "" if it was tried.
+
+    Returns:
+        The rows.
+    """
     return tuple(
-        Applies(name.replace("_", " "), NOT_TRIED if why else TRIED, why or BESIDE[name])
-        for name, why in why_not.items()
+        Applies(name.replace("_", " "), NOT_TRIED if reason else TRIED, reason or PURPOSES[name])
+        for name, reason in reasons.items()
     )
 
 
-BESIDE = {
+PURPOSES = {
     "membership": "whether activation boundaries pass through training samples",
-    "exposure": "which samples are at risk, by weights and data; it decides nothing",
-    "certificate": "how near the weights are to a KKT point of the samples",
-    "uniqueness": "what other training sets keep of the candidates",
+    "exposure": "which samples are at risk, by weights and data. It does not enter the verdict",
+    "certificate": "how close the weights are to a KKT point of the samples",
+    "uniqueness": "which values of the candidates other training sets share",
 }

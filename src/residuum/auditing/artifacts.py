@@ -27,7 +27,7 @@ SCORES, CERTIFICATE = "scores.json", "certificate.json"
 REPORT, SARIF, CARD = "report.html", "report.sarif", "model_card.md"
 AUDIT, KNOWLEDGE, MODEL = "audit.safetensors", "knowledge.safetensors", "model.safetensors"
 DAMAGED = "{!r} must be the folder of a finished audit; its {} is missing or damaged."
-WRITE_ONE = "Write one with residuum audit CHECKPOINT --out RUN."
+RUN_AUDIT = "Run residuum audit CHECKPOINT --out RUN."
 RESULT, MAIN = "result.json", "reconstruction.safetensors"
 
 
@@ -42,20 +42,19 @@ def write_artifacts(
 ) -> dict[str, Any]:
     """Write every file of a finished audit, ``result.json`` last.
 
+    A file that cannot be written raises an ``OutputError``.
+
     Args:
         out: The folder, which exists.
         result: The result.
-        request: What identifies the audit if it is asked for again.
-        sources: Files that were read, for ``config.toml``. Without a checkpoint among them the weights are
-            kept in the folder.
+        request: What identifies the audit if the same audit is started again.
+        sources: Files that were read, for ``config.toml``. Without a checkpoint among them, the weights are
+            written to the folder.
         file: The checkpoint as the user named it, for SARIF.
         blur: Blur the images of the report until the reader asks for them.
 
     Returns:
-        What ``result.json`` says.
-
-    Raises:
-        OutputError: If a file cannot be written.
+        The content of ``result.json``.
     """
     written = []
     for i, reconstruction in enumerate(result.reconstructions):
@@ -68,7 +67,7 @@ def write_artifacts(
         save_checkpoint(result.checkpoint, out / MODEL)
         sources, written = {**sources, "checkpoint": MODEL}, [*written, MODEL]
         result.hashes.setdefault("checkpoint", sha256(out / MODEL))
-    made = {"seed": result.settings["seed"], "sha256": result.hashes, "created": result.created}
+    origin = {"seed": result.settings["seed"], "sha256": result.hashes, "created": result.created}
     certificates = {
         "of": result.certificate_of,
         "kkt": _plain(result.certificate),
@@ -81,7 +80,7 @@ def write_artifacts(
         CONFIG: _config(result, sources),
         REPORT: render(result, blur=blur),
         CARD: model_card(result),
-        ENVIRONMENT: _json({**result.environment, **made}),
+        ENVIRONMENT: _json({**result.environment, **origin}),
         SCORES: _json(_scores(result)),
         CERTIFICATE: _json(certificates),
         SARIF: _json(sarif(result.verdict, file=file, **scanned)),
@@ -96,35 +95,40 @@ def write_artifacts(
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """What ``result.json`` of a finished audit says."""
+    """Return the content of ``result.json`` of a finished audit."""
     try:
         values: dict[str, Any] = json.loads((path / RESULT).read_text())
     except (OSError, ValueError, RecursionError) as problem:
-        raise InputError(DAMAGED.format(str(path), RESULT), WRITE_ONE) from problem
+        raise InputError(DAMAGED.format(str(path), RESULT), RUN_AUDIT) from problem
     schema = values.get("schema_version") if isinstance(values, dict) else None
     if isinstance(schema, str) and schema != SCHEMA_VERSION:
         raise InputError(
             f"{str(path)!r} holds an audit of schema version {schema[:20]}; this version of residuum reads "
             f"{SCHEMA_VERSION}.",
-            "Audit the file again.",
+            "Run the audit again.",
         )
     try:
         published_form(PublishedAudit).model_validate(values)
         return values
     except (ValueError, RecursionError) as problem:
-        raise InputError(DAMAGED.format(str(path), RESULT), WRITE_ONE) from problem
+        raise InputError(DAMAGED.format(str(path), RESULT), RUN_AUDIT) from problem
 
 
-def load_parts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
-    """The record's file and the reconstructions of a finished audit, known to be as written."""
+def load_artifacts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
+    """Return the file of the record and the reconstructions of a finished audit, checked by their hashes."""
     hashes = read_result(path)["artifacts"]
     names = sorted(name for name in hashes if name.startswith("reconstruction"))
     for name in (AUDIT, *names):
         if Path(name).name != name or not (path / name).is_file():
-            raise InputError(f"{str(path)!r} lacks {name[:60]!r}.", "Audit again.")
+            raise InputError(
+                f"The folder of a finished audit must be complete; {str(path)!r} lacks {name[:60]!r}.",
+                "Run the audit again.",
+            )
         if sha256(path / name) != hashes.get(name):
-            said = f"{name!r} in {str(path)!r} has changed since the audit wrote it."
-            raise InputError(said, "Audit again.")
+            raise InputError(
+                f"{name!r} in {str(path)!r} has changed since the audit wrote it.",
+                "Run the audit again.",
+            )
     order = [MAIN, *(name for name in names if name != MAIN)] if MAIN in names else names
     return path / AUDIT, tuple(Reconstruction.load(path / name) for name in order)
 

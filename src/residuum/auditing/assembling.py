@@ -12,7 +12,12 @@ from torch import Tensor
 
 from residuum import plugins
 from residuum.attacks import every_attack
-from residuum.auditing.applicability import Applies, facts, others, tried
+from residuum.auditing.applicability import (
+    Applies,
+    describe_network,
+    list_attacks,
+    list_other_checks,
+)
 from residuum.auditing.case import Case
 from residuum.auditing.result import SUITE, AuditResult
 from residuum.auditing.stages import NO_NETWORK, certificates_or_reason
@@ -26,54 +31,60 @@ from residuum.surfaces.inspection import Inspection
 if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
-MOVED = "layers that moved"  # a row of ``facts``
-MAX_SHOWN = 300  # records that the report is given: a page shows fewer
+MOVED = "layers that moved"  # a row of ``describe_network``
+MAX_RECORDS = 300  # stored records that the report receives. A page shows fewer
 
 
 def assemble_result(audit: Audit) -> AuditResult:
     """Return the result of an audit whose stages have run, with its verdict."""
-    return _of_records(audit) if audit.case.network is None else _of_network(audit)
+    return (
+        _assemble_for_records(audit) if audit.case.network is None else _assemble_for_network(audit)
+    )
 
 
-def measured_facts(case: Case) -> tuple[Applies, ...]:
-    """Return what was measured of the audited network, with moved layers counted in the whole network."""
-    rows = facts(case.audited, case.inspection, case.knowledge, case.fit)
-    if case.head is None or case.whole is None:
+def describe_case(case: Case) -> tuple[Applies, ...]:
+    """Return the measured properties of the audited network. Moved layers are those of the full network."""
+    rows = describe_network(case.audited, case.inspection, case.knowledge, case.fit)
+    if case.head is None or case.full_inputs is None:
         return rows
-    whole = facts(case.whole.network, case.inspection, case.whole.knowledge, case.fit)
-    return tuple(w if row.what == MOVED else row for row, w in zip(rows, whole, strict=True))
+    all_rows = describe_network(
+        case.full_inputs.network, case.inspection, case.full_inputs.knowledge, case.fit
+    )
+    return tuple(
+        full if row.what == MOVED else row for row, full in zip(rows, all_rows, strict=True)
+    )
 
 
-def _of_network(audit: Audit) -> AuditResult:
+def _assemble_for_network(audit: Audit) -> AuditResult:
     case, request, checks, scores = audit.case, audit.request, audit.checks, audit.scores
-    assert case.whole is not None
+    assert case.full_inputs is not None
     network, results = case.audited, audit.attacks
     certificates = certificates_or_reason(audit)
     through_head = () if case.head is None else (case.head.note,)
     findings = None if scores is None else scores.findings
     verdict = audit.verdict((*through_head, *network.assumptions))
     attacks = every_attack()
-    taken_for_granted = [
+    attack_assumptions = [
         attacks[row.name].assumes for row in audit.outcomes if row.ran and row.name in attacks
     ]
     shown_scores = None if scores is None else scores.scores
     subsets = request.subsets
     if shown_scores is not None and shown_scores.subsets:
         subsets = shown_scores.subsets
-    settings = {**_settings(audit), "subsets": subsets, "arch": case.whole.network.arch}
+    settings = {**_settings(audit), "subsets": subsets, "arch": case.full_inputs.network.arch}
     return AuditResult(
         subject=_subject(audit, network.arch),
         created=_now(),
         verdict=verdict,
         checkpoint=network,
         inspection=case.inspection,
-        knowledge=case.whole.knowledge,
+        knowledge=case.full_inputs.knowledge,
         attacks=audit.outcomes,
         reconstructions=results.reconstructions,
         batches=results.batches,
         seconds=dict(audit.seconds),
         findings=findings,
-        shown="" if scores is None else scores.shown,
+        displayed_attack="" if scores is None else scores.displayed_attack,
         scores=shown_scores,
         selected=None if scores is None else scores.selected,
         evidence=None if scores is None else scores.evidence,
@@ -86,7 +97,7 @@ def _of_network(audit: Audit) -> AuditResult:
         hashes=dict(case.sources.hashes),
         assumptions=(
             *assumptions(network, case.inspection),
-            *dict.fromkeys(filter(None, taken_for_granted)),
+            *dict.fromkeys(filter(None, attack_assumptions)),
         ),
         limitations=limitations(verdict, shown_scores, case.knowledge),
         suite=SUITE,
@@ -96,9 +107,9 @@ def _of_network(audit: Audit) -> AuditResult:
         membership=audit.membership,
         exposure=audit.exposure,
         applies=(
-            *measured_facts(case),
-            *tried(audit.outcomes),
-            *others(
+            *describe_case(case),
+            *list_attacks(audit.outcomes),
+            *list_other_checks(
                 membership=_why_no_membership(audit),
                 exposure="" if audit.exposure else audit.skipped["exposure"],
                 certificate="" if certificates.certificate else certificates.certificate_of,
@@ -121,8 +132,8 @@ def _of_network(audit: Audit) -> AuditResult:
     )
 
 
-def _of_records(audit: Audit) -> AuditResult:
-    """Return the result for a file that is no network: what it stores, and nothing else to try."""
+def _assemble_for_records(audit: Audit) -> AuditResult:
+    """Return the result for a file that holds records and no network."""
     case, row = audit.case, audit.stored_records
     assert case.stored is not None
     assert row is not None
@@ -146,7 +157,7 @@ def _of_records(audit: Audit) -> AuditResult:
         environment=environment(audit.request.device),
         hashes=dict(case.sources.hashes),
         limitations=limitations(verdict, None, case.knowledge)[:1],
-        applies=tried((row,)),
+        applies=list_attacks((row,)),
         suite=SUITE,
         notes=(*case.stored.notes, case.stored.arrays[0].finding.remedy),
         files=_files(audit),
@@ -158,7 +169,7 @@ def _now() -> str:
 
 
 def _subject(audit: Audit, name: str) -> str:
-    """Return the name of the file if the audit wrote a folder, else what the model is."""
+    """Return the name of the file if the audit wrote a folder, otherwise the kind of the model."""
     path = audit.case.sources.paths.get("checkpoint")
     return path.name if path is not None and audit.store.path is not None else name
 
@@ -178,8 +189,8 @@ def _files(audit: Audit) -> dict[str, str]:
 
 
 def _notes_of_samples(audit: Audit) -> tuple[str, ...]:
-    whole = audit.case.whole
-    return () if whole is None or whole.train is None else whole.train.notes
+    inputs = audit.case.full_inputs
+    return () if inputs is None or inputs.train is None else inputs.train.notes
 
 
 def _fit_notes(audit: Audit) -> tuple[str, ...]:
@@ -188,7 +199,7 @@ def _fit_notes(audit: Audit) -> tuple[str, ...]:
 
 def _failed_plugins(audit: Audit) -> tuple[str, ...]:
     names = ", ".join(audit.attacks.failed)
-    return (f"Parts of other packages failed and say nothing: {names}.",) if names else ()
+    return (f"Plug-ins that failed and have no result: {names}.",) if names else ()
 
 
 def _notes(audit: Audit) -> list[str]:
@@ -224,7 +235,7 @@ def _empty_inspection(name: str, shape: tuple[int, ...]) -> Inspection:
 
 
 def _record_shape(width: int, knowledge: Knowledge, train: Dataset | None) -> tuple[int, ...]:
-    """Return the shape of one record: known to the attacker, as the samples have it, or flat."""
+    """Return the shape of one record: known to the attacker, or that of the samples, or flat."""
     shapes = (knowledge.shape, None if train is None else train.shape)
     return next((tuple(s) for s in shapes if s and math.prod(s) == width), (width,))
 
@@ -233,7 +244,7 @@ def _as_reconstruction(
     records: Tensor, shape: tuple[int, ...], knowledge: Knowledge
 ) -> Reconstruction:
     """Return the first stored records as a reconstruction, so that the report shows them."""
-    x = records[:MAX_SHOWN].double().reshape(-1, *shape)
+    x = records[:MAX_RECORDS].double().reshape(-1, *shape)
     ones, index = torch.ones(len(x), dtype=x.dtype), torch.arange(len(x))
     support, labels = index.new_ones(len(x)), torch.zeros_like(ones)
     selection = Selection(x, labels, ones, support, support, ones, torch.zeros(len(x), 5), index)

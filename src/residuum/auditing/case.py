@@ -1,8 +1,8 @@
 """The case of an audit: network, samples and attacker knowledge, loaded and checked against each other.
 
-An audit, a dry run and a positive control all start from a :class:`Case`. Loading follows one order:
-samples, release, network, knowledge, task, form of the samples, fit. A dry run collects all problems
-(:class:`Obstacles`), an audit stops at the first.
+An audit and a dry run both start from a :class:`Case`. The inputs are loaded in this order: samples, release,
+network, knowledge, task, form of the samples, fit. A dry run collects all problems (:class:`Obstacles`). An
+audit stops at the first problem.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from residuum.auditing.controls import Claim, without_repeats
+from residuum.auditing.controls import SampleSets, set_aside_repeats
 from residuum.auditing.inputs import (
     Fit,
+    adapt_samples,
     as_knowledge,
-    check_fit,
-    fit_of,
-    scale_notes,
-    shape_for,
-    suited,
-    task_of,
-    with_source_of_mean,
+    check_inputs,
+    check_scales,
+    infer_sample_shape,
+    measure_fit,
+    name_source_of_mean,
+    resolve_task,
 )
 from residuum.auditing.request import AuditRequest
 from residuum.auditing.stored_records import StoredRecords, find_records
@@ -47,7 +47,7 @@ from residuum.surfaces.surface import resolve_surface
 
 T = TypeVar("T")
 P = ParamSpec("P")
-# Facts that the command line passes as text. The others are values of Python.
+# Facts that the command line passes as text. All other facts are Python values.
 TEXT_FACTS = ("shape", "value_range", "mean", "label_balance")
 FILE_FACTS = ("init", "mean_provenance")
 Model = Network | nn.Module | Mapping[str, Tensor] | str | Path | Release | Any
@@ -55,10 +55,10 @@ Model = Network | nn.Module | Mapping[str, Tensor] | str | Path | Release | Any
 
 @dataclass(frozen=True)
 class Sources:
-    """Where the inputs of an audit come from.
+    """Files and hashes of the inputs of an audit.
 
     Attributes:
-        paths: Place of every input that was read from a file: checkpoint, data, holdout, base.
+        paths: Path of every input that was read from a file: checkpoint, data, holdout, base.
         hashes: SHA-256 of the files of checkpoint, data and holdout.
         digests: Hash of the content of every input that is not a file.
     """
@@ -70,7 +70,7 @@ class Sources:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The network as it was read, and what belongs to it.
+    """The network as it was read, with its samples and the attacker's knowledge.
 
     Attributes:
         network: The network.
@@ -97,7 +97,7 @@ class Case:
         holdout: Samples that the network never saw.
         release: The release that was read, None for a live model.
         stored: The records that the release stores, None if it stores none.
-        whole: The inputs before ``head`` was cut off, None if the release holds no network.
+        full_inputs: The inputs before ``head`` was cut off, None if the release holds no network.
         head: The trained layers above frozen ones, None if all layers are attacked.
         warnings: Contradictions between the inputs.
         sources: Files and hashes of the inputs.
@@ -109,20 +109,20 @@ class Case:
     holdout: Dataset | None = None
     release: Release | None = None
     stored: StoredRecords | None = None
-    whole: Inputs | None = None
+    full_inputs: Inputs | None = None
     head: Head | None = None
     warnings: tuple[str, ...] = ()
     sources: Sources = Sources()
 
     @property
     def audited(self) -> Network:
-        """The network with its weights as they were read, if there is one."""
+        """The network with its weights as they were read. It must exist."""
         assert self.network is not None
         return self.network
 
     @cached_property
     def attacked(self) -> Network:
-        """The network that attacks work on: the canonical form, if that is allowed.
+        """The network that attacks work on, in canonical form if the knowledge allows it.
 
         It computes the same function as ``audited``. Multipliers of reconstructions belong to its weights.
         """
@@ -130,32 +130,32 @@ class Case:
 
     @property
     def rescaling_notes(self) -> tuple[str, ...]:
-        """What was done to the network before the attacks."""
+        """Changes that were made to the network before the attacks."""
         return self.attacked.assumptions[len(self.audited.assumptions) :]
 
     @cached_property
-    def compared(self) -> Claim | None:
+    def balanced_sets(self) -> SampleSets | None:
         """Training and held-out samples for the tests of the attacks.
 
-        These tests need at least as many held-out samples as training samples. If there are fewer, a random
-        part of the training samples is compared.
+        These tests need at least as many held-out samples as training samples. If there are fewer held-out
+        samples, a random subset of the training samples is compared.
         """
-        claim = self.comparison
-        if claim is None or claim.pool is None or len(claim.pool) >= len(claim.train):
-            return claim
+        sets = self.sample_sets
+        if sets is None or sets.holdout is None or len(sets.holdout) >= len(sets.train):
+            return sets
         generator = torch.Generator().manual_seed(0)
         rows = (
-            torch.randperm(len(claim.train), generator=generator)[: len(claim.pool)].sort().values
+            torch.randperm(len(sets.train), generator=generator)[: len(sets.holdout)].sort().values
         )
-        note = f"Attacks were compared with a random {len(rows)} of {len(claim.train)} training samples"
+        note = (
+            f"Attacks were compared with a random {len(rows)} of {len(sets.train)} training samples"
+        )
         reason = "because there are no more held-out samples"
-        return replace(
-            claim, train=claim.train.take(rows), notes=(*claim.notes, f"{note}, {reason}")
-        )
+        return replace(sets, train=sets.train.take(rows), notes=(*sets.notes, f"{note}, {reason}"))
 
     @cached_property
     def inspection(self) -> Inspection:
-        """Facts about the network, measured without data."""
+        """What was measured from the weights without data."""
         return inspect_network(self.audited)
 
     @cached_property
@@ -163,12 +163,12 @@ class Case:
         """How well the network fits the samples, None without a network or training samples."""
         if self.network is None:
             return None
-        return fit_of(self.audited, self.train, self.holdout, self.audited.task)
+        return measure_fit(self.audited, self.train, self.holdout, self.audited.task)
 
     @cached_property
-    def comparison(self) -> Claim | None:
-        """The training and held-out sets without repeated samples, None without training samples."""
-        return None if self.train is None else without_repeats(self.train, self.holdout)
+    def sample_sets(self) -> SampleSets | None:
+        """Training and held-out samples without repeated samples, None without training samples."""
+        return None if self.train is None else set_aside_repeats(self.train, self.holdout)
 
 
 class Obstacles:
@@ -179,7 +179,16 @@ class Obstacles:
         self.exit_code = 0
 
     def attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return the result of ``work``, or None if it raises; keep the message of the error."""
+        """Call a function and collect its error.
+
+        Args:
+            work: The function.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            The result, None if the function raised a ``ResiduumError``.
+        """
         try:
             return work(*args, **kwargs)
         except ResiduumError as problem:
@@ -190,10 +199,19 @@ class Obstacles:
 
 
 class StopAtFirst(Obstacles):
-    """No collection: the first problem stops the audit."""
+    """Raise the first problem instead of collecting it."""
 
     def attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return the result of ``work``."""
+        """Call a function and let its error pass.
+
+        Args:
+            work: The function.
+            *args: Its positional arguments.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            The result.
+        """
         return work(*args, **kwargs)
 
 
@@ -211,6 +229,8 @@ def load_case(
 ) -> Case | None:
     """Load the inputs of an audit and check them against each other.
 
+    An input that cannot be read or does not fit the others raises a ``ResiduumError``.
+
     Args:
         model: A file, a release, or a live model, see ``rs.audit``.
         data: Training samples.
@@ -224,15 +244,12 @@ def load_case(
 
     Returns:
         The case. With ``obstacles``, None if the network or the knowledge cannot be read.
-
-    Raises:
-        ResiduumError: If an input cannot be read or does not fit the others.
     """
     request = request or AuditRequest()
     attempt = (obstacles or StopAtFirst()).attempt
     train, contained = attempt(read_train_and_holdout, data, None) or (None, None)
     _, separate = attempt(read_train_and_holdout, None, holdout) or (None, None)
-    control = contained if separate is None else separate
+    held_out = contained if separate is None else separate
     if isinstance(model, str | Path):
         model, base = resolve_trained_and_base(
             model, None if base is None else str(base), _text(adapter)
@@ -240,73 +257,72 @@ def load_case(
     release = attempt(open_release, model) if isinstance(model, str | Path | Release) else None
     if release is None and isinstance(model, str | Path):
         return None
-    shape = _sample_shape(model, train, control, knowledge)
+    shape = _sample_shape(model, train, held_out, knowledge)
     reader = _Reader(release, request, shape, _text(base), trust_code)
     network_and_records = attempt(reader.read, model)
     if network_and_records is None:
         return None
     network, stored = network_and_records
-    sources = _sources(release, network, model, data, holdout, base, (train, control))
+    sources = _sources(release, network, model, data, holdout, base, (train, held_out))
     if network is None:
-        known = as_knowledge(knowledge) if isinstance(knowledge, Knowledge) else Knowledge()
+        attacker = as_knowledge(knowledge) if isinstance(knowledge, Knowledge) else Knowledge()
         if isinstance(knowledge, Mapping) and knowledge.get("shape") is not None:
-            known = Knowledge(shape=shape_of(knowledge["shape"]))
-        return Case(None, known, train, control, release, stored, sources=sources)
-    granted = attempt(load_knowledge, knowledge, release, network, train, control, _text(base))
-    if granted is None:
+            attacker = Knowledge(shape=shape_of(knowledge["shape"]))
+        return Case(None, attacker, train, held_out, release, stored, sources=sources)
+    loaded = attempt(load_knowledge, knowledge, release, network, train, held_out, _text(base))
+    if loaded is None:
         return None
-    granted = with_source_of_mean(granted, train)
-    network = network.replace(task=task_of(network, request.task).replace("auto", ""))
-    samples = attempt(suited, network, train, control, granted, request.task)
-    train, control = samples or (train, control)
-    attempt(check_fit, network, train, control, request.task)
-    whole = Inputs(network, granted, train, control)
-    case = Case(network, granted, train, control, release, stored, whole, sources=sources)
-    if (head := extract_head(network, granted)) is not None:
+    attacker = name_source_of_mean(loaded, train)
+    network = network.replace(task=resolve_task(network, request.task).replace("auto", ""))
+    samples = attempt(adapt_samples, network, train, held_out, attacker, request.task)
+    train, held_out = samples or (train, held_out)
+    attempt(check_inputs, network, train, held_out, request.task)
+    full_inputs = Inputs(network, attacker, train, held_out)
+    case = Case(network, attacker, train, held_out, release, stored, full_inputs, sources=sources)
+    if (head := extract_head(network, attacker)) is not None:
         case = _behind_frozen_layers(case, head)
-    attempt(_check_surface, request, granted)
-    warnings = attempt(scale_notes, case.train, case.holdout, case.knowledge)
+    attempt(_check_surface, request, attacker)
+    warnings = attempt(check_scales, case.train, case.holdout, case.knowledge)
     return replace(case, warnings=warnings or ())
 
 
 def load_knowledge(
-    given: Knowledge | Mapping[str, Any] | str | Path | None,
+    knowledge: Knowledge | Mapping[str, Any] | str | Path | None,
     release: Release | None,
     network: Network,
     train: Dataset | None,
     holdout: Dataset | None,
     base: str | None,
 ) -> Knowledge:
-    """Return what the attacker knows: the given facts and what the release itself holds.
+    """Return what the attacker knows: the facts that the user names and those in the release.
+
+    A fact that cannot be read or contradicts another fact raises an ``InputError``.
 
     Args:
-        given: The facts as a record, by name (values, or text as on the command line), or a saved file.
+        knowledge: The facts as a record, by name (values, or text as on the command line), or a saved file.
         release: The release that was read, None for a live model.
         network: The network in the release.
         train: Training samples, whose stored mean may be named.
-        holdout: Held-out samples, likewise.
+        holdout: Held-out samples, whose stored mean may be named.
         base: File of the weights before fine-tuning.
 
     Returns:
         The knowledge.
-
-    Raises:
-        InputError: If a fact cannot be read or contradicts another one.
     """
-    if isinstance(given, str | Path):
-        known = read_knowledge(given)
-    elif isinstance(given, Mapping) and release is not None and _is_text(given):
+    if isinstance(knowledge, str | Path):
+        attacker = read_knowledge(knowledge)
+    elif isinstance(knowledge, Mapping) and release is not None and _has_text(knowledge):
         return attacker_knowledge(
-            release, network, **given, base=base, train=train, holdout=holdout
+            release, network, **knowledge, base=base, train=train, holdout=holdout
         )
     else:
-        known = as_knowledge(given)
+        attacker = as_knowledge(knowledge)
     if release is None:
-        return known
-    if base is not None and known.theta0 is None:
+        return attacker
+    if base is not None and attacker.theta0 is None:
         from_base = attacker_knowledge(release, network, base=base).theta0
-        known = known.replace(theta0=from_base)
-    return add_stored_knowledge(release, network, known)
+        attacker = attacker.replace(theta0=from_base)
+    return add_stored_knowledge(release, network, attacker)
 
 
 def shape_of(shape: Any) -> tuple[int, ...] | None:
@@ -315,20 +331,27 @@ def shape_of(shape: Any) -> tuple[int, ...] | None:
 
 
 def identity(case: Case, request: AuditRequest) -> dict[str, Any]:
-    """Return what makes two audits the same: version, settings, contents of the inputs and knowledge.
+    """Return what identifies an audit: version, settings, contents of the inputs and knowledge.
 
-    Paths are not part of it. A run directory refuses to continue another audit.
+    Paths do not belong to it. A run directory refuses to continue an audit with another identity.
+
+    Args:
+        case: The inputs of the audit.
+        request: Its settings.
+
+    Returns:
+        The identity as plain values.
     """
     from importlib.metadata import version
 
     from residuum import plugins
     from residuum.records.knowledge import TENSORS
 
-    plugged = {plugin.name: plugin.version for plugin in plugins.load()}
-    knowledge = case.knowledge if case.whole is None else case.whole.knowledge
+    plugin_versions = {plugin.name: plugin.version for plugin in plugins.load()}
+    knowledge = case.knowledge if case.full_inputs is None else case.full_inputs.knowledge
     return {
         "version": version("residuum"),
-        **({"plugins": plugged} if plugged else {}),
+        **({"plugins": plugin_versions} if plugin_versions else {}),
         **request.model_dump(),
         **{f"{name}_sha256": value for name, value in case.sources.hashes.items()},
         **{f"{name}_digest": value for name, value in case.sources.digests.items()},
@@ -343,17 +366,25 @@ def identity(case: Case, request: AuditRequest) -> dict[str, Any]:
 
 
 def check_hashes(case: Case, expected: Mapping[str, str]) -> None:
-    """Refuse inputs that differ from those that a configuration was written for."""
+    """Refuse inputs that differ from those that a configuration was written for.
+
+    Args:
+        case: The inputs of the audit.
+        expected: SHA-256 by name of the input.
+
+    Raises:
+        InputError: If the hash of an input differs.
+    """
     for name, value in expected.items():
         if case.sources.hashes.get(name, value) != value:
             raise InputError(
-                f"The {name} is not the one that this configuration was written for.",
-                "Name that file, or remove its line under [sha256].",
+                f"The {name} must be the file that this configuration was written for; its SHA-256 differs.",
+                "Pass that file, or remove its line under [sha256].",
             )
 
 
 def _check_surface(request: AuditRequest, knowledge: Knowledge) -> None:
-    """Refuse a surface that the release and the knowledge do not have."""
+    """Refuse an attack surface that does not exist in this release with this knowledge."""
     if request.surface != "all":
         resolve_surface(request.surface, knowledge)
 
@@ -369,11 +400,7 @@ class _Reader:
     trust_code: bool
 
     def read(self, model: Model) -> tuple[Network | None, StoredRecords | None]:
-        """Return the network and the stored records. One of the two may be missing.
-
-        Raises:
-            ResiduumError: If there is neither.
-        """
+        """Return the network and the stored records. Without either, raise a ``ResiduumError``."""
         if self.release is None:
             return as_network(model, self.request.arch, self.shape), None
         stored = find_records(self.release)
@@ -405,10 +432,10 @@ def _behind_frozen_layers(case: Case, head: Head) -> Case:
     )
 
 
-def _is_text(facts: Mapping[str, Any]) -> bool:
-    """Return True if some fact is text that has to be read, as on the command line."""
-    return any(isinstance(facts.get(name), str) for name in TEXT_FACTS) or any(
-        name in facts for name in FILE_FACTS
+def _has_text(knowledge: Mapping[str, Any]) -> bool:
+    """Return True if a fact is text that has to be parsed, as on the command line."""
+    return any(isinstance(knowledge.get(name), str) for name in TEXT_FACTS) or any(
+        name in knowledge for name in FILE_FACTS
     )
 
 
@@ -424,7 +451,7 @@ def _sample_shape(
 ) -> tuple[int, ...] | None:
     """Return the shape of one sample, from the samples or from what the attacker knows."""
     samples = train if train is not None else holdout
-    if (shape := shape_for(model, samples)) is not None:
+    if (shape := infer_sample_shape(model, samples)) is not None:
         return shape
     if isinstance(knowledge, Mapping):
         return shape_of(knowledge.get("shape"))
@@ -440,7 +467,7 @@ def _sources(
     base: str | Path | None,
     samples: tuple[Dataset | None, Dataset | None],
 ) -> Sources:
-    """Return the files of the inputs with their hashes, and digests of the inputs that are no files."""
+    """Return the files of the inputs with their hashes, and digests of all other inputs."""
     paths: dict[str, Path] = {}
     hashes: dict[str, str] = {}
     digests: dict[str, str] = {}
@@ -451,8 +478,8 @@ def _sources(
         digests["checkpoint"] = digest(network.arch, *network.theta.values())
     if base is not None:
         paths["base"] = Path(base)
-    given = {"data": data, "holdout": data if holdout is None else holdout}
-    for (name, source), dataset in zip(given.items(), samples, strict=True):
+    inputs = {"data": data, "holdout": data if holdout is None else holdout}
+    for (name, source), dataset in zip(inputs.items(), samples, strict=True):
         if dataset is None:
             continue
         if isinstance(source, str | Path):

@@ -1,7 +1,8 @@
-"""The two certificates of an audit: KKT residuals, and what other training sets keep of a reconstruction.
+"""The two certificates of an audit: KKT residuals, and the uniqueness of a reconstruction.
 
-With training samples, the KKT certificate is of the samples. Without, it is of the candidates of the best
-restart. Both are of the network as it was attacked (``Case.attacked``), to whose weights multipliers belong.
+With training samples, the KKT certificate is computed for the samples. Without them, it is computed for the
+candidates of the best restart. Both certificates use the network that was attacked (``Case.attacked``),
+because multipliers belong to its weights.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ from residuum.theory.uniqueness import uniqueness
 
 TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
 NOT_CONVERGED = "no restart converged to candidates that could be certified"
-MAX_SAMPLES = 500  # of a KKT certificate: its multipliers are a problem in as many unknowns
-MAX_BYTES = 2 << 30  # of its gradients
-MAX_SECONDS = 5.0  # of each certificate: it ends with the bounds that it has reached
-# Of a uniqueness certificate: candidates, and values in them, that a share of the budget is enough for.
+MAX_SAMPLES = 500  # of a KKT certificate, which solves a problem with one unknown per sample
+MAX_BYTES = 2 << 30  # memory of its gradients
+MAX_SECONDS = 5.0  # of each certificate, which then returns the bounds that it has reached
+# Candidates of a uniqueness certificate, and values in them. They fit into the time of a certificate.
 MAX_CERTIFIED, MAX_UNKNOWNS = 40, 400_000
 
 
@@ -36,8 +37,8 @@ class Certificates(Record):
     Attributes:
         certificate: The KKT certificate.
         certificate_of: What it is of, or the reason why there is none.
-        uniqueness: What other training sets keep of the best restart's candidates.
-        uniqueness_reason: The reason why it was not computed.
+        uniqueness: Which values of the best restart's candidates other training sets share.
+        uniqueness_reason: The reason why there is no ``uniqueness``.
     """
 
     certificate: Certificate | None = None
@@ -53,20 +54,19 @@ def compute_certificates(
     knowledge: Knowledge,
     seconds: float,
 ) -> Certificates:
-    """Compute both certificates. They decide nothing.
+    """Compute both certificates, which do not enter the verdict.
+
+    Training samples that do not fit the network raise a ``ResiduumError``.
 
     Args:
         network: The attacked network.
         train: The training samples.
-        reconstructions: Of the deciding attacks.
+        reconstructions: Outputs of the deciding attacks.
         knowledge: What the attacker knows. It bounds the candidates.
         seconds: Time until the clock stops the audit.
 
     Returns:
         The certificates.
-
-    Raises:
-        ResiduumError: If the training samples do not fit the network.
     """
     limit = max(0.1, min(MAX_SECONDS, seconds / 2))
     kkt, subject = kkt_certificate(network, train, reconstructions, limit)
@@ -81,17 +81,21 @@ def kkt_certificate(
     seconds: float,
     max_bytes: int = MAX_BYTES,
 ) -> tuple[Certificate | None, str]:
-    """Return the KKT certificate and what it is of, or None and the reason.
+    """Compute the KKT certificate of the training samples, or of the best restart's candidates.
 
     Args:
         network: The attacked network.
-        train: The training samples; without them the best restart's candidates are certified.
-        reconstructions: Of the deciding attacks.
+        train: The training samples. Without them the candidates of the best restart are certified.
+        reconstructions: Outputs of the deciding attacks.
         seconds: Time for choosing gates at kinks.
         max_bytes: Memory that per-sample gradients may take.
 
+    Returns:
+        The certificate and what it is of, or None and the reason why there is none.
+
     Raises:
         ResiduumError: If the training samples do not fit the network.
+        RuntimeError: If the network fails, unless it is the user's own module.
     """
     if train is not None:
         x, y, subject = train.x, train.y, TRAINING
@@ -101,19 +105,19 @@ def kkt_certificate(
             return None, NOT_CONVERGED
         x, y, subject = reconstructions[0].x[rows], reconstructions[0].labels[rows], CANDIDATES
     if len(x) > MAX_SAMPLES:
-        return None, f"not computed for more than {MAX_SAMPLES} samples; there are {len(x)}"
+        return None, f"not computed for more than {MAX_SAMPLES} samples, and there are {len(x)}"
     model = network.module
-    # Closed forms are for MLPs. Of any other network the gradient of every sample is held.
+    # MLPs have closed forms. For any other network the gradient of every sample is stored.
     size = 8 * len(x) * sum(t.numel() for t in network.theta.values())
     if dense_chain(model) is None and size > max_bytes:
         return None, (
-            f"not computed: the gradients of {len(x)} samples take {size / 2**30:.1f} GiB, above "
+            f"not computed, because the gradients of {len(x)} samples take {size / 2**30:.1f} GiB, more than "
             f"{max_bytes / 2**30:.0f}"
         )
     try:
         return certify(model, x, y, task=network.task or "auto", seconds=seconds), subject
     except ResiduumError as problem:
-        # The input is not at fault if a network is dead, or if its candidates fit nothing.
+        # A dead network, or candidates that fit nothing, are no error of the user.
         if train is not None and not isinstance(problem, InconclusiveError):
             raise
         return None, f"the {subject} cannot be certified ({problem.message})"
@@ -129,13 +133,13 @@ def _uniqueness(
     knowledge: Knowledge,
     seconds: float,
 ) -> tuple[Uniqueness | None, str]:
-    """Return what other training sets keep of the best restart's candidates, or None and the reason.
+    """Return which values of the best restart's candidates other training sets share, or None and why not.
 
-    ``index`` of the result counts the candidates of the first reconstruction, heaviest first.
+    ``index`` of the result counts the candidates of the first reconstruction, largest multiplier first.
     """
     if network.live is not None:
-        why = "where a network that is kept as given has its switches is not known"
-        return None, f"not for this kind: {why}"
+        reason = "the activation boundaries of a live module are unknown"
+        return None, f"not for this kind of network: {reason}"
     if not reconstructions or (rows := select_best_rows(reconstructions[0])) is None:
         return None, NOT_CONVERGED
     best = reconstructions[0]
@@ -146,6 +150,6 @@ def _uniqueness(
         box = knowledge.box(chosen.x[0])
         unique = uniqueness(chosen.kkt, box=box, samples=MAX_CERTIFIED, seconds=seconds)
         unique = unique.replace(best_residual=find_best_residual(network.module, reconstructions))
-    except ResiduumError as problem:  # candidates are not the user's input: no error for the user
+    except ResiduumError as problem:  # candidates are not inputs of the user, so this is no error
         return None, f"not computed: {problem.message}"
     return unique.replace(index=rows[unique.index]), ""

@@ -57,6 +57,9 @@ def knowledge_options(knowledge: Knowledge, files: dict[str, str]) -> list[str]:
     Args:
         knowledge: The knowledge without the facts in the release.
         files: Files of the audit. Initial weights that come from a base need no option.
+
+    Returns:
+        Names and values of the options, as words of a command line.
     """
     texts: dict[str, str] = {}
     for name in knowledge.known_names:

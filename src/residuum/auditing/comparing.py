@@ -1,8 +1,8 @@
 """Compare two audits, such as before and after a defense or another training.
 
-Counts stand next to what is expected by chance and to their intervals, so that nobody takes a difference
-for a change that chance can explain. If the two audits were not made alike (samples, attacker knowledge,
-budget, attacks), the comparison says so.
+Every count comes with the count expected by chance and with its interval, so that chance differences are not
+mistaken for a change. If the audits differ in samples, attacker knowledge, budget or attacks, the
+comparison lists the differences.
 """
 
 from __future__ import annotations
@@ -23,7 +23,13 @@ ORDER = (NO_LEAK_FOUND, INCONCLUSIVE, LEAK)  # the best first
 
 @dataclass(frozen=True, eq=False)
 class Row(Record):
-    """One figure of both audits."""
+    """One figure of both audits.
+
+    Attributes:
+        what: Name of the figure.
+        before: The figure of the audit before.
+        after: The figure of the audit after.
+    """
 
     what: str
     before: str
@@ -34,15 +40,15 @@ class Row(Record):
 class Comparison(Record):
     """What changed from one audit to another.
 
-    Args:
+    Attributes:
         before: Name of the audit before.
         after: Name of the audit after.
         change: "better", "worse" or "alike".
         sentence: The change in words.
         rows: Figures of both audits.
-        gone: Training samples that only the audit before recovered, None if the samples differ.
-        came: Training samples that only the audit after recovered, None if the samples differ.
-        unlike: In what the audits were not made alike, so that their figures compare only with care.
+        only_before: Training samples that only the audit before recovered, None if the samples differ.
+        only_after: Training samples that only the audit after recovered, None if the samples differ.
+        unlike: Differences in how the audits were made, one sentence each.
     """
 
     before: str
@@ -50,13 +56,15 @@ class Comparison(Record):
     change: Annotated[str, SchemaRule(enum=[BETTER, WORSE, ALIKE])]
     sentence: str
     rows: tuple[Row, ...]
-    gone: tuple[int, ...] | None = None
-    came: tuple[int, ...] | None = None
+    only_before: tuple[int, ...] | None = None
+    only_after: tuple[int, ...] | None = None
     unlike: tuple[str, ...] = ()
 
 
 def compare(before: AuditResult | str | Path, after: AuditResult | str | Path) -> Comparison:
     """Compare two audits.
+
+    A folder without a finished audit raises an ``InputError``.
 
     Args:
         before: The result of the audit before, or its folder.
@@ -64,26 +72,32 @@ def compare(before: AuditResult | str | Path, after: AuditResult | str | Path) -
 
     Returns:
         What changed, with the figures of both.
-
-    Raises:
-        InputError: If a folder does not hold a finished audit.
     """
     a, b = (x if isinstance(x, AuditResult) else AuditResult.load(x) for x in (before, after))
     change, sentence = _change(a.verdict, b.verdict)
     unlike = _unlike(a, b)
-    gone = came = None
-    same_data = not any("data" in one for one in unlike)
+    only_before = only_after = None
+    same_data = not any("data" in difference for difference in unlike)
     if a.findings is not None and b.findings is not None and same_data:
         first, second = set(a.findings.samples), set(b.findings.samples)
-        gone, came = tuple(sorted(first - second)), tuple(sorted(second - first))
+        only_before, only_after = tuple(sorted(first - second)), tuple(sorted(second - first))
     first_name, second_name = (
         x.subject if isinstance(x, AuditResult) else str(x) for x in (before, after)
     )
-    return Comparison(first_name, second_name, change, sentence, _rows(a, b), gone, came, unlike)
+    return Comparison(
+        before=first_name,
+        after=second_name,
+        change=change,
+        sentence=sentence,
+        rows=_rows(a, b),
+        only_before=only_before,
+        only_after=only_after,
+        unlike=unlike,
+    )
 
 
 def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
-    """The word and the sentence: by outcome, then grade, then counts beyond their intervals."""
+    """Return the change in one word and in a sentence, by outcome, then grade, then counts."""
     undecided = "nothing that could be decided"
     names = {LEAK: "a leak", NO_LEAK_FOUND: "no leak", INCONCLUSIVE: undecided}
     if a.outcome != b.outcome:
@@ -91,7 +105,7 @@ def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
             f"The audit before found {names[a.outcome]}. The audit after found {names[b.outcome]}."
         )
         if b.outcome == INCONCLUSIVE and a.outcome == LEAK:
-            return ALIKE, f"{sentence} That the leak is gone is not shown."
+            return ALIKE, f"{sentence} This does not show that the leak was fixed."
         better = ORDER.index(b.outcome) < ORDER.index(a.outcome)
         return (BETTER if better else WORSE), sentence
     if a.outcome != LEAK:
@@ -113,7 +127,7 @@ def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
 
 def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
     """Return every figure that at least one of the audits has."""
-    attacks = [one.name for x in (a, b) for one in x.attacks if one.recovered is not None]
+    attacks = [row.name for x in (a, b) for row in x.attacks if row.recovered is not None]
     before, after = (_figures(x, tuple(dict.fromkeys(attacks))) for x in (a, b))
     rows = [Row(name, before.get(name) or "–", after.get(name) or "–") for name in before | after]
     return tuple(row for row in rows if (row.before, row.after) != ("–", "–"))
@@ -136,7 +150,7 @@ def _figures(result: AuditResult, attacks: tuple[str, ...]) -> dict[str, str]:
         figures["beyond chance, 99% confidence"] = f"{low:.1f} to {high:.1f}"
     if fit and fit.holdout is not None:
         figures["right on held-out samples"] = fit.figure(fit.holdout)
-    counts = {one.name: one for one in result.attacks if one.recovered is not None}
+    counts = {row.name: row for row in result.attacks if row.recovered is not None}
     for name in attacks:
         attack = counts.get(name)
         chance = attack and f"{attack.recovered} ({_number(attack.expected_by_chance)} by chance)"
@@ -157,15 +171,16 @@ def _number(value: float | None) -> str:
 
 
 def _unlike(a: AuditResult, b: AuditResult) -> tuple[str, ...]:
-    """Say in what the audits were not made alike, one sentence each."""
+    """Return the differences in how the audits were made, one sentence each."""
     differences = []
     for name, what in (("data", "training data"), ("holdout", "held-out data")):
         first, second = a.hashes.get(name, ""), b.hashes.get(name, "")
         if first != second:
             differences.append(f"the {what} are not the same")
     if a.knowledge.digest != b.knowledge.digest:
-        both = f"{a.knowledge.line}; {b.knowledge.line}"
-        differences.append(f"the attackers were told different things: {both}")
+        differences.append(
+            f"the attackers have different knowledge: {a.knowledge.line}; {b.knowledge.line}"
+        )
     for name in ("effort", "budget"):
         first, second = (str(x.settings.get(name) or "default") for x in (a, b))
         if first != second:

@@ -55,7 +55,7 @@ class Comparison:
     bound: float
 
     def holds(self, verdict: Verdict) -> bool:
-        """Return whether the verdict fulfils it."""
+        """Return True if the comparison holds for the verdict."""
         value = QUANTITIES[self.name](verdict)
         return value is not None and self.compare(value, self.bound)
 
@@ -63,14 +63,13 @@ class Comparison:
 def read_conditions(texts: Sequence[str]) -> tuple[str, list[Comparison]]:
     """Read the values of ``--fail-on``.
 
+    A text that is neither a grade nor a comparison raises an ``InputError``.
+
     Args:
         texts: Grades and comparisons. ``leak`` means a leak of any grade.
 
     Returns:
         The weakest grade that was named, "" if none was, and the comparisons.
-
-    Raises:
-        InputError: If a text is neither a grade nor a comparison.
     """
     order, grades, comparisons = [*GRADES], [], []
     for text in (text.strip() for text in texts):
@@ -89,7 +88,10 @@ def exit_code(verdict: Verdict, comparisons: Sequence[Comparison], only: bool = 
     Args:
         verdict: The verdict.
         comparisons: Comparisons that end in exit code 1 as well.
-        only: Whether these replace the grade. A leak that fulfils none then ends in exit code 0.
+        only: Whether these replace the grade. If no comparison holds, a leak then ends in exit code 0.
+
+    Returns:
+        1 if a comparison holds, otherwise the exit code of the verdict, or 0 for a leak with ``only``.
     """
     if any(comparison.holds(verdict) for comparison in comparisons):
         return EXIT_CODES[LEAK]

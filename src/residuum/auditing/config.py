@@ -16,7 +16,7 @@ from pydantic import Field
 from residuum.auditing.request import AuditRequest
 from residuum.errors import InputError, OutputError
 
-MAX_BYTES = 1 << 20  # of a configuration file: far beyond what anybody would write
+MAX_BYTES = 1 << 20  # of a configuration file, far more than its fields need
 INPUTS = ("checkpoint", "data", "holdout", "base", "adapter", "knowledge")
 FACTS = (
     *("shape", "value_range", "mean", "mean_provenance", "sample_count", "label_balance"),
@@ -28,8 +28,8 @@ FILE_FACTS = ("mean", "init")  # may name a file
 class AuditConfig(AuditRequest):
     """A request together with its inputs.
 
-    ``knowledge`` is a file with everything that the attacker knows, in place of single facts.
-    ``sha256`` has the hashes of checkpoint, data and holdout. Other files are refused.
+    ``knowledge`` is a file with everything that the attacker knows. It replaces single facts.
+    ``sha256`` has the hashes of checkpoint, data and holdout. Files with other hashes are refused.
     """
 
     checkpoint: str | None = None
@@ -61,14 +61,14 @@ class AuditConfig(AuditRequest):
             InputError: If both are given.
         """
         values = {name: getattr(self, name) for name in FACTS}
-        facts = {name: value for name, value in values.items() if value is not None}
+        single_facts = {name: value for name, value in values.items() if value is not None}
         if self.knowledge is None:
-            return facts
-        if facts:
+            return single_facts
+        if single_facts:
             raise InputError(
                 "A file of knowledge holds everything that the attacker knows; got "
-                f"{', '.join(facts)} as well.",
-                "Leave out the file (--knowledge, or the line `knowledge`), or the single facts.",
+                f"{', '.join(single_facts)} as well.",
+                "Remove the file (--knowledge, or the line `knowledge`), or the single facts.",
             )
         return self.knowledge
 
@@ -94,7 +94,7 @@ def read_config(path: str | Path) -> AuditConfig:
         raise InputError(
             f"{str(path)!r} must be a configuration of residuum audit; reading it failed "
             f"({_reason(problem)}).",
-            "Take config.toml of a finished run as a pattern.",
+            "Start from the config.toml of a finished run.",
         ) from problem
     names = (*INPUTS, *FILE_FACTS)
     return config.model_copy(update={name: _next_to(path, getattr(config, name)) for name in names})
@@ -106,6 +106,9 @@ def write_config(values: dict[str, Any], needs_code: bool) -> str:
     Args:
         values: Settings, inputs and hashes. None is left out, because TOML has no such value.
         needs_code: Whether the audit runs code of the user.
+
+    Returns:
+        TOML text, whose first line is the command that repeats the audit.
 
     Raises:
         OutputError: If a file name is not valid text.

@@ -1,10 +1,10 @@
 """Train a positive control: a network of the audited architecture that memorizes its samples.
 
-The recipe of the user decides how (:mod:`.training_recipe`). What it leaves out is inferred: the
-initialization (known to the attacker, or small or default by the spectrum of the first layer) and the layers
-that were frozen. A network with a small initialization is trained by full-batch descent until its loss
-vanishes. Any other is trained by Adam in batches of 32 for a fixed number of epochs, because activation
-boundaries settle after the loss has vanished.
+The recipe of the user says how the network is trained (:mod:`.training_recipe`). Settings that the recipe
+leaves out are inferred: the initialization (the one known to the attacker, or small or default by the
+spectrum of the first layer) and the frozen layers. A network with a small initialization is trained by
+full-batch descent until its loss vanishes. Any other network is trained by Adam in batches of 32 for a fixed
+number of epochs, because activation boundaries settle only after the loss has vanished.
 """
 
 from __future__ import annotations
@@ -30,13 +30,14 @@ from residuum.theory.rows import choose_task, normalize_labels
 from residuum.training import TrainingConfig, initialize, train
 from residuum.training.methods import LOSSES, choose_loss
 
-STEPS = 5000  # of full-batch training, if the recipe names no epochs
-EPOCHS, BATCH = 400, 32  # of training in batches, if the recipe names none
+STEPS = 5000  # steps of full-batch training, if the recipe names no epochs
+EPOCHS, BATCH = 400, 32  # epochs and batch size of training in batches, if the recipe names none
 IN_BATCHES = ("adam", "sgd")
 VANISHED = 1e-5  # loss at which full-batch training ends
-MIN_SECONDS = 0.1  # of training
+MIN_SECONDS = 0.1  # of training, even after the deadline
 RATE, ADAM_RATE = 0.1, 1e-3  # learning rates, if the recipe names none
-FASTER, SLOWER = 1.05, 0.5  # factors on the rate of a descent that keeps its loss falling
+# Factors on the learning rate of full-batch descent after a step that lowers or raises the loss.
+FASTER, SLOWER = 1.05, 0.5
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,10 @@ class ControlTraining:
         network: The audited network, as it was attacked.
         knowledge: What the attacker knows about it.
         inspection: Facts about its weights.
-        recipe: How it was trained, as far as the user says so.
+        recipe: How the audited network was trained, as far as the user says so.
         seconds: Time limit.
         seed: Seed of initial weights and batches.
+        task: Task of the network.
     """
 
     network: Network
@@ -83,13 +85,13 @@ class ControlTraining:
 
     @property
     def initialization(self) -> str:
-        """How the weights begin: as the recipe says, as known to the attacker, or as they look."""
+        """Name of the initialization, from the recipe, the knowledge, or the spectrum of the weights."""
         inferred = "small" if self.inspection.directions else "default"
         return self.recipe.start or (inferred if self.knowledge.theta0 is None else "granted")
 
     @property
     def initial_weights(self) -> Initialization:
-        """How weights begin that are not known to the attacker."""
+        """The initialization to draw, if the initial weights are not known to the attacker."""
         name = "default" if self.initialization == "granted" else self.initialization
         return cast(Initialization, name)
 
@@ -100,14 +102,14 @@ class ControlTraining:
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Layers that are not trained: as the recipe says, else those that kept their initial weights."""
+        """Layers that are not trained: those of the recipe, or those that have their initial weights."""
         if self.recipe.frozen or self.knowledge.theta0 is None:
             return self.recipe.frozen
         moved = build_weights_surface(self.network, self.knowledge).layers
         return tuple(name for name in by_layer(self.network.theta) if name not in moved)
 
     def train(self, data: Dataset) -> TrainedControl:
-        """Train a control on samples that it memorizes."""
+        """Return a network that was trained until it memorizes the samples."""
         frozen = self.frozen
         is_plain = (
             self.task != "regression"
@@ -115,9 +117,9 @@ class ControlTraining:
             and not frozen
             and self.network.live is None
         )
-        has_small_start = is_plain and self.initialization == "small"
-        optimizer = self.recipe.optimizer or ("margin" if has_small_start else "adam")
-        description = f"trained by {optimizer} from a {self.initialization} start"
+        has_small_init = is_plain and self.initialization == "small"
+        optimizer = self.recipe.optimizer or ("margin" if has_small_init else "adam")
+        description = f"trained by {optimizer} from a {self.initialization} initialization"
         description += f", {', '.join(frozen)} frozen" if frozen else ""
         if optimizer == "margin" and is_plain:
             return self._maximize_margin(data, description)
@@ -146,8 +148,8 @@ class ControlTraining:
         """Return the network at its initial weights: those known to the attacker, or new ones."""
         model = self.network.copy_module(dtype)
         if self.begins_at_known_weights:
-            known = {name: t.to(dtype) for name, t in (self.knowledge.theta0 or {}).items()}
-            model.load_state_dict({**model.state_dict(), **known})
+            theta0 = {name: t.to(dtype) for name, t in (self.knowledge.theta0 or {}).items()}
+            model.load_state_dict({**model.state_dict(), **theta0})
         elif self.network.live is None:
             config = TrainingConfig(init=self.initial_weights, seed=self.seed + 1)
             model = initialize(self.network.architecture, config).to(dtype)
@@ -182,11 +184,7 @@ class ControlTraining:
         return replace(recipe, epochs=recipe.epochs or EPOCHS, batch=recipe.batch or BATCH)
 
     def reference_seconds_per_sample(self, samples: Dataset) -> float:
-        """Return what training takes per sample on the reference machine, for all epochs.
-
-        Args:
-            samples: Samples of the right shape.
-        """
+        """Return the seconds per sample that training takes on the reference machine, for all epochs."""
         x = samples.x[:BATCH].float()
         model = self._initial_model(torch.float32)
         work = count_work(lambda: model(x).sum().backward())
@@ -194,7 +192,7 @@ class ControlTraining:
 
 
 def dtype_of(optimizer: str) -> torch.dtype:
-    """Return the number format of a training: float32 in batches, as usual; float64 for full descents."""
+    """Return the number format of a training: float32 in batches, float64 for full-batch descent."""
     return torch.float32 if optimizer in IN_BATCHES else torch.float64
 
 
@@ -216,10 +214,10 @@ def descend(
     seconds: float,
     seed: int,
 ) -> float:
-    """Train a model in place until it reaches a loss, or the epochs or the time are over.
+    """Train a model in place until it reaches a target loss, or until the epochs or the time are over.
 
-    Without a learning rate in the recipe, full-batch descent adapts its rate: it grows while the loss
-    falls. A step that raises the loss is taken back and the rate is halved.
+    Without a learning rate in the recipe, full-batch descent adapts its rate. The rate grows while the loss
+    falls. If a step raises the loss, the step is undone and the rate is halved.
 
     Args:
         model: The model.
@@ -240,7 +238,7 @@ def descend(
     optimizer = optimizer_class(trained, lr=rate)
     batch = recipe.batch or len(x)
     end, value = time.monotonic() + max(seconds, MIN_SECONDS), math.inf
-    # Losses of one batch and of the next say nothing about a step.
+    # The losses of two different batches cannot show whether a step was good.
     adapts = not recipe.rate and recipe.optimizer in ("gd", "margin") and batch >= len(x)
     generator = stream("twin", seed)
     before_step = [p.detach().clone() for p in trained]

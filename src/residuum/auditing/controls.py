@@ -3,10 +3,10 @@
 The test of a verdict assumes that only the network distinguishes training from held-out samples. Every
 audit checks this assumption by controls that must find nothing:
 
-- Held-out samples that repeat a training sample hide it. Both are set aside.
-- Some of the held-out samples serve as candidates.
-- What the attacker knows, with noise, serves as candidates: a mean of few samples reveals these samples.
-- A classifier tries to tell training from held-out samples without any network.
+- A held-out sample that repeats a training sample would hide a leak of that sample. Both are set aside.
+- Some of the held-out samples are used as candidates.
+- What the attacker knows, with noise, is used as candidates. A mean of few samples reveals these samples.
+- A classifier tries to distinguish training from held-out samples without the network.
 """
 
 from __future__ import annotations
@@ -46,36 +46,47 @@ from residuum.records import Dataset, Knowledge, Record
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
-LEVEL = 0.001  # of a control: one false alarm in a thousand audits, each
-NEAR = 0.01  # of the median distance to the nearest held-out sample: a repeat
+LEVEL = 0.001  # p-value at which a control fails: each raises a false alarm in one of 1000 audits
+# A training sample is a repeat if its distance to a held-out sample is at most this share of the median
+# distance to the nearest held-out sample.
+REPEAT_DISTANCE = 0.01
 # A repeat of at least MIN_NCC_VALUES values has an NCC above REPEAT_NCC, whatever its brightness. In raw
 # tables every pair of rows has such an NCC, because the largest column dominates. If the nearest
 # held-out sample is typically that close, a repeat must be a hundred times closer than that.
 REPEAT_NCC, MIN_NCC_VALUES = 0.99, 30
-MAX_REPEATS = 0.1  # share of either set that may be set aside
-SHARE = 5  # one in so many held-out samples serves as candidate
-APART = 0.8  # AUC at which training and held-out samples are of two kinds
-CLEAR = 3.0  # standard errors that such an AUC must lie above one half: few samples scatter
-MOST_TOLD = 400  # samples of each kind that a classifier is shown
-FEWEST_TOLD = 10  # of each kind, to say how well they are told apart
+MAX_REPEATS = 0.1  # largest share of either set that may be set aside
+CANDIDATE_SHARE = 5  # one in five held-out samples is used as a candidate
+MAX_AUC = 0.8  # AUC at which training and held-out samples count as different kinds of samples
+MIN_STANDARD_ERRORS = 3.0  # distance of such an AUC from 1/2, because few samples scatter
+MAX_CLASSIFIED = 400  # samples of each kind that the classifier is trained on
+MIN_CLASSIFIED = 10  # of each kind: with fewer samples an AUC says nothing
 ENERGY_LEVEL = 0.01  # p-value of the energy test at which two sets differ in distribution
-STRICT_LEVEL = 0.001  # of a finding if the two sets may differ in distribution
-NOISE = 0.05  # of candidates of what was granted, over their size; one for each sample
-# Of what came back, that what was granted brings back by itself: too much to decide.
-OVERLAP = 1 / 3
-# Subsets of a control: the fewest whose least p is below its level. One among them that the control
-# does not beat clears it: most are cleared by the first few, and no more are drawn.
-FIRST, DRAWS = MIN_SUBSETS, 1000
-SLACK = 1.5  # of what a control is expected to take: so much must be left to begin it
-MACHINE = 0.3  # seconds that the classifier must have: it looks at a bounded number of samples
+STRICT_LEVEL = 0.001  # level of a finding if the two sets may differ in distribution
+NOISE = (
+    0.05  # norm of the noise in candidates made of known facts, relative to the norm of the fact
+)
+# If the attacker's knowledge alone recovers this share of the recovered samples, nothing is decided.
+MAX_KNOWN_SHARE = 1 / 3
+# Number of subsets of a control. MIN_SUBSETS is the smallest number whose smallest p-value is below
+# LEVEL. Most controls pass with these. Only the others draw all MAX_DRAWS subsets.
+FIRST_DRAWS, MAX_DRAWS = MIN_SUBSETS, 1000
+TIME_MARGIN = 1.5  # a control begins only if this multiple of its expected time is left
+MIN_CLASSIFIER_SECONDS = 0.3  # time that the classifier needs for at most MAX_CLASSIFIED samples
 
 
 @dataclass(frozen=True, eq=False)
 class ControlRow(Record):
     """One control: how many training samples its candidates recovered, and which.
 
-    granted: its candidates are made of what the attacker was told.
-    subsets: how many were drawn.
+    Attributes:
+        name: Name of the control.
+        candidates: Number of candidates.
+        recovered: Number of training samples that the candidates recover.
+        expected_by_chance: Number of samples that they recover from as many held-out samples.
+        p_value: P-value of ``recovered``.
+        samples: Rows of the recovered training samples.
+        granted: Whether the candidates are made of what the attacker knows.
+        subsets: Number of held-out subsets that were drawn.
     """
 
     name: str
@@ -85,30 +96,32 @@ class ControlRow(Record):
     p_value: float
     samples: tuple[int, ...] = ()
     granted: bool = False
-    subsets: int = DRAWS
+    subsets: int = MAX_DRAWS
 
     @property
-    def failed(self) -> bool:
-        """At its own level, far below the verdict's."""
+    def has_failed(self) -> bool:
+        """Whether the candidates recover more training samples than chance, at the level of a control."""
         return self.p_value <= LEVEL
 
     @property
-    def undecided(self) -> bool:
-        """No subset that was drawn clears it, and too few were to say more."""
-        return not self.failed and self.p_value * (self.subsets + 1) < 1.5
+    def is_undecided(self) -> bool:
+        """Whether more subsets are needed: no subset recovers as many samples, and few were drawn."""
+        return not self.has_failed and self.p_value * (self.subsets + 1) < 1.5
 
 
 @dataclass(frozen=True, eq=False)
 class Controls(Record):
     """All controls of an audit.
 
-    repeats: rows of training samples that were set aside, because the held-out set holds them too.
-    auc: of telling training from held-out samples, None where it was not tried.
-    energy: p of the energy test, which only warns.
-    level: the largest adjusted p-value that shows a leak: 1%, or 0.1% if the two sets may differ in
-        distribution, or if there are too few training samples to tell.
-    failures: why nothing can be decided, one sentence each.
-    notes: what else a reader should know.
+    Attributes:
+        rows: One row per control that makes candidates.
+        repeats: Rows of training samples that were set aside, because they also occur in the held-out set.
+        auc: AUC of a classifier between training and held-out samples, None if it was not run.
+        energy: P-value of the energy test between the two sets. It only causes a warning.
+        level: The largest adjusted p-value that shows a leak: 1%, or 0.1% if the two sets may differ in
+            distribution or if there are too few training samples to measure this.
+        failures: Why nothing can be decided, one sentence each.
+        notes: Other remarks for the reader.
     """
 
     rows: tuple[ControlRow, ...] = ()
@@ -121,15 +134,20 @@ class Controls(Record):
 
 
 @dataclass(frozen=True)
-class Claim:
-    """Training and held-out samples fit to be compared.
+class SampleSets:
+    """Training and held-out samples that can be compared.
 
-    set_aside: training samples that also occur in the held-out set. They cannot show a leak, but
-        they must not match a reconstruction if the audit is to end in "no leak found".
+    Attributes:
+        train: The training samples.
+        holdout: The held-out samples, None if there are none.
+        set_aside: Training samples that also occur in the held-out set. They cannot show a leak. If one of
+            them matches a reconstruction, the audit cannot end in "no leak found".
+        failure: Why the two sets cannot be compared, "" if they can.
+        notes: Remarks on samples that were set aside.
     """
 
     train: Dataset
-    pool: Dataset | None
+    holdout: Dataset | None
     set_aside: Dataset | None = None
     failure: str = ""
     notes: tuple[str, ...] = ()
@@ -140,52 +158,56 @@ class Claim:
         return () if self.set_aside is None else tuple(self.set_aside.rows)
 
 
-def without_repeats(train: Dataset, pool: Dataset | None) -> Claim:
-    """Set aside training samples that also occur in the held-out set, and those held-out samples.
+def set_aside_repeats(train: Dataset, holdout: Dataset | None) -> SampleSets:
+    """Set aside training samples that also occur in the held-out set, and these held-out samples.
 
-    Both members of a pair are set aside, so that the samples that remain stay exchangeable.
+    Both members of a pair are set aside, so that the remaining samples stay exchangeable.
 
     Args:
         train: The training set under test.
-        pool: The held-out set, or None.
+        holdout: The held-out set, or None.
 
     Returns:
         The samples that remain, and the training samples that were set aside. If more than a tenth
-        of either set would be set aside, everything is kept and ``failure`` says so.
+        of either set would be set aside, all samples remain and ``failure`` says so.
     """
-    if pool is None or pool.shape != train.shape:
-        return Claim(train, pool)
-    is_repeat = _repeats(train.x.double(), pool.x.double())
-    in_pool, in_train = is_repeat.any(1), is_repeat.any(0)
-    if not bool(in_pool.any()):
-        return Claim(train, pool)
-    count = int(in_pool.sum())
-    found = f"{count} of {len(train)} training samples also occur in the held-out set"
-    if max(float(in_pool.double().mean()), float(in_train.double().mean())) > MAX_REPEATS:
-        failure = f"{found}. At most a tenth may. Pass held-out samples that were not trained on"
-        return Claim(train, pool, failure=failure)
-    set_aside = train.take(in_pool)
+    if holdout is None or holdout.shape != train.shape:
+        return SampleSets(train, holdout)
+    is_repeat = _find_repeats(train.x.double(), holdout.x.double())
+    in_holdout, in_train = is_repeat.any(1), is_repeat.any(0)
+    if not bool(in_holdout.any()):
+        return SampleSets(train, holdout)
+    count = int(in_holdout.sum())
+    sentence = f"{count} of {len(train)} training samples also occur in the held-out set"
+    if max(float(in_holdout.double().mean()), float(in_train.double().mean())) > MAX_REPEATS:
+        failure = f"{sentence}. At most a tenth may. Pass held-out samples that were not trained on"
+        return SampleSets(train, holdout, failure=failure)
+    set_aside = train.take(in_holdout)
     listed = ", ".join(map(str, set_aside.rows[:20])) + (", ..." if count > 20 else "")
-    note = f"{found} (rows {listed}, counted from 0). They were not judged"
-    return Claim(train.take(~in_pool), pool.take(~in_train), set_aside, "", (note,))
+    note = f"{sentence} (rows {listed}, counted from 0). They were not judged"
+    return SampleSets(train.take(~in_holdout), holdout.take(~in_train), set_aside, "", (note,))
 
 
-def _repeats(train: Tensor, pool: Tensor) -> Tensor:
-    """Return an (n, N) mask of the pairs that are one sample, up to rounding and brightness."""
-    distance = similarity.l2(train, pool)
+def _find_repeats(train: Tensor, holdout: Tensor) -> Tensor:
+    """Return an (n, N) mask of the pairs that are the same sample, up to rounding and brightness."""
+    distance = similarity.l2(train, holdout)
     if train[0].numel() < MIN_NCC_VALUES:
-        return distance <= NEAR * distance.amin(1).median()
-    gap = 1 - similarity.ncc(train, pool)
+        return distance <= REPEAT_DISTANCE * distance.amin(1).median()
+    gap = 1 - similarity.ncc(train, holdout)
     typical = float(gap.amin(1).median())
-    limit = 1 - REPEAT_NCC if typical > 1 - REPEAT_NCC else NEAR * typical
+    limit = 1 - REPEAT_NCC if typical > 1 - REPEAT_NCC else REPEAT_DISTANCE * typical
     return (gap < limit) | (distance == 0)
 
 
 @dataclass(frozen=True)
 class Control:
-    """Candidates that hold nothing of the network, and held-out samples to compare them with.
+    """Candidates that do not depend on the network, and held-out samples to compare them with.
 
-    granted: the candidates are made of what the attacker knows.
+    Attributes:
+        name: Name of the control.
+        candidates: (m, *shape) candidates.
+        holdout: Held-out samples that are not among the candidates.
+        granted: Whether the candidates are made of what the attacker knows.
     """
 
     name: str
@@ -194,120 +216,122 @@ class Control:
     granted: bool = False
 
 
-# What is said of a control and of the comparison, in one place.
 MATCHED = "subsets of held-out samples are matched by label"
 NOT_MATCHED = "subsets of held-out samples are not label-matched"
-TOO_FEW = "too few held-out samples to try some of them as candidates"
-NOT_TRIED = "the control {name} was not tried, for want of time. Give a longer --budget"
+TOO_FEW = "there are too few held-out samples to use some of them as candidates"
+NOT_TRIED = "the control {name} was skipped: time budget exhausted. Pass a larger --budget"
 UNDECIDED = (
-    "the control {name} is undecided after {drawn} of {subsets} subsets, for want of time. Give a longer "
-    "--budget"
+    "the control {name} is undecided after {drawn} of {subsets} subsets: time budget exhausted. Pass a "
+    "larger --budget"
 )
-CAME_BACK = (
-    '{name}: {recovered} of {n} training samples "come back" ({expected:.2g} by chance, {p}) without any '
-    "network"
+RECOVERED_WITHOUT_NETWORK = (
+    "{name}: {recovered} of {n} training samples are recovered ({expected:.2g} expected by chance, {p}) "
+    "without the network"
 )
 NOT_CLASSIFIED = (
-    "a classifier between training and held-out samples was not tried, for want of time. Give a longer "
-    "--budget"
+    "the classifier between training and held-out samples was skipped: time budget exhausted. Pass a "
+    "larger --budget"
 )
 ENERGY_NOT_TRIED = (
-    "the energy test between training and held-out samples was not tried, for want of time"
+    "the energy test between training and held-out samples was skipped: time budget exhausted"
 )
-TWO_KINDS = (
-    "a classifier tells training from held-out samples without any network (AUC {auc:.2f}): they are not "
-    "of one kind. Give held-out samples of the same source"
+DIFFERENT_KINDS = (
+    "a classifier distinguishes training from held-out samples without the network (AUC {auc:.2f}), so "
+    "they do not come from the same source. Pass held-out samples from the source of the training samples"
 )
 SHIFTED = (
-    "training and held-out samples differ somewhat in distribution (energy test, p = {p:.2g}): the "
-    "control is a little off, as between official training and test sets"
+    "training and held-out samples differ slightly in distribution (energy test, p = {p:.2g}). Official "
+    "training and test sets often do. Chance levels are then slightly wrong"
 )
 STRICTER = (
     "a leak needs an adjusted p-value of {level:g}, because training and held-out samples may differ in "
-    "distribution, or because there are too few training samples to tell"
+    "distribution, or because there are too few training samples to measure this"
 )
 KNOWN_BEFORE = (
-    "{name}: bring back {common} of the {n} samples that the attacks do, without any network. Grant less, "
-    "or a mean of more samples"
+    "{name} recovers {common} of the {n} samples that the attacks recover, without the network. Let the "
+    "attacker know less, or pass a mean of more samples"
 )
 
 
 def run_controls(
-    claim: Claim,
+    sets: SampleSets,
     knowledge: Knowledge,
     seed: int,
-    subsets: int = DRAWS,
+    subsets: int = MAX_DRAWS,
     deadline: Deadline = NO_DEADLINE,
 ) -> Controls:
     """Run every control that the samples allow.
 
     Args:
-        claim: Training and held-out samples.
+        sets: Training and held-out samples.
         knowledge: What the attacker knows.
-        seed: Of candidates and subsets.
-        subsets: Held-out subsets that are drawn at most.
+        seed: Seed of candidates and subsets.
+        subsets: The largest number of held-out subsets that are drawn.
         deadline: Time at which the clock stops the audit. A control without time fails, because its result
             is unknown.
 
     Returns:
-        The controls, with the reasons for which nothing can be decided.
+        The controls, with the reasons why nothing can be decided.
     """
-    train, pool = claim.train, claim.pool
-    if pool is None or len(pool) < MIN_HOLDOUT:
-        return Controls(repeats=claim.repeats, notes=claim.notes)
+    train, holdout = sets.train, sets.holdout
+    if holdout is None or len(holdout) < MIN_HOLDOUT:
+        return Controls(repeats=sets.repeats, notes=sets.notes)
     rng = np.random.default_rng((seed, 5))
-    notes = [*claim.notes, NOT_MATCHED if _strata(train, pool) is None else MATCHED]
-    failures = [claim.failure] if claim.failure else []
-    controls = held_out_control(train, pool, rng)
+    notes = [*sets.notes, NOT_MATCHED if _strata(train, holdout) is None else MATCHED]
+    failures = [sets.failure] if sets.failure else []
+    controls = make_holdout_control(train, holdout, rng)
     if not controls:
         notes.append(TOO_FEW)
-    if not why_not_calibrated(len(train), len(pool)):
+    if not why_not_calibrated(len(train), len(holdout)):
         controls += [
-            Control(f"{name} alone, as candidates", x, pool, granted=True)
-            for name, x in granted_candidates(train, pool, knowledge, rng)
+            Control(f"{name} alone, as candidates", x, holdout, granted=True)
+            for name, x in make_candidates_from_knowledge(train, holdout, knowledge, rng)
         ]
-    rows, longest = [], 0.0  # seconds of the longest control so far: the next is as large
+    rows, longest = (
+        [],
+        0.0,
+    )  # seconds of the longest control so far, which the next may need as well
     for control in controls:
-        before = deadline.left
-        if before <= SLACK * longest:
+        before = deadline.seconds_left
+        if before <= TIME_MARGIN * longest:
             failures.append(NOT_TRIED.format(name=control.name))
             continue
         try:
             row = run_control(control, train, seed, subsets, deadline)
-        except (
-            InputError
-        ) as problem:  # the held-out samples that are no training samples are too few
+        except InputError as problem:  # too few held-out samples remain without repeats
             failures.append(problem.message.rstrip("."))
             continue
-        longest = max(longest, before - deadline.left) if before < np.inf else 0.0
+        longest = max(longest, before - deadline.seconds_left) if before < np.inf else 0.0
         rows.append(row)
-        # Samples that the attacker's knowledge matches by itself are subtracted: see ``brought_by_grant``.
+        # What the attacker's knowledge recovers by itself is considered by ``explain_by_knowledge``.
         (notes if row.granted else failures).extend(_judge(row, len(train), subsets))
-    auc, energy = tell_apart(train, pool, rng, deadline)
-    if auc is None and len(train) >= FEWEST_TOLD:
+    auc, energy = compare_distributions(train, holdout, rng, deadline)
+    if auc is None and len(train) >= MIN_CLASSIFIED:
         failures.append(NOT_CLASSIFIED)
     elif auc is not None and energy is None:
         notes.append(ENERGY_NOT_TRIED)
-    if auc is not None and auc.value >= APART and auc.clear:
-        failures.append(TWO_KINDS.format(auc=auc.value))
+    if auc is not None and auc.value >= MAX_AUC and auc.is_significant:
+        failures.append(DIFFERENT_KINDS.format(auc=auc.value))
     if energy is not None and energy <= ENERGY_LEVEL:
         notes.append(SHIFTED.format(p=energy))
-    is_shifted = (energy is not None and energy <= ENERGY_LEVEL) or (auc is not None and auc.clear)
-    level = STRICT_LEVEL if is_shifted or len(train) < FEWEST_TOLD else SIGNIFICANCE
+    is_shifted = (energy is not None and energy <= ENERGY_LEVEL) or (
+        auc is not None and auc.is_significant
+    )
+    level = STRICT_LEVEL if is_shifted or len(train) < MIN_CLASSIFIED else SIGNIFICANCE
     if level < SIGNIFICANCE:
         notes.append(STRICTER.format(level=level))
     value = None if auc is None else auc.value
     reasons = tuple(dict.fromkeys(failures))
-    return Controls(tuple(rows), claim.repeats, value, energy, level, reasons, tuple(notes))
+    return Controls(tuple(rows), sets.repeats, value, energy, level, reasons, tuple(notes))
 
 
 def _judge(row: ControlRow, n: int, subsets: int) -> tuple[str, ...]:
-    """Say what a control found that it must not find."""
-    if row.undecided and not row.granted:
+    """Return why a control fails, () if it passes."""
+    if row.is_undecided and not row.granted:
         return (UNDECIDED.format(name=row.name, drawn=row.subsets, subsets=subsets),)
-    if not row.failed:
+    if not row.has_failed:
         return ()
-    found = CAME_BACK.format(
+    sentence = RECOVERED_WITHOUT_NETWORK.format(
         name=row.name,
         recovered=row.recovered,
         n=n,
@@ -315,35 +339,54 @@ def _judge(row: ControlRow, n: int, subsets: int) -> tuple[str, ...]:
         p=format_p(row.p_value),
     )
     if row.granted:
-        return (f"{found}; findings must go beyond these",)
-    return (f"{found}, so nothing that the attacks match can be told from it",)
+        return (f"{sentence}. Findings must go beyond these samples",)
+    return (f"{sentence}, so samples that the attacks recover prove nothing",)
 
 
-def held_out_control(train: Dataset, pool: Dataset, rng: np.random.Generator) -> list[Control]:
-    """Return the control that takes some held-out samples as candidates, if there are enough of them."""
-    spare = len(pool) - max(
-        len(train), 100
-    )  # the other samples must suffice for the control itself
-    count = min(len(train), len(pool) // SHARE, spare)
+def make_holdout_control(
+    train: Dataset, holdout: Dataset, rng: np.random.Generator
+) -> list[Control]:
+    """Return the control that uses some held-out samples as candidates.
+
+    Args:
+        train: The training set under test.
+        holdout: The held-out set.
+        rng: Chooses the candidates.
+
+    Returns:
+        A list with the control, or an empty list if there are too few held-out samples.
+    """
+    # The remaining held-out samples must suffice to test the control itself.
+    spare = len(holdout) - max(len(train), 100)
+    count = min(len(train), len(holdout) // CANDIDATE_SHARE, spare)
     if count < 1:
         return []
-    order = torch.from_numpy(rng.permutation(len(pool)))
-    candidates, others = pool.x[order[:count]], pool.take(order[count:])
-    return [Control("held-out samples as candidates", candidates, others)]
+    order = torch.from_numpy(rng.permutation(len(holdout)))
+    candidates, remaining = holdout.x[order[:count]], holdout.take(order[count:])
+    return [Control("held-out samples as candidates", candidates, remaining)]
 
 
-def granted_candidates(
-    train: Dataset, pool: Dataset, knowledge: Knowledge, rng: np.random.Generator
+def make_candidates_from_knowledge(
+    train: Dataset, holdout: Dataset, knowledge: Knowledge, rng: np.random.Generator
 ) -> list[tuple[str, Tensor]]:
-    """Return candidates that the attacker's knowledge gives without the network: directions and noise.
+    """Return candidates that the attacker's knowledge gives without the network: directions with noise.
 
-    An attacker with public data of the same kind knows their mean. A known mean of few training samples,
-    less the public mean, points at each of these samples.
+    An attacker with public data of the same kind knows the mean of these data. A known mean of few
+    training samples minus the public mean points toward each of these samples.
+
+    Args:
+        train: The training set under test, which sets the number of candidates.
+        holdout: The held-out set, whose mean is the public mean.
+        knowledge: What the attacker knows.
+        rng: Draws the noise.
+
+    Returns:
+        The name and the (n, *shape) candidates of each known fact that gives candidates.
     """
     count, shape, size = len(train), train.shape, train.x[0].numel()
 
     def noisy(direction: Tensor) -> Tensor:
-        """One noisy copy of a direction for every training sample."""
+        """Return one noisy copy of a direction for every training sample."""
         flat = direction.double().reshape(-1)
         flat = flat - flat.mean()
         flat = flat / max(float(flat.norm()), 1e-12)
@@ -353,28 +396,38 @@ def granted_candidates(
     candidates: list[tuple[str, Tensor]] = []
     if knowledge.mean is not None and knowledge.mean.numel() == size:
         mean = knowledge.mean.double().reshape(shape)
-        public = pool.x.double().mean(0)
-        if pool.mean is not None:  # the mean that was subtracted from the samples
-            public = public + pool.mean.double().reshape(shape)
-        candidates.append(("the granted mean", noisy(mean)))
-        less_public = "the granted mean less that of the held-out samples"
-        candidates.append((less_public, noisy(mean - public)))
+        public = holdout.x.double().mean(0)
+        if holdout.mean is not None:  # the mean that was subtracted from the samples
+            public = public + holdout.mean.double().reshape(shape)
+        candidates.append(("the known mean", noisy(mean)))
+        difference = "the known mean minus the mean of the held-out samples"
+        candidates.append((difference, noisy(mean - public)))
     box = knowledge.box(train.x[0].double())
     if box is not None:
         low, high = (end.expand(shape) for end in box)
         uniform = torch.from_numpy(rng.random((count, *shape)))
-        candidates.append(("the granted value range", low + (high - low) * uniform))
+        candidates.append(("the known value range", low + (high - low) * uniform))
     return candidates
 
 
 def run_control(
     control: Control, train: Dataset, seed: int, subsets: int, deadline: Deadline
 ) -> ControlRow:
-    """Test the candidates of a control as the verdict tests those of an attack.
+    """Test the candidates of a control in the same way as those of an attack.
 
-    More subsets are drawn if the first ones do not clear the control and there is time for them.
+    If the first subsets do not decide and there is time, all subsets are drawn.
+
+    Args:
+        control: The control.
+        train: The training set under test.
+        seed: Seed of the subsets.
+        subsets: The largest number of subsets.
+        deadline: Time at which the clock stops the audit.
+
+    Returns:
+        The number of training samples that the candidates recover, with its p-value.
     """
-    begun, metric = deadline.left, METRICS[DECIDING]
+    seconds_at_start, metric = deadline.seconds_left, METRICS[DECIDING]
     holdout = control.holdout.replace(mean=train.mean)
     field = prepare_scoring_data(control.candidates, train, holdout, [], seed=seed)
     gain = field.gain(metric)
@@ -393,147 +446,184 @@ def run_control(
             subsets=count,
         )
 
-    row = draw(min(FIRST, subsets))
-    remaining = deadline.left
-    seconds = begun - remaining if begun < np.inf else 0.0
-    if row.undecided and row.subsets < subsets and seconds * subsets / row.subsets < remaining:
+    row = draw(min(FIRST_DRAWS, subsets))
+    remaining = deadline.seconds_left
+    seconds = seconds_at_start - remaining if seconds_at_start < np.inf else 0.0
+    if row.is_undecided and row.subsets < subsets and seconds * subsets / row.subsets < remaining:
         row = draw(subsets)
     return row
 
 
-def brought_by_grant(controls: Controls, samples: tuple[int, ...]) -> tuple[str, ...]:
-    """Say why recovered ``samples`` show nothing about the network: the attacker's knowledge suffices."""
+def explain_by_knowledge(controls: Controls, samples: tuple[int, ...]) -> tuple[str, ...]:
+    """Return why recovered samples prove nothing, if the attacker's knowledge alone recovers them.
+
+    Args:
+        controls: The negative controls of the audit.
+        samples: Rows of the training samples that the attacks recovered.
+
+    Returns:
+        One sentence for each known fact that recovers a third of the samples or more.
+    """
     common = {row.name: len({*row.samples} & {*samples}) for row in controls.rows if row.granted}
     return tuple(
         KNOWN_BEFORE.format(name=name, common=count, n=len(samples))
         for name, count in common.items()
-        if samples and count >= OVERLAP * len(samples)
+        if samples and count >= MAX_KNOWN_SHARE * len(samples)
     )
 
 
 @dataclass(frozen=True)
 class Auc:
-    """How well two kinds of samples are told apart; error: the standard error if they are one kind."""
+    """Area under the ROC curve of a classifier between two kinds of samples.
+
+    Attributes:
+        value: The AUC.
+        error: Its standard error if the samples are of one kind.
+    """
 
     value: float
     error: float
 
     @property
-    def clear(self) -> bool:
-        """True if few samples do not explain the value."""
-        return self.value > 0.5 + CLEAR * self.error
+    def is_significant(self) -> bool:
+        """Whether the AUC is so high that scatter of few samples does not explain it."""
+        return self.value > 0.5 + MIN_STANDARD_ERRORS * self.error
 
 
-def machinery() -> tuple[ModuleType, ModuleType]:
-    """Import the classifier before the clock starts: reading it from disk takes longer than its work."""
+def import_classifier() -> tuple[ModuleType, ModuleType]:
+    """Import the classifier before the clock starts, because the import takes longer than its work."""
     from sklearn import model_selection, svm
 
     return model_selection, svm
 
 
-def tell_apart(
-    train: Dataset, pool: Dataset, rng: np.random.Generator, deadline: Deadline = NO_DEADLINE
+def compare_distributions(
+    train: Dataset, holdout: Dataset, rng: np.random.Generator, deadline: Deadline = NO_DEADLINE
 ) -> tuple[Auc | None, float | None]:
-    """Tell training from held-out samples without a network.
+    """Measure without the network how different training and held-out samples are.
 
-    Held-out samples are drawn with the training set's label counts, as the subsets of the test are.
+    Held-out samples are drawn with the label counts of the training set, like the subsets of the tests.
+
+    Args:
+        train: The training set under test.
+        holdout: The held-out set.
+        rng: Draws samples, folds and permutations.
+        deadline: Time at which the clock stops the audit.
 
     Returns:
-        The AUC of a cross-validated RBF machine and the p-value of an energy test, on the same
-        distances; None if there was no time or too few samples.
+        The cross-validated AUC of a support vector machine with RBF kernel, and the p-value of an energy
+        test on the same distances. Each is None if there was no time or if there are too few samples.
     """
-    model_selection, svm = machinery()
-    chosen = rng.permutation(len(train))[: min(MOST_TOLD, len(pool))]
-    if len(chosen) < FEWEST_TOLD or deadline.left < MACHINE:
+    model_selection, svm = import_classifier()
+    chosen = rng.permutation(len(train))[: min(MAX_CLASSIFIED, len(holdout))]
+    if len(chosen) < MIN_CLASSIFIED or deadline.seconds_left < MIN_CLASSIFIER_SECONDS:
         return None, None
-    a, b = (as_array(samples.x.double()).reshape(len(samples), -1) for samples in (train, pool))
-    labels = _strata_or_one(train, pool)
-    train_labels, pool_labels = labels[: len(train)][chosen], labels[len(train) :]
+    a, b = (as_array(samples.x.double()).reshape(len(samples), -1) for samples in (train, holdout))
+    labels = _strata_or_one(train, holdout)
+    train_labels, holdout_labels = labels[: len(train)][chosen], labels[len(train) :]
     values, counts = np.unique(train_labels, return_counts=True)
-    room = [(pool_labels == v).sum() // k for v, k in zip(values, counts, strict=True)]
-    times = max(1, min(min(room), MOST_TOLD // len(chosen)))
-    drawn = draw_sets(pool_labels, np.tile(train_labels, times), 1, rng)[0]
-    x = np.concatenate([a[chosen], b[drawn]])
-    kind = np.repeat([1, 0], [len(chosen), len(drawn)])
+    room = [(holdout_labels == v).sum() // k for v, k in zip(values, counts, strict=True)]
+    times = max(1, min(min(room), MAX_CLASSIFIED // len(chosen)))
+    subset = draw_sets(holdout_labels, np.tile(train_labels, times), 1, rng)[0]
+    x = np.concatenate([a[chosen], b[subset]])
+    kind = np.repeat([1, 0], [len(chosen), len(subset)])
     folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=int(rng.integers(2**31)))
     distance = as_array(similarity.l2(torch.from_numpy(x), torch.from_numpy(x)))
     kernel = np.exp(-(distance**2) / max(x.shape[1] * x.var(), 1e-300))
-    machine = svm.SVC(kernel="precomputed", class_weight="balanced")
-    scores = model_selection.cross_val_score(machine, kernel, kind, cv=folds, scoring="roc_auc")
-    auc = Auc(float(scores.mean()), _auc_error(len(chosen), len(drawn)))
-    return auc, _energy(distance, kind, rng) if deadline.left > 0 else None
+    classifier = svm.SVC(kernel="precomputed", class_weight="balanced")
+    scores = model_selection.cross_val_score(classifier, kernel, kind, cv=folds, scoring="roc_auc")
+    auc = Auc(float(scores.mean()), _auc_error(len(chosen), len(subset)))
+    return auc, _energy_p_value(distance, kind, rng) if deadline.seconds_left > 0 else None
 
 
-def _auc_error(n: int, pool: int) -> float:
-    """Return the standard error of an AUC of n against ``pool`` samples of one kind."""
-    return math.sqrt((n + pool + 1) / (12 * n * pool))
+def _auc_error(n: int, held_out: int) -> float:
+    """Return the standard error of an AUC of ``n`` against ``held_out`` samples of the same kind."""
+    return math.sqrt((n + held_out + 1) / (12 * n * held_out))
 
 
-def _energy(
+def _energy_p_value(
     distance: Array, kind: Array, rng: np.random.Generator, permutations: int = 499
 ) -> float:
-    """Return the p-value of 2 E|A - B| - E|A - A'| - E|B - B'| among permuted kinds."""
+    """Return the permutation p-value of the energy statistic 2 E|A - B| - E|A - A'| - E|B - B'|."""
     signs = np.where(kind == 1, 1.0 / (kind == 1).sum(), -1.0 / (kind == 0).sum())
-    drawn = np.stack([signs, *(rng.permutation(signs) for _ in range(permutations))])
-    energy = -np.einsum("bi,bi->b", drawn @ distance, drawn)
+    permuted = np.stack([signs, *(rng.permutation(signs) for _ in range(permutations))])
+    energy = -np.einsum("bi,bi->b", permuted @ distance, permuted)
     return float((energy >= energy[0] - 1e-12 * abs(energy[0])).mean())
 
 
-def told_by_network(
-    checkpoint: Network, train: Dataset, pool: Dataset | None, task: str, seed: int
+def compare_losses(
+    network: Network, train: Dataset, holdout: Dataset | None, task: str, seed: int
 ) -> float | None:
-    """Test whether the network's losses tell training samples from held-out ones.
+    """Test whether the losses of the network differ between training and held-out samples.
 
-    Two statistics share the permuted subsets: the mean loss, and how far the distribution of losses
-    lies from that of all samples (at a margin training samples have equal losses, neither least nor
-    largest). If held-out samples have no labels, the network's own answers replace the labels of all.
+    Two statistics share the permuted subsets. The first is the mean loss. The second is the distance of
+    the distribution of losses to that of all samples: at a margin the training samples have equal losses,
+    which are neither the smallest nor the largest. If the held-out samples have no labels, the predictions
+    of the network replace the labels of all samples.
+
+    Args:
+        network: The audited network.
+        train: The training set under test.
+        holdout: The held-out set, None if there is none.
+        task: Task of the network.
+        seed: Seed of the subsets.
 
     Returns:
         The p-value, None without enough held-out samples.
     """
-    if pool is None or why_not_calibrated(len(train), len(pool)):
+    if holdout is None or why_not_calibrated(len(train), len(holdout)):
         return None
-    loss = sample_losses(checkpoint, train, pool, task)
+    loss = compute_losses(network, train, holdout, task)
     if loss is None:
         return None
-    labels = _strata_or_one(train, pool)
+    labels = _strata_or_one(train, holdout)
     n, rng = len(train), np.random.default_rng((seed, 6))
-    drawn = draw_sets(labels, labels[:n], SUBSETS - 1, rng)
-    sets = np.concatenate([np.arange(n)[None], drawn])
+    subsets = draw_sets(labels, labels[:n], SUBSETS - 1, rng)
+    rows = np.concatenate([np.arange(n)[None], subsets])
     rank = np.argsort(np.argsort(loss, kind="stable"), kind="stable")
-    places = np.sort(rank[sets], axis=1) / len(loss)
+    places = np.sort(rank[rows], axis=1) / len(loss)
     steps = np.arange(n) / n
     distance = np.maximum(np.abs(places - steps), np.abs(places - steps - 1 / n)).max(1)
-    return float(step_down(np.stack([-loss[sets].mean(1), distance])).min())
+    return float(step_down(np.stack([-loss[rows].mean(1), distance])).min())
 
 
-def _outputs(checkpoint: Network, train: Dataset, pool: Dataset) -> Tensor:
-    """Return the network's outputs for training and held-out samples in float64, (n + N, k)."""
-    return evaluate(checkpoint.double_module, torch.cat([train.x, pool.x]).double())
+def _outputs(network: Network, train: Dataset, holdout: Dataset) -> Tensor:
+    """Return the outputs for training and held-out samples in float64, (n + N, k)."""
+    return evaluate(network.double_module, torch.cat([train.x, holdout.x]).double())
 
 
-def _has_known_labels(train: Dataset, pool: Dataset) -> bool:
+def _has_known_labels(train: Dataset, holdout: Dataset) -> bool:
     """Return True if every label of the held-out samples is a label of the training set."""
-    return {*pool.y.flatten().tolist()} <= {*train.y.flatten().tolist()}
+    return {*holdout.y.flatten().tolist()} <= {*train.y.flatten().tolist()}
 
 
-def sample_losses(
-    checkpoint: Network, train: Dataset, pool: Dataset, task: str, outputs: Tensor | None = None
+def compute_losses(
+    network: Network, train: Dataset, holdout: Dataset, task: str, outputs: Tensor | None = None
 ) -> Array | None:
-    """Return the loss of every training and held-out sample, (n + N,); None if they do not compare.
+    """Return the losses of training and held-out samples.
 
-    If the held-out samples have no labels of the training set, the label that the network would give is
-    used for all samples. Otherwise training samples could be told apart by their labels.
+    If the held-out samples have no labels of the training set, the prediction of the network is used as
+    the label of all samples. Otherwise training samples could be identified by their labels.
+
+    Args:
+        network: The audited network.
+        train: The training set under test.
+        holdout: The held-out set.
+        task: Task of the network.
+        outputs: (n + N, k) outputs of the network. By default they are computed.
+
+    Returns:
+        (n + N,) losses, None if the targets of a regression cannot be compared.
     """
-    outputs = _outputs(checkpoint, train, pool) if outputs is None else outputs
-    task, several = choose_task(task, outputs.shape[1]), len(pool.y.unique()) > 1
+    outputs = _outputs(network, train, holdout) if outputs is None else outputs
+    task, has_several_labels = choose_task(task, outputs.shape[1]), len(holdout.y.unique()) > 1
     if task == "regression":
-        if pool.y.shape[1:] != train.y.shape[1:] or not several:
+        if holdout.y.shape[1:] != train.y.shape[1:] or not has_several_labels:
             return None
-        targets = normalize_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
+        targets = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
         return as_array((outputs - targets).square().mean(1))
-    if several and _has_known_labels(train, pool):
-        y = normalize_labels(torch.cat([train.y, pool.y]), task, outputs.shape[1])
+    if has_several_labels and _has_known_labels(train, holdout):
+        y = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
     elif task == "binary":
         y = torch.where(outputs[:, 0] > 0, 1.0, -1.0)
     else:
@@ -543,18 +633,18 @@ def sample_losses(
     return as_array(F.cross_entropy(outputs, y.long(), reduction="none"))
 
 
-def _strata(train: Dataset, pool: Dataset) -> Array | None:
-    """Return the labels of all samples, None if the held-out set has too few of one to match by label."""
-    if not (are_class_labels(train.y) and are_class_labels(pool.y)):
+def _strata(train: Dataset, holdout: Dataset) -> Array | None:
+    """Return the labels of all samples, None if the held-out set is too small to match by label."""
+    if not (are_class_labels(train.y) and are_class_labels(holdout.y)):
         return None
-    labels = np.concatenate([as_array(train.y), as_array(pool.y)])
+    labels = np.concatenate([as_array(train.y), as_array(holdout.y)])
     n = len(train)
     values, counts = np.unique(labels[:n], return_counts=True)
-    enough = all((labels[n:] == v).sum() >= k for v, k in zip(values, counts, strict=True))
-    return labels if enough else None
+    has_enough = all((labels[n:] == v).sum() >= k for v, k in zip(values, counts, strict=True))
+    return labels if has_enough else None
 
 
-def _strata_or_one(train: Dataset, pool: Dataset) -> Array:
-    """Return the labels of all samples, or one label for all if they are not to be matched."""
-    labels = _strata(train, pool)
-    return np.zeros(len(train) + len(pool), dtype=int) if labels is None else labels
+def _strata_or_one(train: Dataset, holdout: Dataset) -> Array:
+    """Return the labels of all samples, or one label for all if they cannot be matched."""
+    labels = _strata(train, holdout)
+    return np.zeros(len(train) + len(holdout), dtype=int) if labels is None else labels

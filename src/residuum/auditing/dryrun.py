@@ -1,7 +1,7 @@
-"""An audit before it runs: all that is in its way at once, what it would cost, and how it can end.
+"""Preview an audit: what would stop it, what it would cost, and how it can end.
 
-Every check that would stop an audit is made and its message kept, so that one dry run shows them all. The
-rows of the table come from the same functions as those of the audit. Nothing is attacked.
+A dry run makes every check that could stop an audit and reports all problems at once. The rows of its table
+come from the same functions as those of the audit. No attack runs.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from residuum import plugins
-from residuum.auditing.applicability import PLANNED, Applies, tried
-from residuum.auditing.assembling import measured_facts
+from residuum.auditing.applicability import PLANNED, Applies, list_attacks
+from residuum.auditing.assembling import describe_case
 from residuum.auditing.case import Case, Model, Obstacles, load_case
 from residuum.auditing.controls import run_controls
 from residuum.auditing.outcomes import AttackOutcome
@@ -21,7 +21,7 @@ from residuum.auditing.plan import AttackPlan, Deadline, forecast
 from residuum.auditing.request import AuditOptions, AuditRequest
 from residuum.auditing.run import Audit, restriction
 from residuum.auditing.schedule import AttackSchedule, reason_to_run
-from residuum.auditing.stages import UNWANTED
+from residuum.auditing.stages import SWITCHED_OFF
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND
 from residuum.records import Knowledge, Record
 from residuum.risk.membership import holdout_needed
@@ -36,12 +36,12 @@ class DryRun(Record):
     """What an audit would do.
 
     Attributes:
-        obstacles: What the audit would stop at, with the remedy.
-        doubts: What would leave it inconclusive or weaken it.
-        applies: What would be tried.
-        cost: How long it would take, in a sentence.
-        verdicts: By verdict, whether it can be reached, or why not.
-        exit_code: Of an audit that stops at an obstacle, 0 if there is none.
+        obstacles: Problems that would stop the audit, with the remedy.
+        doubts: What would make the audit inconclusive or weaken its result.
+        applies: What would be tried, what would not, and why.
+        cost: The planned attacks and the time limit, in a sentence.
+        verdicts: For each verdict, whether it can be reached, or why not.
+        exit_code: Exit code of an audit that stops at an obstacle, 0 if there is none.
     """
 
     obstacles: tuple[str, ...] = ()
@@ -63,7 +63,9 @@ def dry_run(
     trust_code: bool = False,
     **options: Unpack[AuditOptions],
 ) -> DryRun:
-    """Return what an audit would stop at, try and cost, without attacking.
+    """Preview an audit without running an attack.
+
+    An option that is not valid raises an ``InputError``, as in an audit.
 
     Args:
         model: See :func:`residuum.audit`, like all other arguments.
@@ -77,9 +79,6 @@ def dry_run(
 
     Returns:
         All obstacles at once, what would be tried, and which verdicts can be reached.
-
-    Raises:
-        InputError: If an option does not fit.
     """
     plugins.load()
     request, obstacles = AuditRequest(**options), Obstacles()
@@ -102,13 +101,21 @@ def dry_run(
     plan = (
         _plan(case, request, obstacles)
         if case.network is not None
-        else _of_records(case, obstacles)
+        else _dry_run_of_records(case, obstacles)
     )
     return plan if case.stored is None else _with_stored_records(plan, case)
 
 
 def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
-    """Return every attack that the request asks for, and whether it would run or why not."""
+    """Return one row for every attack that the request names, with the reason why it would run or not.
+
+    Args:
+        case: The inputs of the audit.
+        request: Settings of the audit.
+
+    Returns:
+        The rows.
+    """
     schedule = AttackSchedule(case.attacked, case.knowledge, request)
     return _rows_of(schedule, schedule.skipped(), {})
 
@@ -116,12 +123,12 @@ def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
 def _rows_of(
     schedule: AttackSchedule, skipped: dict[str, AttackOutcome], plans: dict[str, AttackPlan]
 ) -> tuple[AttackOutcome, ...]:
-    """Return every attack with the reason to run it, or the reason why it does not run."""
+    """Return one row for every attack, with the reason why it runs or not."""
     rows = []
     for name, attack in schedule.attacks.items():
-        left_out = schedule.reason_to_skip(name, plans[name]) if name in plans else ""
-        reason = left_out or reason_to_run(attack, schedule.surfaces[name])
-        row = AttackOutcome(name, not attack.is_baseline, True, not left_out, reason)
+        skip_reason = schedule.reason_to_skip(name, plans[name]) if name in plans else ""
+        reason = skip_reason or reason_to_run(attack, schedule.surfaces[name])
+        row = AttackOutcome(name, not attack.is_baseline, True, not skip_reason, reason)
         rows.append(skipped.get(name, row))
     return tuple(rows)
 
@@ -129,10 +136,10 @@ def _rows_of(
 def _without_data(obstacles: Obstacles) -> tuple[str, ...]:
     if obstacles.messages:
         return ()
-    return (f"{NO_DATA}: nothing can be compared, the verdict is inconclusive",)
+    return (f"{NO_DATA}: nothing can be compared, so the verdict would be inconclusive",)
 
 
-def _of_records(case: Case, obstacles: Obstacles) -> DryRun:
+def _dry_run_of_records(case: Case, obstacles: Obstacles) -> DryRun:
     doubts = _without_data(obstacles) if case.train is None else ()
     return DryRun(
         tuple(obstacles.messages), doubts, verdicts=STOPPED, exit_code=obstacles.exit_code
@@ -154,8 +161,8 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
         tuple(obstacles.messages),
         (*doubts, *case.audited.assumptions, *(fit.notes if fit else ())),
         (
-            *measured_facts(case),
-            *tried(rows, PLANNED),
+            *describe_case(case),
+            *list_attacks(rows, PLANNED),
         ),
         forecast(plans, request) if plans else "",
         _verdicts(to_leak, to_pass) if is_possible else STOPPED,
@@ -167,15 +174,15 @@ def _with_stored_records(plan: DryRun, case: Case) -> DryRun:
     """Add what the stored records of the release mean for the verdict."""
     assert case.stored is not None
     stored = case.stored
-    reason = "the file itself holds records outright"
+    reason = "records are stored verbatim in the file"
     impossible = f"cannot be reached: {reason}"
     verdicts = {LEAK: f"certain: {reason}", NO_LEAK_FOUND: impossible, INCONCLUSIVE: impossible}
-    if not stored.certain:
-        by_name = "an array is named as records: where samples stand in it, that is a leak"
-        verdicts = {**plan.verdicts, LEAK: f"{REACHABLE}: {by_name}"}
+    if not stored.is_certain:
+        condition = "if samples are stored in the array whose name suggests records"
+        verdicts = {**plan.verdicts, LEAK: f"{REACHABLE}: {condition}"}
     return plan.replace(
-        doubts=tuple(d for d in plan.doubts if not (stored.certain and d.startswith(NO_DATA))),
-        applies=(*tried((stored.outcome(None, None),), PLANNED), *plan.applies),
+        doubts=tuple(d for d in plan.doubts if not (stored.is_certain and d.startswith(NO_DATA))),
+        applies=(*list_attacks((stored.outcome(None, None),), PLANNED), *plan.applies),
         verdicts=plan.verdicts if plan.obstacles else verdicts,
     )
 
@@ -183,24 +190,24 @@ def _with_stored_records(plan: DryRun, case: Case) -> DryRun:
 def _conditions(
     case: Case, request: AuditRequest, rows: tuple[AttackOutcome, ...]
 ) -> tuple[list[str], list[str]]:
-    """Return why no leak could be found, and, beyond that, why none could be ruled out."""
-    if reason := Audit(case, request, Deadline.of(request)).why_not_compared:
+    """Return the reasons why no leak could be found, and further reasons why none could be ruled out."""
+    if reason := Audit(case, request, Deadline.for_request(request)).why_not_compared:
         return [reason], []
-    claim = case.compared
-    assert claim is not None
-    assert claim.pool is not None
-    to_leak = [*run_controls(claim, case.knowledge, 0).failures]
-    if case.fit is not None and case.fit.doubtful:
+    sets = case.balanced_sets
+    assert sets is not None
+    assert sets.holdout is not None
+    to_leak = [*run_controls(sets, case.knowledge, 0).failures]
+    if case.fit is not None and case.fit.is_doubtful:
         to_leak.append(f"the network as read hardly fits these samples ({case.fit.line})")
     to_pass = [restriction(request)] if restriction(request) else []
     if not any(row.ran and row.decides for row in rows):
         to_pass.append("no deciding attack applies")
-    if len(claim.pool) < (needed := holdout_needed(len(claim.train))):
+    if len(sets.holdout) < (needed := holdout_needed(len(sets.train))):
         to_pass.append(
-            f"testing membership needs {needed} held-out samples, and there are {len(claim.pool)}"
+            f"a test of membership needs {needed} held-out samples, and there are {len(sets.holdout)}"
         )
     if not request.positive_controls:
-        to_pass.append(UNWANTED)
+        to_pass.append(SWITCHED_OFF)
     return to_leak, to_pass
 
 
@@ -211,10 +218,10 @@ def _verdicts(to_leak: list[str], to_pass: list[str]) -> dict[str, str]:
         return "; ".join(dict.fromkeys(reasons)) if reasons else f"{REACHABLE}: {condition}"
 
     return {
-        LEAK: reachable(to_leak, "if a test finds more than chance gives all tests together"),
+        LEAK: reachable(to_leak, "if a test finds more than expected by chance over all tests"),
         NO_LEAK_FOUND: reachable(
             [*to_leak, *to_pass],
-            "if no test does, the losses show no memorization, and a leak is detected in positive controls",
+            "if no test does, the losses show no memorization, and the tests detect positive controls",
         ),
         INCONCLUSIVE: f"{REACHABLE}: in every other case",
     }

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from residuum import similarity
-from residuum.auditing.controls import Claim
+from residuum.auditing.controls import SampleSets
 from residuum.auditing.result import Evidence
 from residuum.evaluation.matching import match_greedily_in_sets
 from residuum.evaluation.null import draw_sets
@@ -19,47 +19,50 @@ from residuum.records import Scores
 if TYPE_CHECKING:
     from residuum.auditing.scores import AttackTest
 
-MAX_SETS, MAX_VALUES = 100, 5000  # held-out sets in the report, and values that it carries of them
-MAX_SHOWN = 300  # samples that the record keeps with their matches: a page shows fewer
+MAX_SETS, MAX_VALUES = 100, 5000  # held-out sets in the report, and their values in total
+MAX_DISPLAYED = 300  # samples that the record holds with their matches. A page shows fewer
 
 
 def collect_evidence(
-    claim: Claim, scores: Scores, outputs: Tensor, test: AttackTest | None, seed: int
+    sets: SampleSets, scores: Scores, outputs: Tensor, test: AttackTest | None, seed: int
 ) -> Evidence:
-    """Collect the samples worth showing, best first, and the values behind histogram and slider.
+    """Collect the best-matched samples, and the values behind histogram and slider of the report.
 
     Args:
-        claim: Training and held-out set.
+        sets: Training and held-out set.
         scores: Scores of the strongest attack.
         outputs: (n, C) outputs of the network on the training samples.
         test: Test of the strongest attack, None if nothing could be tested.
         seed: Seed of the held-out subsets.
+
+    Returns:
+        The evidence, with the best-matched samples first.
     """
-    train = claim.train
+    train = sets.train
     matches = [row.matches[scores.deciding].score for row in scores.per_sample]
     values = torch.tensor([float("nan") if value is None else value for value in matches])
     order = values.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
-    shown = order[:MAX_SHOWN]
+    displayed = order[:MAX_DISPLAYED]
     has_one_output = outputs.shape[1] == 1
     flat = train.x.flatten(1).double()
     spread = (flat.quantile(0.95, 0) - flat.quantile(0.05, 0)).reshape(train.shape)
     nearest = None
-    if claim.pool is not None and claim.pool.shape == train.shape:
-        ncc = similarity.ncc(flat[shown], claim.pool.x.flatten(1).double())
-        nearest = claim.pool.x[ncc.argmax(1)]
+    if sets.holdout is not None and sets.holdout.shape == train.shape:
+        ncc = similarity.ncc(flat[displayed], sets.holdout.x.flatten(1).double())
+        nearest = sets.holdout.x[ncc.argmax(1)]
     return Evidence(
-        index=shown,
-        x=train.x[shown],
+        index=displayed,
+        x=train.x[displayed],
         values=values,
         null=torch.zeros(0) if test is None else held_out_matches(test, seed),
-        null_sets=count_of_sets(len(train)),
+        null_sets=count_sets(len(train)),
         mean=train.mean,
         outputs=outputs[:, 0] if has_one_output else margins(outputs, train.y),
         output_name="network output" if has_one_output else "margin",
         labels=tuple(
             "" if row.label is None else label_name(row.label, train) for row in scores.per_sample
         ),
-        near=nearest,
+        nearest_holdout=nearest,
         features=train.features,
         units=train.units,
         scale=train.scale,
@@ -68,17 +71,25 @@ def collect_evidence(
     )
 
 
-def count_of_sets(n: int) -> int:
-    """Return how many held-out sets of n samples the report draws: all that it can carry, at least 10."""
+def count_sets(n: int) -> int:
+    """Return the number of held-out sets of n samples in the report, at least 10."""
     return max(10, min(MAX_SETS, MAX_VALUES // n))
 
 
 def held_out_matches(test: AttackTest, seed: int) -> Tensor:
-    """Return the scores of matches in held-out sets of the training set's size. (sets * n,)."""
+    """Return the scores of matches in held-out sets of the size of the training set.
+
+    Args:
+        test: The test of the attack.
+        seed: Seed of the sets.
+
+    Returns:
+        The scores of all matches in all sets, in one dimension.
+    """
     field, gain, n = test.field, test.gain, test.field.n
     labels = np.zeros(gain.shape[1], dtype=int) if field.strata is None else field.strata
-    rng = np.random.default_rng((seed, 2))  # a stream of its own: the test's draws stay as they are
-    sets = n + draw_sets(labels[n:], labels[:n], count_of_sets(n), rng)
+    rng = np.random.default_rng((seed, 2))  # not the stream of the test
+    sets = n + draw_sets(labels[n:], labels[:n], count_sets(n), rng)
     candidate = match_greedily_in_sets(gain, sets)
     matched = candidate >= 0
     return torch.from_numpy(gain[candidate[matched], sets[matched]])

@@ -1,14 +1,13 @@
-"""What a caller hands to an audit, as the project's own records, and whether it all fits together.
+"""Read the inputs of an audit and check that they fit each other.
 
-Do samples and granted facts speak of the same scale? Attacks keep candidates inside the granted value
-range, less the granted mean. Training samples outside it cannot come back, so that "no leak found"
-would say nothing of the network; held-out samples on another scale make chance look weaker or
-stronger than it is.
+Are samples and the attacker's facts on the same scale? Attacks keep candidates inside the known value
+range, minus the known mean. They cannot reconstruct training samples outside it, so "no leak found" would
+say nothing about the network. If held-out samples are on another scale, the chance level is wrong.
 
-Was the network read rightly? A file says little of what a network is: pooling can pass for stride, an
-adapter for a network, labels may be shifted. All of these show in the accuracy on the training
-samples, so every audit begins with it. It does not show an activation read wrongly: small networks
-fit either way.
+Was the network read correctly? A file does not say everything about a network. Pooling can be mistaken for
+stride, an adapter for a network, and labels may be shifted. All of these show in the accuracy on the training
+samples, so every audit begins with this accuracy. An activation that was read wrongly does not show, because
+small networks fit their samples either way.
 """
 
 from __future__ import annotations
@@ -30,37 +29,45 @@ from residuum.records.inputs import add_mean
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import accuracy, choose_task, normalize_labels
 
-NEAR = 0.01  # of the range's width: rounding, no contradiction
-FAR = 1.0  # of the range's width: no sample of this range
-LOOKS_LIKE = {64: "1,8,8", 256: "1,16,16", 784: "1,28,28", 1024: "1,32,32", 3072: "3,32,32"}
+MAX_ROUNDING = 0.01  # share of the range's width by which rounding may exceed the range
+MAX_EXCESS = 1.0  # share of the range's width beyond which the range belongs to other data
+IMAGE_SHAPES = {64: "1,8,8", 256: "1,16,16", 784: "1,28,28", 1024: "1,32,32", 3072: "3,32,32"}
 BYTES = 255.0  # the largest value of a pixel in a file
-SPREAD, SHIFT = 2.0, 0.5  # ratio of standard deviations; difference of means over the larger one
-DOUBTFUL = 0.5  # of the way from naming the commonest class, or the mean, to being always right
+MAX_SPREAD_RATIO = 2.0  # ratio of the standard deviations of training and held-out samples
+MAX_SHIFT = 0.5  # difference of their means, relative to the larger standard deviation
+MIN_FIT = 0.5  # share of the way from a constant prediction to a perfect fit
 MAX_WEIGHT = torch.finfo(torch.float32).max
-LARGEST = 1e12  # squares and sums of such values stay far inside the finite numbers of float32
+MAX_VALUE = 1e12  # squares and sums of such values stay far inside the finite numbers of float32
 
 
-def as_knowledge(given: Knowledge | Mapping[str, Any] | None) -> Knowledge:
-    """What is granted; a dictionary is read as the fields of Knowledge, numbers and arrays as they are."""
-    if not isinstance(given, Mapping):
-        return given or Knowledge()
-    known = tuple(f.name for f in fields(Knowledge))
-    for name in given:
-        require_known(str(name), known, "Nothing is granted as")
-    facts = dict(given)
+def as_knowledge(knowledge: Knowledge | Mapping[str, Any] | None) -> Knowledge:
+    """Return what the attacker knows, from a record or from facts by name (numbers and arrays)."""
+    if not isinstance(knowledge, Mapping):
+        return knowledge or Knowledge()
+    names = tuple(f.name for f in fields(Knowledge))
+    for name in knowledge:
+        require_known(str(name), names, "An attacker cannot know")
+    values = dict(knowledge)
     for name in ("mean", "norms"):
-        if facts.get(name) is not None:
-            facts[name] = torch.as_tensor(facts[name], dtype=torch.float64)
+        if values.get(name) is not None:
+            values[name] = torch.as_tensor(values[name], dtype=torch.float64)
     for name in ("shape", "value_range", "label_balance"):
-        if facts.get(name) is not None:
-            facts[name] = tuple(facts[name])
-    return Knowledge(**facts)
+        if values.get(name) is not None:
+            values[name] = tuple(values[name])
+    return Knowledge(**values)
 
 
-def with_source_of_mean(knowledge: Knowledge, train: Dataset | None) -> Knowledge:
-    """Return the knowledge with the source "train" for a mean that is the mean of the training samples.
+def name_source_of_mean(knowledge: Knowledge, train: Dataset | None) -> Knowledge:
+    """Set the source "train" for a mean that is the mean of the training samples.
 
-    Such a mean makes a stronger attacker than one of public samples, so reports must name its source.
+    Such a mean makes a stronger attacker than a mean of public samples, so reports must name its source.
+
+    Args:
+        knowledge: What the attacker knows.
+        train: The training samples.
+
+    Returns:
+        The knowledge. It is unchanged if the mean is another one or if its source is already known.
     """
     mean = knowledge.mean
     if mean is None or train is None or knowledge.provenance.get("mean", "user") != "user":
@@ -80,198 +87,265 @@ def _same_values(a: Tensor, b: Tensor) -> bool:
     return bool((a.flatten() - b.flatten()).abs().max() <= 1e-5 * scale)
 
 
-def suited(
-    checkpoint: Network,
+def adapt_samples(
+    network: Network,
     train: Dataset | None,
-    control: Dataset | None,
+    holdout: Dataset | None,
     knowledge: Knowledge,
     task: str = "auto",
 ) -> tuple[Dataset | None, Dataset | None]:
-    """The samples as this network receives them, where they were given in another common form.
+    """Convert samples in another common form to the form that the network receives.
 
-    Recognized are labels as one column of ones among zeros for each class, channels last, pixels from
-    0 to 255, and a table on its own scale where the network knows it standardized. Whatever is changed
-    is a note of the training samples. Samples that already suit stay as they are.
+    The function recognizes one-hot labels, images with their channels last, pixels from 0 to 255, and a
+    table that was not standardized. Each conversion is added to the notes of the training samples. Samples
+    that already fit stay as they are.
+
+    Args:
+        network: The network.
+        train: The training samples.
+        holdout: The held-out samples.
+        knowledge: What the attacker knows.
+        task: Task of the network.
+
+    Returns:
+        The training and the held-out samples.
     """
-    if train is None or (control is not None and control.shape != train.shape):
-        return train, control
+    if train is None or (holdout is not None and holdout.shape != train.shape):
+        return train, holdout
     notes: list[str] = []
-    sets = [train] if control is None else [train, control]
-    sets = _channels_first(checkpoint, sets, notes)
-    outputs = checkpoint.architecture.outputs
-    if task_of(checkpoint, task) != "regression":
-        sets = [_plain_labels(one, outputs, notes) for one in sets]
-    sets = _scaled(checkpoint, sets, knowledge, task_of(checkpoint, task), notes)
-    flat = sets[0].x.ndim == 2 and not sets[0].features and knowledge.shape is None
-    if flat and (looks := LOOKS_LIKE.get(sets[0].shape[0])):
-        row = f"rows of {sets[0].shape[0]} values"
-        notes.append(f"{row} may be images: --shape {looks} shows them so")
+    sets = [train] if holdout is None else [train, holdout]
+    sets = _move_channels_first(network, sets, notes)
+    outputs = network.architecture.outputs
+    if resolve_task(network, task) != "regression":
+        sets = [_class_indices(dataset, outputs, notes) for dataset in sets]
+    sets = _rescale(network, sets, knowledge, resolve_task(network, task), notes)
+    is_flat = sets[0].x.ndim == 2 and not sets[0].features and knowledge.shape is None
+    if is_flat and (image_shape := IMAGE_SHAPES.get(sets[0].shape[0])):
+        rows = f"rows of {sets[0].shape[0]} values"
+        notes.append(f"{rows} may be images. Pass --shape {image_shape} to show them as images")
     first = sets[0].replace(notes=tuple(dict.fromkeys((*sets[0].notes, *notes))))
-    return first, None if control is None else sets[1]
+    return first, None if holdout is None else sets[1]
 
 
-def shape_for(model: Any, given: Dataset | None) -> tuple[int, ...] | None:
-    """Of one sample as ``model`` takes it: with channels first where only that goes through its forward."""
-    if given is None:
+def infer_sample_shape(model: Any, samples: Dataset | None) -> tuple[int, ...] | None:
+    """Return the shape of one sample as the model receives it.
+
+    Args:
+        model: The model. Images with their channels last are tried on the forward of a torch module.
+        samples: Training or held-out samples.
+
+    Returns:
+        The shape of the samples, with the channels first if only this shape passes the forward. None
+        without samples.
+    """
+    if samples is None:
         return None
-    shape = given.shape
+    shape = samples.shape
     if not isinstance(model, nn.Module) or len(shape) != 3 or shape[-1] not in (1, 3, 4):
         return shape
     dtype = next((p.dtype for p in model.parameters()), torch.float32)
-    one = given.x[:1].to(dtype)
-    for x in (one, one.movedim(-1, 1)):
+    sample = samples.x[:1].to(dtype)
+    for x in (sample, sample.movedim(-1, 1)):
         with torch.no_grad(), suppress(RuntimeError):
             model(x)
             return tuple(x.shape[1:])
     return shape
 
 
-def _channels_first(checkpoint: Network, sets: list[Dataset], notes: list[str]) -> list[Dataset]:
-    """Images with their channels last turned round, where nothing else can be meant.
-
-    One channel may stand anywhere. Three or four are turned only if the network names that very shape:
-    a table of (28, 28, 3) could be meant as it is.
-    """
-    arch, shape = checkpoint.architecture, sets[0].shape
-    wanted = arch.image_shape if arch.image_shape and len(arch.image_shape) == 3 else None
-    last = len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4)
-    turned = (shape[-1], *shape[:-1])
-    # One channel lies in memory alike either way; more do not, so only a known shape may turn them.
-    if not last or not (shape[-1] == 1 or turned == wanted or turned == checkpoint.input_shape):
+def _move_channels_first(network: Network, sets: list[Dataset], notes: list[str]) -> list[Dataset]:
+    """Move the channels of images to the first place, if no other reading is possible."""
+    # A single channel may be at any place. Three or four channels are moved only if the network has this
+    # shape as its input, because a table of (28, 28, 3) could be meant as it is.
+    arch, shape = network.architecture, sets[0].shape
+    image_shape = arch.image_shape if arch.image_shape and len(arch.image_shape) == 3 else None
+    is_last = len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4)
+    moved = (shape[-1], *shape[:-1])
+    # Moving a single channel does not change the order in memory. Moving several does.
+    if not is_last or not (shape[-1] == 1 or moved == image_shape or moved == network.input_shape):
         return sets
-    notes.append(f"images of shape {shape} have their channels last; they are read as {turned}")
+    notes.append(f"images of shape {shape} have their channels last. They are read as {moved}")
     mean = (
         {}
         if sets[0].mean is None or sets[0].mean.ndim != 3
         else {"mean": sets[0].mean.movedim(-1, 0)}
     )
-    return [one.replace(x=one.x.movedim(-1, 1).contiguous(), **mean) for one in sets]
+    return [dataset.replace(x=dataset.x.movedim(-1, 1).contiguous(), **mean) for dataset in sets]
 
 
-def _plain_labels(one: Dataset, outputs: int, notes: list[str]) -> Dataset:
-    if is_one_hot(one.y) and one.y.shape[1] in (outputs, 2):
-        notes.append("labels of one column for each class are read as class indices")
-        return one.replace(y=one.y.argmax(1))
-    return one.replace(y=one.y[:, 0]) if one.y.ndim == 2 and one.y.shape[1] == 1 else one
+def _class_indices(dataset: Dataset, outputs: int, notes: list[str]) -> Dataset:
+    """Return the samples with one-hot labels as class indices, and labels in one column as a vector."""
+    if is_one_hot(dataset.y) and dataset.y.shape[1] in (outputs, 2):
+        notes.append("labels with one column per class are read as class indices")
+        return dataset.replace(y=dataset.y.argmax(1))
+    has_one_column = dataset.y.ndim == 2 and dataset.y.shape[1] == 1
+    return dataset.replace(y=dataset.y[:, 0]) if has_one_column else dataset
 
 
-def _scaled(
-    checkpoint: Network, sets: list[Dataset], knowledge: Knowledge, task: str, notes: list[str]
+def _rescale(
+    network: Network, sets: list[Dataset], knowledge: Knowledge, task: str, notes: list[str]
 ) -> list[Dataset]:
-    """Pixels of files divided by 255, a table standardized: where the network is right on them so.
+    """Divide pixels by 255, or standardize a table, if the network fits the result."""
+    train, value_range = sets[0], knowledge.value_range
 
-    The names of two classes say nothing of their order, so both are tried.
-    """
-    train, span = sets[0], knowledge.value_range
-
-    def known(one: Dataset) -> bool | None:
-        """Whether the network fits the training samples when they are read so; None: it takes none such."""
+    def fits(dataset: Dataset) -> bool | None:
+        """Return whether the network fits these samples, None if it cannot process them."""
         try:
-            fit = fit_of(checkpoint, one, None, task)
-        except (ResiduumError, RuntimeError, ValueError):  # said by ``check_fit``
+            fit = measure_fit(network, dataset, None, task)
+        except (ResiduumError, RuntimeError, ValueError):  # ``check_inputs`` reports the error
             return None
-        return fit is not None and not fit.doubtful
+        return fit is not None and not fit.is_doubtful
 
-    def pixels(one: Dataset) -> Dataset:
-        return one.replace(x=one.x / BYTES, mean=None if one.mean is None else one.mean / BYTES)
+    def pixels(dataset: Dataset) -> Dataset:
+        mean = None if dataset.mean is None else dataset.mean / BYTES
+        return dataset.replace(x=dataset.x / BYTES, mean=mean)
 
-    if _bytes(train) and (span is None or span[1] <= 2) and known(pixels(train)):
+    if (
+        _note_on_bytes(train)
+        and (value_range is None or value_range[1] <= 2)
+        and fits(pixels(train))
+    ):
         notes.append(
-            f"values up to {float(train.x.max()):g} are read as pixels and divided by 255, as most "
-            "networks receive them; grant --value-range 0,255 where this one does not"
+            f"values up to {float(train.x.max()):g} are read as pixels and divided by 255, because most "
+            "networks receive them in this form. Pass --value-range 0,255 if this network does not"
         )
-        return [pixels(one) for one in sets]
+        return [pixels(dataset) for dataset in sets]
     if train.x.ndim != 2 or train.scale is not None or train.mean is not None:
         return sets
-    if known(train) is not False:  # no other scale makes a network take samples that it does not
+    if fits(train) is not False:  # True: nothing to do. None: no other scale can help.
         return sets
     offset, spread = train.x.mean(0), torch.std(train.x, dim=0, correction=0)
     spread = torch.where(spread > 0, spread, 1.0)
 
-    def standardized(one: Dataset) -> Dataset:
-        return one.replace(x=(one.x - offset) / spread, scale=spread, offset=offset)
+    def standardized(dataset: Dataset) -> Dataset:
+        return dataset.replace(x=(dataset.x - offset) / spread, scale=spread, offset=offset)
 
-    def turned(one: Dataset) -> Dataset:
-        return one.replace(y=1 - one.y, classes=one.classes[::-1])
+    def swapped(dataset: Dataset) -> Dataset:
+        return dataset.replace(y=1 - dataset.y, classes=dataset.classes[::-1])
 
     first = (
         "the columns of your samples were standardized with the mean and deviation of your "
         "training samples"
     )
-    ways = {first: [standardized]}
+    conversions = {first: [standardized]}
+    # The names of two classes do not tell their order, so both orders are tried.
     if len(train.classes) == 2 and set(train.y.unique().tolist()) == {0, 1}:
-        other = f"{train.classes[1]!r} is read as class 0 and {train.classes[0]!r} as class 1"
-        ways |= {other: [turned], f"{first}, and {other}": [standardized, turned]}
-    for said, steps in ways.items():
-        read = sets
+        second = f"{train.classes[1]!r} is read as class 0 and {train.classes[0]!r} as class 1"
+        conversions |= {second: [swapped], f"{first}, and {second}": [standardized, swapped]}
+    for description, steps in conversions.items():
+        converted = sets
         for step in steps:
-            read = [step(one) for one in read]
-        if known(read[0]):
-            notes.append(f"{said}: the network predicts their labels that way, and not without it")
-            return read
+            converted = [step(dataset) for dataset in converted]
+        if fits(converted[0]):
+            notes.append(f"{description}, because the network predicts their labels only then")
+            return converted
     return sets
 
 
-def task_of(checkpoint: Network, task: str) -> str:
-    """The task that was said, else the one that the checkpoint names; "auto" where neither does."""
-    return checkpoint.task if task == "auto" and checkpoint.task else task
+def resolve_task(network: Network, task: str) -> str:
+    """Return the task of a network.
 
+    Args:
+        network: The network.
+        task: The task that the user names, or "auto".
 
-def check_fit(
-    checkpoint: Network, train: Dataset | None, control: Dataset | None, task: str = "auto"
-) -> None:
-    """Refuse before the attack whatever scoring and certificate would refuse after it.
-
-    An attack takes minutes, and its folder would be left without a result.
+    Returns:
+        The task that the user names, otherwise that of the checkpoint, or "auto" if neither names one.
     """
-    for name, weight in checkpoint.theta.items():
+    return network.task if task == "auto" and network.task else task
+
+
+def check_inputs(
+    network: Network, train: Dataset | None, holdout: Dataset | None, task: str = "auto"
+) -> None:
+    """Refuse inputs that scoring or certificates would refuse after the attacks have run.
+
+    Attacks take minutes, and a run that fails after them would leave a folder without a result.
+
+    Args:
+        network: The network.
+        train: The training samples.
+        holdout: The held-out samples.
+        task: Task of the network.
+
+    Raises:
+        CheckpointError: If a weight is too large for float32.
+        DataError: If a value of a sample is too large, or if the training samples have no labels.
+    """
+    for name, weight in network.theta.items():
         if weight.numel() and (largest := float(weight.abs().max())) > MAX_WEIGHT:
             raise CheckpointError(
-                f"Weights must fit into float32, in which attacks compute; {name} reaches {largest:.3g}.",
+                f"Weights must fit into float32, in which attacks compute. {name} reaches {largest:.3g}.",
                 "Check that the file holds the trained weights.",
             )
-    for name, data in (("data", train), ("holdout", control)):
-        if data is not None and (largest := float(data.x.abs().max())) > LARGEST:
+    for name, data in (("data", train), ("holdout", holdout)):
+        if data is not None and (largest := float(data.x.abs().max())) > MAX_VALUE:
             raise DataError(
-                f"Values of samples must lie within +-{LARGEST:g}; {name} reaches {largest:.3g}.",
-                "Give x as the network receives it.",
+                f"Values of samples must lie within +-{MAX_VALUE:g}. {name} reaches {largest:.3g}.",
+                "Pass x as the network receives it.",
             )
     if train is None:
         return
-    model = checkpoint.module
+    model = network.module
     outputs = evaluate(model, train.x[:1].to(next(model.parameters()).dtype)).shape[1]
-    if choose_task(task_of(checkpoint, task), outputs) != "regression" and not train.y.any():
+    if choose_task(resolve_task(network, task), outputs) != "regression" and not train.y.any():
         raise DataError(
-            f"Training samples need the labels they were trained with; all {len(train)} are 0, as where "
-            "none are given.",
-            "Say audit(model, data=(x, y)), or save 'y' beside 'x'.",
+            f"Training samples need the labels they were trained with. All {len(train)} labels are 0, "
+            "as if none were passed.",
+            "Pass audit(model, data=(x, y)), or save 'y' in the same file as 'x'.",
         )
-    normalize_labels(train.y, choose_task(task_of(checkpoint, task), outputs), outputs)
-    prepare_scoring_data(torch.zeros_like(train.x[:1]), train, control, [])
+    normalize_labels(train.y, choose_task(resolve_task(network, task), outputs), outputs)
+    prepare_scoring_data(torch.zeros_like(train.x[:1]), train, holdout, [])
 
 
-def scale_notes(
-    train: Dataset | None, control: Dataset | None, knowledge: Knowledge
+def check_scales(
+    train: Dataset | None, holdout: Dataset | None, knowledge: Knowledge
 ) -> tuple[str, ...]:
-    """What contradicts, one sentence each; refused where the range cannot be meant for these data."""
+    """Return warnings about values that contradict each other.
+
+    A known value range that cannot belong to these samples raises a ``DataError``.
+
+    Args:
+        train: The training samples.
+        holdout: The held-out samples.
+        knowledge: What the attacker knows.
+
+    Returns:
+        One warning for each contradiction.
+    """
     if train is None:
         return ()
-    return (*_bytes(train), *_range(train, knowledge), *_scales(train, control))
+    return (
+        *_note_on_bytes(train),
+        *_note_on_range(train, knowledge),
+        *_note_on_scale(train, holdout),
+    )
 
 
-def _bytes(train: Dataset) -> tuple[str, ...]:
-    """Pixels as files have them: most networks receive them divided by 255."""
-    least, most = float(train.x.min()), float(train.x.max())
-    if not (least >= 0 and BYTES / 2 < most <= BYTES):
+def _note_on_bytes(train: Dataset) -> tuple[str, ...]:
+    """Return a warning if the samples look like pixels of files. Most networks receive pixels / 255."""
+    smallest, largest = float(train.x.min()), float(train.x.max())
+    if not (smallest >= 0 and BYTES / 2 < largest <= BYTES):
         return ()
-    return (f"The training samples have values up to {most:g}: is this what the network receives?",)
+    return (
+        f"The training samples have values up to {largest:g}: is this what the network receives?",
+    )
 
 
-def _range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
-    """What lies outside the granted range, as a note; far outside is refused.
+def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
+    """Return a warning if samples lie outside the known value range. Refuse a range of other data.
 
-    Candidates are kept inside the range, so samples beyond it could not come back: an audit would find
-    nothing and the range would be at fault.
+    Candidates stay inside the range, so attacks cannot reconstruct samples outside it. An audit would find
+    nothing because of the range.
+
+    Args:
+        train: The training samples.
+        knowledge: What the attacker knows.
+
+    Returns:
+        The warning, () without one.
+
+    Raises:
+        DataError: If the samples exceed the range by more than its width, or if the mean has a wrong shape.
     """
     if knowledge.value_range is None:
         return ()
@@ -280,48 +354,52 @@ def _range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
         if mean.numel() not in (1, x[0].numel()):
             raise DataError(
                 f"The mean must be one number or have {x[0].numel()} values; got {mean.numel()}.",
-                "Grant the mean image of the data.",
+                "Pass the mean image of the data.",
             )
         x = add_mean(x, mean)
     low, high = knowledge.value_range
-    least, most = float(x.min()), float(x.max())
-    beyond = max(low - least, most - high) / (high - low)
-    if beyond <= NEAR:
+    smallest, largest = float(x.min()), float(x.max())
+    excess = max(low - smallest, largest - high) / (high - low)
+    if excess <= MAX_ROUNDING:
         return ()
-    added = "with the granted mean added" if mean is not None else "no mean being granted"
-    said = (
-        f"The training samples run from {least:.3g} to {most:.3g}, {added}, outside the granted "
+    added = "with the known mean added" if mean is not None else "without a known mean"
+    sentence = (
+        f"The training samples run from {smallest:.3g} to {largest:.3g}, {added}, outside the known "
         f"value range {low:g} to {high:g}"
     )
-    remedy = "Grant the range of the data before a mean was subtracted, and that mean (--mean)."
-    if beyond > FAR:
-        raise DataError(f"{said}, by more than its width.", remedy)
+    remedy = "Pass the range of the data before a mean was subtracted, and that mean (--mean)."
+    if excess > MAX_EXCESS:
+        raise DataError(f"{sentence}, by more than its width.", remedy)
     share = float(((x < low) | (x > high)).double().mean())
-    return (f"{said} ({share:.0%} of the values): attacks cannot bring these back. {remedy}",)
+    return (f"{sentence} ({share:.0%} of the values). Attacks cannot reconstruct these. {remedy}",)
 
 
-def _scales(train: Dataset, control: Dataset | None) -> tuple[str, ...]:
-    """A note where held-out samples differ from training samples in scale; the control then compares
-    nothing.
-    """
-    if control is None:
+def _note_on_scale(train: Dataset, holdout: Dataset | None) -> tuple[str, ...]:
+    """Return a warning if held-out samples are on another scale, which makes the chance level wrong."""
+    if holdout is None:
         return ()
-    mean, other_mean = (float(data.x.double().mean()) for data in (train, control))
-    spread, other = (float(data.x.double().std(correction=0)) for data in (train, control))
-    larger, smaller = max(spread, other), min(spread, other)
-    if larger <= SPREAD * smaller and abs(mean - other_mean) <= SHIFT * larger:
+    mean, holdout_mean = (float(data.x.double().mean()) for data in (train, holdout))
+    spread, holdout_spread = (float(data.x.double().std(correction=0)) for data in (train, holdout))
+    larger, smaller = max(spread, holdout_spread), min(spread, holdout_spread)
+    if larger <= MAX_SPREAD_RATIO * smaller and abs(mean - holdout_mean) <= MAX_SHIFT * larger:
         return ()
     return (
         "Held-out samples seem to be on another scale than training samples (mean and standard "
-        f"deviation {other_mean:.2g} and {other:.2g} against {mean:.2g} and {spread:.2g}): the "
-        "control holds only where both were preprocessed alike.",
+        f"deviation {holdout_mean:.2g} and {holdout_spread:.2g} against {mean:.2g} and {spread:.2g}). "
+        "The comparison is valid only if both were prepared in the same way.",
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Fit(Record):
-    """measure: "accuracy" or "R^2"; train, holdout: of the network as read, None without labels;
-    base: what naming the commonest class, or the mean, would reach on the training samples.
+    """How well the network fits the samples.
+
+    Attributes:
+        measure: "accuracy" or "R^2".
+        train: The measure on the training samples.
+        holdout: The measure on the held-out samples, None if they have no labels.
+        base: The measure of a constant prediction on the training samples: the most frequent class, or the
+            mean.
     """
 
     derived = ("line",)
@@ -332,55 +410,65 @@ class Fit(Record):
     base: float
 
     @property
-    def doubtful(self) -> bool:
+    def is_doubtful(self) -> bool:
         """Whether the network hardly fits its own training samples."""
-        return self.train - self.base < DOUBTFUL * (1 - self.base)
+        return self.train - self.base < MIN_FIT * (1 - self.base)
 
     @property
     def line(self) -> str:
-        """What every audit says first."""
-        seen = "-" if self.holdout is None else self.figure(self.holdout)
+        """The fit in one line, which every audit prints first."""
+        holdout = "-" if self.holdout is None else self.figure(self.holdout)
         return (
             f"{self.measure} of the network as read: {self.figure(self.train)} on the training "
-            f"samples, {seen} on the held-out ones"
+            f"samples, {holdout} on the held-out ones"
         )
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """A warning where the network does not know the samples it is said to have learned."""
-        if not self.doubtful:
+        """A warning if the network hardly fits its training samples."""
+        if not self.is_doubtful:
             return ()
-        trivial = "the mean" if self.measure == "R^2" else "the commonest class"
+        constant = "the mean" if self.measure == "R^2" else "the most frequent class"
         return (
             f"The network as read reaches an {self.measure} of {self.figure(self.train)} on its training "
-            f"samples, where always naming {trivial} reaches {self.figure(self.base)}: it may not have "
-            "been read as what it is, or the samples or labels are not those it learned. Check "
+            f"samples. Always predicting {constant} reaches {self.figure(self.base)}. The network may not "
+            "have been read correctly, or these are not its training samples or labels. Check "
             "architecture, preprocessing and labels.",
         )
 
     def figure(self, value: float) -> str:
-        """A value of the measure, as a person reads it."""
+        """Return a value of the measure as text."""
         return f"{value:.3g}" if self.measure == "R^2" else f"{value:.1%}"
 
 
-def fit_of(
-    checkpoint: Network, train: Dataset | None, control: Dataset | None, task: str
+def measure_fit(
+    network: Network, train: Dataset | None, holdout: Dataset | None, task: str
 ) -> Fit | None:
-    """Measured on samples that :func:`~residuum.auditing.inputs.check_fit` let pass."""
+    """Measure how well a network fits the samples.
+
+    Args:
+        network: The network.
+        train: Training samples that passed :func:`check_inputs`.
+        holdout: Held-out samples.
+        task: Task of the network.
+
+    Returns:
+        The fit, None without training samples.
+    """
     if train is None:
         return None
-    model = checkpoint.double_module
+    model = network.double_module
     outputs = evaluate(model, train.x.double())
     task = choose_task(task, outputs.shape[1])
     y = normalize_labels(train.y, task, outputs.shape[1])
-    holdout = None
-    # Held-out samples may come without labels, which reads as one label that says nothing.
-    if control is not None and (len(control.y.unique()) > 1 or task == "regression"):
-        known = task == "regression" or set(control.y.tolist()) <= set(train.y.tolist())
-        if known and control.y.shape[1:] == train.y.shape[1:]:
-            wanted = normalize_labels(control.y, task, outputs.shape[1])
-            holdout = accuracy(evaluate(model, control.x.double()), wanted, task)
+    holdout_fit = None
+    # Held-out samples without labels are read as samples of one label, which would say nothing.
+    if holdout is not None and (len(holdout.y.unique()) > 1 or task == "regression"):
+        has_known_labels = task == "regression" or set(holdout.y.tolist()) <= set(train.y.tolist())
+        if has_known_labels and holdout.y.shape[1:] == train.y.shape[1:]:
+            targets = normalize_labels(holdout.y, task, outputs.shape[1])
+            holdout_fit = accuracy(evaluate(model, holdout.x.double()), targets, task)
     if task == "regression":
-        return Fit("R^2", accuracy(outputs, y, task), holdout, 0.0)
+        return Fit("R^2", accuracy(outputs, y, task), holdout_fit, 0.0)
     base = float(y.unique(return_counts=True)[1].max()) / len(y)
-    return Fit("accuracy", accuracy(outputs, y, task), holdout, base)
+    return Fit("accuracy", accuracy(outputs, y, task), holdout_fit, base)

@@ -27,15 +27,26 @@ if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
 
 MOMENT = "moment"
-LARGER = 4  # times the budget, if it limited the positive controls
-OUT_OF_REACH = 4 * 3600.0  # reference seconds: a larger budget is not advised
-STRIPPED_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors")  # files that strip writes anew
+BUDGET_FACTOR = 4  # on the budget, if it limited the positive controls
+MAX_BUDGET = 4 * 3600.0  # reference seconds. A larger budget is not advised
+STRIPPED_SUFFIXES = (
+    ".pt",
+    ".pth",
+    ".bin",
+    ".ckpt",
+    ".safetensors",
+)  # files that residuum strip can write
 STRIPPED = "stripped.pt"
 
 
 @dataclass(frozen=True, eq=False)
 class NextStep(Record):
-    """What to do now, in sentences, and the commands for it, ready to copy."""
+    """What to do next, in sentences, and the commands for it.
+
+    Attributes:
+        text: What to do.
+        commands: Commands that can be copied.
+    """
 
     text: str
     commands: tuple[str, ...] = ()
@@ -68,7 +79,7 @@ def next_step(result: AuditResult) -> NextStep:
         larger_budget=duration(_budget_for_larger_controls(result)),
     )
     is_shareable = redacted_report in row.commands and redacted_report(result)
-    return NextStep(text + (TO_SHOW if is_shareable else ""), commands)
+    return NextStep(text + (REDACTED_NOTE if is_shareable else ""), commands)
 
 
 def strip_file(result: AuditResult) -> str:
@@ -127,7 +138,7 @@ def audit_with_larger_controls(result: AuditResult) -> str:
 def _budget_for_larger_controls(result: AuditResult) -> float:
     requested = result.settings.get("requested", {})
     changed = {name: requested[name] for name in ("effort", "budget") if name in requested}
-    return LARGER * limit_of(AuditRequest(**changed))
+    return BUDGET_FACTOR * limit_of(AuditRequest(**changed))
 
 
 def _leaking_surfaces(result: AuditResult) -> set[str]:
@@ -161,15 +172,15 @@ def _memorizes(result: AuditResult) -> bool:
     return loss is not None and loss.memorization == SHOWN
 
 
-def _left_out(result: AuditResult) -> bool:
+def _has_left_out_work(result: AuditResult) -> bool:
     return any(row.decides and row.unfinished for row in result.attacks)
 
 
 def _not_covered(result: AuditResult) -> str:
-    """Return what "no leak found" does not cover, and who would be a stronger attacker."""
+    """Return the attacks and attackers that "no leak found" does not cover."""
     skipped = [row.name for row in result.attacks if row.decides and row.applies and not row.ran]
     unknown_facts = {
-        "theta0": "the weights that training began from (--init)",
+        "theta0": "the initial weights (--init)",
         "mean": "the mean of the samples (--mean train)",
         "value_range": "the range of values (--value-range)",
     }
@@ -179,11 +190,11 @@ def _not_covered(result: AuditResult) -> str:
     gaps = [f"an attacker who knows {' or '.join(unknown)}"] if unknown else []
     gaps += [f"attacks that were not run ({', '.join(skipped)})"] if skipped else []
     gaps += ["attackers with shadow networks"]
-    gaps += ["anything else that is released with this file (residuum scan)"]
+    gaps += ["other content of this release (residuum scan)"]
     return "; ".join(gaps)
 
 
-TO_SHOW = " The last command writes this report without any sample, to show to others."
+REDACTED_NOTE = " The last command writes this report without any sample, so that you can share it."
 HOLDS_RECORDS = "Do not release this file, because it contains training records."
 RETRAIN = (
     "Do not release this file. The weights themselves leak, so only another training helps. Retrain with "
@@ -203,7 +214,7 @@ CHECK_READING = (
 LEAK_ROWS = (
     Row(
         lambda result: bool(result.verdict.stored and strip_file(result)),
-        f"{HOLDS_RECORDS} The first command writes the weights alone. Audit the result before you release "
+        f"{HOLDS_RECORDS} The first command writes only the weights. Audit the result before you release "
         "it.",
         (strip_file, redacted_report),
     ),
@@ -216,7 +227,7 @@ LEAK_ROWS = (
     ),
     Row(
         lambda result: result.verdict.is_below_limit,
-        "What was found is weaker than your limit (--fail-on). Decide whether you accept it before you "
+        "The findings are weaker than your limit (--fail-on). Decide whether you accept it before you "
         "release this file.",
         (redacted_report,),
     ),
@@ -257,7 +268,7 @@ INCONCLUSIVE_ROWS = (
         "Pass other held-out samples (--holdout): from the same source as the training samples, prepared in "
         "the same way, and none of them trained on.",
     ),
-    Row(lambda result: result.fit is not None and result.fit.doubtful, CHECK_READING),
+    Row(lambda result: result.fit is not None and result.fit.is_doubtful, CHECK_READING),
     Row(
         _has_too_few_held_out,
         "Pass more held-out samples (--holdout): at least {needed}, and there are {holdout}. They must come "
@@ -279,12 +290,14 @@ INCONCLUSIVE_ROWS = (
         (strip_file, audit_stripped_file),
     ),
     Row(
-        lambda result: _left_out(result) and (result.checks.budget_needed or 0) > OUT_OF_REACH,
+        lambda result: (
+            _has_left_out_work(result) and (result.checks.budget_needed or 0) > MAX_BUDGET
+        ),
         "All attacks on this network would take about {budget} of reference time on a CPU. Run the audit on "
-        "a GPU (--device cuda), or treat the file as not cleared.",
+        "a GPU (--device cuda). Until then, assume that this file may leak.",
     ),
     Row(
-        _left_out,
+        _has_left_out_work,
         "Raise the budget. At {budget} nothing is left out.",
         (audit_with_larger_budget,),
     ),
@@ -295,8 +308,8 @@ INCONCLUSIVE_ROWS = (
     ),
     Row(
         _memorizes,
-        "The network memorizes its training samples, so an audit cannot clear it, even though no sample is "
-        f"named or reconstructed. {FEWER_EPOCHS} Then audit the new file.",
+        "The network memorizes its training samples, so an audit cannot rule out a leak, even though no "
+        f"sample is named or reconstructed. {FEWER_EPOCHS} Then audit the new file.",
         (redacted_report,),
     ),
     Row(
@@ -313,7 +326,7 @@ INCONCLUSIVE_ROWS = (
     Row(
         lambda result: (
             any(control.limited_by == BUDGET for control in result.checks.positive_controls)
-            and _budget_for_larger_controls(result) <= OUT_OF_REACH
+            and _budget_for_larger_controls(result) <= MAX_BUDGET
         ),
         "Raise the budget to {larger_budget}. The positive controls then have more samples, which makes "
         "a leak easier to detect in them.",

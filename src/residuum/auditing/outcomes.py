@@ -19,17 +19,17 @@ GRADES = {  # of a leak, the strongest first
     "class, so public samples give as good a picture",
     MEMBERSHIP: "training samples can be told from non-members by the weights",
 }
-STORED = "records in the file"  # a surface that needs no attack
+STORED = "records in the file"  # attack surface of records that are stored verbatim
 
 
 @dataclass(frozen=True, eq=False)
 class AttackOutcome(Record):
-    """One attack on its surface and its result. A deciding attack is a test.
+    """The result of one attack on its attack surface. A deciding attack is a test.
 
     Attributes:
         name: Name of the attack.
         decides: Whether its test can show a leak. A baseline does not decide.
-        applies: Whether the network and the attacker's knowledge fit it.
+        applies: Whether the attack works for this network and this knowledge.
         ran: Whether it was run.
         reason: Why it was run or not.
         surface: The attack surface.
@@ -39,7 +39,7 @@ class AttackOutcome(Record):
         diverged: Restarts that diverged.
         residual: The largest residual of the layers that count, of the best restart.
         residuals: Residuals of all layers, norm over norm.
-        judged: The layers that count.
+        judged: Names of the layers that count.
         seconds: Time that it took.
         recovered: Training samples that this test alone recovers.
         expected_by_chance: Samples that it recovers of as many held-out samples.
@@ -47,7 +47,7 @@ class AttackOutcome(Record):
         adjusted: P-value over all tests of the audit.
         level: The largest adjusted p-value that shows a leak.
         rule: What counts as recovered, such as "ncc > 0.83".
-        of: Number of samples, if the test has its own.
+        sample_count: Number of samples of this test, None if it is that of the audit.
         unfinished: What the budget left out of its plan, "" if nothing.
     """
 
@@ -73,12 +73,12 @@ class AttackOutcome(Record):
     adjusted: float | None = None
     level: float = SIGNIFICANCE
     rule: str = ""
-    of: int | None = None
+    sample_count: int | None = None
     unfinished: str = ""
 
     @property
     def survives(self) -> bool:
-        """Whether it recovers more than chance gives all tests together."""
+        """Whether the attack recovers more than expected by chance over all tests."""
         return self.decides and self.adjusted is not None and self.adjusted <= self.level
 
     @property

@@ -1,11 +1,11 @@
-"""The plan of an audit: which work it does. The plan is made before the audit starts.
+"""Plan the work of an audit before it starts.
 
-It follows from the effort, the network, the attacker's knowledge and the seed, never from the clock. So the
+The plan depends on the effort, the network, the attacker's knowledge and the seed, never on the clock. So the
 same file, seed and effort give the same verdict on a fast and on a slow machine.
 
 The cost of an attack is counted in operations and expressed in reference seconds
-(:mod:`residuum.attacks.cost`). ``--budget`` is a limit in reference seconds. It can only leave work out. What
-is left out is named, and an audit that left work out never ends in exit code 0.
+(:mod:`residuum.attacks.cost`). ``--budget`` is a limit in reference seconds. Work that does not fit is left
+out and named. An audit that leaves work out never ends in exit code 0.
 
 The clock can only stop an audit. It does so after ``OVERRUN`` times the budget. Such an audit never ends in
 exit code 0 either.
@@ -30,14 +30,12 @@ from residuum.records import Knowledge, Record
 from residuum.settings import RestartSettings, SearchSettings
 from residuum.surfaces.surface import Surface
 
-OVERRUN = 1.3  # times the budget at which the clock stops an audit
-MIN_DEADLINE = 20.0  # seconds: an audit with a tiny budget still reads, scores and reports
+OVERRUN = 1.3  # the clock stops an audit after this multiple of its budget
+MIN_DEADLINE = 20.0  # seconds, so that an audit with a tiny budget still reads, scores and reports
 ATTACK_SHARE, CONTROL_SHARE, BASELINE_SHARE = 0.4, 0.4, 0.05  # of the budget, in reference seconds
 MAX_RESTARTS = 64  # of one attack
-MAX_CANDIDATES = 20_000  # of all restarts of one attack: bounds the memory of the scoring
-MAX_BATCH_UNKNOWNS = (
-    20_000_000  # numbers that restarts running together search: bounds their memory
-)
+MAX_CANDIDATES = 20_000  # of all restarts of one attack, because scoring needs memory for all
+MAX_BATCH_UNKNOWNS = 20_000_000  # unknowns of restarts that run together, because of their memory
 
 
 class Effort(NamedTuple):
@@ -45,7 +43,7 @@ class Effort(NamedTuple):
 
     Attributes:
         attack_seconds: Reference seconds of all attacks.
-        restarts: Times the restarts of the preset, if they fit into these seconds.
+        restarts: Factor on the restarts of the preset, if they fit into these seconds.
         budget: The default limit in reference seconds.
     """
 
@@ -69,7 +67,7 @@ class Batch(Record):
         attack: Name of the attack.
         restarts: Number of restarts.
         steps: Steps of each restart.
-        seed: Seed of all its restarts, which differ by their number.
+        seed: Seed of all its restarts. They differ by their number.
     """
 
     attack: str
@@ -77,7 +75,7 @@ class Batch(Record):
     steps: int
     seed: int
 
-    def of(self, attack: Attack) -> Attack:
+    def apply_to(self, attack: Attack) -> Attack:
         """Return the attack with the restarts, steps and seed of this batch."""
         return attack.changed(restarts=self.restarts, steps=self.steps, seed=self.seed)
 
@@ -88,7 +86,7 @@ class AttackPlan(Record):
 
     Attributes:
         restarts: Restarts to run, 0 if the attack has none.
-        seconds: Reference seconds: the cost of the restarts, or the effort of an attack that adapts to it.
+        seconds: Reference seconds that the restarts cost, or that an attack without restarts may use.
         runs: Whether the attack runs at all.
         left_out: What the budget does not allow, in words, "" if nothing is left out.
         batch_restarts: How many restarts run together.
@@ -117,8 +115,8 @@ class Deadline:
     """The time at which the clock stops an audit, counted from the creation of this object.
 
     Args:
-        seconds: Seconds until then.
-        clock: Tells the time.
+        seconds: Seconds until the clock stops the audit.
+        clock: Returns the time in seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -126,22 +124,22 @@ class Deadline:
         self.start = clock()
 
     @classmethod
-    def of(cls, request: AuditRequest) -> Deadline:
+    def for_request(cls, request: AuditRequest) -> Deadline:
         """Return the deadline of an audit."""
         return cls(max(MIN_DEADLINE, OVERRUN * limit_of(request)))
 
     @property
-    def left(self) -> float:
-        """Seconds that are left, negative after the deadline."""
+    def seconds_left(self) -> float:
+        """Seconds until the deadline, negative after it."""
         return self.seconds - (self.clock() - self.start)
 
     @property
     def is_over(self) -> bool:
         """Whether the deadline has passed."""
-        return self.left <= 0
+        return self.seconds_left <= 0
 
     def charge(self, seconds: float) -> None:
-        """Count time that an interrupted run of the same audit took."""
+        """Subtract the time that an interrupted run of the same audit took."""
         self.seconds -= seconds
 
 
@@ -167,7 +165,7 @@ def effort_of(request: AuditRequest) -> Effort:
 
 
 def limit_of(request: AuditRequest) -> float:
-    """Return the budget of a request in reference seconds: its own, or that of its effort."""
+    """Return the budget of a request in reference seconds. The default depends on the effort."""
     seconds = request.seconds
     return effort_of(request).budget if seconds is None else seconds
 
@@ -182,7 +180,7 @@ def plan_attacks(
 ) -> dict[str, AttackPlan]:
     """Plan the attacks of an audit.
 
-    Every attack gets an equal share of the effort, some a smaller one (``Attack.effort_share``). An attack
+    Every attack gets an equal share of the effort, or a smaller share (``Attack.effort_share``). An attack
     with restarts runs as many as fit into its share, at least one. If the budget does not allow this,
     restarts are left out, or the whole attack.
 
@@ -246,9 +244,9 @@ def plan_attack(
         surface: Its surface.
         network: The network that is attacked.
         knowledge: What the attacker knows.
-        planned: Reference seconds that the effort gives to it.
-        allowed: Reference seconds that the budget allows it.
-        restart_factor: Times the restarts of the attack's settings.
+        planned: Reference seconds of the effort for this attack.
+        allowed: Reference seconds of the budget for this attack.
+        restart_factor: Factor on the restarts in the settings of the attack.
         is_exact: Run exactly as many restarts as the settings say, if the budget allows it.
 
     Returns:
@@ -256,19 +254,21 @@ def plan_attack(
     """
     if attack.pace == "sized" or not isinstance(attack, RestartSettings):
         seconds = min(planned, allowed)
-        short = "" if seconds >= planned else f"it ran with {seconds / planned:.0%} of its effort"
-        return AttackPlan(seconds=seconds, left_out=short)
+        shortfall = (
+            "" if seconds >= planned else f"it ran with {seconds / planned:.0%} of its effort"
+        )
+        return AttackPlan(seconds=seconds, left_out=shortfall)
     attack = attack.resolve_settings(network, knowledge)
     assert isinstance(attack, RestartSettings)
     restart_cost = max(estimate_reference_seconds(attack, surface, knowledge), 1e-9)
-    most = max(1, min(MAX_RESTARTS, MAX_CANDIDATES // max(1, attack.candidates)))
+    max_restarts = max(1, min(MAX_RESTARTS, MAX_CANDIDATES // max(1, attack.candidates)))
     if is_exact:
-        restarts = min(attack.restarts, most)
+        restarts = min(attack.restarts, max_restarts)
     else:
         planned_restarts = max(1, math.ceil(restart_factor * attack.restarts))
-        restarts = max(1, min(planned_restarts, int(planned / restart_cost), most))
-    fit = min(restarts, int(allowed / restart_cost))
-    if not fit:
+        restarts = max(1, min(planned_restarts, int(planned / restart_cost), max_restarts))
+    affordable = min(restarts, int(allowed / restart_cost))
+    if not affordable:
         cost = duration(restart_cost)
         return AttackPlan(
             runs=False,
@@ -276,9 +276,11 @@ def plan_attack(
             seconds=restart_cost,
         )
     unknowns = attack.candidates * math.prod(surface.shape(knowledge))
-    together = max(1, MAX_BATCH_UNKNOWNS // max(1, unknowns))
-    left_out = "" if fit == restarts else f"{fit} of {restarts} restarts ran"
-    return AttackPlan(fit, fit * restart_cost, True, left_out, min(fit, together))
+    batch_size = max(1, MAX_BATCH_UNKNOWNS // max(1, unknowns))
+    left_out = "" if affordable == restarts else f"{affordable} of {restarts} restarts ran"
+    return AttackPlan(
+        affordable, affordable * restart_cost, True, left_out, min(affordable, batch_size)
+    )
 
 
 def _cost_of_baseline(
@@ -292,11 +294,14 @@ def _cost_of_baseline(
 
 
 def forecast(plans: Mapping[str, AttackPlan], request: AuditRequest) -> str:
-    """Return what an audit plans to run, in a sentence.
+    """Describe what an audit plans to run.
 
     Args:
         plans: The plans of the attacks, by name.
         request: Settings of the audit.
+
+    Returns:
+        Effort, limit, attacks and what is left out, in sentences.
     """
     limit = duration(limit_of(request))
     planned = [
@@ -314,11 +319,14 @@ def forecast(plans: Mapping[str, AttackPlan], request: AuditRequest) -> str:
 
 
 def budget_for_all(plans: Mapping[str, AttackPlan], request: AuditRequest) -> float | None:
-    """Return the budget at which nothing would be left out, None if nothing is.
+    """Return the budget at which nothing would be left out.
 
     Args:
         plans: The plans of the attacks, by name.
         request: Settings of the audit.
+
+    Returns:
+        The budget in reference seconds, None if nothing is left out.
     """
     cut = [plan for plan in plans.values() if plan.left_out]
     if not cut:

@@ -1,14 +1,14 @@
 """Positive controls: would the tests of this audit detect a leak?
 
 A positive control is a network of the audited architecture that is known to memorize its samples. It is
-trained on held-out samples until its loss vanishes (:mod:`.control_training`), and tested like the audited
-network. The training set that it memorizes is known, and it never saw the remaining held-out samples.
+trained on held-out samples until its loss vanishes (:mod:`.control_training`), and tested in the same way as
+the audited network. We know which samples it memorizes, and it never saw the remaining held-out samples.
 
-There are ten networks for the test of membership and three for the attacks. They have as many samples as the
-audited network, or as many as the held-out file and the budget allow. Enough of them must be detected: seven
-of ten, or three of three. Then the share of such networks that the tests detect is at least 1/3, with a
-confidence of 95% (:mod:`.power`). If too few are detected, the number of samples is halved, until enough are.
-The largest such number is the result.
+There are ten networks for the test of membership and three for the attacks. They are trained on as many
+samples as the audited network, or on as many as the held-out file and the budget allow. The tests must detect
+a leak in seven of ten networks, or in three of three. Then they detect at least 1/3 of such networks, with a
+confidence of 95% (:mod:`.power`). If they detect too few, the number of samples is halved and the controls
+run again. The result is the largest number of samples at which enough networks are detected.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from residuum.auditing.control_training import ControlTraining, TrainedControl
-from residuum.auditing.controls import Claim
+from residuum.auditing.controls import SampleSets
 from residuum.auditing.outcomes import MEMBERSHIP
 from residuum.auditing.plan import CONTROL_SHARE, AttackPlan, limit_of
 from residuum.auditing.power import (
@@ -50,14 +50,14 @@ if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
 RECONSTRUCTION = "reconstruction"
-SEED_STEP = 1000  # between the seeds of two controls: far from the seeds of an audit's batches
-MIN_SAMPLES = 10  # of a control: a smaller one would show little
-MIN_RECOVERED = 3  # samples of a control: fewer may be chance
-RESTARTS_SHARE = 4  # a control gets one in so many restarts of an attack
+SEED_STEP = 1000  # between the seeds of two controls, so that they differ from the seeds of batches
+MIN_SAMPLES = 10  # of a control, because a smaller control would show little
+MIN_RECOVERED = 3  # samples of a control, because fewer may be due to chance
+RESTART_DIVISOR = 4  # a control gets a quarter of the restarts of an attack
 MEMORIZED = 0.05  # the largest loss at which a network memorizes its samples
 CONTROL_SUBSETS = 400  # their smallest p-value, 1/401, is well below the level of 1%
-TOO_SMALL_BUDGET = f"the budget does not allow to train networks on {MIN_SAMPLES} samples"
-MEMBERSHIP_PART = 0.6  # of the reference seconds of all controls
+TOO_SMALL_BUDGET = f"the budget is too small to train networks on {MIN_SAMPLES} samples"
+MEMBERSHIP_SHARE = 0.6  # share of the membership controls in the reference seconds of all controls
 
 
 @dataclass(frozen=True)
@@ -72,58 +72,66 @@ class Control:
 
 @dataclass
 class ControlFactory:
-    """Train positive controls for an audit. A control that was trained before is not trained again.
+    """Trains the positive controls of an audit and keeps them for reuse.
 
     Attributes:
         audit: The audit.
-        trained: Controls by number of samples and number.
+        controls: The trained controls, by number of samples and number of the control.
     """
 
     audit: Audit
-    trained: dict[tuple[int, int], Control] = field(default_factory=dict)
+    controls: dict[tuple[int, int], Control] = field(default_factory=dict)
 
     @cached_property
-    def claim(self) -> Claim:
+    def sets(self) -> SampleSets:
         """The training and held-out samples of the audit."""
-        assert self.audit.case.comparison is not None
-        return self.audit.case.comparison
+        assert self.audit.case.sample_sets is not None
+        return self.audit.case.sample_sets
 
     @cached_property
-    def pool(self) -> Dataset:
-        """The held-out samples, with the labels of the network if they have none of their own."""
-        pool = self.claim.pool
-        assert pool is not None
-        if len(pool.y.unique()) > 1:
-            return pool
-        outputs = evaluate(self.audit.case.audited.double_module, pool.x.double())
+    def holdout(self) -> Dataset:
+        """The held-out samples. If they have no labels, the predictions of the network are their labels."""
+        holdout = self.sets.holdout
+        assert holdout is not None
+        if len(holdout.y.unique()) > 1:
+            return holdout
+        outputs = evaluate(self.audit.case.audited.double_module, holdout.x.double())
         task = choose_task(self.audit.case.audited.task, outputs.shape[1])
         if task == "regression":
-            return pool.replace(y=outputs)
+            return holdout.replace(y=outputs)
         y = outputs.argmax(1) if task == "multiclass" else 2 * (outputs[:, 0] > 0).long() - 1
-        return pool.replace(y=y)
+        return holdout.replace(y=y)
 
     def make(self, samples: int, number: int) -> Control:
-        """Return control ``number`` with so many samples."""
-        if (samples, number) in self.trained:
-            return self.trained[samples, number]
+        """Return a trained control.
+
+        Args:
+            samples: Number of samples that it memorizes.
+            number: Number of the control, which sets its seed.
+
+        Returns:
+            The control. It is trained only once.
+        """
+        if (samples, number) in self.controls:
+            return self.controls[samples, number]
         case, seed = self.audit.case, self.audit.request.seed + SEED_STEP * number
         rng = np.random.default_rng((seed, 9))
-        rows = torch.from_numpy(rng.permutation(len(self.claim.train))[:samples])
-        data, holdout = split_holdout(self.pool, self.claim.train.take(rows), seed)
+        rows = torch.from_numpy(rng.permutation(len(self.sets.train))[:samples])
+        data, holdout = split_holdout(self.holdout, self.sets.train.take(rows), seed)
         trained = self.training(number).train(data)
         network = case.audited.replace(theta=trained.theta)
-        self.trained[samples, number] = Control(network, trained, data, holdout)
-        return self.trained[samples, number]
+        self.controls[samples, number] = Control(network, trained, data, holdout)
+        return self.controls[samples, number]
 
     def training(self, number: int) -> ControlTraining:
-        """Return how control ``number`` is trained."""
+        """Return the training of the control with this number."""
         case = self.audit.case
         return ControlTraining(
             network=case.audited,
             knowledge=case.knowledge,
             inspection=case.inspection,
             recipe=self.audit.request.training_recipe,
-            seconds=max(self.audit.deadline.left, 0.0),
+            seconds=max(self.audit.deadline.seconds_left, 0.0),
             seed=self.audit.request.seed + SEED_STEP * number,
         )
 
@@ -141,7 +149,7 @@ def train_and_test_controls(audit: Audit) -> tuple[PositiveControls, ...]:
     controls = []
     allowed = CONTROL_SHARE * limit_of(audit.request)
     if audit.membership is not None and audit.membership.neurons:
-        test = MembershipOnControl(factory, MEMBERSHIP_PART * allowed)
+        test = MembershipOnControl(factory, MEMBERSHIP_SHARE * allowed)
         controls.append(_find_detected_size(audit, MEMBERSHIP, factory, test))
     attacks = AttacksOnControl(factory, allowed)
     controls.append(_find_detected_size(audit, RECONSTRUCTION, factory, attacks))
@@ -149,7 +157,13 @@ def train_and_test_controls(audit: Audit) -> tuple[PositiveControls, ...]:
 
 
 class ControlTest:
-    """A test of positive controls. ``run`` returns how many samples it found, and whether that counts."""
+    """Base class of the tests of positive controls.
+
+    Attributes:
+        reason: Why no control can be tested, "" if one can.
+        limited_by: What limits the number of samples of a control, "" if nothing does.
+        names: Names of the tests.
+    """
 
     reason = ""
     limited_by = ""
@@ -160,7 +174,7 @@ class ControlTest:
         raise NotImplementedError
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Test a control."""
+        """Test a control. Return the number of detected samples, and whether they count as a leak."""
         raise NotImplementedError
 
 
@@ -187,15 +201,15 @@ def _find_detected_size(
                 control = factory.make(samples, number)
                 training = control.trained.description
                 losses.append(control.trained.loss)
-                count, counts_as_leak = test.run(control)
+                count, is_leak = test.run(control)
                 counts.append(count)
-                detected += counts_as_leak and control.trained.loss <= MEMORIZED
+                detected += is_leak and control.trained.loss <= MEMORIZED
                 if len(counts) - detected > may_miss:
                     break
         except OutOfBudgetError as problem:
             reason = str(problem)
             break
-        except (ResiduumError, RuntimeError) as problem:  # the user's own network may not train
+        except (ResiduumError, RuntimeError) as problem:  # a network of the user may fail to train
             reason = str(problem).splitlines()[0][:200].rstrip(".")
             break
         sizes.append(ControlSize(samples, tuple(counts), detected, max(losses)))
@@ -224,8 +238,8 @@ class MembershipOnControl(ControlTest):
     """The test of membership on positive controls.
 
     Args:
-        factory: Makes the controls.
-        allowed: Reference seconds that all trainings may take.
+        factory: Trains the controls.
+        allowed: Reference seconds of all trainings together.
     """
 
     names = ("membership",)
@@ -235,17 +249,17 @@ class MembershipOnControl(ControlTest):
 
     def largest_size(self) -> int:
         """Return the largest number of samples that held-out file and budget allow."""
-        available = len(self.factory.pool)
+        available = len(self.factory.holdout)
         fits = [
             m
-            for m in range(MIN_SAMPLES, len(self.factory.claim.train) + 1)
+            for m in range(MIN_SAMPLES, len(self.factory.sets.train) + 1)
             if available - m >= holdout_needed(m)
         ]
-        cost = self.factory.training(0).reference_seconds_per_sample(self.factory.pool)
+        cost = self.factory.training(0).reference_seconds_per_sample(self.factory.holdout)
         affordable = int(self.allowed / max(NETWORKS[MEMBERSHIP] * cost, 1e-12))
         if fits and affordable < MIN_SAMPLES:
             self.reason = TOO_SMALL_BUDGET
-        if max(fits, default=0) < len(self.factory.claim.train):
+        if max(fits, default=0) < len(self.factory.sets.train):
             self.limited_by = HOLDOUT
         if affordable < max(fits, default=0):
             self.limited_by = BUDGET
@@ -262,22 +276,24 @@ class AttacksOnControl(ControlTest):
     """The attacks of an audit on positive controls, with fewer restarts.
 
     Args:
-        factory: Makes the controls.
-        allowed: Reference seconds that all attacks on controls may take.
+        factory: Trains the controls.
+        allowed: Reference seconds of all attacks on controls together.
     """
 
     def __init__(self, factory: ControlFactory, allowed: float) -> None:
         audit = factory.audit
-        self.factory, self.left = factory, allowed
+        self.factory, self.seconds_left = factory, allowed
         ran = {result.attack for result in audit.attacks.reconstructions}
-        self.plans = {n: _fewer(p) for n, p in audit.attacks.plans.items() if n in ran}
+        self.plans = {
+            n: _with_fewer_restarts(p) for n, p in audit.attacks.plans.items() if n in ran
+        }
         self.names = tuple(self.plans)
         if not self.plans:
             self.reason = "no attack ran on the audited network"
 
     def largest_size(self) -> int:
         """Return the largest number of samples that the held-out file allows."""
-        available, n = len(self.factory.pool), len(self.factory.claim.train)
+        available, n = len(self.factory.holdout), len(self.factory.sets.train)
         largest = min(n, available - MIN_HOLDOUT, available // 2)
         self.limited_by = HOLDOUT if largest < n else ""
         return largest
@@ -285,8 +301,8 @@ class AttacksOnControl(ControlTest):
     def run(self, control: Control) -> tuple[int, bool]:
         """Return the number of recovered samples, and whether they are a leak."""
         audit = self.factory.audit
-        self.left -= sum(plan.seconds for plan in self.plans.values() if plan.restarts)
-        if self.left < 0:
+        self.seconds_left -= sum(plan.seconds for plan in self.plans.values() if plan.restarts)
+        if self.seconds_left < 0:
             raise OutOfBudgetError("the budget allows no more attacks on controls")
         knowledge = _knowledge_of_control(audit.case.knowledge, control)
         schedule = AttackSchedule(
@@ -305,21 +321,21 @@ class AttacksOnControl(ControlTest):
                 continue
             if result is not None:
                 pools[name] = all_candidates(result)
-        claim, seed = Claim(control.data, control.holdout), audit.request.seed
+        sets, seed = SampleSets(control.data, control.holdout), audit.request.seed
         level = audit.negative_controls.level
         subsets = SUBSETS if level < SIGNIFICANCE else CONTROL_SUBSETS
-        tests, _ = run_tests(pools, claim, seed, subsets, audit.deadline.left, level=level)
+        tests, _ = run_tests(pools, sets, seed, subsets, audit.deadline.seconds_left, level=level)
         if not tests:
             return 0, False
         summary = findings(tests, len(control.data))
         return summary.recovered, bool(summary.survivors) and summary.recovered >= MIN_RECOVERED
 
 
-def _fewer(plan: AttackPlan) -> AttackPlan:
-    """Return the plan that a control gets: fewer restarts of an attack that has them."""
+def _with_fewer_restarts(plan: AttackPlan) -> AttackPlan:
+    """Return the plan of an attack on a control, which has fewer restarts."""
     if not plan.restarts:
         return plan
-    restarts = max(1, plan.restarts // RESTARTS_SHARE)
+    restarts = max(1, plan.restarts // RESTART_DIVISOR)
     seconds = plan.seconds * restarts / plan.restarts
     return plan.replace(
         restarts=restarts, seconds=seconds, batch_restarts=min(restarts, plan.batch_restarts)
@@ -327,7 +343,7 @@ def _fewer(plan: AttackPlan) -> AttackPlan:
 
 
 def _knowledge_of_control(knowledge: Knowledge, control: Control) -> Knowledge:
-    """Return what the attacker knows of a control: the same kinds of facts, with its own values."""
+    """Return what the attacker knows of a control: the same facts, with the values of the control."""
     unknown = ("norms", "moment")
     return knowledge.replace(
         theta0=None if knowledge.theta0 is None else control.trained.theta0,
@@ -339,9 +355,20 @@ def _knowledge_of_control(knowledge: Knowledge, control: Control) -> Knowledge:
 
 
 def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, Dataset]:
-    """Return as many held-out samples as ``like`` has, and the rest.
+    """Split the held-out samples into a training set of the size of ``like`` and the remaining samples.
 
-    The sample has the label counts of ``like`` if there are enough held-out samples of each label.
+    The training set has the label counts of ``like`` if there are enough held-out samples of each label.
+
+    Args:
+        holdout: The held-out samples.
+        like: Samples whose number, labels and mean are used.
+        seed: Seed of the random choice.
+
+    Returns:
+        The training set and the remaining samples.
+
+    Raises:
+        InputError: If there are not more held-out samples than samples in ``like``.
     """
     if len(holdout) <= len(like):
         raise InputError(
@@ -349,12 +376,12 @@ def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, 
             "Pass more held-out samples.",
         )
     rng = np.random.default_rng((seed, 7))
-    labels, wanted = as_array(holdout.y), as_array(like.y)
+    labels, target_labels = as_array(holdout.y), as_array(like.y)
     are_classes = are_class_labels(holdout.y) and are_class_labels(like.y)
-    counts = zip(*np.unique(wanted, return_counts=True), strict=True)
+    counts = zip(*np.unique(target_labels, return_counts=True), strict=True)
     if not (are_classes and all((labels == label).sum() >= count for label, count in counts)):
-        labels, wanted = np.zeros(len(holdout), dtype=int), np.zeros(len(like), dtype=int)
-    rows = torch.from_numpy(draw_sets(labels, wanted, 1, rng)[0])
+        labels, target_labels = np.zeros(len(holdout), dtype=int), np.zeros(len(like), dtype=int)
+    rows = torch.from_numpy(draw_sets(labels, target_labels, 1, rng)[0])
     remaining = torch.ones(len(holdout), dtype=torch.bool)
     remaining[rows] = False
     return (

@@ -1,4 +1,4 @@
-"""What positive controls show: how large a leak the tests of an audit detect."""
+"""The power of an audit: how large a leak its tests detect in positive controls."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ def power_limit(detected: int, networks: int) -> float:
     Args:
         detected: Number of networks whose leak was detected.
         networks: Number of networks that were tested.
+
+    Returns:
+        The limit, 0 without networks.
     """
     if not networks:
         return 0.0
@@ -46,8 +49,8 @@ class ControlSize(Record):
 
     Attributes:
         samples: Number of samples that each network memorizes.
-        counts: Samples that the tests found on each network. The list ends as soon as too few networks can
-            be detected.
+        counts: Number of samples that the tests detected on each network. The list is shorter if too many
+            networks were missed.
         detected: Number of networks whose leak was detected.
         loss: The largest loss of these networks on their samples.
     """
@@ -80,8 +83,8 @@ class PositiveControls(Record):
         training: How the networks were trained.
         tests: What was run on them.
         reason: Why no controls were run or why no smaller size was tried, "" otherwise.
-        limited_by: What does not allow controls with as many samples as the training set, "" if nothing
-            does: :data:`BUDGET` or :data:`HOLDOUT`.
+        limited_by: :data:`BUDGET` or :data:`HOLDOUT` if it does not allow controls with as many samples as
+            the training set, otherwise "".
         seconds: Time that they took.
     """
 
@@ -112,7 +115,7 @@ class PositiveControls(Record):
 
     @property
     def sentence(self) -> str:
-        """What the controls show."""
+        """The result of the controls in a sentence."""
         verb, size = VERBS[self.question], self.largest
         if size is not None:
             networks = f"{NUMBER_WORDS[len(size.counts)]} networks of the same architecture"
@@ -125,13 +128,13 @@ class PositiveControls(Record):
             return f"{sentence} and detected a leak in {NUMBER_WORDS[size.detected]} networks."
         if not self.sizes:
             return f"No positive controls of {self.question} were run: {self.reason}."
-        tried = ", ".join(
+        results = ", ".join(
             f"{size.detected} of {len(size.counts)} with {size.samples}" for size in self.sizes
         )
         ending = f" Smaller numbers were not tried: {self.reason}." if self.reason else ""
         return (
             f"{TESTS[self.question]} detected a leak in too few networks that memorize their samples "
-            f"({tried} samples), so finding nothing says little about {self.question}.{ending}"
+            f"({results} samples), so finding nothing says little about {self.question}.{ending}"
         )
 
 

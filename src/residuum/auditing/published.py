@@ -1,6 +1,6 @@
 """The published form of an audit: the records of which ``result.json`` is made.
 
-Records are published as they are. Those that hold more than a reader needs have a summary here.
+Most records are published unchanged. Records that hold more than a reader needs have a summary here.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from residuum.records.knowledge import Fact
 from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
 from residuum.risk.membership import LossSeparation, MembershipTest
 
-# The minor version grows with fields that older readers may ignore, the major one with any other change.
+# The minor version grows with fields that older readers may ignore, the major version with any other change.
 SCHEMA_VERSION = "5.1"
-MOST_CANDIDATES, MOST_EXPOSED = 200, 20  # in result.json; other files of the run hold all of them
+MAX_CANDIDATES, MAX_EXPOSED = 200, 20  # in result.json. Other files of the run hold all
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +48,7 @@ class NetworkSummary(Record):
     """What was audited, measured from its weights.
 
     Attributes:
-        first_layer_directions_of: above what, or why it is null
+        first_layer_directions_of: what the directions exceed, or why ``first_layer_directions`` is null
     """
 
     arch: str
@@ -68,14 +68,14 @@ class ChecksSummary(Record):
     Attributes:
         level: the largest adjusted p-value that shows a leak
         told_apart: p-value of the test whether losses tell training from held-out samples
-        positive_controls: of each question; empty if none were needed
+        positive_controls: the positive controls of each question; empty if none were needed
         covered: the largest number of memorized samples that the tests notice
-        set_aside: rows of training samples that were not judged, because the held-out set holds them
-            too
+        set_aside: rows of training samples that were not judged, because they also occur in the held-out
+            set
         stopped: why the clock stopped the audit; empty if it did not
         restricted: why this plan cannot rule out a leak; empty if it can
         budget_needed: reference seconds at which nothing would be left out; null if nothing is
-        shown: the attack whose candidates scores and gallery show
+        displayed_attack: the attack whose candidates are in the scores and in the gallery
     """
 
     level: Share
@@ -86,7 +86,7 @@ class ChecksSummary(Record):
     stopped: str
     restricted: str
     budget_needed: float | None
-    shown: str
+    displayed_attack: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,11 +112,11 @@ class MembershipSummary(Record):
         records: number of training samples
         holdout: number of held-out samples
         holdout_needed: held-out samples that are needed to name the smallest finding
-        neurons: neurons whose boundaries were used
+        neurons: number of neurons whose boundaries were used
         named_count: number of named training samples
         is_finding: whether the named samples count as a leak
         group_p: p-value of the group test; null without held-out samples
-        decoys_named: samples that stand out from noisy copies of the training samples
+        decoys_named: number of training samples that stand out from noisy copies of them
         reason: why the test shows neither members nor their absence; empty if it shows one of them
         loss: how well losses tell training from held-out samples
         named: the named samples, the surest first
@@ -137,10 +137,10 @@ class MembershipSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class Candidate(Record):
-    """One reconstruction, chosen without the data by its confidence.
+    """One reconstruction that an attack selected without the data.
 
     Attributes:
-        confidence: null if the attack withholds it
+        confidence: confidence of the selection; null if the attack reports none
     """
 
     rank: Count
@@ -174,11 +174,11 @@ class PublishedAudit(Record):
     Attributes:
         membership: the test whether training samples can be told from non-members; null if not run
         applies: what was measured, tried and not tried, and why
-        certificate_of: what it certifies, or why there is none
-        uniqueness_reason: why it is null; empty otherwise
-        warnings: what in the input may mislead
-        inputs: sha256 of what was read
-        artifacts: sha256 of every other file of the run
+        certificate_of: what the certificate is of, or why there is none
+        uniqueness_reason: why ``uniqueness`` is null; empty otherwise
+        warnings: what in the inputs may mislead
+        inputs: SHA-256 of the files that were read
+        artifacts: SHA-256 of every other file of the run
     """
 
     schema_version: Annotated[str, SchemaRule(enum=[SCHEMA_VERSION])]
@@ -196,7 +196,7 @@ class PublishedAudit(Record):
         dict[str, Any] | None,
         SchemaRule(
             description="which samples are at risk, as in exposure.json, for the "
-            f"{MOST_EXPOSED} most exposed samples. It does not enter the verdict"
+            f"{MAX_EXPOSED} most exposed samples. It does not enter the verdict"
         ),
     ]
     applies: tuple[Applies, ...]
@@ -225,7 +225,7 @@ class PublishedAudit(Record):
 def publish(
     result: AuditResult, request: dict[str, Any] | None, artifacts: dict[str, str]
 ) -> PublishedAudit:
-    """Return what ``result.json`` holds.
+    """Return the content of ``result.json``.
 
     Args:
         result: A finished audit.
@@ -240,7 +240,9 @@ def publish(
         schema_version=SCHEMA_VERSION,
         tool=AuditTool(**vars(this_tool()), suite=Suite(result.suite, result.suite_attacks)),
         network=_network(result),
-        checks=ChecksSummary.from_attributes(result.checks, shown=result.shown),
+        checks=ChecksSummary.from_attributes(
+            result.checks, displayed_attack=result.displayed_attack
+        ),
         membership=_membership(result.membership),
         exposure=_exposure(result.exposure),
         knowledge=result.knowledge.known_facts,
@@ -275,7 +277,7 @@ def _membership(test: MembershipTest | None) -> MembershipSummary | None:
         decoys_named=len(test.decoy_named),
         named=tuple(
             NamedMember(test.rows[i], float(test.q[i]), int(test.boundaries[i]))
-            for i in order[:MOST_CANDIDATES]
+            for i in order[:MAX_CANDIDATES]
         ),
     )
 
@@ -284,12 +286,12 @@ def _exposure(exposure: Exposure | None) -> dict[str, Any] | None:
     """Return the exposure as in ``exposure.json``, with the most exposed samples only."""
     if exposure is None:
         return None
-    rows = exposure.rows(MOST_EXPOSED)
+    rows = exposure.rows(MAX_EXPOSED)
     return {**exposure.summary().to_json(), "lines": list(exposure.lines), "per_record": rows}
 
 
 def _candidates(result: AuditResult) -> tuple[Candidate, ...]:
-    """Return the reconstructions that the attacks chose without the data, best first."""
+    """Return the reconstructions that the attacks selected without the data, best first."""
     return tuple(
         Candidate(
             rank=rank,
@@ -301,7 +303,7 @@ def _candidates(result: AuditResult) -> tuple[Candidate, ...]:
             members=int(selection.members[i]),
             multiplier=float(selection.lam[i]),
         )
-        for rank, (reconstruction, selection, i) in enumerate(result.ranked[:MOST_CANDIDATES])
+        for rank, (reconstruction, selection, i) in enumerate(result.ranked[:MAX_CANDIDATES])
     )
 
 

@@ -33,13 +33,14 @@ class Answer(Record):
     """The answer to one question.
 
     Attributes:
+        key: Name of the question: "stored", "reconstruction" or "membership".
         question: The question.
         answer: "yes", "no" or "unknown".
-        evidence: What was found, with the chance level, or why nothing is known.
+        evidence: The result with the chance level, or why the answer is unknown.
         power: What the positive controls say about an answer "no", "" if none were run.
-        count: Training samples that were found.
-        n: Training samples that were tested.
-        expected_by_chance: Samples that chance would find.
+        count: Number of training samples that leak.
+        n: Number of training samples that were tested.
+        expected_by_chance: Number of samples expected by chance.
     """
 
     key: str
@@ -89,18 +90,26 @@ def answer_questions(
 
 
 def _judged(answer: Answer, controls: PositiveControls | None, has_failures: bool) -> Answer:
-    """Return the answer as far as the controls support it.
+    """Return the answer that the controls support.
 
-    "yes" becomes "unknown" if the samples cannot be compared. "no" becomes "unknown" if the tests notice no
-    network that memorizes its samples.
+    "yes" becomes "unknown" if the samples cannot be compared. "no" becomes "unknown" if the tests do not
+    detect the positive controls.
+
+    Args:
+        answer: The answer of a test.
+        controls: The positive controls of the question, None if they were not run.
+        has_failures: Whether a negative control fails.
+
+    Returns:
+        The answer with the power of the test.
     """
     if answer.answer == YES:
         return answer.replace(answer=UNKNOWN) if has_failures else answer
     if controls is None:
         return answer
     answer = answer.replace(power=controls.sentence)
-    was_tried = bool(controls.sizes) and not controls.samples
-    return answer.replace(answer=UNKNOWN) if was_tried else answer
+    has_no_power = bool(controls.sizes) and not controls.samples
+    return answer.replace(answer=UNKNOWN) if has_no_power else answer
 
 
 def _answer(key: str, answer: str, evidence: str, **values: object) -> Answer:
@@ -114,16 +123,28 @@ def _stored(row: AttackOutcome | None) -> Answer:
         answer = YES if row.is_stored else UNKNOWN
         evidence = f"The file stores {row.candidates or 'some'} records ({row.reason})."
         if answer == UNKNOWN:
-            evidence += " Without training samples nothing shows whether they are training records."
+            evidence += (
+                " Without training samples we cannot tell whether they are training records."
+            )
         return _answer(STORED, answer, evidence, count=row.candidates or None)
-    chance = "" if row.expected_by_chance is None else f", {row.expected_by_chance:.3g} by chance"
-    evidence = f"{row.recovered} of {row.of} training samples are stored in the file{chance}."
+    chance = (
+        ""
+        if row.expected_by_chance is None
+        else f", {row.expected_by_chance:.3g} expected by chance"
+    )
+    evidence = (
+        f"{row.recovered} of {row.sample_count} training samples are stored in the file{chance}."
+    )
     if row.is_stored and not row.recovered:
         evidence = (
             f"The file stores {row.candidates or 'some'} records ({row.reason}), none of which is one of "
-            "the given training samples."
+            "your training samples."
         )
-    values = {"count": row.recovered, "n": row.of, "expected_by_chance": row.expected_by_chance}
+    values = {
+        "count": row.recovered,
+        "n": row.sample_count,
+        "expected_by_chance": row.expected_by_chance,
+    }
     return _answer(STORED, YES if row.is_stored else NO, evidence, **values)
 
 
@@ -140,7 +161,7 @@ def _reconstruction(
         elif ran:
             reason = "the candidates could not be compared"
         return _answer(RECONSTRUCTION, UNKNOWN, f"Not tested: {reason}.")
-    chance = f"{findings.expected_by_chance:.2g} by chance"
+    chance = f"{findings.expected_by_chance:.2g} expected by chance"
     values = {"n": findings.n, "expected_by_chance": findings.expected_by_chance}
     if findings.survivors:
         split = grade_split(findings)
@@ -150,8 +171,8 @@ def _reconstruction(
         )
         return _answer(RECONSTRUCTION, YES, evidence, count=findings.recovered, **values)
     attacks_ran = f"{findings.tests} attack{'' if findings.tests == 1 else 's'}"
-    most = max((row.recovered or 0 for row in attacks if row.decides), default=0)
-    chance = f"{'' if findings.tests == 1 else 'at most '}{most} of them, {chance}"
+    largest_count = max((row.recovered or 0 for row in attacks if row.decides), default=0)
+    chance = f"{'' if findings.tests == 1 else 'at most '}{largest_count} of them, {chance}"
     evidence = (
         f"{attacks_ran} reconstructed no more of the {findings.n} training samples than chance does "
         f"({chance}, {format_p(findings.p_value)})."
@@ -179,14 +200,14 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> 
                 "samples stand out."
             )
         return _answer(MEMBERSHIP, UNKNOWN, evidence + loss, n=test.records)
-    few = ""
+    needed = ""
     if len(test.named):
-        few = (
+        needed = (
             f" A finding needs {min_named(test.records)} ({MIN_SHARE:.0%} of them, at least three)."
         )
     evidence = (
         f"{len(test.named)} of {test.records} training samples are named at a false discovery rate of "
-        f"5%.{few}"
+        f"5%.{needed}"
     )
     if test.loss is not None and test.loss.memorization == SHOWN:
         evidence += " But their losses show that the network memorizes them."
@@ -200,7 +221,15 @@ def grade_split(findings: Findings) -> str:
 
 
 def plural(count: int, grade: str) -> str:
-    """Return a number of samples of a grade in words."""
+    """Return a number of samples of a grade in words.
+
+    Args:
+        count: The number.
+        grade: The grade.
+
+    Returns:
+        Text such as "2 near-copies".
+    """
     names = {
         "near-copy": ("near-copy", "near-copies"),
         "resemblance": ("resemblance", "resemblances"),

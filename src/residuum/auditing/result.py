@@ -11,7 +11,7 @@ from typing import Any, Self
 from torch import Tensor
 
 from residuum.attacks import every_attack
-from residuum.auditing.applicability import PLANNED, Applies, facts, others, tried
+from residuum.auditing.applicability import Applies
 from residuum.auditing.controls import Controls
 from residuum.auditing.inputs import Fit
 from residuum.auditing.outcomes import AttackOutcome, Findings
@@ -33,25 +33,30 @@ from residuum.records.scores import MetricScore
 from residuum.risk.membership import MembershipTest
 from residuum.surfaces.inspection import Inspection
 
-__all__ = ["PLANNED", "SUITE", "Applies", "AuditResult", "Evidence", "facts", "others", "tried"]
-
-SUITE = 1  # of all attacks: one more when an attack gets stronger or a new one comes
+# Version of the attack suite. It grows when an attack gets stronger or is added.
+SUITE = 1
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence(Record):
-    """Samples and control values that the report shows beside the scores.
+    """Samples and values of the chance level that the report shows with the scores.
 
-    index: (k,) training samples shown, best first, x: (k, *shape) they themselves as the network
-        receives them.
-    mean: what to add for display.
-    values: (n,) deciding score of every training sample, NaN for no match.
-    null: scores of held-out matches in ``null_sets`` sets of n.
-    outputs: (n,) the network's output, or the margin where it has several.
-    labels: (n,) names of labels.
-    near: (k, *shape) the held-out sample nearest to each.
-    features, units, scale, offset: of a table, see ``Dataset``.
-    spread: (*shape) of every column, from its 5th to its 95th percentile.
+    Attributes:
+        index: (k,) positions of the displayed training samples, best first.
+        x: (k, *shape) these samples, as the network receives them.
+        values: (n,) deciding score of every training sample, NaN without a match.
+        null: Scores of matches in ``null_sets`` held-out sets of n samples.
+        null_sets: Number of these sets.
+        mean: What is added for display.
+        outputs: (n,) output of the network, or the margin if it has several outputs.
+        output_name: What ``outputs`` are.
+        labels: (n,) names of the labels.
+        nearest_holdout: (k, *shape) the held-out sample nearest to each displayed sample.
+        features: Names of the columns of a table, see ``Dataset``.
+        units: Units of the columns.
+        scale: Scale of the columns.
+        offset: Offset of the columns.
+        spread: (*shape) difference between the 95th and the 5th percentile of every column.
     """
 
     index: Tensor
@@ -63,7 +68,7 @@ class Evidence(Record):
     outputs: Tensor | None = None
     output_name: str = ""
     labels: tuple[str, ...] = ()
-    near: Tensor | None = None
+    nearest_holdout: Tensor | None = None
     features: tuple[str, ...] = ()
     units: tuple[str, ...] = ()
     scale: Tensor | None = None
@@ -75,24 +80,41 @@ class Evidence(Record):
 class AuditResult(Record):
     """The outcome of :func:`audit`.
 
-    scores: of the strongest test, whose attack is ``shown``, None without data.
-    findings: of all tests together.
-    selected: of the attacks' own choice alone.
-    certificate: see ``certificate_of``, the reason where it is None.
-    batches: what was run, enough to repeat it.
-    controls, checks: what the verdict may rest on.
-    membership: the test of membership, None if it was not run.
-    exposure: the ranking of the samples by risk, which decides nothing.
-    warnings: what in the input may mislead, notes: what else was met.
-    applies: what was tried, what was not, and why.
-    suite, suite_attacks: version and names of the attacks it could choose from.
-    files: what was read and written as the user named it, for the next command.
-    seconds: by stage; inputs: settings and hashes of what was read.
-    inspection: what the weights are, measured without data.
-    reconstructions: of every attack that ran, deciding ones first.
-    uniqueness: what other training sets keep of what was found, the reason where it is None.
-    evidence: what the report draws from.
-    assumptions, limitations: what the attacks take for granted, and what nobody must conclude.
+    Attributes:
+        subject: Name of the audited file or network.
+        created: Time at which the audit ended.
+        verdict: The verdict.
+        checkpoint: The audited network.
+        inspection: What was measured from the weights without data.
+        knowledge: What the attacker knows.
+        attacks: One row for the search of stored records, if there was one, and one for each attack.
+        reconstructions: Outputs of the attacks that ran, deciding ones first.
+        certificate_of: What ``certificate`` is of, or the reason why there is none.
+        uniqueness_reason: The reason why there is no ``uniqueness``.
+        settings: Settings of the audit.
+        environment: Software and hardware of the audit.
+        scores: Scores of the strongest attack, None without samples.
+        selected: Scores of the candidates that the attacks selected themselves.
+        certificate: The KKT certificate.
+        uniqueness: Which values of the candidates other training sets share.
+        evidence: Samples and values that the report displays.
+        batches: The batches of restarts that ran, which suffice to repeat them.
+        seconds: Time of each stage.
+        hashes: SHA-256 of the files that were read.
+        assumptions: What the attacks assume about the network.
+        limitations: What a reader must not conclude.
+        warnings: What in the inputs may mislead.
+        notes: Other remarks.
+        findings: The tests of all attacks together.
+        displayed_attack: The strongest attack, whose candidates the report displays.
+        controls: The negative controls.
+        checks: What decides whether finding nothing means that there is no leak.
+        membership: The test of membership, None if it was not run.
+        exposure: The ranking of the samples by risk. It does not enter the verdict.
+        applies: What was tried, what was not, and why.
+        files: Files that were read and written, as the user named them.
+        suite: Version of the attack suite.
+        suite_attacks: Names of the attacks that the audit could choose from.
     """
 
     subject: str
@@ -120,7 +142,7 @@ class AuditResult(Record):
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     findings: Findings | None = None
-    shown: str = ""
+    displayed_attack: str = ""
     controls: Controls = field(default_factory=Controls)
     checks: Checks = field(default_factory=Checks)
     membership: MembershipTest | None = None
@@ -131,33 +153,35 @@ class AuditResult(Record):
     suite_attacks: tuple[str, ...] = ()
 
     @property
-    def newer(self) -> tuple[str, ...]:
-        """What this version of residuum tries beyond what the audit could, one clause each."""
+    def newer_attacks(self) -> tuple[str, ...]:
+        """Attacks of this version of residuum that the audit could not run, in words."""
         added = [name for name in every_attack() if name not in self.suite_attacks]
         unknown = f"attacks that it did not know: {', '.join(added)}"
-        said = [unknown] if self.suite_attacks and added else []
+        clauses = [unknown] if self.suite_attacks and added else []
         if self.suite < SUITE:
-            said.append(f"version {SUITE} of the attack suite, this audit ran version {self.suite}")
-        return tuple(said)
+            clauses.append(
+                f"version {SUITE} of the attack suite, this audit ran version {self.suite}"
+            )
+        return tuple(clauses)
 
     @property
     def fit(self) -> Fit | None:
-        """How well the network as read does."""
+        """How well the network fits the samples."""
         return self.checks.fit
 
     @cached_property
     def screen(self) -> Screen:
-        """What a person reads first, and what to do next."""
+        """The summary for a reader, with the next step."""
         return summarize(self)
 
     @property
     def exit_code(self) -> int:
-        """0 no leak found by these tests, 1 leak, 3 inconclusive."""
+        """0 for no leak found by these tests, 1 for a leak, 3 for inconclusive."""
         return self.verdict.exit_code
 
     @property
     def control(self) -> MetricScore | None:
-        """Counts by the deciding metric, None where no held-out control set its threshold."""
+        """Counts under the deciding metric, None if no held-out samples set its threshold."""
         if self.evidence is None or self.scores is None or not self.scores.calibrated:
             return None
         row = self.scores.metrics[self.scores.deciding]
@@ -165,9 +189,9 @@ class AuditResult(Record):
 
     @property
     def ranked(self) -> list[tuple[Reconstruction, Selection, int]]:
-        """What the attacks chose without the data: consensus first, then by confidence.
+        """Candidates that the attacks selected without the data, as (reconstruction, selection, position).
 
-        Each as an attack's reconstruction, its selection, and the place in the selection.
+        Candidates that several restarts found come first. The order is then by confidence.
         """
         chosen = [
             (reconstruction, selection, i)
@@ -184,7 +208,7 @@ class AuditResult(Record):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of one picture: granted, then the data's own, then the checkpoint's."""
+        """Shape of one sample: known to the attacker, or that of the samples, or that of the network."""
         if self.knowledge.shape is not None:
             return self.knowledge.shape
         if self.evidence is not None:
@@ -193,45 +217,53 @@ class AuditResult(Record):
 
     @property
     def directions(self) -> tuple[int | None, str]:
-        """Of the first layer, and above what, or None and why, given the samples the audit knows of."""
+        """Directions in the first layer and what they exceed, or None and the reason."""
         return self.inspection.directions_for(self.verdict.n or self.knowledge.sample_count)
 
     def html(self, *, blur: bool = False, redact: bool = False) -> str:
-        """The report as one self-contained page."""
+        """Return the report as one self-contained HTML page.
+
+        Args:
+            blur: Blur the images until the reader asks for them.
+            redact: Leave out all samples.
+
+        Returns:
+            The page.
+        """
         from residuum.report.html import render
 
         return render(self, blur=blur, redact=redact)
 
     def save(self, path: str | Path) -> Path:
-        """Write every artifact into the folder ``path``: report.html, result.json and the rest."""
+        """Write report.html, result.json and all other artifacts into a folder and return its path."""
         from residuum.auditing.artifacts import write_artifacts
         from residuum.auditing.store import AuditRun
 
         with AuditRun.open(path) as folder:
             folder.refuse_other_results()
-            file = self.settings.get("file")  # of records alone: there are no weights to keep
+            file = self.settings.get("file")  # a file of records: there are no weights to write
             write_artifacts(folder.path, self, sources={"checkpoint": file} if file else None)
             folder.finish()
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """The audit in the folder ``path``; files that changed since it was written are refused."""
-        from residuum.auditing.artifacts import load_parts
+        """Return the audit in a folder. Files that changed since it was written are refused."""
+        from residuum.auditing.artifacts import load_artifacts
 
-        record, reconstructions = load_parts(Path(path))
+        record, reconstructions = load_artifacts(Path(path))
         return super().load(record).replace(reconstructions=reconstructions)
 
     def save_record(self, path: Path) -> None:
-        """All but the reconstructions as one file."""
+        """Write everything except the reconstructions to one file."""
         super(AuditResult, self.replace(reconstructions=())).save(path)
 
     def summary(self) -> str:
-        """The first screen as plain text."""
+        """Return the summary as plain text."""
         return self.screen.text()
 
     def show(self) -> None:
-        """Print the first screen; the whole report is in ``save(folder)``, file report.html."""
+        """Print the summary. ``save(folder)`` writes the complete report."""
         sys.stdout.write(self.summary() + "\n")
 
     def _repr_html_(self) -> str:

@@ -38,7 +38,7 @@ from residuum.auditing import stages
 from residuum.auditing.assembling import assemble_result
 from residuum.auditing.case import Case, Model, check_hashes, load_case
 from residuum.auditing.certificates import Certificates
-from residuum.auditing.controls import Controls, brought_by_grant
+from residuum.auditing.controls import Controls, explain_by_knowledge
 from residuum.auditing.durations import duration
 from residuum.auditing.listener import SILENT, AuditListener
 from residuum.auditing.outcomes import AttackOutcome
@@ -56,10 +56,10 @@ from residuum.records import Exposure, Knowledge
 from residuum.risk.membership import MembershipTest
 
 STOPPED = "the clock stopped the audit after {} before its plan was finished"
-QUICK = "the effort quick can show a leak and rules none out"
+QUICK = "the effort quick can show a leak and cannot rule one out"
 CHOSEN = "only the standard plan can rule out a leak, and {} changed it"
-NO_SAMPLES = "no training samples were given to compare with"
-NO_HOLDOUT = "no samples were given that the network never saw (--holdout)"
+NO_SAMPLES = "there are no training samples to compare with (--data)"
+NO_HOLDOUT = "there are no samples that the network never saw (--holdout)"
 FEW_HELD_OUT = "at least {} samples that the network never saw are needed, and there are {}"
 
 
@@ -85,7 +85,15 @@ class Audit:
     seconds: Mapping[str, float] = field(default_factory=dict)  # stage name -> time it took
 
     def skip(self, stage: str, reason: str) -> Audit:
-        """Return the audit with the reason why a stage was skipped, or why it had no output."""
+        """Return the audit with the reason why a stage was skipped or had no output.
+
+        Args:
+            stage: Name of the stage.
+            reason: The reason.
+
+        Returns:
+            A copy of the audit.
+        """
         return replace(self, skipped={**self.skipped, stage: reason})
 
     @property
@@ -96,18 +104,18 @@ class Audit:
 
     @property
     def checks(self) -> Checks:
-        """Facts that decide whether finding nothing means that there is no leak."""
-        comparison, scores = self.case.comparison, self.scores
+        """Checks that decide whether finding nothing means that there is no leak."""
+        sets, scores = self.case.sample_sets, self.scores
         findings = None if scores is None else scores.findings
         samples = () if findings is None else findings.samples
         controls = self.negative_controls
         return Checks(
-            failures=(*controls.failures, *brought_by_grant(controls, samples)),
+            failures=(*controls.failures, *explain_by_knowledge(controls, samples)),
             level=controls.level,
             fit=self.case.fit,
             told_apart=self.p_value_of_losses,
             positive_controls=self.positive_controls,
-            set_aside=() if comparison is None else comparison.repeats,
+            set_aside=() if sets is None else sets.repeats,
             stopped=STOPPED.format(duration(self.deadline.seconds)) if self.was_stopped else "",
             restricted=restriction(self.request),
             budget_needed=budget_for_all(self.attacks.plans, self.request),
@@ -122,21 +130,17 @@ class Audit:
     @property
     def why_not_compared(self) -> str:
         """Why training samples cannot be compared with held-out samples, "" if they can."""
-        claim = self.case.comparison
-        if claim is None:
+        sets = self.case.sample_sets
+        if sets is None:
             return NO_SAMPLES
-        if claim.pool is None:
+        if sets.holdout is None:
             return NO_HOLDOUT
-        if len(claim.pool) < MIN_HOLDOUT:
-            return FEW_HELD_OUT.format(MIN_HOLDOUT, len(claim.pool))
+        if len(sets.holdout) < MIN_HOLDOUT:
+            return FEW_HELD_OUT.format(MIN_HOLDOUT, len(sets.holdout))
         return ""
 
     def verdict(self, assumed: tuple[str, ...] = ()) -> Verdict:
-        """Return the verdict on what the stages so far have found.
-
-        Args:
-            assumed: Assumptions, which are added to the reasons.
-        """
+        """Return the verdict from the outputs of the stages that have run."""
         stored = () if self.stored_records is None else unconfirmed((self.stored_records,))
         return decide(
             None if self.scores is None else self.scores.findings,
@@ -194,6 +198,8 @@ def audit(
 ) -> AuditResult:
     """Attack a model from what it releases and report whether its training data leaks.
 
+    If an input cannot be read, or if the inputs do not fit each other, a ``ResiduumError`` is raised.
+
     Args:
         model: A file, a release, a live network of any class, its ``state_dict()``, or a fitted
             MLPClassifier or MLPRegressor of scikit-learn (``docs/networks.md``).
@@ -216,9 +222,6 @@ def audit(
     Returns:
         AuditResult: The verdict and everything that it rests on.
 
-    Raises:
-        ResiduumError: If an input cannot be read, or if the inputs do not fit each other.
-
     Example:
         >>> import residuum as rs
         >>> result = rs.audit("model.pt", data="train.npz", holdout="test.npz")  # doctest: +SKIP
@@ -227,7 +230,7 @@ def audit(
     """
     plugins.load()
     request = AuditRequest(**options)
-    deadline = Deadline.of(request)
+    deadline = Deadline.for_request(request)
     case = load_case(
         model, data, holdout, knowledge, request, base=base, adapter=adapter, trust_code=trust_code
     )
@@ -245,7 +248,15 @@ def audit(
 
 
 def run_stages(audit: Audit, plan: tuple[Stage, ...]) -> Audit:
-    """Run the stages in order. A stage that finished before an interruption is read back."""
+    """Run the stages in order. Outputs of stages that finished before an interruption are read back.
+
+    Args:
+        audit: The audit.
+        plan: The stages.
+
+    Returns:
+        The audit with the outputs of all stages.
+    """
     for stage in plan:
         if reason := stage.skip_reason(audit):
             audit = audit.skip(stage.name, reason)

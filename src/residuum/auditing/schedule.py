@@ -1,7 +1,7 @@
 """Run every attack that applies, as planned before the audit (:mod:`.plan`).
 
-Attacks with restarts run in batches, so that an interrupted audit continues. Baselines come last. An error of
-one attack becomes a row that names it. It never ends the audit.
+Attacks with restarts run in batches, so that an interrupted audit can continue. Baselines run last. If an
+attack raises an error, its row reports the error and the audit continues.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from residuum.auditing.store import AuditStore
 
 NO_TIME = "skipped: the clock stopped the audit"
-TOO_EXPENSIVE = "skipped: it takes more than a baseline may"
+TOO_EXPENSIVE = "skipped: it costs more than the limit of a baseline"
 MAX_REASON = 300  # characters of the error message of a plug-in
-MIN_SECONDS = 1e-3  # that an attack is given: the solver needs a positive time limit
+MIN_SECONDS = 1e-3  # time limit of an attack, because the solver needs a positive limit
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,7 +52,7 @@ class AttackResults(Record):
 
     Attributes:
         outcomes: One row per attack, deciding ones first.
-        reconstructions: Of the deciding attacks, all restarts together.
+        reconstructions: Reconstructions of the deciding attacks, with all restarts.
         baselines: Reconstructions of the baselines.
         batches: The batches of restarts that ran.
         plans: The plan of every attack, by name.
@@ -72,7 +72,7 @@ class AttackResults(Record):
 
 def run_attacks(audit: Audit) -> Audit:
     """Run the attacks. They see the network and the attacker's knowledge, never the samples."""
-    schedule = AttackSchedule.of(audit)
+    schedule = AttackSchedule.for_audit(audit)
     results = schedule.run()
     faults = {p.name: f"failed on import: {p.error}" for p in plugins.load() if p.error}
     faults |= {name: f"failed: {message}" for name, message in plugins.faults.items()}
@@ -86,23 +86,22 @@ def run_attacks(audit: Audit) -> Audit:
     return replace(audit, attacks=results)
 
 
-def selected_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, Attack]:
+def select_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, Attack]:
     """Return the attacks that the request asks for, by name, baselines last.
+
+    An unknown attack or attack surface raises an ``InputError``.
 
     Args:
         request: Settings of the audit.
         knowledge: What the attacker knows.
 
     Returns:
-        The attacks with their settings: those of the preset, of the request, and of the attack itself.
-
-    Raises:
-        InputError: If the request names an attack or a surface that is not known.
+        The attacks with the settings of the preset, of the request, and of the attack itself.
     """
-    requested = requested_settings(request)
+    requested = read_requested_settings(request)
     surface = "" if request.surface == "all" else resolve_surface(request.surface, knowledge)
     selected = {
-        name: configured_attack(kind, request, requested.get(name, {}))
+        name: configure_attack(kind, request, requested.get(name, {}))
         for name, kind in every_attack().items()
         if (request.baselines or not kind.is_baseline)
         and (not requested or name in requested)
@@ -111,12 +110,8 @@ def selected_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, A
     return dict(sorted(selected.items(), key=lambda item: item[1].is_baseline))
 
 
-def requested_settings(request: AuditRequest) -> dict[str, dict[str, Any]]:
-    """Return the settings of the attacks that the request names; {} if it names none.
-
-    Raises:
-        InputError: If there is no attack of that name.
-    """
+def read_requested_settings(request: AuditRequest) -> dict[str, dict[str, Any]]:
+    """Return the settings of the attacks that the request names, {} if it names none."""
     settings: dict[str, dict[str, Any]] = {}
     for entry in request.attacks:
         values = {"attack": entry} if isinstance(entry, str) else dict(entry)
@@ -126,12 +121,20 @@ def requested_settings(request: AuditRequest) -> dict[str, dict[str, Any]]:
     return settings
 
 
-def configured_attack(
+def configure_attack(
     kind: type[Attack], request: AuditRequest, settings: Mapping[str, Any]
 ) -> Attack:
-    """Return an attack with the settings of the preset, of the request, and its own.
+    """Make an attack with the settings of the preset, of the request, and its own.
 
     Baselines do not use the preset and the steps of the request.
+
+    Args:
+        kind: The class of the attack.
+        request: Settings of the audit.
+        settings: Settings of this attack.
+
+    Returns:
+        The attack.
     """
     values: dict[str, Any] = {} if kind.is_baseline else dict(PRESETS[request.preset].settings)
     values |= {"seed": request.seed, "device": request.device}
@@ -140,30 +143,48 @@ def configured_attack(
     return kind(**{**kind.select_settings(values), **settings})
 
 
-def skipped_attacks(
+def list_skipped_attacks(
     attacks: dict[str, Attack],
-    surfaces_of: dict[str, Surface],
+    surfaces_by_name: dict[str, Surface],
     knowledge: Knowledge,
     requested: Collection[str],
 ) -> dict[str, AttackOutcome]:
     """Return a row with the reason for every attack that does not apply, or that an audit leaves out.
 
-    An attack that is requested by name is not left out.
+    Args:
+        attacks: The attacks, by name.
+        surfaces_by_name: The attack surface of each attack.
+        knowledge: What the attacker knows.
+        requested: Names of attacks that the user asks for. They are never left out.
+
+    Returns:
+        The rows by name of the attack.
     """
     rows: dict[str, AttackOutcome] = {}
     for name, attack in attacks.items():
-        with _own_fault(name, attack, rows):
-            why_not = attack.why_not(surfaces_of[name], knowledge)
-            left_out = "" if name in requested else attack.why_skipped(surfaces_of[name], knowledge)
-            if reason := why_not or left_out:
+        with _record_error(name, attack, rows):
+            why_not = attack.why_not(surfaces_by_name[name], knowledge)
+            omission = (
+                "" if name in requested else attack.why_skipped(surfaces_by_name[name], knowledge)
+            )
+            if reason := why_not or omission:
                 rows[name] = AttackOutcome(name, not attack.is_baseline, not why_not, False, reason)
     return rows
 
 
-def surfaces_of_attacks(
+def find_surfaces(
     attacks: dict[str, Attack], network: Network, knowledge: Knowledge
 ) -> dict[str, Surface]:
-    """Return the surface that each attack works on; the weights if its own surface is missing."""
+    """Return the attack surface of each attack, or the weights if its surface is missing.
+
+    Args:
+        attacks: The attacks, by name.
+        network: The network that is attacked.
+        knowledge: What the attacker knows.
+
+    Returns:
+        The attack surfaces, by name of the attack.
+    """
     present = build_surfaces(network, knowledge)
     return {name: present.get(attack.surface, present[WEIGHTS]) for name, attack in attacks.items()}
 
@@ -177,7 +198,7 @@ class AttackSchedule:
         knowledge: What the attacker knows.
         request: Settings of the audit.
         store: Keeps finished batches, so that an interrupted audit continues.
-        listener: Is told about the progress.
+        listener: Receives the progress.
         deadline: Time at which the clock stops the attacks.
     """
 
@@ -189,7 +210,7 @@ class AttackSchedule:
     deadline: Deadline = NO_DEADLINE
 
     @classmethod
-    def of(cls, audit: Audit) -> AttackSchedule:
+    def for_audit(cls, audit: Audit) -> AttackSchedule:
         """Return the schedule of an audit."""
         return cls(
             network=audit.case.attacked,
@@ -203,20 +224,20 @@ class AttackSchedule:
     @cached_property
     def attacks(self) -> dict[str, Attack]:
         """The attacks with their settings, by name."""
-        return selected_attacks(self.request, self.knowledge)
+        return select_attacks(self.request, self.knowledge)
 
     @cached_property
     def surfaces(self) -> dict[str, Surface]:
         """The surface of every attack, by name."""
-        return surfaces_of_attacks(self.attacks, self.network, self.knowledge)
+        return find_surfaces(self.attacks, self.network, self.knowledge)
 
     def skipped(self) -> dict[str, AttackOutcome]:
         """Return a row with the reason for every attack that does not apply or is left out."""
-        requested = requested_settings(self.request)
-        return skipped_attacks(self.attacks, self.surfaces, self.knowledge, requested)
+        requested = read_requested_settings(self.request)
+        return list_skipped_attacks(self.attacks, self.surfaces, self.knowledge, requested)
 
     def plan(self, rows: dict[str, AttackOutcome]) -> dict[str, AttackPlan]:
-        """Return the plan of every attack that has no row yet. An attack that fails here gets one."""
+        """Return the plans of attacks that have no row. An attack whose planning fails gets a row."""
         attacks = {name: attack for name, attack in self.attacks.items() if name not in rows}
         while True:
             try:
@@ -226,10 +247,10 @@ class AttackSchedule:
                     self.network,
                     self.knowledge,
                     self.request,
-                    requested_settings(self.request),
+                    read_requested_settings(self.request),
                 )
             except PlanError as problem:
-                with _own_fault(problem.name, attacks.pop(problem.name), rows):
+                with _record_error(problem.name, attacks.pop(problem.name), rows):
                     raise problem.cause from None
 
     def run(self) -> AttackResults:
@@ -246,15 +267,15 @@ class AttackSchedule:
                     name, not attack.is_baseline, True, False, reason, unfinished=plan.left_out
                 )
                 continue
-            with _own_fault(name, attack, rows):
+            with _record_error(name, attack, rows):
                 result, batches = self._reconstruct(name, plan)
-                row = outcome_of(attack, self.surfaces[name], result)
+                row = make_outcome(attack, self.surfaces[name], result)
                 rows[name] = row.replace(unfinished=plan.left_out)
                 reconstructions[name] = result
                 done.extend(batches)
         deciding = [name for name, attack in self.attacks.items() if not attack.is_baseline]
         return AttackResults(
-            # A baseline that does not apply is no loss. One that failed is reported.
+            # A baseline that does not apply has no row. A baseline that failed has one.
             tuple(rows[n] for n in self.attacks if n in deciding or rows[n].applies),
             tuple(reconstructions[n] for n in deciding if n in reconstructions),
             tuple(r for n, r in reconstructions.items() if n not in deciding),
@@ -263,11 +284,11 @@ class AttackSchedule:
         )
 
     def repeat(self, name: str, plan: AttackPlan) -> Reconstruction | None:
-        """Run an attack on this network as planned for another.
+        """Run an attack on this network with the plan for another network.
 
         Args:
-            name: The attack.
-            plan: Its plan.
+            name: Name of the attack.
+            plan: The plan for the other network.
 
         Returns:
             The reconstruction, None if the attack does not apply to this network.
@@ -277,7 +298,15 @@ class AttackSchedule:
         return self._reconstruct(name, plan)[0]
 
     def reason_to_skip(self, name: str, plan: AttackPlan) -> str:
-        """Return why a planned attack does not run, "" if it runs."""
+        """Return why a planned attack does not run.
+
+        Args:
+            name: Name of the attack.
+            plan: Its plan.
+
+        Returns:
+            The reason, "" if the attack runs.
+        """
         if self.deadline.is_over:
             return NO_TIME
         if plan.runs:
@@ -289,7 +318,7 @@ class AttackSchedule:
     def _reconstruct(self, name: str, plan: AttackPlan) -> tuple[Reconstruction, list[Batch]]:
         """Run one attack and return its candidates and its batches."""
         attack, surface = self.attacks[name], self.surfaces[name]
-        seconds_left = max(self.deadline.left, MIN_SECONDS)
+        seconds_left = max(self.deadline.seconds_left, MIN_SECONDS)
         if attack.pace != "batches":
             seconds = plan.seconds if attack.pace == "sized" else seconds_left
             attack = attack.changed(seconds=seconds)
@@ -304,7 +333,7 @@ class AttackSchedule:
             restarts = sum(earlier.restarts for earlier in batches)
             results.append(self._run_batch(attack, surface, batch, restarts, plan.restarts))
             batches.append(batch)
-        result = merged(results)
+        result = merge_batches(results)
         if len(batches) < len(plan.batches(attack)):
             result = result.replace(status=(*result.status[:-1], "time"))
         return result, batches
@@ -315,7 +344,9 @@ class AttackSchedule:
         """Run one batch, continue it, or read it back if it is finished."""
         if self.store and (finished := self.store.load(batch)) is not None:
             return finished
-        attack = batch.of(attack).changed(seconds=max(self.deadline.left, MIN_SECONDS))
+        attack = batch.apply_to(attack).changed(
+            seconds=max(self.deadline.seconds_left, MIN_SECONDS)
+        )
         watch = self.listener.watch_attack(batch.attack, done, total)
         state = self.store.state(batch) if self.store else None
         result = attack.run(surface, self.knowledge, state_path=state, watch=watch)
@@ -325,8 +356,8 @@ class AttackSchedule:
 
 
 @contextmanager
-def _own_fault(name: str, attack: Attack, rows: dict[str, AttackOutcome]) -> Iterator[None]:
-    """Turn an error of one attack into its row, if the other attacks can go on."""
+def _record_error(name: str, attack: Attack, rows: dict[str, AttackOutcome]) -> Iterator[None]:
+    """Turn an error of one attack into its row, unless the error must end the audit."""
 
     def record(applies: bool, reason: str) -> None:
         decides = not attack.is_baseline
@@ -336,23 +367,21 @@ def _own_fault(name: str, attack: Attack, rows: dict[str, AttackOutcome]) -> Ite
         yield
     except PluginError as problem:
         record(True, f"failed: {problem.message}")
-    except InputError as problem:  # the user can correct what an attack of this package refuses
+    except InputError as problem:  # the user can correct this input
         if attack.pace == "batches" and not attack.is_plugin:
             raise
         record(attack.is_plugin, problem.message)
-    except Exception as problem:  # a plug-in's fault says nothing about the network
+    except Exception as problem:  # an error in a plug-in must not end the audit
         if not attack.is_plugin:
             raise
         record(True, f"failed: {type(problem).__name__}: {problem}")
 
 
-def merged(batches: list[Reconstruction]) -> Reconstruction:
-    """Return the batches of one attack as one reconstruction, selected anew over all restarts.
-
-    The selection counts agreement between restarts, so restarts are numbered on.
-    """
+def merge_batches(batches: list[Reconstruction]) -> Reconstruction:
+    """Return one reconstruction with all batches of an attack, selected again over all restarts."""
     if len(batches) == 1:
         return batches[0]
+    # The selection counts agreement between restarts, so restarts are numbered across all batches.
     offsets = [sum(batch.restarts for batch in batches[:i]) for i in range(len(batches))]
     names = ("x", "labels", "lam", "loss", "layers")
     result = batches[0].replace(
@@ -367,10 +396,19 @@ def merged(batches: list[Reconstruction]) -> Reconstruction:
     return result.replace(selection=select(result))
 
 
-def outcome_of(attack: Attack, surface: Surface, result: Reconstruction) -> AttackOutcome:
-    """Return the row of an attack that ran, with the residuals of its best restart."""
-    measured = attack.has_residual and (attack.pace == "batches" or not attack.is_plugin)
-    fit = measure_fit(surface, result) if measured else WeightFit()
+def make_outcome(attack: Attack, surface: Surface, result: Reconstruction) -> AttackOutcome:
+    """Return the row of an attack that ran, with the residuals of its best restart.
+
+    Args:
+        attack: The attack.
+        surface: Its attack surface.
+        result: Its output.
+
+    Returns:
+        The row.
+    """
+    has_residuals = attack.has_residual and (attack.pace == "batches" or not attack.is_plugin)
+    fit = measure_fit(surface, result) if has_residuals else WeightFit()
     return AttackOutcome(
         result.attack,
         not attack.is_baseline,
@@ -389,7 +427,15 @@ def outcome_of(attack: Attack, surface: Surface, result: Reconstruction) -> Atta
 
 
 def reason_to_run(attack: Attack, surface: Surface) -> str:
-    """Return why an attack applies, in a few words."""
+    """Return why an attack applies.
+
+    Args:
+        attack: The attack.
+        surface: Its attack surface.
+
+    Returns:
+        The reason in a few words.
+    """
     if attack.is_baseline:
-        return "a baseline: reported, never deciding"
+        return "a baseline, which does not enter the verdict"
     return attack.why_applies(surface)

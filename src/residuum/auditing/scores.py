@@ -1,8 +1,7 @@
 """Score the attacks of an audit: every deciding attack is one test, and all tests are judged together.
 
 All tests share one set of permuted held-out subsets, so that the level of 1% holds over all of them
-(``evaluation/null.py``). What the report shows of it, pictures, histogram and slider, belongs to the
-strongest test.
+(``evaluation/null.py``). Pictures, histogram and slider of the report show the strongest test.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import numpy as np
 import torch
 
 from residuum import similarity
-from residuum.auditing.controls import Claim
+from residuum.auditing.controls import SampleSets
 from residuum.auditing.evidence import collect_evidence
 from residuum.auditing.outcomes import (
     CLASS_LEVEL,
@@ -45,9 +44,10 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Record, Scores
 from residuum.theory.kkt import evaluate
 
-# A better picture leaves at most this share of what a public picture leaves of a sample (1 - NCC). Fixed
-# on digits: of two means of a class one is nearer by chance, by a quarter in one case of a hundred.
-NEARER = 0.75
+# A reconstruction is better than a public image if its 1 - NCC is at most this share of that of the public
+# image. The value was chosen on digits: for two means of a class, one is better by a quarter by chance in
+# one case of a hundred.
+MAX_DISTANCE_RATIO = 0.75
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class AttackTest:
 
     @property
     def survives(self) -> bool:
-        """Whether the attack recovers more samples than chance gives all tests together."""
+        """Whether the attack recovers more samples than expected by chance over all tests."""
         return self.adjusted <= self.level
 
     @property
@@ -86,15 +86,15 @@ class AttackScores(Record):
     Attributes:
         attacks: One row per attack, with its counts.
         findings: All tests together.
-        shown: Name of the strongest attack, which the report shows.
-        scores: Its scores.
-        selected: Scores of the candidates that the attacks chose themselves.
-        evidence: Samples and values that the report draws.
+        displayed_attack: Name of the strongest attack, which the report displays.
+        scores: Scores of the strongest attack.
+        selected: Scores of the candidates that the attacks selected themselves.
+        evidence: Samples and values that the report displays.
     """
 
     attacks: tuple[AttackOutcome, ...]
     findings: Findings | None = None
-    shown: str = ""
+    displayed_attack: str = ""
     scores: Scores | None = None
     selected: Scores | None = None
     evidence: Evidence | None = None
@@ -102,7 +102,7 @@ class AttackScores(Record):
 
 def run_tests(
     pools: dict[str, CandidatePool],
-    claim: Claim,
+    sets: SampleSets,
     seed: int,
     subsets: int,
     seconds: float,
@@ -113,10 +113,10 @@ def run_tests(
 
     Args:
         pools: Candidates by attack.
-        claim: Training and held-out set.
+        sets: Training and held-out set.
         seed: Seed of the subsets.
         subsets: Number of subsets. Fewer are drawn if the time is short.
-        seconds: Time for the tests. The smallest number of subsets is drawn in any case.
+        seconds: Time for the tests. The smallest possible number of subsets is always drawn.
         level: The largest adjusted p-value that shows a leak.
 
     Returns:
@@ -130,7 +130,7 @@ def run_tests(
     for name, pool in pools.items():
         messages: list[str] = []
         try:
-            field = prepare_scoring_data(pool.x, claim.train, claim.pool, messages, seed=seed)
+            field = prepare_scoring_data(pool.x, sets.train, sets.holdout, messages, seed=seed)
         except InconclusiveError as problem:
             if len(pools) == 1:
                 raise
@@ -165,16 +165,19 @@ def findings(
     graded: dict[int, str] | None = None,
     row_numbers: Sequence[int] | None = None,
 ) -> Findings:
-    """Return what all tests found together. Without a surviving test nothing is recovered.
+    """Combine the tests of all attacks. Without a surviving test no sample counts as recovered.
 
-    A sample counts once however many tests match it, in the training set and in the held-out subsets
-    alike: both unions are over the same tests, the surviving ones if there are any.
+    A sample counts once even if several tests match it. This holds for the training set and for the held-out
+    subsets. Both unions are over the surviving tests, or over all tests if none survives.
 
     Args:
         tests: Tests by attack.
         n: Number of training samples.
         graded: Grade of every recovered sample.
-        row_numbers: Of the samples in the user's file; by default their positions.
+        row_numbers: Rows of the samples in the user's file. By default their positions.
+
+    Returns:
+        The number of recovered samples, with its chance level, interval and p-value.
     """
     numbers = range(n) if row_numbers is None else row_numbers
     surviving = {name: test for name, test in tests.items() if test.survives}
@@ -207,10 +210,12 @@ def findings(
 
 
 def grades(test: AttackTest, labels: Array | None) -> dict[int, str]:
-    """Grade each recovered sample by how near public samples of its kind come.
+    """Grade each recovered sample by comparing its match with held-out samples.
 
-    near-copy: nearer to the sample, by a quarter, than any held-out sample and than the mean of its
-    class among them. resemblance: nearer by a quarter than that mean. class-level: not even that.
+    - near-copy: the match is closer to the sample, by a quarter, than any held-out sample and than the
+      held-out mean of its class.
+    - resemblance: the match is closer by a quarter than the held-out mean of its class.
+    - class-level: the match is not closer by a quarter than this mean.
 
     Args:
         test: The test of one attack.
@@ -233,8 +238,8 @@ def grades(test: AttackTest, labels: Array | None) -> dict[int, str]:
         mean = (same_class if len(same_class) else pool).mean(0)
         typical = float(similarity.ncc(samples[i : i + 1], mean[None]))
         missing = 1 - float(test.control.value[i])
-        resembles = missing <= NEARER * (1 - typical)
-        is_copy = resembles and missing <= NEARER * (1 - neighbor)
+        resembles = missing <= MAX_DISTANCE_RATIO * (1 - typical)
+        is_copy = resembles and missing <= MAX_DISTANCE_RATIO * (1 - neighbor)
         graded[i] = NEAR_COPY if is_copy else RESEMBLANCE if resembles else CLASS_LEVEL
     return graded
 
@@ -242,7 +247,7 @@ def grades(test: AttackTest, labels: Array | None) -> dict[int, str]:
 def score_attacks(
     network: Network,
     results: AttackResults,
-    claim: Claim,
+    sets: SampleSets,
     seed: int,
     subsets: int,
     seconds: float,
@@ -250,13 +255,13 @@ def score_attacks(
 ) -> AttackScores:
     """Score the candidates of all attacks against training and held-out samples.
 
-    The tests come first. Baselines and the attacks' own selection follow, then the published metrics. If the
-    clock is about to stop the audit, what does not decide is left out.
+    The tests come first. Baselines and self-selected candidates follow, then the published metrics. If the
+    time is short, scores that do not decide are left out.
 
     Args:
         network: The audited network.
         results: Outputs of the attacks.
-        claim: Training and held-out set.
+        sets: Training and held-out set.
         seed: Seed of the held-out subsets.
         subsets: Number of held-out subsets.
         seconds: Time until the clock stops the audit.
@@ -268,9 +273,9 @@ def score_attacks(
     attacked = results.reconstructions
     if not attacked:
         return AttackScores(results.outcomes)
-    start, train = time.monotonic(), claim.train
+    start, train = time.monotonic(), sets.train
     pools = {result.attack: all_candidates(result) for result in attacked}
-    tests, notes = run_tests(pools, claim, seed, subsets, seconds / 2, level=level)
+    tests, notes = run_tests(pools, sets, seed, subsets, seconds / 2, level=level)
     test_seconds = time.monotonic() - start
     model = network.module
     outputs = evaluate(model, train.x.to(next(model.parameters()).dtype))
@@ -280,7 +285,7 @@ def score_attacks(
 
     def scored(pool: CandidatePool, **options: Any) -> Scores:
         options |= {"multipliers": pool.lam, "outputs": outputs}
-        return score(pool.x, train, claim.pool, seed=seed, subsets=subsets, **options)
+        return score(pool.x, train, sets.holdout, seed=seed, subsets=subsets, **options)
 
     def score_if_time(name: str, pool: CandidatePool) -> Scores | None:
         """Score candidates that do not decide by the deciding metric, unless the time is short."""
@@ -288,12 +293,12 @@ def score_attacks(
         if len(pool.x) and test_seconds * len(pool.x) / tested <= remaining():
             return scored(pool, metrics=[DECIDING], seconds=remaining())
         if len(pool.x):
-            notes.append(f"not scored by itself, for want of time: {name}")
+            notes.append(f"not scored separately, because the time budget is exhausted: {name}")
         return None
 
     baselines = {b.attack: score_if_time(b.attack, all_candidates(b)) for b in results.baselines}
     chosen = join_pools([selected_candidates(result) for result in attacked])
-    selected = score_if_time("the attacks' own choice", chosen)
+    selected = score_if_time("self-selected candidates", chosen)
     rows = tuple(
         _with_counts(row, tests.get(row.name), baselines.get(row.name)) for row in results.outcomes
     )
@@ -301,14 +306,14 @@ def score_attacks(
         scores = scored(pools[attacked[0].attack], seconds=remaining())
         scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
         empty = Findings(len(train), reason=scores.reason, metric=DECIDING)
-        evidence = collect_evidence(claim, scores, outputs, None, seed)
+        evidence = collect_evidence(sets, scores, outputs, None, seed)
         return AttackScores(rows, empty, attacked[0].attack, scores, selected, evidence)
-    strongest = strongest_of(tests)
+    strongest = strongest_test(tests)
     scores = scored(pools[strongest], calibration=tests[strongest].control, seconds=remaining())
     scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
-    evidence = collect_evidence(claim, scores, outputs, tests[strongest], seed)
+    evidence = collect_evidence(sets, scores, outputs, tests[strongest], seed)
     summary = findings(tests, len(train), _worst_grades(tests), train.rows)
-    matches = matches_among(claim.set_aside, pools, tests)
+    matches = match_set_aside(sets.set_aside, pools, tests)
     summary = summary.replace(set_aside_matches=matches)
     return AttackScores(rows, summary, strongest, scores, selected, evidence)
 
@@ -324,10 +329,19 @@ def _worst_grades(tests: dict[str, AttackTest]) -> dict[int, str]:
     return graded
 
 
-def matches_among(
+def match_set_aside(
     samples: Dataset | None, pools: dict[str, CandidatePool], tests: dict[str, AttackTest]
 ) -> tuple[int, ...]:
-    """Return the row numbers of ``samples`` that some candidate matches, by the rule of its test."""
+    """Return the samples that a candidate matches by the rule of its test.
+
+    Args:
+        samples: Samples that were set aside, None if there are none.
+        pools: Candidates by attack.
+        tests: Tests by attack.
+
+    Returns:
+        Row numbers of the matched samples.
+    """
     if samples is None:
         return ()
     matched = torch.zeros(len(samples), dtype=torch.bool)
@@ -339,8 +353,8 @@ def matches_among(
     return tuple(samples.take(matched).rows) if bool(matched.any()) else ()
 
 
-def strongest_of(tests: dict[str, AttackTest]) -> str:
-    """Return the attack with the smallest adjusted p-value; ties are broken by p, then by count."""
+def strongest_test(tests: dict[str, AttackTest]) -> str:
+    """Return the attack with the smallest adjusted p-value. Ties are broken by p-value, then by count."""
 
     def rank(name: str) -> tuple[float, float, int]:
         test = tests[name]
@@ -352,7 +366,7 @@ def strongest_of(tests: dict[str, AttackTest]) -> str:
 def _with_counts(
     row: AttackOutcome, test: AttackTest | None, baseline: Scores | None
 ) -> AttackOutcome:
-    """Return the row with the counts of its test, or of a baseline, which decides nothing."""
+    """Return the row with the counts of its test, or of a baseline, which does not enter the verdict."""
     if test is not None:
         return row.replace(
             recovered=int(test.control.recovered.sum()),

@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from residuum.auditing.certificates import Certificates, compute_certificates
-from residuum.auditing.controls import machinery, run_controls, told_by_network
-from residuum.auditing.exposure_stage import exposure_of_samples
+from residuum.auditing.controls import compare_losses, import_classifier, run_controls
+from residuum.auditing.exposure_stage import rank_samples
 from residuum.auditing.positive_control import train_and_test_controls
 from residuum.auditing.power import NETWORKS, ControlSize, PositiveControls
 from residuum.auditing.schedule import NO_TIME
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 NO_NETWORK = "the file holds no network"
 NO_RECORDS = "the release stores no records"
 NO_SAMPLES = "there are no training samples to compare with"
-NO_TRAINING_SAMPLES = "there are no training samples to look at"
+NO_TRAINING_SAMPLES = "there are no training samples to rank"
 DECIDED = "the verdict does not need it"
-UNWANTED = "they were switched off (--no-positive-controls)"
+SWITCHED_OFF = "they were switched off (--no-positive-controls)"
 OTHER_SHAPE = "training and held-out samples have different shapes"
 
 
@@ -38,10 +38,10 @@ def skip_without_records(audit: Audit) -> str:
 
 
 def find_stored_records(audit: Audit) -> Audit:
-    """Search the given samples among the records that the release stores."""
+    """Search for the samples among the records that the release stores."""
     assert audit.case.stored is not None
-    whole = audit.case.whole or audit.case
-    return replace(audit, stored_records=audit.case.stored.outcome(whole.train, whole.holdout))
+    inputs = audit.case.full_inputs or audit.case
+    return replace(audit, stored_records=audit.case.stored.outcome(inputs.train, inputs.holdout))
 
 
 def skip_without_network(audit: Audit) -> str:
@@ -55,31 +55,29 @@ def skip_without_samples(audit: Audit) -> str:
 
 
 def test_membership(audit: Audit) -> Audit:
-    """Test whether training samples can be told from held-out samples by the weights.
-
-    The stage also tests whether the losses tell them apart at all, which shows whether the network was
-    trained on these samples.
-    """
+    """Test membership by the weights, and whether losses of training and held-out samples differ."""
     case, seed = audit.case, audit.request.seed
-    claim = case.comparison
-    assert claim is not None
-    if claim.pool is not None and claim.pool.shape != claim.train.shape:
+    sets = case.sample_sets
+    assert sets is not None
+    if sets.holdout is not None and sets.holdout.shape != sets.train.shape:
         return audit.skip("membership", OTHER_SHAPE)
-    membership = measure_membership(case.audited, claim.train, claim.pool, seed)
+    membership = measure_membership(case.audited, sets.train, sets.holdout, seed)
     audit.listener.message(membership.line)
-    compared = case.compared
-    assert compared is not None
-    p_value = told_by_network(case.audited, compared.train, compared.pool, case.audited.task, seed)
+    balanced = case.balanced_sets
+    assert balanced is not None
+    p_value = compare_losses(
+        case.audited, balanced.train, balanced.holdout, case.audited.task, seed
+    )
     return replace(audit, membership=membership, p_value_of_losses=p_value)
 
 
 def run_negative_controls(audit: Audit) -> Audit:
-    """Score candidates that hold nothing of the network. They must not match the training samples."""
+    """Score candidates that do not depend on the network. They must not match the training samples."""
     case = audit.case
-    machinery()  # imported before the clock is read
-    assert case.compared is not None
+    import_classifier()  # imported before the clock is read
+    assert case.balanced_sets is not None
     controls = run_controls(
-        case.compared, case.knowledge, audit.request.seed, deadline=audit.deadline
+        case.balanced_sets, case.knowledge, audit.request.seed, deadline=audit.deadline
     )
     return replace(audit, negative_controls=controls)
 
@@ -87,14 +85,14 @@ def run_negative_controls(audit: Audit) -> Audit:
 def score_reconstructions(audit: Audit) -> Audit:
     """Compare the candidates of all attacks with training and held-out samples."""
     case, request = audit.case, audit.request
-    assert case.compared is not None
+    assert case.balanced_sets is not None
     scores = score_attacks(
         case.audited,
         audit.attacks,
-        case.compared,
+        case.balanced_sets,
         request.seed,
         request.subsets,
-        audit.deadline.left,
+        audit.deadline.seconds_left,
         audit.negative_controls.level,
     )
     return replace(audit, scores=scores)
@@ -104,10 +102,10 @@ def skip_if_decided(audit: Audit) -> str:
     """Return the reason to skip if no result of the positive controls would change the exit code."""
     if reason := skip_without_samples(audit):
         return reason
-    claim = audit.case.comparison
-    if claim is None or claim.pool is None or len(claim.pool) < MIN_HOLDOUT:
+    sets = audit.case.sample_sets
+    if sets is None or sets.holdout is None or len(sets.holdout) < MIN_HOLDOUT:
         return DECIDED
-    n = len(claim.train)
+    n = len(sets.train)
     if_detected = tuple(
         PositiveControls(question, (ControlSize(n, (n,) * networks, networks, 0.0),))
         for question, networks in NETWORKS.items()
@@ -119,7 +117,7 @@ def skip_if_decided(audit: Audit) -> str:
 def run_positive_controls(audit: Audit) -> Audit:
     """Test networks that are known to memorize their samples like the audited network."""
     if not audit.request.positive_controls:
-        controls = tuple(PositiveControls(question, reason=UNWANTED) for question in NETWORKS)
+        controls = tuple(PositiveControls(question, reason=SWITCHED_OFF) for question in NETWORKS)
     else:
         controls = train_and_test_controls(audit)
     return replace(audit, positive_controls=controls)
@@ -131,14 +129,14 @@ def skip_without_network_and_time(audit: Audit) -> str:
 
 
 def certify(audit: Audit) -> Audit:
-    """Measure how near the weights are to a KKT point, and how unique the candidates are."""
+    """Measure how close the weights are to a KKT point, and how unique the candidates are."""
     case = audit.case
     certificates = compute_certificates(
         case.attacked,
         case.train,
         audit.attacks.reconstructions,
         case.knowledge,
-        audit.deadline.left,
+        audit.deadline.seconds_left,
     )
     return replace(audit, certificates=certificates)
 
@@ -154,20 +152,20 @@ def rank_exposure(audit: Audit) -> Audit:
     """Rank the training samples by their risk, from weights and samples."""
     case = audit.case
     assert case.train is not None
-    assert case.comparison is not None
-    shown = "" if audit.scores is None else audit.scores.shown
-    exposure, reason = exposure_of_samples(
+    assert case.sample_sets is not None
+    displayed_attack = "" if audit.scores is None else audit.scores.displayed_attack
+    exposure, reason = rank_samples(
         case.audited,
         case.train,
-        case.comparison,
+        case.sample_sets,
         case.knowledge,
         audit.attacks.reconstructions,
-        shown,
+        displayed_attack,
     )
     return replace(audit, exposure=exposure) if exposure else audit.skip("exposure", reason)
 
 
 def certificates_or_reason(audit: Audit) -> Certificates:
-    """Return the certificates, or the reason why they were skipped in their place."""
+    """Return the certificates, or the reason why they were skipped."""
     reason = audit.skipped.get("certificates", "")
     return Certificates(None, reason, None, reason) if reason else audit.certificates

@@ -1,7 +1,7 @@
-"""Keep the outputs of an audit while it runs, so that an interrupted audit continues where it stopped.
+"""Save the outputs of an audit while it runs, so that an interrupted audit continues where it stopped.
 
-``work/`` in the run directory holds the finished batches of the attacks, the state of the batch under way,
-and the outputs of every finished stage.
+``work/`` in the run directory holds the finished batches of the attacks, the state of the running batch, and
+the outputs of every finished stage.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class StageOutput(Record):
 
 
 class AuditStore:
-    """Keeps nothing: the store of an audit without a run directory."""
+    """Store of an audit without a run directory. It saves nothing."""
 
     path: Path | None = None
 
@@ -46,11 +46,20 @@ class AuditStore:
         return False
 
     def finished(self) -> AuditResult | None:
-        """Return the result of an audit that has ended here, None if work is left."""
+        """Return the result if the audit in this folder has ended, otherwise None."""
         return None
 
     def load_or_run(self, name: str, run: Callable[[Audit], Audit], audit: Audit) -> Audit:
-        """Run a stage, or fill in its outputs if it finished before an interruption."""
+        """Run a stage, or read its outputs back if it finished before an interruption.
+
+        Args:
+            name: Name of the stage.
+            run: The stage.
+            audit: The audit before the stage.
+
+        Returns:
+            The audit after the stage.
+        """
         return run(audit)
 
     def load(self, batch: Batch) -> Reconstruction | None:
@@ -58,14 +67,24 @@ class AuditStore:
         return None
 
     def save(self, batch: Batch, result: Reconstruction) -> None:
-        """Keep a finished batch."""
+        """Save a finished batch.
+
+        Args:
+            batch: The batch.
+            result: Its output.
+        """
 
     def state(self, batch: Batch) -> Path | None:
-        """Return the file that keeps the batch under way."""
+        """Return the file for the state of a running batch, None if nothing is saved."""
         return None
 
     def write(self, result: AuditResult, *, blur: bool = False) -> None:
-        """Write the artifacts of a finished audit."""
+        """Write the artifacts of a finished audit.
+
+        Args:
+            result: The result of the audit.
+            blur: Blur the images of the report until the reader asks for them.
+        """
 
 
 NO_STORE = AuditStore()
@@ -92,24 +111,37 @@ class AuditRun(RunDir, AuditStore):
 
     @property
     def has_work(self) -> bool:
-        """Whether a batch is finished or under way."""
+        """Whether a batch is finished or running."""
         return any(self.work.glob("*.safetensors"))
 
     def refuse_other_results(self) -> None:
-        """Refuse to write over another audit."""
+        """Refuse a folder that holds another audit.
+
+        Raises:
+            OutputError: If the folder holds a finished or an unfinished audit.
+        """
         if self.is_complete or self.work.exists():
             message = f"{str(self.path)!r} holds an audit already."
             raise OutputError(message, "Choose another folder, or remove that one.")
 
     def finished(self) -> AuditResult | None:
-        """Return the result of an audit that has ended here, None if work is left."""
+        """Return the result if the audit in this folder has ended, otherwise None."""
         if not self.is_complete:
             return None
         self.finish()
         return AuditResult.load(self.path)
 
     def load_or_run(self, name: str, run: Callable[[Audit], Audit], audit: Audit) -> Audit:
-        """Run a stage and keep its outputs, or fill them in if it finished before an interruption."""
+        """Run a stage and save its outputs, or read them back if it finished before an interruption.
+
+        Args:
+            name: Name of the stage.
+            run: The stage.
+            audit: The audit before the stage.
+
+        Returns:
+            The audit after the stage.
+        """
         path = self.work / f"stage-{name.replace(' ', '-')}.safetensors"
         if (output := StageOutput.load_or_none(path)) is not None:
             audit.deadline.charge(output.seconds)
@@ -126,16 +158,26 @@ class AuditRun(RunDir, AuditStore):
         return Reconstruction.load_or_none(self._file(batch))
 
     def save(self, batch: Batch, result: Reconstruction) -> None:
-        """Keep a finished batch. Its state is no longer needed."""
+        """Save a finished batch and remove its state.
+
+        Args:
+            batch: The batch.
+            result: Its output.
+        """
         result.save(self._file(batch))
         self.state(batch).unlink(missing_ok=True)
 
     def state(self, batch: Batch) -> Path:
-        """Return the file that keeps the batch under way. No other batch uses it."""
+        """Return the file for the state of a running batch. No other batch uses it."""
         return self.work / f"{STATE}-{self._file(batch).name}"
 
     def write(self, result: AuditResult, *, blur: bool = False) -> None:
-        """Write the artifacts of a finished audit, ``result.json`` last, and drop ``work/``."""
+        """Write the artifacts of a finished audit, ``result.json`` last, and remove ``work/``.
+
+        Args:
+            result: The result of the audit.
+            blur: Blur the images of the report until the reader asks for them.
+        """
         paths = {} if self.case is None else self.case.sources.paths
         sources = {name: str(path.resolve()) for name, path in paths.items()}
         release = None if self.case is None else self.case.release
@@ -146,7 +188,7 @@ class AuditRun(RunDir, AuditStore):
         self.finish()
 
     def finish(self) -> None:
-        """Drop what only an unfinished audit needs."""
+        """Remove ``work/``, which only an unfinished audit needs."""
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _file(self, batch: Batch) -> Path:
@@ -156,18 +198,17 @@ class AuditRun(RunDir, AuditStore):
 
 @contextmanager
 def open_run(out: str | Path | None, case: Case, request: AuditRequest) -> Iterator[AuditStore]:
-    """Open the run directory of an audit, for this audit alone.
+    """Open the run directory of an audit for this audit alone.
+
+    A folder that holds another audit or other files, or that cannot be written, raises a ``ResiduumError``.
 
     Args:
-        out: The folder, None to keep nothing.
+        out: The folder, None to save nothing.
         case: The inputs of the audit.
         request: Its settings.
 
     Yields:
         The store.
-
-    Raises:
-        ResiduumError: If the folder holds another audit or other files, or cannot be written.
     """
     if out is None:
         yield NO_STORE

@@ -2,8 +2,8 @@
 
 A nearest-neighbor model, a support vector machine or a Gaussian process consists of its training records,
 and a checkpoint may hold the arrays that it was trained on. If the user gives samples, each of them is
-searched in the release: equal to the last bit, or within rounding, as given and as the release's own
-scalers pass it on. Held-out samples are searched in the same way, as a negative control.
+searched in the release: equal bit for bit, or within rounding, as given and as the release's own
+scalers transform it. Held-out samples are searched in the same way, as a negative control.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from residuum.networks.network import Network
 from residuum.records import Dataset
 from residuum.scanning.findings import RecordArray, records_in
 
-NAME = "stored outright"  # of the row in the table of tests
-ROUNDING = 16 * torch.finfo(torch.float32).eps  # relative to a record's largest value
+NAME = "stored outright"  # name of the row in the table of tests
+ROUNDING = 16 * torch.finfo(torch.float32).eps  # relative to the largest value of a record
 MAX_NEIGHBORS = 64  # records on either side that are compared with one sample
 CHUNK = 4096  # records that are converted to float64 at a time
 
@@ -50,29 +50,29 @@ class StoredRecords:
     notes: tuple[str, ...] = ()
 
     @property
-    def certain(self) -> bool:
-        """Whether more than the name of an array shows that it holds records."""
+    def is_certain(self) -> bool:
+        """Whether the program that wrote the file is known to store records there."""
         return any(array.certain for array in self.arrays)
 
     @property
-    def likely(self) -> bool:
-        """Whether rows could be inputs of the network, if no samples are given to compare with."""
+    def is_likely(self) -> bool:
+        """Whether rows could be inputs of the network, if there are no samples to compare with."""
         widths = {array.records.shape[1] for array in self.arrays if array.records is not None}
-        return self.certain or self.inputs in widths
+        return self.is_certain or self.inputs in widths
 
     @property
     def count(self) -> int:
         """Number of records. Records that are stored twice (an array and its tree) count once."""
-        different = {
+        distinct = {
             array.finding.where
             if array.records is None
             else float(array.records.double().sum()): array
             for array in self.arrays
         }
-        return sum(array.finding.count or 0 for array in different.values())
+        return sum(array.finding.count or 0 for array in distinct.values())
 
     def without(self, network: Network) -> StoredRecords | None:
-        """Return the records without arrays that are parameters of the network, None if none are left."""
+        """Return the records without arrays that are parameters of the network, None if none remain."""
         parameters = tuple(network.source_names.values())
         arrays = tuple(
             array
@@ -104,35 +104,42 @@ class StoredRecords:
         """Return the row of the stored records in the table of tests.
 
         The row decides the verdict if the program that wrote the file is known to store records there.
-        If only the name of an array says so, it decides if samples are found there. Without samples, it
-        decides if the rows have the width of the network's input.
+        If only the name of an array suggests records, the row decides if samples are stored there. Without
+        samples, it decides if the rows have the width of the network's input.
+
+        Args:
+            train: The training samples, None if there are none.
+            holdout: The held-out samples, None if there are none.
+
+        Returns:
+            The row.
         """
         places = "; ".join(
             f"{a.finding.what}{f' ({n})' if (n := a.finding.count) else ''}, at {a.finding.where}"
             for a in self.arrays
         )
-        row = AttackOutcome(NAME, self.likely, True, True, places, surface=STORED)
+        row = AttackOutcome(NAME, self.is_likely, True, True, places, surface=STORED)
         row = row.replace(candidates=self.count)
         if train is None:
             return row
         distances = self.distances(train.x)
-        equal, matched = int((distances == 0).sum()), int(distances.isfinite().sum())
+        equal_count, matched = int((distances == 0).sum()), int(distances.isfinite().sum())
         n = len(train)
         row = row.replace(
-            decides=self.certain or matched > 0,
+            decides=self.is_certain or matched > 0,
             recovered=matched,
-            of=n,
+            sample_count=n,
             rule="stored in the file",
-            reason=f"{places}; {equal} of {n} training samples are stored there bit for bit, "
-            f"{matched - equal} more within rounding",
+            reason=f"{places}; {equal_count} of {n} training samples are stored there bit for bit, "
+            f"{matched - equal_count} more within rounding",
         )
         if holdout is None or holdout.shape != train.shape:
             return row.replace(expected_by_chance=None)
         in_holdout = int(self.distances(holdout.x).isfinite().sum())
         p = float(hypergeom.sf(matched - 1, n + len(holdout), matched + in_holdout, n))
         return row.replace(
-            decides=self.certain or p <= SIGNIFICANCE,
-            reason=f"{row.reason}; of {len(holdout)} held-out samples {in_holdout}",
+            decides=self.is_certain or p <= SIGNIFICANCE,
+            reason=f"{row.reason}; {in_holdout} of {len(holdout)} held-out samples are stored there",
             expected_by_chance=n * in_holdout / len(holdout),
             p_value=p,
         )
@@ -166,7 +173,9 @@ def _after_each_scaler(x: Tensor, scalings: tuple[tuple[Tensor, Tensor], ...]) -
 
 
 def distance_to_records(x: Tensor, records: Tensor) -> Tensor:
-    """Return the largest difference of each sample to its nearest record over its largest value.
+    """Return the distance of each sample to its nearest record, relative to its largest value.
+
+    The distance is the largest difference of their values.
 
     Equal rows have equal projections on a random line. So only neighbors on that line are compared.
     Rounding errors have either sign, so projections differ by their size times the length of the line.
@@ -182,8 +191,8 @@ def distance_to_records(x: Tensor, records: Tensor) -> Tensor:
     projected = torch.cat([chunk.to(x) @ line for chunk in records.split(CHUNK)])
     positions, order = projected.sort()
     size = x.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-    reach, place = 4 * ROUNDING * size * line.norm(), x @ line
-    edges = torch.stack([place - reach, place, place + reach])
+    tolerance, place = 4 * ROUNDING * size * line.norm(), x @ line
+    edges = torch.stack([place - tolerance, place, place + tolerance])
     first, middle, last = torch.searchsorted(positions, edges)
     first, last = first.clamp(min=middle - MAX_NEIGHBORS), last.clamp(max=middle + MAX_NEIGHBORS)
     distances = torch.full((len(x),), torch.inf, dtype=x.dtype)

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 SURFACE_WORDS = {
     STORED: "stored records",
     "weights": "the weights",
-    "weights - start": "the change from the start",
+    "weights - start": "the weight update from the initial weights",
     "moment": "the optimizer state in this file",
 }
-KNOWN_FACTS = {  # known facts in words; a value stands where it is one
+FACT_TEXTS = {  # what the attacker may know, in words; {} is the value
     "shape": "the shape of a sample ({})",
     "value_range": "the range of values ({})",
     "mean": "the mean of the samples",
     "sample_count": "how many samples there are ({})",
     "label_balance": "the share of each label",
-    "theta0": "the weights that training began from",
+    "theta0": "the initial weights",
     "loss": "the loss ({})",
     "weight_decay": "the weight decay ({})",
     "norms": "the length of every sample",
@@ -42,14 +42,14 @@ KNOWN_FACTS = {  # known facts in words; a value stands where it is one
 }
 SOURCES = {
     "user": "",
-    "train": " (taken from the training data: the strongest attacker)",
-    "holdout": " (taken from the held-out data)",
-    "release": " (found in the release itself)",
+    "train": " (from the training data, which makes the strongest attacker)",
+    "holdout": " (from the held-out data)",
+    "release": " (from the release itself)",
 }
 TITLES = ("attacker knows", "attacked", "network", "not verified")
 
 
-class Fact(NamedTuple):
+class ScreenLine(NamedTuple):
     """One line of the summary."""
 
     title: str
@@ -63,7 +63,7 @@ class Screen:
     headline: str
     sentence: str
     answers: tuple[Answer, ...]
-    facts: tuple[Fact, ...]
+    lines: tuple[ScreenLine, ...]
     next: NextStep
 
     def text(self, width: int = 80, without: tuple[str, ...] = ()) -> str:
@@ -71,7 +71,7 @@ class Screen:
 
         Args:
             width: Length of a line.
-            without: Titles of facts that the reader knows already.
+            without: Titles of lines to leave out.
 
         Returns:
             The lines.
@@ -83,8 +83,8 @@ class Screen:
             power = "" if answer.power in self.sentence else answer.power
             texts = " ".join(filter(None, (answer.evidence, power)))
             lines += _wrap(f"{answer.answer.capitalize()}. {texts}", width, "    ", "    ")
-        facts = (fact for fact in self.facts if fact.title not in without)
-        for title, text in (*facts, Fact("next step", self.next.text)):
+        printed = (line for line in self.lines if line.title not in without)
+        for title, text in (*printed, ScreenLine("next step", self.next.text)):
             lines += _wrap(text, width, f"{title:<{indent}}", " " * indent)
         for command in self.next.commands:
             lines += _fold_command(command, width)
@@ -93,15 +93,15 @@ class Screen:
 
 def _fold_command(command: str, width: int) -> list[str]:
     """Break a command into lines as a shell reads them. An option and its value stay on one line."""
-    joined = re.sub(r"( --[\w-]+) (?!-)", "\\1\x00", command)  # not a blank for the wrapper
+    joined = re.sub(r"( --[\w-]+) (?!-)", "\\1\x00", command)  # no break at \x00
     lines = [line.replace("\x00", " ") for line in _wrap(joined, width - 4, "", "    ")]
     return [f"  {line} \\" for line in lines[:-1]] + [f"  {lines[-1]}"]
 
 
-def _wrap(text: str, width: int, first: str = "", rest: str = "") -> list[str]:
+def _wrap(text: str, width: int, first: str = "", following: str = "") -> list[str]:
     """Break a text into lines between words only."""
     wrapper = textwrap.TextWrapper(
-        width, first, rest, break_long_words=False, break_on_hyphens=False
+        width, first, following, break_long_words=False, break_on_hyphens=False
     )
     return wrapper.wrap(text)
 
@@ -116,9 +116,11 @@ def summarize(result: AuditResult) -> Screen:
         "" if result.fit is None else result.fit.line,
         _unproven_assumption(result),
     )
-    facts = tuple(Fact(title, text) for title, text in zip(TITLES, texts, strict=True) if text)
+    lines = tuple(
+        ScreenLine(title, text) for title, text in zip(TITLES, texts, strict=True) if text
+    )
     sentence = verdict.not_judged_note if verdict.outcome == LEAK else verdict.sentence
-    return Screen(verdict.headline, sentence, verdict.answers, facts, next_step(result))
+    return Screen(verdict.headline, sentence, verdict.answers, lines, next_step(result))
 
 
 def _unproven_assumption(result: AuditResult) -> str:
@@ -128,12 +130,12 @@ def _unproven_assumption(result: AuditResult) -> str:
 
 
 def _knowledge(knowledge: Knowledge) -> str:
-    """Return what the attacker knows in addition to the release, and where each fact is from."""
+    """Return what the attacker knows in addition to the release, with the source of each fact."""
     sentences = []
-    for known in knowledge.known_facts:
-        value = known.value.replace(", ", " to ") if known.fact == "value_range" else known.value
-        words = KNOWN_FACTS.get(known.fact, known.fact).format(value)
-        sentences.append(words + SOURCES.get(known.provenance, ""))
+    for fact in knowledge.known_facts:
+        value = fact.value.replace(", ", " to ") if fact.fact == "value_range" else fact.value
+        words = FACT_TEXTS.get(fact.fact, fact.fact).format(value)
+        sentences.append(words + SOURCES.get(fact.provenance, ""))
     return "; ".join(sentences)
 
 

@@ -40,12 +40,12 @@ HEADLINES = {
     NO_LEAK_FOUND: "No leak found by these tests",
     INCONCLUSIVE: "Inconclusive",
 }
-COVERED_SHARE = 0.5  # of the training samples that controls must have, if losses are unclear
+COVERED_SHARE = 0.5  # smallest share of samples in a control if the losses are unclear
 MOMENT_ATTACKED = (
     "the file holds optimizer state, for which there is no positive control, so finding nothing there "
     "proves nothing"
 )
-CAVEAT = "This is evidence about the tests that ran. It is no guarantee of privacy."
+CAVEAT = "This is evidence from the tests that ran. It is no guarantee of privacy."
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class Checks(Record):
         failures: Why the inputs cannot be judged.
         level: The largest adjusted p-value that shows a leak.
         fit: How well the network as read fits the samples.
-        told_apart: P-value of the test whether losses tell training from held-out samples.
+        told_apart: P-value of the test whether the losses of training and held-out samples differ.
         positive_controls: The positive controls of each question, () if none were needed.
         set_aside: Rows of training samples that were not judged, because they also occur in the held-out
             set.
@@ -77,38 +77,39 @@ class Checks(Record):
 
     @property
     def covered(self) -> int:
-        """The largest number of memorized samples that the tests notice."""
+        """The largest number of memorized samples at which the tests detect a leak."""
         return covered_samples(self.positive_controls)
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """Why nothing shows that the network was trained on these samples. Such assumptions are printed."""
+        """Why nothing shows that the network was trained on these samples, () if something does."""
         reasons = []
         if self.told_apart is None:
             reasons.append("there are no labels or samples to compare its losses with")
         elif self.told_apart > SIGNIFICANCE:
             p = format_p(self.told_apart)
-            reasons.append(f"its losses do not tell them from held-out samples ({p})")
+            reasons.append(f"its losses on them do not differ from those on held-out samples ({p})")
         text = "nothing shows that the network was trained on these samples"
         return tuple(f"{text}: {reason}" for reason in reasons)
 
 
 @dataclass(frozen=True, eq=False)
 class Verdict(Record):
-    """The outcome with the numbers that it rests on.
+    """The outcome with the numbers that decide it.
 
     Attributes:
         outcome: "leak", "no-leak-found" or "inconclusive".
         reasons: Why, one sentence each.
         answers: The answers to the three questions.
-        grade: The strongest grade of what was found, "" if nothing was.
+        grade: The strongest grade of the findings, "" without a finding.
         grades: Number of samples of each grade, the strongest first.
         limit: The weakest grade that ends in exit code 1.
         n: Number of training samples that were judged.
         recovered: Training samples that attacks recovered or that are stored in the file.
-        expected_by_chance: Samples that chance would recover.
-        interval: How many of the recovered samples go beyond chance, with 99% confidence.
-        p_value: Of reconstruction, adjusted over all tests.
+        expected_by_chance: Number of recovered samples expected by chance.
+        interval: How many of the recovered samples exceed chance, with 99% confidence.
+        p_value: P-value of reconstruction, adjusted over all tests.
+        level: The largest adjusted p-value that shows a leak.
         metric: The metric that decides.
         rule: What a sample had to beat, such as "ncc > 0.83".
         tests: Number of attacks that were tested.
@@ -144,12 +145,12 @@ class Verdict(Record):
 
     @property
     def is_below_limit(self) -> bool:
-        """Whether what was found is weaker than the grade that ends in exit code 1."""
+        """Whether the findings are weaker than the grade that ends in exit code 1."""
         return bool(self.grade) and not reaches(self.grade, self.limit)
 
     @property
     def exit_code(self) -> Annotated[int, SchemaRule(enum=[*EXIT_CODES.values()])]:
-        """What ``residuum audit`` ends with."""
+        """The exit code of ``residuum audit``."""
         if self.outcome == LEAK and self.is_below_limit:
             return EXIT_CODES[NO_LEAK_FOUND]
         return EXIT_CODES[self.outcome]
@@ -200,11 +201,20 @@ class Verdict(Record):
     @property
     def not_judged_note(self) -> str:
         """Why some samples were not judged, "" if all were."""
-        return "What was not judged also occurs in the held-out set." if self.coverage else ""
+        text = "Training samples that were not judged also occur in the held-out set."
+        return text if self.coverage else ""
 
 
 def reaches(grade: str, limit: str) -> bool:
-    """Return whether a grade is at least as strong as a limit."""
+    """Return True if a grade is at least as strong as a limit.
+
+    Args:
+        grade: The grade of a finding.
+        limit: The weakest grade that counts.
+
+    Returns:
+        Whether the finding counts.
+    """
     order = [*GRADES]
     return order.index(grade) <= order.index(limit)
 
@@ -219,7 +229,7 @@ def decide(
     limit: str = MEMBERSHIP,
     assumed: tuple[str, ...] = (),
 ) -> Verdict:
-    """Return the row of the table that holds, with the answers to the three questions.
+    """Decide the outcome of an audit by the first row of the table in the head of this file that holds.
 
     Args:
         findings: The tests of all attacks together, None if no attack was tested.
@@ -231,7 +241,7 @@ def decide(
         assumed: Assumptions, which are added to the reasons.
 
     Returns:
-        The verdict.
+        The verdict, with the answers to the three questions.
     """
     checks = checks or Checks()
     stored = next((row for row in attacks if row.surface == "records in the file"), None)
@@ -256,7 +266,7 @@ def decide(
     )
     return Verdict(
         outcome,
-        (*reasons, *_beside(attacks), *assumed),
+        (*reasons, *_without_effect(attacks), *assumed),
         answers=answers,
         grade=next(iter(grades), ""),
         grades=grades,
@@ -293,8 +303,8 @@ def _grades(
         strongest = [*GRADES].index(findings.grade)
         for grade, count in findings.grades.items():
             # A single sample may look like a near-copy by chance, so it counts as the grade of the finding.
-            own = grade if [*GRADES].index(grade) >= strongest else findings.grade
-            counts[own] = counts.get(own, 0) + count
+            counted = grade if [*GRADES].index(grade) >= strongest else findings.grade
+            counts[counted] = counts.get(counted, 0) + count
         if not findings.grades:
             counts[findings.grade] = findings.recovered
     if members is not None:
@@ -321,7 +331,7 @@ def _row(
         return INCONCLUSIVE, (why_not_compared,)
     if checks.failures:
         return INCONCLUSIVE, (*checks.failures, *evidence)
-    if checks.fit is not None and checks.fit.doubtful:
+    if checks.fit is not None and checks.fit.is_doubtful:
         return INCONCLUSIVE, (
             f"the network as read hardly fits these samples ({checks.fit.line})",
             *evidence,
@@ -341,13 +351,16 @@ def reasons_to_stay_open(
     checks: Checks,
     membership: MembershipTest | None,
 ) -> list[str]:
-    """Return why finding nothing rules nothing out, the most useful reason first, [] if it does.
+    """Return the reasons why an audit without a finding cannot rule out a leak.
 
     Args:
         findings: The tests of all attacks together.
         attacks: One row per attack.
         checks: What the audit checked.
         membership: The test of membership.
+
+    Returns:
+        The reasons, the most useful first. [] if the audit can rule out a leak.
     """
     reasons = [checks.restricted] if checks.restricted else []
     reasons += unfinished(attacks)
@@ -369,9 +382,9 @@ def reasons_to_stay_open(
     elif loss is None or loss.memorization != ABSENT:
         n = 0 if membership is None else membership.records
         if checks.covered < COVERED_SHARE * n:
-            why = "the losses do not show whether the network memorizes its samples"
+            unclear = "the losses do not show whether the network memorizes its samples"
             reasons.append(
-                f"{why}, and a leak is detected only in networks that memorize at most {checks.covered} "
+                f"{unclear}, and a leak is detected only in networks that memorize at most {checks.covered} "
                 f"samples, which is less than half of the {n} training samples"
             )
     return reasons
@@ -380,7 +393,7 @@ def reasons_to_stay_open(
 def unfinished(attacks: tuple[AttackOutcome, ...]) -> list[str]:
     """Return what the budget left out of the plan of deciding attacks, one sentence each."""
     return [
-        f"the budget left out a part of {attack.name}: {attack.unfinished}"
+        f"the budget was too small for all work of {attack.name}: {attack.unfinished}"
         for attack in attacks
         if attack.decides and attack.unfinished
     ]
@@ -390,8 +403,8 @@ def _matches_among_set_aside(findings: Findings, checks: Checks) -> str:
     rows = ", ".join(map(str, findings.set_aside_matches[:20]))
     count = len(findings.set_aside_matches)
     return (
-        f"{count} of the {len(checks.set_aside)} samples that were not judged, because the held-out set "
-        f"holds them too, {'matches' if count == 1 else 'match'} a reconstruction (rows {rows})"
+        f"{count} of the {len(checks.set_aside)} samples that were not judged, because they also occur in "
+        f"the held-out set, {'matches' if count == 1 else 'match'} a reconstruction (rows {rows})"
     )
 
 
@@ -404,8 +417,8 @@ def _evidence(
     """Return one sentence for every test that rejects."""
     sentences = [
         f"{attack.name} recovers {attack.recovered} of {findings.n} training samples ({attack.rule}; "
-        f"{attack.expected_by_chance:.2g} by chance), adjusted {format_p(attack.adjusted or 0.0)} over all "
-        f"tests, where {attack.level:g} shows a leak"
+        f"{attack.expected_by_chance:.2g} expected by chance), adjusted {format_p(attack.adjusted or 0.0)} "
+        f"over all tests, where {attack.level:g} shows a leak"
         for attack in attacks
         if findings is not None and attack.survives
     ]
@@ -418,7 +431,7 @@ def _sample_count(
     stored: AttackOutcome | None, findings: Findings | None, membership: MembershipTest | None
 ) -> int | None:
     if stored is not None:
-        return stored.of
+        return stored.sample_count
     if membership is not None:
         return membership.records
     return None if findings is None else findings.n
@@ -432,8 +445,8 @@ def _counted(grade: str, count: int) -> str:
     return plural(count, grade)
 
 
-def _beside(attacks: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
-    """Return sentences about single attacks and baselines that the verdict does not rest on."""
+def _without_effect(attacks: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
+    """Return a sentence for each attack or baseline with many matches that does not enter the verdict."""
     sentences = []
     for attack in attacks:
         by_chance = not attack.recovered or (attack.p_value or 1.0) > SIGNIFICANCE
@@ -445,31 +458,45 @@ def _beside(attacks: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
         ):
             continue
         figures = (
-            f"{attack.name} matches {attack.recovered} samples ({attack.expected_by_chance:.2g} by chance, "
-            f"{format_p(attack.p_value or 0.0)})"
+            f"{attack.name} matches {attack.recovered} samples ({attack.expected_by_chance:.2g} expected by "
+            f"chance, {format_p(attack.p_value or 0.0)})"
         )
         if attack.decides:
             sentences.append(f"{figures} by itself, but not over all tests")
         else:
-            sentences.append(f"the baseline {figures}, which decides nothing")
+            sentences.append(f"the baseline {figures}, which does not enter the verdict")
     return tuple(sentences)
 
 
 def opening(network: Network, fit: Fit | None) -> tuple[str, ...]:
-    """Return what an audit says before it attacks, the accuracy of the network first."""
-    unchecked = "no training samples: the network as read cannot be checked"
+    """Return the lines that an audit prints before it attacks.
+
+    Args:
+        network: The network.
+        fit: How well it fits the samples, None without samples.
+
+    Returns:
+        The fit and the assumptions.
+    """
+    unchecked = "there are no training samples, so the network as read cannot be checked"
     return (unchecked if fit is None else fit.line, *network.assumptions)
 
 
 def assumptions(network: Network, inspection: Inspection) -> tuple[str, ...]:
-    """Return what the attacks take for granted about this network."""
+    """Return what the attacks assume about this network and the samples.
+
+    Args:
+        network: The network.
+        inspection: What was measured from its weights.
+
+    Returns:
+        One sentence per assumption.
+    """
     if inspection.homogeneity_order is None:
-        order = (
-            "The network is not homogeneous: the theorem behind the KKT attack does not cover it."
-        )
+        order = "The network is not homogeneous, so the theorem behind the KKT attack does not cover it."
     else:
         order = (
-            f"The network is homogeneous of order {inspection.homogeneity_order:g}; the KKT attack "
+            f"The network is homogeneous of order {inspection.homogeneity_order:g}. The KKT attack "
             "assumes that training came near a KKT point of its margin problem."
         )
     samples_note = "The given samples are the training samples."
@@ -485,22 +512,31 @@ def assumptions(network: Network, inspection: Inspection) -> tuple[str, ...]:
 
 
 def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -> tuple[str, ...]:
-    """Return what a reader must not conclude."""
+    """Return what a reader must not conclude.
+
+    Args:
+        verdict: The verdict.
+        scores: Scores of the strongest attack, None without samples.
+        knowledge: What the attacker knows.
+
+    Returns:
+        One sentence per limitation.
+    """
     texts = [
         CAVEAT,
-        "A sample counts as recovered when its match is closer than 99% of chance. The grade says how much "
-        "closer it is than public samples of its kind.",
+        "A sample counts as recovered if its match is closer than the 99% chance level. The grade says how "
+        "much closer the match is than held-out samples.",
         "Membership is tested by activation boundaries and losses of this one network. An attacker with "
         "shadow networks may find more members.",
     ]
     if scores is not None and scores.smallest_significant is not None:
         texts.append(
-            f"With {scores.pool} held-out samples at least {scores.smallest_significant} recovered samples "
-            "are needed for significance."
+            f"With {scores.pool} held-out samples, a finding needs at least {scores.smallest_significant} "
+            "recovered samples."
         )
     if "train" in knowledge.provenance.values():
         texts.append(
-            "The attacker was given facts from the training set, which makes the strongest attacker. A real "
-            "one may know less."
+            "The attacker knows facts from the training set, which makes the strongest attacker. A real "
+            "attacker may know less."
         )
     return tuple(texts)

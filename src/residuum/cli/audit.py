@@ -297,7 +297,7 @@ def _explain(result: AuditResult) -> None:
 
 def show_applies(rows: list[dict[str, Any]]) -> None:
     """Print a table of the attacks and tests that apply, in the words of the report."""
-    cells = [(row["what"], row["status"], row["why"]) for row in rows]
+    cells = [(row["what"], row["status"], row["reason"]) for row in rows]
     print_table("what applies, what was tried, and why", ("what", "status", "why"), cells)
 
 

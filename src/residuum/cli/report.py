@@ -74,9 +74,9 @@ def _command(
             "report": str(target),
             "verdict": result.verdict.outcome,
             "redacted": redact,
-            "newer": list(result.newer),
+            "newer": list(result.newer_attacks),
         }
-        output.print_result(summary, lambda: _show(target, result.newer))
+        output.print_result(summary, lambda: _show(target, result.newer_attacks))
     else:
         target = out or run / f"comparison{'-redacted' if redact else ''}.html"
         comparison, page = _compare(against, run, result, blur, redact)
@@ -132,8 +132,8 @@ def _show_comparison(comparison: Comparison, target: Path) -> None:
     title = f"before: {comparison.before}, after: {comparison.after}"
     print_table(title, ("what", "before", "after"), rows)
     for name, samples in (
-        ("no longer recovered", comparison.gone),
-        ("newly recovered", comparison.came),
+        ("no longer recovered", comparison.only_before),
+        ("newly recovered", comparison.only_after),
     ):
         if samples:
             print_wrapped(", ".join(map(str, samples)), f"{name}: samples ", "  ")

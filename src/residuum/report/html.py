@@ -638,7 +638,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
     evidence, scores = result.evidence, result.scores
     assert evidence is not None
     assert scores is not None
-    in_report = [r for r in result.reconstructions if r.attack == result.shown]
+    in_report = [r for r in result.reconstructions if r.attack == result.displayed_attack]
     pool = join_pools([all_candidates(r) for r in in_report or result.reconstructions])
     outputs = evidence.outputs if evidence.output_name == "network output" else None
     has_finding = is_reconstructed(result)  # Without a finding, no single match counts.
@@ -677,7 +677,9 @@ def _matched_by_others(result: AuditResult) -> Iterator[Item]:
     if not rows or evidence is None or scores is None or findings is None:
         return
     reconstructions = [r for r in result.reconstructions if r.attack in findings.survivors]
-    reconstructions = [r for r in reconstructions if r.attack != result.shown and len(r.x)]
+    reconstructions = [
+        r for r in reconstructions if r.attack != result.displayed_attack and len(r.x)
+    ]
     for place, index in enumerate(evidence.index.tolist()):
         number = scores.per_sample[index].index
         sample = evidence.x[place].double()
@@ -718,7 +720,7 @@ def _table_row(evidence: Evidence, place: int, reconstruction: Tensor) -> TableR
     if evidence.spread is None or len(shape) != 1 or not shape[0]:
         return None
     rows = [reconstruction.reshape(shape), evidence.x[place].double()]
-    rows += [] if evidence.near is None else [evidence.near[place].double()]
+    rows += [] if evidence.nearest_holdout is None else [evidence.nearest_holdout[place].double()]
     reach = TOLERANCE * evidence.spread.clamp_min(1e-12)
     is_within = [((row - rows[1]).abs() <= reach) for row in rows]
     middle = evidence.x.double().median(0).values
