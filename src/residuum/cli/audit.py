@@ -105,10 +105,10 @@ def _command(
     fail_on: Annotated[
         list[str] | None,
         Parameter(
-            help="Exit with code 1 if this holds: a leak of at least a grade (verbatim, near-copy, "
-            "resemblance, class-level or membership, the default), or a comparison of recovered, expected, "
-            "excess, share, p_value or named with a number. Repeat the option for several conditions, any "
-            "of which counts.",
+            help="Exit with code 1 if this condition holds. A grade (verbatim, near-copy, resemblance, "
+            "class-level or membership, the default) means a leak of at least this grade. Otherwise pass a "
+            "comparison of recovered, expected, excess, share, p_value or named with a number. Repeat the "
+            "option for several conditions. Any of them counts.",
             metavar="CONDITION",
         ),
     ] = None,

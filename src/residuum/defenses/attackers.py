@@ -1,4 +1,4 @@
-"""The attackers of a defended release. A defense holds only against the strongest of them.
+"""The attackers of a defended release. A defense is only as good as its result against the strongest.
 
 unaware        the stationarity attack on the weights, by an attacker who does not know of the defense
 adapted        the stationarity attack on the release as the strategy against the defense transforms it
