@@ -17,11 +17,11 @@ from residuum.auditing.config import FACTS
 from residuum.auditing.request import AuditRequest
 from residuum.cli.attack import SUMMARIES
 from residuum.cli.options import (
-    Facts,
-    made_from_options,
+    KnowledgeOptions,
+    format_default,
+    make_from_options,
     option_name,
     options_from,
-    shown_default,
     with_options,
 )
 from residuum.errors import InputError
@@ -98,7 +98,7 @@ def test_a_setting_declared_once_is_checked_offered_saved_and_documented() -> No
     toy([])
     assert passed == [{"kind": "b", "ends": (1.0, 2.0)}, None]
     with pytest.raises(InputError, match="--steps-after must be at least 0 and below 1; got 2"):
-        made_from_options(Toy, {"steps_after": 2})
+        make_from_options(Toy, {"steps_after": 2})
 
     assert Toy(steps_after=0.25).to_json() == {
         **{"steps": 5, "seconds": None, "ends": [0.0, 1.0]},
@@ -112,10 +112,10 @@ def test_a_setting_declared_once_is_checked_offered_saved_and_documented() -> No
 
 
 def test_a_default_is_shown_as_it_is_typed() -> None:
-    assert [shown_default(v) for v in (3, 0.1, 1e-6, True, (0.0, 1.0), "auto")] == [
+    assert [format_default(v) for v in (3, 0.1, 1e-6, True, (0.0, 1.0), "auto")] == [
         *("3", "0.1", "1e-06", "on", "0 1", "auto"),
     ]
-    assert {shown_default(v) for v in (None, False, "", math.inf, ())} == {None}
+    assert {format_default(v) for v in (None, False, "", math.inf, ())} == {None}
 
 
 @pytest.mark.parametrize("model", EVERY_MODEL)
@@ -159,7 +159,7 @@ def test_commands_offer_every_setting_of_their_model() -> None:
         settings = {option_name(name) for name in model.model_fields.keys() - without}
         assert settings <= options_of(command), command
         assert not {option_name(name) for name in without} & options_of(command)
-    assert {*FACTS} == {*Facts.__dataclass_fields__}
+    assert {*FACTS} == {*KnowledgeOptions.__dataclass_fields__}
     assert {"--no-positive-controls", "--no-baselines"} <= options_of("audit")
 
 
