@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_NAMES = {  # by the module that they are in
+_NAMES = {  # public names by the module that defines them
     "attacks": "PRESETS attack",
     "auditing.comparing": "compare",
     "auditing.result": "AuditResult",
@@ -36,7 +36,7 @@ _NAMES = {  # by the module that they are in
     "verbs.identifying": "identify",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
-_MODULES = ("attacks",)  # that are used as ``rs.attacks.X``
+_MODULES = ("attacks",)  # modules that are used as ``rs.attacks.X``
 __all__ = sorted([*_HOME, *_MODULES])  # noqa: PLE0605  names are in the table above
 
 if TYPE_CHECKING:

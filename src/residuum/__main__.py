@@ -1,4 +1,4 @@
-"""``python -m residuum``."""
+"""Entry point of ``python -m residuum``."""
 
 import sys
 

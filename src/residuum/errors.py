@@ -1,6 +1,6 @@
-"""The exception tree: every class owns its exit code, every instance says what the user can do.
+"""The exceptions of residuum. Every class has an exit code, and every instance says what the user can do.
 
-A message states the rule and what was got; ``remedy`` says what to do, in call form where it can.
+A message states the rule and the value that breaks it. ``remedy`` says what to do, if possible as code.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ if TYPE_CHECKING:
 
 
 class ResiduumError(Exception):
-    """Anything residuum reports on purpose. A bare one is an internal error (exit code 70)."""
+    """Base class of all errors that residuum reports. Itself it is an internal error (exit code 70).
+
+    Args:
+        message: The rule, and the value that breaks it.
+        remedy: What the user can do.
+    """
 
     exit_code = 70
 
@@ -29,7 +34,7 @@ class ResiduumError(Exception):
 
 
 class InputError(ResiduumError):
-    """Something the user gave cannot be used as it is (exit code 2)."""
+    """An input of the user cannot be used (exit code 2)."""
 
     exit_code = 2
 
@@ -43,23 +48,23 @@ class CheckpointError(InputError):
 
 
 class DataError(InputError):
-    """A dataset is missing, empty, of the wrong shape, or has unusable labels."""
+    """A dataset is missing or empty, or has a wrong shape or unusable labels."""
 
 
 class OutputError(InputError):
-    """A result cannot be written where it was asked for."""
+    """A result cannot be written to the requested path."""
 
 
 class MissingExtraError(InputError):
-    """A feature needs an optional dependency; the remedy is the exact install line."""
+    """A feature needs an optional dependency. The remedy is the command that installs it."""
 
 
 class PluginError(InputError):
-    """A part that another package brought failed; it harms no other."""
+    """A plug-in failed. Other plug-ins are not affected."""
 
 
 class InconclusiveError(ResiduumError):
-    """The work ran and its outcome supports no statement (exit code 3)."""
+    """The work is complete, but its result supports no statement (exit code 3)."""
 
     exit_code = 3
 
@@ -74,17 +79,32 @@ class UnsafeFileError(ResiduumError):
 
 
 def require_known(
-    got: str, known: Iterable[str], what: str, error: type[ResiduumError] = InputError
+    got: str, choices: Iterable[str], what: str, error: type[ResiduumError] = InputError
 ) -> None:
-    """Refuse a name that is not among the known ones; ``what``: such as "No task"."""
-    if got not in (names := tuple(known)):
+    """Check that a name is one of the choices.
+
+    Args:
+        got: The name.
+        choices: Valid names.
+        what: Start of the message, such as "No task".
+        error: Class of the error that is raised if the name is not valid.
+    """
+    if got not in (names := tuple(choices)):
         raise error(f"{what} {got!r}.", did_you_mean(got, names))
 
 
-def did_you_mean(got: str, known: list[str] | tuple[str, ...]) -> str:
-    """A remedy for a name that is not known: the nearest one, and the whole list."""
+def did_you_mean(got: str, choices: list[str] | tuple[str, ...]) -> str:
+    """Return a remedy for an invalid name: the most similar valid name, and all valid names.
+
+    Args:
+        got: The invalid name.
+        choices: Valid names.
+
+    Returns:
+        The remedy.
+    """
     from difflib import get_close_matches
 
-    close = get_close_matches(got, known, n=1)
+    close = get_close_matches(got, choices, n=1)
     hint = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Known: {', '.join(sorted(known))}."
+    return f"{hint}Known: {', '.join(sorted(choices))}."

@@ -1,8 +1,8 @@
-"""Plug-ins: installed packages that bring attacks, objectives, network kinds, priors, metrics, defenses.
+"""Plug-ins: installed packages that add attacks, objectives, network kinds, priors, metrics or defenses.
 
-A package names a module under the entry-point group ``residuum.plugins``; that module adds its parts
-to the tables they belong to (``docs/extending.md``), and importing it is all that happens here. One
-that cannot be imported, or that would replace what is there, says why and harms nobody.
+A package names a module in the entry-point group ``residuum.plugins``. When the module is imported, it adds
+its entries to tables (``docs/extending.md``). If a plug-in cannot be imported or would replace an entry of
+another package, the error is recorded and nothing else is affected.
 """
 
 from __future__ import annotations
@@ -14,77 +14,92 @@ from typing import Any, TypeVar
 
 GROUP = "residuum.plugins"
 OFF = "RESIDUUM_NO_PLUGINS"
-Part = TypeVar("Part")
-faults: dict[str, str] = {}  # parts of plug-ins that raised when asked, and what they said
+Entry = TypeVar("Entry")
+faults: dict[str, str] = {}  # errors of plug-in entries by name
 
 
 @dataclass(frozen=True)
 class Plugin:
-    """One that is installed; error: why it could not be imported, "" when it was."""
+    """An installed plug-in.
+
+    Attributes:
+        name: Name of the plug-in.
+        version: Version of its package.
+        error: Why it could not be imported, "" if it was imported.
+    """
 
     name: str
     version: str
     error: str = ""
 
 
-class Table(dict[str, Part]):
-    """Parts of one sort by name. Plug-ins may add to it; what stands there, none may replace.
+class Table(dict[str, Entry]):
+    """Entries of a kind by name. Plug-ins may add entries, but must not replace existing ones.
 
-    beside: a table of parts that go by name together with these.
-    base: every part must be a subclass of this class, because one part that is not would stop all others.
+    Args:
+        sort: The kind of entry, such as "attack".
+        entries: The entries of residuum.
+        shared_names: Another table whose names must not be used either.
+        base: A class of which every entry must be a subclass. Any other entry would stop all others.
     """
 
     def __init__(
         self,
         sort: str,
-        parts: dict[str, Part],
-        beside: dict[str, Any] | None = None,
+        entries: dict[str, Entry],
+        shared_names: dict[str, Any] | None = None,
         base: type | None = None,
     ):
-        super().__init__(parts)
-        self.sort, self.beside, self.base = sort, {} if beside is None else beside, base
+        super().__init__(entries)
+        self.sort, self.base = sort, base
+        self.shared_names = {} if shared_names is None else shared_names
 
-    def __setitem__(self, name: str, part: Part) -> None:
-        if _importing and (name in self or name in self.beside):
-            owner = getattr(self.get(name, self.beside.get(name)), "__module__", "another")
+    def __setitem__(self, name: str, entry: Entry) -> None:
+        if _importing and (name in self or name in self.shared_names):
+            existing = self.get(name, self.shared_names.get(name))
+            owner = getattr(existing, "__module__", "another")
             raise ValueError(
                 f"plug-in {_importing[-1]!r} must not replace the {self.sort} {name!r} of "
-                f"{owner}; give its own another name"
+                f"{owner}; use another name"
             )
-        if self.base is not None and not (isinstance(part, type) and issubclass(part, self.base)):
+        if self.base is not None and not (isinstance(entry, type) and issubclass(entry, self.base)):
             raise TypeError(
                 f"the {self.sort} {name!r} must be a subclass of {self.base.__name__}; got "
-                f"{part!r:.60}; register the class, not an object of it"
+                f"{entry!r:.60}; register the class, not an instance"
             )
         if _importing:
             _added.append((self, name))
-        super().__setitem__(name, part)
+        super().__setitem__(name, entry)
 
-    def update(self, *parts: Any, **named: Any) -> None:
-        """One by one, so that each is looked at."""
-        for name, part in dict(*parts, **named).items():
-            self[name] = part
+    def update(self, *entries: Any, **named: Any) -> None:
+        """Add entries one by one, so that each of them is checked."""
+        for name, entry in dict(*entries, **named).items():
+            self[name] = entry
 
-    def __ior__(self, parts: Any) -> Any:  # type: ignore[misc]
-        self.update(parts)
+    def __ior__(self, entries: Any) -> Any:  # type: ignore[misc]
+        self.update(entries)
         return self
 
 
 _loaded: tuple[Plugin, ...] | None = None
 _importing: list[str] = []
-_added: list[tuple[Table[Any], str]] = []  # by the plug-in that is being imported
+_added: list[tuple[Table[Any], str]] = []  # entries of the plug-in that is being imported
 
 
-def load(wanted: bool = True) -> tuple[Plugin, ...]:
-    """Import all that are installed, once; the first call decides for the whole process.
+def load(enabled: bool = True) -> tuple[Plugin, ...]:
+    """Import all installed plug-ins. Only the first call in a process has an effect.
 
-    wanted: False, or the variable ``RESIDUUM_NO_PLUGINS``, leaves them all alone.
+    Args:
+        enabled: Whether to import plug-ins. The environment variable ``RESIDUUM_NO_PLUGINS`` disables them.
+
+    Returns:
+        The plug-ins.
     """
     global _loaded
     if _loaded is None:
-        use = wanted and not os.environ.get(OFF)
+        use = enabled and not os.environ.get(OFF)
         entries = entry_points(group=GROUP) if use else ()
-        _loaded = ()  # a plug-in that asks for plug-ins while it is imported gets none
+        _loaded = ()  # a plug-in that calls ``load`` while it is imported gets no plug-ins
         _loaded = tuple(_import(entry) for entry in sorted(entries, key=lambda entry: entry.name))
     return _loaded
 
@@ -96,15 +111,15 @@ def _import(entry: EntryPoint) -> Plugin:
     _added.clear()
     try:
         entry.load()
-    except (Exception, SystemExit) as problem:  # noqa: BLE001  a stranger's code may raise anything
+    except (Exception, SystemExit) as problem:  # noqa: BLE001  a plug-in may raise anything
         error = describe(problem)
-        for table, part in _added:  # all of it or nothing
-            del table[part]
+        for table, entry_name in _added:  # a plug-in adds either all of its entries or none
+            del table[entry_name]
     finally:
         _importing.pop()
     return Plugin(name, version, error)
 
 
 def describe(problem: BaseException) -> str:
-    """One line about a fault of somebody else's code."""
+    """Return the class and the message of an exception in at most 300 characters."""
     return f"{type(problem).__name__}: {problem}"[:300]

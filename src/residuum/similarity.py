@@ -1,7 +1,7 @@
-"""How alike are two batches of samples? Pure pairwise functions, chunked.
+"""Pairwise similarity of two batches of samples.
 
-Every function takes a: (m, *shape) and b: (n, *shape) and returns (m, n). Rows of ``a`` are worked
-through in chunks, so that beyond inputs and result the memory is bounded by ``CHUNK`` elements.
+Every function takes a: (m, *shape) and b: (n, *shape) and returns (m, n). Rows of ``a`` are processed in
+chunks, so that the memory in addition to inputs and result is limited to ``CHUNK`` elements.
 """
 
 from __future__ import annotations
@@ -14,73 +14,119 @@ from torch import Tensor
 from residuum.errors import InputError
 
 CHUNK = 1 << 24  # elements at a time, 128 MiB in float64
-# Below this share of |a|^2 + |b|^2 the expanded square has lost digits and the pair is recomputed:
-# float64 keeps 16 digits, so above it the distance still has ten.
+# Below this share of |a|^2 + |b|^2, the expanded square has lost digits and the pair is recomputed. float64
+# has 16 digits, so above this share the distance still has ten.
 CANCELLATION = 1e-6
 
 
 def cosine(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine of the angle between samples; a zero sample has cosine 0 with everything. (m, n)."""
-    check_alike(a, b)
+    """Return the cosine of the angle between samples. A zero sample has cosine 0 with every sample.
+
+    Args:
+        a: Samples, (m, *shape).
+        b: Samples, (n, *shape).
+
+    Returns:
+        Cosines, (m, n).
+    """
+    check_shapes(a, b)
     return _products(_unit(a.flatten(1)), _unit(b.flatten(1)))
 
 
 def ncc(a: Tensor, b: Tensor) -> Tensor:
-    """Normalized cross-correlation in [-1, 1], see :func:`standardize`. (m, n)."""
-    check_alike(a, b)
+    """Return the normalized cross-correlation (NCC) of samples, see :func:`standardize`.
+
+    Args:
+        a: Samples, (m, *shape).
+        b: Samples, (n, *shape).
+
+    Returns:
+        NCC in [-1, 1], (m, n).
+    """
+    check_shapes(a, b)
     return _products(standardize(a), standardize(b))
 
 
 def l2(a: Tensor, b: Tensor) -> Tensor:
-    """Euclidean distance, exact to 1e-6 also between near-identical samples. (m, n).
+    """Return Euclidean distances, exact to 1e-6 even between nearly identical samples.
 
-    |a|^2 + |b|^2 - 2 a.b in float64, and |a - b| itself for the pairs where that cancels.
+    They are computed as |a|^2 + |b|^2 - 2 a.b in float64, and as |a - b| if that cancels.
+
+    Args:
+        a: Samples, (m, *shape).
+        b: Samples, (n, *shape).
+
+    Returns:
+        Distances, (m, n).
     """
-    check_alike(a, b)
+    check_shapes(a, b)
     x, y = a.flatten(1), b.flatten(1).double()
     y_squares = y.square().sum(1)
     distances = a.new_empty(len(x), len(y))
     for rows in chunks(len(x), x.shape[1] + len(y)):
-        part = x[rows].double()
-        sizes = part.square().sum(1)[:, None] + y_squares
-        squares = sizes - 2 * part @ y.T
+        block = x[rows].double()
+        sizes = block.square().sum(1)[:, None] + y_squares
+        squares = sizes - 2 * block @ y.T
         i, j = torch.nonzero(squares < CANCELLATION * sizes, as_tuple=True)
-        for some in chunks(len(i), x.shape[1]):
-            squares[i[some], j[some]] = (part[i[some]] - y[j[some]]).square().sum(1)
+        for pairs in chunks(len(i), x.shape[1]):
+            squares[i[pairs], j[pairs]] = (block[i[pairs]] - y[j[pairs]]).square().sum(1)
         distances[rows] = squares.sqrt().to(distances.dtype)
     return distances
 
 
 def standardize(x: Tensor) -> Tensor:
-    """Samples whose inner product is their normalized cross-correlation. (m, d), flat.
+    """Standardize samples, so that their inner products are normalized cross-correlations.
 
-    Each channel of a (c, h, w) sample, or a sample of another shape as a whole, is centered and
-    scaled to norm 1/sqrt(c): the correlation of two samples is the mean of those of their channels.
-    A constant channel becomes 0: it correlates with nothing, not even with itself.
+    Each channel of a (c, h, w) sample is centered and scaled to norm 1/sqrt(c), so the correlation of two
+    samples is the mean correlation of their channels. A sample of another shape counts as a single channel. A
+    constant channel becomes 0. It correlates with nothing, not even with itself.
+
+    Args:
+        x: Samples, (m, *shape).
+
+    Returns:
+        Standardized samples, (m, d).
     """
     channels = x.shape[1] if x.ndim == 4 else 1
-    parts = x.reshape(len(x), channels, -1)
-    centered = parts - parts.mean(2, keepdim=True)
-    # What centring leaves of a constant is rounding, which scaling would blow up to a random image.
-    rounding = 8 * torch.finfo(x.dtype).eps * parts.norm(dim=2, keepdim=True)
+    flat = x.reshape(len(x), channels, -1)
+    centered = flat - flat.mean(2, keepdim=True)
+    # A centered constant consists of rounding errors, which scaling would enlarge to a random image.
+    rounding = 8 * torch.finfo(x.dtype).eps * flat.norm(dim=2, keepdim=True)
     norm = centered.norm(dim=2, keepdim=True)
     scaled = torch.where(norm > rounding, centered / norm, 0.0)
     return scaled.flatten(1) / channels**0.5
 
 
 def chunks(rows: int, width: int, limit: int | None = None) -> Iterator[slice]:
-    """Slices that cover ``rows`` rows of ``width`` elements, about ``limit`` elements each."""
+    """Divide rows into slices of about equal size.
+
+    Args:
+        rows: Number of rows.
+        width: Number of elements of a row.
+        limit: Number of elements of a slice, by default ``CHUNK``.
+
+    Returns:
+        Slices that cover all rows.
+    """
     step = max(1, (limit or CHUNK) // max(1, width))
     return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
 
 
-def check_alike(a: Tensor, b: Tensor) -> None:
-    """Refuse batches whose samples differ in shape."""
+def check_shapes(a: Tensor, b: Tensor) -> None:
+    """Check that the samples of two batches have the same shape.
+
+    Args:
+        a: Samples.
+        b: Samples.
+
+    Raises:
+        InputError: If the shapes differ.
+    """
     if a.ndim < 2 or a.shape[1:] != b.shape[1:]:
         raise InputError(
-            f"Samples compared must have one shape, (m, *shape) and (n, *shape); got "
+            f"Compared samples must have the same shape, (m, *shape) and (n, *shape); got "
             f"{tuple(a.shape)} and {tuple(b.shape)}.",
-            "Reshape one of them; single samples need a leading axis: x[None].",
+            "Reshape one of the batches. A single sample needs a leading axis: x[None].",
         )
 
 
@@ -90,5 +136,5 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
-    """Inner products of rows that have at most unit norm, rounding kept inside [-1, 1]."""
+    """Return inner products of rows of norm at most 1, clamped to [-1, 1] because of rounding."""
     return (x @ y.T).clamp_(-1, 1)

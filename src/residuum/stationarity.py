@@ -1,18 +1,18 @@
-"""The one equation of every attack and every certificate.
+"""The equation of all attacks and certificates.
 
     r = target - sum_i grad_theta <u_i, Phi(theta; x_i)>,      u_i = sum_{rows r of sample i} lam_r c_r
 
-A *row* is one term of the sum: a sample, and a covector c_r on the network's outputs (+-1 for a
-binary label, e_y - e_c for a class against a rival, e_k for a regression output). The gradient is
-linear in the covector, so the residual needs one backward pass whatever the number of rows.
+A *row* is a term of the sum: a sample with a covector c_r on the outputs of the network (+-1 for a
+binary label, e_y - e_c for a class and a rival class, e_k for a regression output). The gradient is
+linear in the covector, so the residual needs a single backward pass for any number of rows.
 
-theta, target: dicts of tensors by parameter name; x: (n, ...); u: (n, C); lam: (R,).
-Everything here holds for any ``nn.Module``; MLPs have closed forms for the Gram matrix
+theta and target are dicts of tensors by parameter name. The shapes are x: (n, ...), u: (n, C), lam: (R,).
+All functions work for any ``nn.Module``. For MLPs, the Gram matrix has a closed form
 
     G = sum_l (d_l d_l^T) o (A_l A_l^T [+ 1 with a bias])
 
-(d_l backward signals of the rows, A_l inputs of layer l, o elementwise), which never forms the
-P x R Jacobian.
+with the backward signals d_l of the rows, the inputs A_l of layer l, and the elementwise product o. It does
+not need the P x R Jacobian.
 """
 
 from __future__ import annotations
@@ -31,7 +31,12 @@ Theta = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Rows:
-    """Terms of the sum. index: (R,) sample of each row; covectors: (R, C) on the outputs."""
+    """The terms of the sum.
+
+    Attributes:
+        index: Sample of each row, (R,).
+        covectors: Covectors on the outputs, (R, C).
+    """
 
     index: Tensor
     covectors: Tensor
@@ -40,22 +45,39 @@ class Rows:
         return len(self.index)
 
     def combine(self, lam: Tensor, samples: int) -> Tensor:
-        """u: (samples, C), the multiplier-weighted covector of each sample."""
+        """Return the sum of the covectors of each sample, weighted with the multipliers.
+
+        Args:
+            lam: Multipliers, (R,).
+            samples: Number of samples.
+
+        Returns:
+            u: (samples, C).
+        """
         u = self.covectors.new_zeros(samples, self.covectors.shape[1])
         return u.index_add(0, self.index, lam[:, None] * self.covectors)
 
     def values(self, outputs: Tensor) -> Tensor:
-        """(R,) <c_r, Phi(x_r)>: a row's margin."""
+        """Return <c_r, Phi(x_r)> of every row, which is its margin, (R,)."""
         return (self.covectors * outputs[self.index]).sum(1)
 
 
 def parameters(model: nn.Module) -> Theta:
-    """The model's parameters, detached."""
+    """Return the detached parameters of a model by name."""
     return {name: p.detach() for name, p in model.named_parameters()}
 
 
 def weighted_gradient(model: nn.Module, x: Tensor, u: Tensor) -> Theta:
-    """sum_i grad_theta <u_i, Phi(theta; x_i)> at the model's own theta, by one backward pass."""
+    """Return sum_i grad_theta <u_i, Phi(theta; x_i)>, computed by a single backward pass.
+
+    Args:
+        model: The network, with weights theta.
+        x: Samples, (n, ...).
+        u: Covectors, (n, C).
+
+    Returns:
+        The sum by parameter name.
+    """
 
     def inner_product(theta: Theta) -> Tensor:
         return (u * functional_call(model, theta, (x,))).sum()
@@ -64,20 +86,50 @@ def weighted_gradient(model: nn.Module, x: Tensor, u: Tensor) -> Theta:
 
 
 def residual(model: nn.Module, target: Theta, x: Tensor, u: Tensor) -> Theta:
-    """target - sum_i grad_theta <u_i, Phi(theta; x_i)>."""
+    """Return target - sum_i grad_theta <u_i, Phi(theta; x_i)>.
+
+    Args:
+        model: The network, with weights theta.
+        target: The target by parameter name.
+        x: Samples, (n, ...).
+        u: Covectors, (n, C).
+
+    Returns:
+        The residual by parameter name.
+    """
     total = weighted_gradient(model, x, u)
     return {name: target[name] - total[name] for name in target}
 
 
 def project(model: nn.Module, x: Tensor, rows: Rows, direction: Theta) -> Tensor:
-    """(R,) inner products of every row's gradient with ``direction``, by one forward-mode pass."""
+    """Return the inner products of the gradients of all rows with a direction, by a forward-mode pass.
+
+    Args:
+        model: The network.
+        x: Samples, (n, ...).
+        rows: The rows.
+        direction: A direction by parameter name.
+
+    Returns:
+        Inner products, (R,).
+    """
     theta = parameters(model)
     change = jvp(lambda t: functional_call(model, t, (x,)), (theta,), (direction,))[1]
     return rows.values(change)
 
 
 def jacobian(model: nn.Module, x: Tensor, rows: Rows, chunk: int = 64) -> Tensor:
-    """(R, P) gradients of every row, parameters in the order of ``model.named_parameters()``."""
+    """Return the gradient of every row.
+
+    Args:
+        model: The network.
+        x: Samples, (n, ...).
+        rows: The rows.
+        chunk: Number of rows that are computed together.
+
+    Returns:
+        Gradients (R, P), with parameters in the order of ``model.named_parameters()``.
+    """
     theta = parameters(model)
 
     def row_gradient(sample: Tensor, covector: Tensor) -> Theta:
@@ -86,13 +138,22 @@ def jacobian(model: nn.Module, x: Tensor, rows: Rows, chunk: int = 64) -> Tensor
 
         return grad(value)(theta)
 
-    parts = vmap(row_gradient, chunk_size=chunk)(x[rows.index], rows.covectors)
-    return torch.cat([parts[name].flatten(1) for name in theta], dim=1)
+    gradients = vmap(row_gradient, chunk_size=chunk)(x[rows.index], rows.covectors)
+    return torch.cat([gradients[name].flatten(1) for name in theta], dim=1)
 
 
 @torch.no_grad()
 def gram(model: nn.Module, x: Tensor, rows: Rows) -> Tensor:
-    """(R, R) inner products of the rows' gradients: closed form for MLPs, dense otherwise."""
+    """Return the inner products of the gradients of all rows, in closed form for MLPs.
+
+    Args:
+        model: The network.
+        x: Samples, (n, ...).
+        rows: The rows.
+
+    Returns:
+        Gram matrix, (R, R).
+    """
     if (chain := dense_chain(model)) is not None:
         trace = chain.trace(x)
         return mlp_gram(chain, trace, rows.index, chain.signals(trace, rows.covectors, rows.index))
@@ -101,32 +162,42 @@ def gram(model: nn.Module, x: Tensor, rows: Rows) -> Tensor:
 
 
 def mlp_gram(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> Tensor:
-    """Gram matrix of gradients given by backward signals; index says which sample each is of."""
+    """Return the Gram matrix of the gradients of an MLP.
+
+    Args:
+        model: The network.
+        trace: A forward pass.
+        index: Sample of each row, (R,).
+        signals: Backward signals of the rows by layer.
+
+    Returns:
+        Gram matrix, (R, R).
+    """
     total: Tensor | None = None
     for layer, inputs, signal in zip(model.linears, trace.inputs, signals, strict=True):
         inner = inputs @ inputs.T
         if layer.bias is not None:
             inner = inner + 1
-        part = (signal @ signal.T).mul_(inner[index][:, index])
-        total = part if total is None else total.add_(part)
+        layer_gram = (signal @ signal.T).mul_(inner[index][:, index])
+        total = layer_gram if total is None else total.add_(layer_gram)
     assert total is not None
     return total
 
 
 def flatten(theta: Theta) -> Tensor:
-    """(P,) all tensors in their order."""
+    """Return all tensors in their order as a vector, (P,)."""
     return torch.cat([t.reshape(-1) for t in theta.values()])
 
 
 def norm(theta: Theta) -> float:
-    """||theta||, the Euclidean norm over all tensors."""
+    """Return the Euclidean norm over all tensors."""
     return float(
         torch.stack([t.detach().double().square().sum() for t in theta.values()]).sum().sqrt()
     )
 
 
 def by_layer(names: Iterable[str]) -> dict[str, list[str]]:
-    """Parameter names grouped into layers: the part before the last dot."""
+    """Group parameter names by layer, which is the name before the last dot."""
     layers: dict[str, list[str]] = {}
     for name in names:
         layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
@@ -134,17 +205,32 @@ def by_layer(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def layer_squares(theta: Theta, groups: Iterable[Iterable[str]]) -> Tensor:
-    """(L,) squared norm of every layer; groups: names of its parameters."""
+    """Return the squared norm of every layer.
+
+    Args:
+        theta: Tensors by parameter name.
+        groups: Parameter names of every layer.
+
+    Returns:
+        Squared norms, (L,).
+    """
     return torch.stack(
         [torch.stack([theta[n].square().sum() for n in names]).sum() for names in groups]
     )
 
 
 def moved_layers(theta: Theta, theta0: Theta) -> tuple[str, ...]:
-    """Layers in which some entry left its start by more than rounding to the coarser of both formats.
+    """Return the layers in which a weight differs from its initial value by more than rounding.
 
-    Half a unit in the last place on either side makes one; two leave room for a conversion between.
+    Args:
+        theta: Weights by parameter name.
+        theta0: Initial weights by parameter name.
+
+    Returns:
+        Names of the layers.
     """
+    # Rounding on both sides can differ by a unit in the last place of the coarser number format. The
+    # tolerance of two units also allows for a conversion between formats.
     moved = []
     for layer, names in by_layer(theta).items():
         for name in names:
@@ -159,9 +245,17 @@ def moved_layers(theta: Theta, theta0: Theta) -> tuple[str, ...]:
 
 
 def layer_residuals(r: Theta, theta: Theta) -> dict[str, float]:
-    """||r_l|| / ||theta_l|| for each layer; a layer whose weights are all zero counts absolutely."""
-    parts = {}
+    """Return ||r_l|| / ||theta_l|| of every layer, or ||r_l|| if all weights of the layer are zero.
+
+    Args:
+        r: Residual by parameter name.
+        theta: Weights by parameter name.
+
+    Returns:
+        Relative residual by layer.
+    """
+    residuals = {}
     for layer, names in by_layer(theta).items():
         scale = norm({n: theta[n] for n in names})
-        parts[layer] = norm({n: r[n] for n in names}) / (scale if scale > 0 else 1.0)
-    return parts
+        residuals[layer] = norm({n: r[n] for n in names}) / (scale if scale > 0 else 1.0)
+    return residuals

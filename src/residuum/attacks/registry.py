@@ -55,10 +55,10 @@ ATTACKS: plugins.Table[type[Attack]] = plugins.Table(
             FirstLayerWeights,
         )
     },
-    beside=OBJECTIVES,
+    shared_names=OBJECTIVES,
     base=Attack,
 )
-OBJECTIVES.beside = ATTACKS
+OBJECTIVES.shared_names = ATTACKS
 AUTOMATIC_ATTACKS: dict[str, type[Attack]] = {attack.name: attack for attack in (Auto, KKT)}
 CHOICES = {  # the attacks from which each of them chooses
     "auto": ("binary-kkt", "multiclass-kkt", "weight-decay"),

@@ -469,7 +469,7 @@ class Metric:
         Raises:
             InputError: If the metric does not apply to these samples.
         """
-        similarity.check_alike(candidates, samples)
+        similarity.check_shapes(candidates, samples)
         if reason := self.why_not(tuple(samples.shape[1:])):
             raise InputError(f"Metric {self.name!r} {reason}.", "Pass metrics=('ncc', 'l2').")
         values = candidates.new_empty(len(index))
