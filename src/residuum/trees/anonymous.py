@@ -8,7 +8,8 @@ A value may belong to several records. With counts their number is the largest n
 tree has with this value. Without counts a value belongs to one record if no tree has two leaves with it,
 and if it occurs in no more trees than a bootstrap of one record explains. Several records are told apart
 in the tree that puts each of them into a leaf of its own. Other leaves are linked with them where boxes
-overlap (:mod:`.links`)."""
+overlap (:mod:`.links`).
+"""
 
 from __future__ import annotations
 

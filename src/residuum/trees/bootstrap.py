@@ -3,7 +3,8 @@
 A random forest of scikit-learn stores one integer seed per tree. The seed gives the bootstrap sample:
 tree t draws record i ``c_ti`` times. So these counts are public if the number n of records and the number
 of draws are known. The root of a tree stores the sum of its weights, which is the number of draws, and
-the number of distinct records."""
+the number of distinct records.
+"""
 
 from __future__ import annotations
 

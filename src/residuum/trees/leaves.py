@@ -2,7 +2,8 @@
 
 A leaf is pure if all its records have the same target. It then stores this target, up to the rounding of
 a mean. Pure leaves with the same value form a group. The records of a group are the records with this
-target."""
+target.
+"""
 
 from __future__ import annotations
 

@@ -9,7 +9,8 @@ is the target of the record with count c. The right target of record i occurs in
 with the count ``c_ti`` of this record. A wrong one hardly occurs twice.
 
 If the targets are known, the mean of a leaf tells which records it holds: the only two or three free
-records whose counts add up to the weight, and whose targets have this mean and variance."""
+records whose counts add up to the weight, and whose targets have this mean and variance.
+"""
 
 from __future__ import annotations
 
