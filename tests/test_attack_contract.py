@@ -163,7 +163,7 @@ def test_an_attack_returns_finite_candidates_and_repeats_itself(name: str) -> No
         for result in results:
             assert isinstance(result, Reconstruction)
             assert result.attack == name
-            assert result.x.shape[1:] == surface.shape(knowledge)
+            assert result.x.shape[1:] == surface.sample_shape(knowledge)
             assert len(result.x) <= MAX_RETURNED
             assert result.x.isfinite().all()
             assert result.settings

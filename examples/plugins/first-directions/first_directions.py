@@ -21,7 +21,7 @@ class FirstDirections(OneShotAttack):
 
     def why_not(self, surface, knowledge):
         """The rows of the first layer must be as long as a sample."""
-        inputs = math.prod(surface.shape(knowledge))
+        inputs = math.prod(surface.sample_shape(knowledge))
         seen = first_weight(surface).shape[1]
         return "" if seen == inputs else "needs a first layer that sees the whole input"
 
@@ -29,7 +29,7 @@ class FirstDirections(OneShotAttack):
         """Return each direction with both signs."""
         _, sizes, rows = torch.linalg.svd(first_weight(surface), full_matrices=False)
         count = min(self.directions, len(rows))
-        x = torch.cat([rows[:count], -rows[:count]]).reshape(-1, *surface.shape(knowledge))
+        x = torch.cat([rows[:count], -rows[:count]]).reshape(-1, *surface.sample_shape(knowledge))
         lam = sizes[:count].repeat(2)
         return Reconstruction.from_candidates(self.name, x, torch.zeros(len(x)), lam, knowledge)
 

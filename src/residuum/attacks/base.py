@@ -377,7 +377,7 @@ def validate_output(
     if not 0 < n <= MAX_RETURNED:
         raise PluginError(*_describe_invalid_output(f"1 to {MAX_RETURNED} candidates", n))
     shapes = {
-        "x": (n, *surface.shape(knowledge)),
+        "x": (n, *surface.sample_shape(knowledge)),
         "labels": (n,),
         "lam": (n, *result.lam.shape[1:]),
         "run": (n,),

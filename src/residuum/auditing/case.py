@@ -32,7 +32,7 @@ from residuum.auditing.request import AuditRequest
 from residuum.auditing.stored_records import StoredRecords, find_records
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
 from residuum.errors import InputError, ResiduumError
-from residuum.io.attacker_knowledge import attacker_knowledge, parse_shape, read_knowledge
+from residuum.io.attacker_knowledge import build_knowledge, parse_shape, read_knowledge
 from residuum.io.checkpoints import as_network
 from residuum.io.loading import load_network, resolve_trained_and_base
 from residuum.io.release import Release, open_release
@@ -312,7 +312,7 @@ def load_knowledge(
     if isinstance(knowledge, str | Path):
         attacker = read_knowledge(knowledge)
     elif isinstance(knowledge, Mapping) and release is not None and _has_text(knowledge):
-        return attacker_knowledge(
+        return build_knowledge(
             release, network, **knowledge, base=base, train=train, holdout=holdout
         )
     else:
@@ -320,7 +320,7 @@ def load_knowledge(
     if release is None:
         return attacker
     if base is not None and attacker.theta0 is None:
-        from_base = attacker_knowledge(release, network, base=base).theta0
+        from_base = build_knowledge(release, network, base=base).theta0
         attacker = attacker.replace(theta0=from_base)
     return add_stored_knowledge(release, network, attacker)
 

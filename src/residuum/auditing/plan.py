@@ -275,7 +275,7 @@ def plan_attack(
             left_out=f"a single restart takes about {cost}, more than the budget allows",
             seconds=restart_cost,
         )
-    unknowns = attack.candidates * math.prod(surface.shape(knowledge))
+    unknowns = attack.candidates * math.prod(surface.sample_shape(knowledge))
     batch_size = max(1, MAX_BATCH_UNKNOWNS // max(1, unknowns))
     left_out = "" if affordable == restarts else f"{affordable} of {restarts} restarts ran"
     return AttackPlan(

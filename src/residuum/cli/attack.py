@@ -116,7 +116,7 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         from residuum.attacks import estimate, make_attack
         from residuum.attacks.registry import adapt_to_surface
         from residuum.errors import InconclusiveError
-        from residuum.io.attacker_knowledge import attacker_knowledge, parse_shape
+        from residuum.io.attacker_knowledge import build_knowledge, parse_shape
         from residuum.io.loading import load_network, resolve_trained_and_base
         from residuum.io.release import open_release
         from residuum.records.rundir import read_json
@@ -135,7 +135,7 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         network = load_network(
             release, arch=arch, model=model, trust_code=trust_code, shape=shape, base=base
         )
-        knowledge = attacker_knowledge(release, network, base=base, **vars(knowledge_options))
+        knowledge = build_knowledge(release, network, base=base, **vars(knowledge_options))
         attack = adapt_to_surface(surface or "", knowledge, attack)
         if dry_run:
             cost = estimate(network, knowledge, attack)

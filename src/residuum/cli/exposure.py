@@ -109,7 +109,7 @@ def _command(
 ) -> int:
     """Rank records by their risk of being recovered: scores, bounds, evidence, groups, canaries."""
     from residuum.datasets.given import locate_samples, read_samples
-    from residuum.io.attacker_knowledge import attacker_knowledge
+    from residuum.io.attacker_knowledge import build_knowledge
     from residuum.io.checkpoints import load_checkpoint
     from residuum.io.release import open_release
     from residuum.verbs.exposing import exposure, read_groups
@@ -130,7 +130,7 @@ def _command(
     file = locate_samples(data, "data")
     records, _ = read_samples(file)
     held_out = read_samples(locate_samples(holdout, "holdout"))[0] if holdout else None
-    knowledge = attacker_knowledge(release, network, init=init, weight_decay=weight_decay)
+    knowledge = build_knowledge(release, network, init=init, weight_decay=weight_decay)
     with exposure_progress(output.visible) as watch:
         result = exposure(
             network,

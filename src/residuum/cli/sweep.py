@@ -111,7 +111,7 @@ def _command(
 ) -> None:
     """Try many settings of an attack. Rank the trials and pool their candidates, by the weights alone."""
     from residuum.attacks import estimate
-    from residuum.io.attacker_knowledge import attacker_knowledge
+    from residuum.io.attacker_knowledge import build_knowledge
     from residuum.io.checkpoints import load_checkpoint
     from residuum.io.release import open_release
     from residuum.sweeping import SweepRequest, sweep
@@ -130,7 +130,7 @@ def _command(
         options.check_device(trial.device)
     release = open_release(checkpoint)
     network = load_checkpoint(release, arch)
-    knowledge = attacker_knowledge(release, network, **vars(knowledge_options))
+    knowledge = build_knowledge(release, network, **vars(knowledge_options))
     if dry_run:  # the measured cost of one trial, times the number of trials that run to their end
         figures = estimate_cost(request, estimate(network, knowledge, trial))
         rows = [(name.replace("_", " "), format_number(value)) for name, value in figures.items()]

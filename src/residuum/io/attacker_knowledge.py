@@ -29,7 +29,7 @@ Numbers = str | Sequence[float]
 MIN_CORRELATION, MIN_RELATIVE_SIZE = 0.1, 0.5
 
 
-def attacker_knowledge(
+def build_knowledge(
     release: Release,
     network: Network,
     *,
@@ -87,10 +87,10 @@ def attacker_knowledge(
         columns=columns,
     )
     if isinstance(mean, str) and mean in ("train", "holdout"):
-        stored = _stored_mean(mean, mean_provenance, train if mean == "train" else holdout)
-        knowledge = _with_mean(knowledge, stored, mean)
+        stored = _get_stored_mean(mean, mean_provenance, train if mean == "train" else holdout)
+        knowledge = _add_mean(knowledge, stored, mean)
     elif mean is not None:
-        knowledge = _with_mean(knowledge, _read_mean(mean), mean_provenance or "user")
+        knowledge = _add_mean(knowledge, _read_mean(mean), mean_provenance or "user")
         check_mean(knowledge)
     return add_stored_knowledge(release, network, knowledge)
 
@@ -219,11 +219,11 @@ def _check_decay(value: float) -> float:
     return value
 
 
-def _with_mean(knowledge: Knowledge, mean: Tensor, provenance: str) -> Knowledge:
+def _add_mean(knowledge: Knowledge, mean: Tensor, provenance: str) -> Knowledge:
     return knowledge.replace(mean=mean, provenance={**knowledge.provenance, "mean": provenance})
 
 
-def _stored_mean(name: str, provenance: str | None, samples: Dataset | None) -> Tensor:
+def _get_stored_mean(name: str, provenance: str | None, samples: Dataset | None) -> Tensor:
     """Return the mean that is stored with the training or held-out samples."""
     if provenance not in (None, name):
         raise InputError(

@@ -92,7 +92,7 @@ def read_estimator(release: Release) -> Network | None:
     """
     estimator = _find_network(release)
     if estimator is None or "coefs_" not in estimator.attributes:
-        _refuse(release)
+        _refuse_other_estimators(release)
         return None
     kinds = ("Scaler", "Transformer", "PCA")
     names = [obj.class_name for obj in _iterate_objects(release) if obj.class_name.endswith(kinds)]
@@ -110,7 +110,7 @@ def read_estimator(release: Release) -> Network | None:
     return network.replace(assumptions=(*network.assumptions, *([note] if names else [])))
 
 
-def _refuse(release: Release) -> None:
+def _refuse_other_estimators(release: Release) -> None:
     """Raise an error that names the estimator if the pickle is one of scikit-learn."""
     content = release.content
     if isinstance(content, InertObject) and content.name.startswith("sklearn."):
@@ -323,27 +323,27 @@ def describe_evidence(theta: dict[str, Tensor], theta0: dict[str, Tensor]) -> st
     now, then = theta["layers.0.weight"], theta0["layers.0.weight"].to(theta["layers.0.weight"])
     if now.shape != then.shape or not bool(now.isfinite().all()) or torch.equal(now, then):
         return None
-    inner, squares = _inner(now, then), _inner(then, then)
-    cosine = inner / max((_inner(now, now) * squares) ** 0.5, 1e-30)
+    inner, squares = _inner_product(now, then), _inner_product(then, then)
+    cosine = inner / max((_inner_product(now, now) * squares) ** 0.5, 1e-30)
     deviations = cosine * math.sqrt(now.numel())
     if not deviations > MIN_DEVIATIONS:
         return None
     text = f"cosine {cosine:.2f} with the weights ({deviations:.0f} standard deviations)"
     share = inner / max(squares, 1e-30)
     if min(now.shape) > 2 and now.numel() <= MAX_SPECTRUM:
-        before = noise_edge(_spectrum(now), *now.shape)[0]
-        after = noise_edge(_spectrum(now - share * then), *now.shape)[0]
+        before = noise_edge(_singular_values(now), *now.shape)[0]
+        after = noise_edge(_singular_values(now - share * then), *now.shape)[0]
         text += f"; W - {share:.2f} W0 shows {after} directions, W shows {before}"
     return text
 
 
-def _inner(a: Tensor, b: Tensor) -> float:
+def _inner_product(a: Tensor, b: Tensor) -> float:
     """Return <a, b> in float64, from a few rows at a time to save memory."""
     chunks = zip(a.split(CHUNK_ROWS), b.split(CHUNK_ROWS), strict=True)
     return sum(float((x.double() * y.double()).sum()) for x, y in chunks)
 
 
-def _spectrum(weight: Tensor) -> Tensor:
+def _singular_values(weight: Tensor) -> Tensor:
     """Return the singular values, largest first, from the smaller Gram matrix in float64."""
     tall = weight if weight.shape[0] >= weight.shape[1] else weight.T
     gram = torch.zeros(tall.shape[1], tall.shape[1], dtype=torch.float64)

@@ -103,7 +103,7 @@ def read_forest(model: InertObject) -> Forest | None:
         has_sample_weights=attributes.get("_sample_weight") is not None,
         names=_column_names(attributes.get("feature_names_in_")),
     )
-    _check(forest)
+    _check_forest(forest)
     return forest
 
 
@@ -141,7 +141,7 @@ def _read_tree(estimator: InertObject) -> Tree | None:
     )
 
 
-def _check(forest: Forest) -> None:
+def _check_forest(forest: Forest) -> None:
     """Refuse nodes that do not form a tree, because a hostile file could cause an endless loop."""
     if sum(len(tree.left) for tree in forest.trees) > MAX_NODES:
         raise CheckpointError(

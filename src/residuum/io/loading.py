@@ -10,7 +10,7 @@ from residuum.errors import InputError
 from residuum.io.adapters import load_tuned
 from residuum.io.checkpoints import load_checkpoint
 from residuum.io.release import Release, open_release
-from residuum.io.trusted_code import load_into_copy, load_with_code
+from residuum.io.trusted_code import load_with_code, read_live_weights
 from residuum.networks.network import Network
 
 INIT_OWN = "own"  # the option that selects the initial weights in a training directory
@@ -101,5 +101,5 @@ def load_initial_weights(file: str | Path, release: Release, network: Network) -
                 "Pass the file of the initial weights.",
             )
     if network.live is not None:
-        return load_into_copy(file, network)
+        return read_live_weights(file, network)
     return load_checkpoint(file, network.arch).theta

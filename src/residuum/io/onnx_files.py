@@ -50,7 +50,7 @@ def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
             COPY_AGAIN,
         ) from problem
 
-    def block(tensor: Any) -> Block:
+    def make_block(tensor: Any) -> Block:
         def read() -> Tensor:
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
                 raise ValueError("its numbers are in another file")
@@ -63,4 +63,4 @@ def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
 
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     metadata |= {k: v for k in ("producer_name", "doc_string") if (v := getattr(model, k, ""))}
-    return {tensor.name: block(tensor) for tensor in model.graph.initializer}, metadata
+    return {tensor.name: make_block(tensor) for tensor in model.graph.initializer}, metadata

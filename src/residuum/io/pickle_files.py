@@ -86,17 +86,17 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> PickleContent:
             f"{path.name!r} must be a complete zip archive; it is damaged ({problem}).", COPY_AGAIN
         ) from problem
 
-    def member_of(storage: Storage) -> zipfile.ZipInfo | None:
+    def find_member(storage: Storage) -> zipfile.ZipInfo | None:
         names = (f"{folder}{subfolder}/{storage.key}" for subfolder in ("data", "constants"))
         return next((members[name] for name in names if name in members), None)
 
     def read_storage(storage: Storage) -> bytearray:
-        return _read_member(path, member_of(storage), storage.nbytes)
+        return _read_member(path, find_member(storage), storage.nbytes)
 
     reader = PickleReader(cache_last_storage(read_storage))
     tree = reader.run(Source(io.BytesIO(content), len(content)))  # type: ignore[arg-type]
     for storage in reader.storages.values():
-        member = member_of(storage)
+        member = find_member(storage)
         stored = member.file_size if member else 0
         if storage.nbytes != stored:
             raise UnsafeFileError(
@@ -153,7 +153,7 @@ def read_pickle(
             )
         reader.run(source)  # type sizes of the machine that wrote the file
         content = reader.run(source)
-        starts |= _storage_positions(reader.run(source), reader.storages, stream, size)
+        starts |= _read_storage_positions(reader.run(source), reader.storages, stream, size)
     unsafe = [*reader.unsafe]
     if reader.has_joblib_arrays:
         unsafe += _run_without_joblib(open_source(stream, size, unpacker))
@@ -173,7 +173,7 @@ def cache_last_storage(read: Callable[[Storage], bytearray]) -> Callable[[Storag
     return read_cached
 
 
-def _storage_positions(
+def _read_storage_positions(
     keys: Any, storages: dict[str, Storage], stream: BinaryIO, size: int
 ) -> dict[str, int]:
     """Return the position of each storage of a legacy file. Its length is stored before it."""

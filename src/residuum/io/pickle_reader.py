@@ -606,7 +606,7 @@ def _read_pairs(pairs: Any = (), *_: Any) -> dict[Any, Any]:
     return entries
 
 
-def _plain_list(*arguments: Any) -> Any:
+def _make_list(*arguments: Any) -> Any:
     first = arguments[0] if arguments else []
     return first if isinstance(first, list | tuple) else list(arguments)
 
@@ -683,7 +683,7 @@ PickleReader.memory_costs = {
 PickleReader.stand_ins = {
     **dict.fromkeys(PAIRS, _read_pairs),
     "collections.defaultdict": lambda *_: {},
-    **{f"builtins.{name}": _plain_list for name in ("list", "tuple", "set", "frozenset")},
+    **{f"builtins.{name}": _make_list for name in ("list", "tuple", "set", "frozenset")},
     "collections.deque": lambda items=(), *_: [*items] if isinstance(items, list | tuple) else [],
     **dict.fromkeys(("builtins.bytes", "builtins.bytearray"), lambda raw=b"", *_: raw),
     **dict.fromkeys(

@@ -149,23 +149,23 @@ def _match_parameters(
             name = param_names[i] if param_names else number
             entries.append((number, name if isinstance(name, str) else "", blocks, group))
 
-    def shape(blocks: dict[str, Block]) -> tuple[int, ...] | None:
+    def get_shape(blocks: dict[str, Block]) -> tuple[int, ...] | None:
         return next((blocks[k].shape for k in TORCH_MOMENTS if k in blocks), None)
 
-    by_name = {n: (b, g) for _, n, b, g in entries if n in shapes and shape(b) == shapes[n]}
+    by_name = {n: (b, g) for _, n, b, g in entries if n in shapes and get_shape(b) == shapes[n]}
     if by_name:
         return by_name, []
     count = len(entries)
     # Match all parameters in their order, or the last ones that fit if only a head was trained.
     for first in reversed(range(len(parameters) - count + 1)):
         pairs = list(zip(parameters[first : first + count], entries, strict=True))
-        if pairs and all(shape(b) in (None, shapes[n]) for n, (_, _, b, _) in pairs):
+        if pairs and all(get_shape(b) in (None, shapes[n]) for n, (_, _, b, _) in pairs):
             note = f"optimizer state of {count} parameters was matched with the last ones that fit"
-            matches = {n: (b, g) for n, (_, _, b, g) in pairs if shape(b) is not None}
+            matches = {n: (b, g) for n, (_, _, b, g) in pairs if get_shape(b) is not None}
             return matches, [note] if count < len(parameters) else []
     free, matches = list(parameters), dict[str, tuple[dict[str, Block], dict[str, Any]]]()
     for _, _, blocks, group in entries:
-        name = next((n for n in free if shapes[n] == shape(blocks)), None)
+        name = next((n for n in free if shapes[n] == get_shape(blocks)), None)
         if name is not None:
             free.remove(name)
             matches[name] = (blocks, group)

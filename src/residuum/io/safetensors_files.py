@@ -55,7 +55,7 @@ def read_safetensors(
     """
     header, metadata, start = read_header(stream, size)
 
-    def block(entry: dict[str, Any]) -> Block:
+    def make_block(entry: dict[str, Any]) -> Block:
         dtype, shape = DTYPES[entry["dtype"]], tuple(entry["shape"])
         begin, end = entry["data_offsets"]
 
@@ -71,7 +71,7 @@ def read_safetensors(
 
         return Block(shape, str(dtype).removeprefix("torch."), read)
 
-    return {name: block(entry) for name, entry in header.items()}, metadata
+    return {name: make_block(entry) for name, entry in header.items()}, metadata
 
 
 def read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, str], int]:
@@ -87,7 +87,7 @@ def read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, 
     Raises:
         UnsafeFileError: If the header claims bytes that the file does not hold.
     """
-    header, start = _parse(stream, size)
+    header, start = _parse_header(stream, size)
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         _raise_damaged("its metadata must be strings")
@@ -111,7 +111,7 @@ def read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, 
     return header, metadata, start
 
 
-def _parse(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
+def _parse_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
     """Return the header with distinct names, and the position of the first tensor."""
     stream.seek(0)
     length = int.from_bytes(stream.read(8), "little")

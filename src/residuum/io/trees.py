@@ -107,7 +107,7 @@ def read_tree_model(candidate: InertObject, inner: set[int]) -> TreeModel | None
     attributes = candidate.attributes
     is_tree = "tree_" in attributes
     members = [*_iterate_objects(attributes.get("estimators_")), *([candidate] if is_tree else [])]
-    trees = [tree for member in members if (tree := _tree_of(member)) is not None]
+    trees = [tree for member in members if (tree := _find_tree(member)) is not None]
     indirect = bool(INDIRECT.match(candidate.class_name))
     if not trees and not indirect:
         return None
@@ -140,7 +140,7 @@ def _iterate_objects(value: Any) -> Iterator[InertObject]:
             yield from _iterate_objects(entry)
 
 
-def _tree_of(member: InertObject) -> InertObject | None:
+def _find_tree(member: InertObject) -> InertObject | None:
     tree = member.attributes.get("tree_")
     return tree if isinstance(tree, InertObject) and tree.name == TREE else None
 

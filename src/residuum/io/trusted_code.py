@@ -46,7 +46,7 @@ def load_with_code(
     return checkpoint_from_module(network, fallback_shape=shape)
 
 
-def load_into_copy(path: str | Path | Release, checkpoint: Network) -> dict[str, Tensor]:
+def read_live_weights(path: str | Path | Release, checkpoint: Network) -> dict[str, Tensor]:
     """Read weights for a network that is run as it is, from a file of its state dict.
 
     Args:

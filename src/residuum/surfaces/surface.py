@@ -66,7 +66,7 @@ class Surface:
         """The network as a chain of dense layers, None if it is not such a chain."""
         return self.checkpoint.chain
 
-    def model(self) -> nn.Module:
+    def copy_module(self) -> nn.Module:
         """Return a copy of the network with these weights. The caller may change it."""
         return self.checkpoint.copy_module()
 
@@ -80,7 +80,7 @@ class Surface:
         """Task of the network, such as "multiclass"."""
         return self.checkpoint.inferred_task
 
-    def shape(self, knowledge: Knowledge) -> tuple[int, ...]:
+    def sample_shape(self, knowledge: Knowledge) -> tuple[int, ...]:
         """Return the shape of one sample."""
         return self.checkpoint.sample_shape(knowledge)
 

@@ -346,7 +346,7 @@ class PolynomialAttack(OneShotAttack):
         Returns:
             The samples. The residual is that of all equations.
         """
-        identification = recover(surface.model(), seed=self.seed)
+        identification = recover(surface.copy_module(), seed=self.seed)
         x, weights = identification.x, identification.weights
         shape = knowledge.shape or surface.checkpoint.input_shape or x.shape[1:]
         squared = torch.tensor([[(identification.residual or 0.0) ** 2]])

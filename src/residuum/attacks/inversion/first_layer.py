@@ -29,7 +29,7 @@ class FirstLayerWeights(Baseline):
             The reason, or "" if the attack applies.
         """
         row_size = first_layer(surface.checkpoint.theta)[0].numel()
-        fits = row_size == math.prod(surface.shape(knowledge))
+        fits = row_size == math.prod(surface.sample_shape(knowledge))
         return "" if fits else "needs a first layer that is connected to the full input"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
@@ -44,6 +44,6 @@ class FirstLayerWeights(Baseline):
         """
         rows = first_layer(surface.checkpoint.theta).detach().flatten(1).double().cpu()
         order = rows.norm(dim=1).argsort(descending=True)
-        x = rows[order].reshape(-1, *surface.shape(knowledge))
+        x = rows[order].reshape(-1, *surface.sample_shape(knowledge))
         weight = rows.norm(dim=1)[order]
         return Reconstruction.from_candidates(self.name, x, torch.zeros(len(x)), weight, knowledge)

@@ -293,7 +293,7 @@ class Problem:
     ) -> None:
         device, numbers = settings.device, settings.numbers
         self.matching, self.settings, self.knowledge = matching, settings, knowledge
-        self.model = surface.model().to(device, numbers).requires_grad_(False)
+        self.model = surface.copy_module().to(device, numbers).requires_grad_(False)
         target = {name: t.to(device, numbers) for name, t in read_gradient_sum(surface).items()}
         self.groups = {
             layer: tuple(names)
@@ -301,7 +301,7 @@ class Problem:
             if layer in surface.equations and any(bool(target[name].any()) for name in names)
         }
         self.target = target
-        self.shape, outputs = surface.shape(knowledge), surface.outputs
+        self.shape, outputs = surface.sample_shape(knowledge), surface.outputs
         self.labels = Moment().labels(settings.candidates, outputs, knowledge).to(device)
         self.lam_shape = Moment().multiplier_shape(outputs)
         self.prior = self._prior()

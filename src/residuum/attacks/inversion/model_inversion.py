@@ -46,8 +46,8 @@ class ModelInversion(ModelInversionSettings, Baseline):
         Returns:
             The candidates.
         """
-        shape, outputs, count = surface.shape(knowledge), surface.outputs, self.candidates
-        model = surface.model().to(self.device, self.numbers).requires_grad_(False)
+        shape, outputs, count = surface.sample_shape(knowledge), surface.outputs, self.candidates
+        model = surface.copy_module().to(self.device, self.numbers).requires_grad_(False)
         generator = stream("baseline", self.seed)
         x = self.sigma * torch.randn(count, *shape, generator=generator, dtype=torch.float64)
         x = x.to(self.device, self.numbers)

@@ -250,7 +250,7 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
     objective = attack.objective.from_settings(attack, reconstruction.knowledge)
     mask = reconstruction.run == run
     problem = Problem(
-        surface.model(),
+        surface.copy_module(),
         objective,
         reconstruction.knowledge,
         reconstruction.labels[mask],

@@ -385,7 +385,7 @@ class Hyperplanes(OneShotAttack):
         Returns:
             The reason, or "" if the attack applies.
         """
-        columns = math.prod(surface.shape(knowledge))
+        columns = math.prod(surface.sample_shape(knowledge))
         if not MIN_COLUMNS <= columns <= MAX_COLUMNS:
             return (
                 f"needs {MIN_COLUMNS} to {MAX_COLUMNS} columns; samples here have {columns} values"
@@ -424,7 +424,7 @@ class Hyperplanes(OneShotAttack):
         Raises:
             InputError: If there is no corner.
         """
-        chain, shape = surface.chain, surface.shape(knowledge)
+        chain, shape = surface.chain, surface.sample_shape(knowledge)
         assert chain is not None
         first = chain.linears[0]
         assert first.bias is not None
@@ -433,7 +433,7 @@ class Hyperplanes(OneShotAttack):
         low, high = (bound.flatten().expand(math.prod(shape)) for bound in box)
         weight, bias = first.weight.detach().double(), first.bias.detach().double()
         planes = Planes.from_layer(weight, bias, low, high)
-        model = surface.model().double()
+        model = surface.copy_module().double()
 
         def outputs(x: Tensor) -> Tensor:
             with torch.no_grad():

@@ -207,10 +207,10 @@ def read_backbone_layer(surface: Surface, knowledge: Knowledge) -> BackboneLayer
     Returns:
         The layer, or the first condition that is not met.
     """
-    sample_shape = surface.shape(knowledge)
+    sample_shape = surface.sample_shape(knowledge)
     if len(sample_shape) < 3:
         return "needs images with channels, height and width"
-    name, shape = find_dense_layer(surface.model(), sample_shape)
+    name, shape = find_dense_layer(surface.copy_module(), sample_shape)
     if not name:
         return (
             "no dense layer lies behind a backbone: the first dense layer receives the input, or there "
@@ -341,7 +341,7 @@ class BehindBackbone(OneShotAttack):
         """
         layer = read_backbone_layer(surface, knowledge)
         assert isinstance(layer, BackboneLayer)
-        shape, device = surface.shape(knowledge), self.device
+        shape, device = surface.sample_shape(knowledge), self.device
         rows = layer.rows.to(device)
         values = 2 * math.prod(layer.shape)
         effort = choose_effort(UNMIXING * self.seconds, layer.rank, values, device)
@@ -351,7 +351,7 @@ class BehindBackbone(OneShotAttack):
         is_version[centers] = False
         order = torch.cat([centers, is_version.nonzero().flatten()])  # distinct sources first
         sources = orient_sources(separated.x[order[:CANDIDATES]].to(device))
-        model = surface.model().to(device, torch.float32).requires_grad_(False)
+        model = surface.copy_module().to(device, torch.float32).requires_grad_(False)
         backbone = Backbone(model, layer.name)
         low, high = knowledge.value_range or (0.0, 1.0)
         prior = SparseGradients(1.0, knowledge=Knowledge(shape=shape, value_range=(low, high)))

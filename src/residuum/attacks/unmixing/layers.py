@@ -64,7 +64,9 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
     Returns:
         The layer, or the first condition that is not met.
     """
-    name, shape, is_sample = find_input_layer(surface.model(), surface.shape(knowledge))
+    name, shape, is_sample = find_input_layer(
+        surface.copy_module(), surface.sample_shape(knowledge)
+    )
     if not name:
         return "no dense layer receives the input, and no convolution with a stride equal to its kernel"
     if name not in surface.equations:
