@@ -1,7 +1,8 @@
-"""``python -m papers PAPER:FIGURE``: a figure or table of a paper again, measured beside published values.
+"""Reproduce a figure or table of a paper with ``python -m papers PAPER:FIGURE``.
 
-Without a name: the list of them. Needs torch, numpy, scipy, safetensors and kornia to compute
-(``--no-draw``), matplotlib and pillow to draw (``--draw-only``, later and elsewhere).
+Measured values are shown next to published ones. Without a name, the figures are listed. Computing
+(``--no-draw``) needs torch, numpy, scipy, safetensors and kornia. Drawing (``--draw-only``, on any machine)
+needs matplotlib and pillow.
 """
 
 from __future__ import annotations
@@ -23,21 +24,29 @@ INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the figures named, one after the other."""
+    """Compute and draw figures, and return the exit code."""
     parser = argparse.ArgumentParser("python -m papers", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("figures", nargs="*", metavar="PAPER:FIGURE", help="none: list them all")
+    parser.add_argument(
+        "figures", nargs="*", metavar="PAPER:FIGURE", help="figures; without any, list all figures"
+    )
     parser.add_argument("--all", action="store_true", help="compute every figure")
     parser.add_argument("--scale", choices=tuple(SCALES), default="small", help="default: small")
     parser.add_argument("--out", type=Path, default=Path("runs/papers"))
-    parser.add_argument("--cache", type=Path, help="of victims and attacks; by default OUT/cache")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--root", default=os.environ.get(ROOT_VARIABLE), help="of MNIST and CIFAR")
     parser.add_argument(
-        "--seed", type=int, nargs="+", default=[0], help="one or more; 0: the papers' samples"
+        "--cache", type=Path, help="folder of victims and attacks; default: OUT/cache"
     )
-    parser.add_argument("--workers", type=int, default=1, help="figures side by side")
-    parser.add_argument("--no-draw", dest="draw", action="store_false", help="draw later")
-    parser.add_argument("--draw-only", dest="compute", action="store_false")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument(
+        "--root", default=os.environ.get(ROOT_VARIABLE), help="folder of MNIST and CIFAR"
+    )
+    parser.add_argument(
+        "--seed", type=int, nargs="+", default=[0], help="seeds; 0 uses the samples of the papers"
+    )
+    parser.add_argument(
+        "--workers", type=int, default=1, help="number of figures computed in parallel"
+    )
+    parser.add_argument("--no-draw", dest="draw", action="store_false", help="compute only")
+    parser.add_argument("--draw-only", dest="compute", action="store_false", help="draw only")
     parser.add_argument("--json", action="store_true", help="print result.json")
     options = vars(parser.parse_args(arguments))
     names, everything, as_json, workers, seeds = (
@@ -46,11 +55,11 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if everything and names:
             raise InputError(
-                f"--all computes every figure; got names as well: {' '.join(names)}.",
-                "Leave out --all or the names.",
+                f"Pass either --all or names of figures; got both: {' '.join(names)}.",
+                "Omit --all or the names.",
             )
         names = [*FIGURES] if everything else names
-        # A machine that draws what another computed need not have its device.
+        # A machine that only draws need not have the device.
         check(names, options["device"] if options["compute"] else "cpu", workers)
     except InputError as problem:
         sys.stderr.write(f"python -m papers: {problem}\n")
@@ -58,25 +67,33 @@ def main(arguments: list[str] | None = None) -> int:
     if not names:
         sys.stdout.write("".join(f"{name:26}{figure.title}\n" for name, figure in FIGURES.items()))
     options["visible"] = sys.stderr.isatty() and not as_json and workers == 1
-    asked = [(name, {**options, "seed": seed}) for name in names for seed in seeds]
-    made = performed(asked, workers)
+    requests = [(name, {**options, "seed": seed}) for name in names for seed in seeds]
+    results = performed(requests, workers)
     try:
-        return show(made, as_json)
+        return show(results, as_json)
     except KeyboardInterrupt:
         with suppress(KeyboardInterrupt):
-            made.throw(KeyboardInterrupt)  # pressed between two figures: workers are still at it
-        sys.stderr.write("python -m papers: interrupted; the same command goes on from here.\n")
+            results.throw(KeyboardInterrupt)  # stops workers that are still running
+        sys.stderr.write("python -m papers: interrupted; the same command continues.\n")
         return INTERRUPTED
 
 
-def show(made: Made, as_json: bool) -> int:
-    """Print figures as they end, up to the first that was refused."""
-    for name, done in made:
+def show(results: Made, as_json: bool) -> int:
+    """Print figures when they are complete, up to the first error.
+
+    Args:
+        results: Names of figures with their results.
+        as_json: Whether to print JSON.
+
+    Returns:
+        The exit code.
+    """
+    for name, done in results:
         if isinstance(done, ResiduumError):
             sys.stderr.write(f"{name}: {done}\n")
             return done.exit_code
         text = json.dumps(done, indent=2) if as_json else Path(done["folder"], TABLE).read_text()
-        size = f"{done['cache_bytes'] / 1e6:.1f} MB kept for the next run"
+        size = f"{done['cache_bytes'] / 1e6:.1f} MB stored for the next run"
         last = f"{done['seconds']:.0f} s; {done['picture'] or done['folder']}; {size}\n"
         sys.stdout.write(text + "\n" + ("" if as_json else last))
         sys.stdout.flush()
@@ -84,11 +101,20 @@ def show(made: Made, as_json: bool) -> int:
 
 
 def check(names: list[str], device: str, workers: int) -> None:
-    """Refuse what cannot be run before anything is: the first of many figures may take hours."""
+    """Check all figures before the first one runs, because it may take hours.
+
+    Args:
+        names: Names of figures.
+        device: Device of the computation.
+        workers: Number of figures computed in parallel.
+
+    Raises:
+        InputError: If a figure cannot be computed.
+    """
     for name in names:
         require_known(name, FIGURES, "No figure")
     if workers < 1:
-        raise InputError(f"There must be at least one worker; got {workers}.", "Use --workers 1.")
+        raise InputError(f"There must be at least one worker; got {workers}.", "Pass --workers 1.")
     require_device(device)
 
 

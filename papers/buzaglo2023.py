@@ -26,7 +26,7 @@ DECAY = DECAY.changed(lam_init=(0.0, 1.0), lam_distribution="normal")
 RUNS = {"multiclass": ImageRun("multiclass", "cifar10", 500, task="multiclass", attack=MULTICLASS)}
 RUNS["weight decay"] = ImageRun("weight decay", "cifar10", 500, task="regression", attack=DECAY)
 RUNS["weight decay"] = replace(RUNS["weight decay"], training=TRAINING)
-# Settings and facts by which the two attacks on a victim differ.
+# Settings and known facts in which the two attacks on a victim differ.
 ARMS: dict[str, dict[str, tuple[dict[str, Any], tuple[str, ...]]]] = {
     "multiclass": {
         "best rival (published)": ({"rivals": "best"}, ()),
@@ -46,23 +46,31 @@ NOTES = {
 
 
 def compared(context: Context, name: str) -> Outcome:
-    """The same victim and start, one attack as published and one that knows better."""
+    """Compare the published attack with an improved one, on the same victim and from the same start.
+
+    Args:
+        context: Where and how to run.
+        name: A key of ``RUNS``.
+
+    Returns:
+        The rows and images of the figure.
+    """
     run = RUNS[name]
     ours, *_ = run.attacks(context, "residuum")
-    facts = {**TRAINING, "sample_count": context.scale.n(run.n)}
+    training_facts = {**TRAINING, "sample_count": context.scale.n(run.n)}
     arms = {
-        arm: ([ours.changed(**changes)], {fact: facts[fact] for fact in granted})
-        for arm, (changes, granted) in ARMS[name].items()
+        arm: ([ours.changed(**changes)], {fact: training_facts[fact] for fact in fact_names})
+        for arm, (changes, fact_names) in ARMS[name].items()
     }
     done = run.perform(context, arms=arms)
     out = Outcome(details={"runs": {name: done.details()}}, notes=[NOTES[name]])
-    for arm, found in done.arms.items():
-        out.recovered(arm, found.scores, note="the paper shows images and gives no count")
-        ssim = found.scores.metrics["ssim3"]
-        above, held = ssim.above_published_threshold, ssim.above_published_threshold_holdout
-        out.row(f"{arm}: ssim3 above 0.4", above, None, held)
+    for arm, result in done.arms.items():
+        out.recovered(arm, result.scores, note="the paper shows images and gives no count")
+        ssim = result.scores.metrics["ssim3"]
+        above, chance = ssim.above_published_threshold, ssim.above_published_threshold_holdout
+        out.row(f"{arm}: ssim3 above 0.4", above, None, chance)
         out.row(f"{arm}: top-10 mean ssim3", ssim.top10_mean)
-        out.row(f"{arm}: relative residual of the first layer", found.residual)
+        out.row(f"{arm}: relative residual of the first layer", result.residual)
         out.keep(f"{name}/{arm}", done.best(arm, 30))
     if run.training:
         lr = run.training_at(context.scale)["lr"]
@@ -76,20 +84,28 @@ FURTHER = 4000
 
 
 def gradients(checkpoint: Network, data: Dataset, lr: float, device: str) -> tuple[float, float]:
-    """|grad L + w theta| / |w theta|, where training ended, and of the mean over further plain steps.
+    """Return |grad L + w theta| / |w theta| at the end of training, and for the mean of further steps.
 
-    Where training presses pre-activations onto their kinks it ends in no zero of the gradient, however
-    long it is: steps go to and fro across the kinks. Their mean is the gradient whose gates at kinks
-    lie between closed and open, which is 0 at a stationary point in the sense of Clarke; the tie of
-    the multipliers to the outputs holds there with those gates.
+    If training moves pre-activations onto their kinks, the gradient does not converge to zero, because steps
+    cross the kinks in both directions. Their mean is the gradient with gates between closed and open. It is 0
+    at a stationary point in the sense of Clarke, where multipliers and outputs are tied with these gates.
+
+    Args:
+        checkpoint: The trained network.
+        data: Training samples.
+        lr: Learning rate of the further steps.
+        device: Device of the computation.
+
+    Returns:
+        Both values.
     """
     model = checkpoint.copy_module(torch.float64).to(device)
     x, y = data.x.double().to(device), data.y.double().to(device)
     theta: dict[str, Tensor] = dict(model.named_parameters())
 
     def pulls() -> dict[str, Tensor]:
-        found = torch.autograd.grad(squared(model(x), y), [*theta.values()])
-        return {k: g + WEIGHT_DECAY * theta[k].detach() for k, g in zip(theta, found, strict=True)}
+        grads = torch.autograd.grad(squared(model(x), y), [*theta.values()])
+        return {k: g + WEIGHT_DECAY * theta[k].detach() for k, g in zip(theta, grads, strict=True)}
 
     def relative(pull: dict[str, Tensor]) -> float:
         return norm(pull) / (WEIGHT_DECAY * norm(theta))

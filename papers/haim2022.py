@@ -44,8 +44,8 @@ SCALE_FREE = (
     "homogeneous network so that its margin stays between 10 and 20"
 )
 DESCENT = {"method": "gd", "steps": 10_000}
-# The rows of Table 1, in its order, which Fig. 4 plots, and of Table 2 (appendix C.3), which Fig. 16
-# plots: what differs from CIFAR, n = 500; published train loss, test accuracy, test loss.
+# The rows of Table 1 (plotted in Fig. 4) and of Table 2 (appendix C.3, plotted in Fig. 16): the differences
+# from CIFAR with n = 500, then the published train loss, test accuracy and test loss.
 TABLE1: dict[str, tuple[dict[str, Any], tuple[float, float, float]]] = {
     "n=50": ({"n": 50}, (1.5e-6, 0.72, 2.14)),
     "n=100": ({"n": 100}, (2.0e-6, 0.74, 2.41)),
@@ -78,20 +78,31 @@ def _run(name: str, n: int = 500, data: str = "cifar10", **changes: Any) -> Imag
 
 RUNS = {name: _run(name, **changes) for name, (changes, _) in {**TABLE1, **TABLE2}.items()}
 RUNS |= {"CIFAR": _run("CIFAR"), "MNIST": _run("MNIST", data="mnist")}
-# Published figures of the n = 500 networks, two released runs pooled.
+# Published figures of the networks with n = 500, for two released runs together.
 Names = tuple[str, ...]
-OWN, BOTH = ("residuum",), ("residuum", "published")
+OURS_ONLY, OURS_AND_PUBLISHED = ("residuum",), ("residuum", "published")
 _CIFAR = {"ssim3 above 0.4": 17, "best ssim3": 0.636, "top-10 mean ssim3": 0.536}
 _MNIST = {"best NCC": 0.943, "median NCC of the top 30": 0.815}
-PUBLISHED = {("CIFAR", attack): _CIFAR for attack in BOTH}
-PUBLISHED |= {("MNIST", attack): _MNIST for attack in BOTH}
+PUBLISHED = {("CIFAR", attack): _CIFAR for attack in OURS_AND_PUBLISHED}
+PUBLISHED |= {("MNIST", attack): _MNIST for attack in OURS_AND_PUBLISHED}
 PUBLISHED["CIFAR", "weights"] = {"ssim3 above 0.4": 4, "best ssim3": 0.611}
 TEST_ACCURACY = {"CIFAR": 0.776, "MNIST": 0.880}
 
 
-def images(context: Context, runs: Names, attacks: Names = OWN, show: str = "grid") -> Outcome:
-    """Every run attacked and counted. show: the best images (grid), those of every attack (methods), or
-    score against output (scatter).
+def images(
+    context: Context, runs: Names, attacks: Names = OURS_ONLY, show: str = "grid"
+) -> Outcome:
+    """Attack runs and count recovered samples.
+
+    Args:
+        context: Where and how to run.
+        runs: Keys of ``RUNS``.
+        attacks: Names of attacks.
+        show: What to draw: the best images ("grid"), the images of every attack ("methods"), or the score
+            against the output ("scatter").
+
+    Returns:
+        The rows and images of the figure.
     """
     out = Outcome(details={"runs": {}}, notes=[TRAINED])
     if context.scale.name != "paper":
@@ -115,7 +126,12 @@ def images(context: Context, runs: Names, attacks: Names = OWN, show: str = "gri
 
 
 def count(out: Outcome, done: Performed) -> None:
-    """Counts of every attack on one run, beside published ones and chance."""
+    """Add the counts of every attack on a run, with published counts and the chance level.
+
+    Args:
+        out: The rows of the figure.
+        done: The run.
+    """
     run = done.run.name
     for attack, arm in done.arms.items():
         head = run if len(done.arms) == 1 else f"{run}, {attack}"
@@ -139,21 +155,35 @@ def count(out: Outcome, done: Performed) -> None:
 
 
 def by_margin(out: Outcome, done: Performed, points: dict[str, Any]) -> None:
-    """Who is recovered: samples on the margin, not those far from it."""
+    """Add the scores of the samples nearest to the margin and farthest from it.
+
+    Args:
+        out: The rows of the figure.
+        done: The run.
+        points: Margins and scores of the samples.
+    """
     order = points["margin"].argsort()
     quarter = max(1, len(order) // 4)
     ends = {"nearest the margin": order[:quarter], "farthest from it": order[-quarter:]}
-    for where, some in ends.items():
+    for where, samples in ends.items():
         what = f"{done.run.name}: median {done.run.metric}, quarter {where}"
-        out.row(what, float(np.nanmedian(points["score"][some])))
+        out.row(what, float(np.nanmedian(points["score"][samples])))
 
 
 def training_table(context: Context, table: dict[str, Any]) -> Outcome:
-    """Loss and accuracy of every victim, as in Tables 1 and 2."""
+    """Measure loss and accuracy of every victim, as in Tables 1 and 2.
+
+    Args:
+        context: Where and how to run.
+        table: Published values by run.
+
+    Returns:
+        The rows of the table.
+    """
     out = Outcome(details={"victims": {}}, notes=[TRAINED, SCALE_FREE])
     for name, (_, (train_loss, test_accuracy, test_loss)) in table.items():
         split, net = RUNS[name].trained(context)
-        train, test = (figures_of(net.checkpoint, part) for part in (split.train, split.holdout))
+        train, test = (figures_of(net.checkpoint, data) for data in (split.train, split.holdout))
         out.details["victims"][name] = net.summary
         all_right = None if name == "1e4 epochs MNIST" else 1.0
         out.row(f"{name}: train accuracy", train["accuracy"], all_right)
@@ -163,15 +193,14 @@ def training_table(context: Context, table: dict[str, Any]) -> Outcome:
     return out
 
 
-# Fig. 2: twenty points on a circle. Candidates are filtered by their multiplier, then near-duplicates
-# are dropped. The published filter lambda < 5 holds for one network's scale (lambda is multiplied by
-# c^(2-L) when theta is by c); here a candidate is dropped below a share of the heaviest one, the
-# multipliers of its near-duplicates counted in: merged they are one candidate (Refael et al. 2025,
-# Lemma 2), and ten that share a point would each be too light. Duplicates lie within 0.03, as
-# published; a point counts as recovered when a candidate of its own lies within 0.05, this project's
-# choice.
+# Fig. 2: twenty points on a circle. Candidates are filtered by their multiplier, and then near-duplicates
+# are dropped. The published filter lambda < 5 depends on the scale of the network, because lambda is
+# multiplied by c^(2-L) if theta is multiplied by c. So we drop a candidate if its multiplier is below a share
+# of the largest one. The multipliers of near-duplicates are added first, because merged they are a single
+# candidate (Refael et al. 2025, Lemma 2). Duplicates are closer than 0.03, as published. A point counts as
+# recovered if its candidate in a one-to-one matching is closer than 0.05, which is our choice.
 WITHIN = 0.05
-LEAST = 0.2  # of the heaviest multiplier, near-duplicates counted in
+MIN_SHARE = 0.2  # of the largest multiplier
 POINTS, CANDIDATES = 20, 100
 # By scale: hidden widths, training steps, attack steps, restarts.
 CIRCLE = {
@@ -180,14 +209,14 @@ CIRCLE = {
     "paper": ((1000, 1000), 20_000, 5000, 4),
 }
 FILTER_NOTE = (
-    f"the published filter lambda < 5 belongs to one network's scale; here {LEAST:g} of the heaviest "
-    "multiplier, those of near-duplicates summed"
+    f"the published filter lambda < 5 depends on the scale of the network; here the threshold is "
+    f"{MIN_SHARE:g} of the largest multiplier, where multipliers of near-duplicates are added"
 )
 START_NOTE = "first-layer init 0.1 instead of 1e-4, training to the margin instead of 1e6 epochs"
 
 
 def circle(context: Context) -> Outcome:
-    """Train on the circle, attack, filter, count; model inversion and a rotated circle beside."""
+    """Train on the circle, attack, filter and count, and compare with model inversion and chance."""
     hidden, training_steps, steps, restarts = CIRCLE[context.scale.name]
     data = rs.load_dataset("circle", POINTS, seed=context.seed).train
     options: dict[str, Any] = {"steps": training_steps, "init_scale": 0.1, "dtype": "float64"}
@@ -196,46 +225,63 @@ def circle(context: Context) -> Outcome:
     base: Settings = {"candidates": CANDIDATES, "seed": context.seed}
     dtype = "float32" if context.device.startswith("cuda") else "auto"
     config = make_attack(restarts=restarts, steps=steps, dtype=dtype, **rates, **base)
-    found = context.attack(net.checkpoint, rs.Knowledge(), config)
+    reconstruction = context.attack(net.checkpoint, rs.Knowledge(), config)
     inversion = make_attack("model-inversion", **base)
     inverted = context.attack(net.checkpoint, rs.Knowledge(), inversion).x.double()
-    x, weight = found.x.double(), found.weight.double()
+    x, weight = reconstruction.x.double(), reconstruction.weight.double()
     heavy = heavy_enough(x, weight)
     groups = group_candidates(x[heavy], weight[heavy], 0.0, DUPLICATE)
-    kept = x[heavy][[int(one[weight[heavy][one].argmax()]) for one in groups]]
-    parts = {"train": data.x, "labels": data.y, "all": x, "weight": weight, "heavy": x[heavy]}
-    parts |= {"kept": kept, "inverted": inverted}
-    details = {"victim": net.summary, "attack": found.settings, "within": WITHIN}
-    out = Outcome(details={**details, "least_share": LEAST}, notes=[FILTER_NOTE, START_NOTE])
-    out.arrays = {name: part.numpy() for name, part in parts.items()}
+    heaviest = [int(group[weight[heavy][group].argmax()]) for group in groups]
+    selected = x[heavy][heaviest]
+    arrays = {"train": data.x, "labels": data.y, "all": x, "weight": weight, "heavy": x[heavy]}
+    arrays |= {"kept": selected, "inverted": inverted}
+    details = {"victim": net.summary, "attack": reconstruction.settings, "within": WITHIN}
+    out = Outcome(details={**details, "least_share": MIN_SHARE}, notes=[FILTER_NOTE, START_NOTE])
+    out.arrays = {name: array.numpy() for name, array in arrays.items()}
     half = torch.tensor(math.pi / POINTS).double()  # chance: the circle turned by half a spacing
     turn = torch.stack([half.cos(), -half.sin(), half.sin(), half.cos()]).reshape(2, 2)
     for what, points, published, note in (
-        ("recovered", kept, 20, f"of {POINTS}, one-to-one within {WITHIN:g}"),
+        ("recovered", selected, 20, f"of {POINTS}, one-to-one within {WITHIN:g}"),
         ("model inversion", inverted, 7, ""),
     ):
         chance = matched(points, data.x @ turn.T)
         out.row(what, matched(points, data.x), published, chance, note=note)
-    out.row("candidates after both filters", len(kept))
-    farthest = float(l2(kept, data.x).amin(0).max())
+    out.row("candidates after both filters", len(selected))
+    farthest = float(l2(selected, data.x).amin(0).max())
     out.row("largest distance of a true point to a candidate", farthest)
-    out.row("first-layer residual", common.first_residual(found))
+    out.row("first-layer residual", common.first_residual(reconstruction))
     return out
 
 
 def heavy_enough(x: Tensor, weight: Tensor) -> Tensor:
-    """Candidates whose multipliers, those of near-duplicates included, are no small share of the most."""
+    """Return which candidates have a large multiplier, after adding those of near-duplicates.
+
+    Args:
+        x: Candidates.
+        weight: Their multipliers.
+
+    Returns:
+        A mask of the candidates.
+    """
     mass = (l2(x, x) <= DUPLICATE).to(weight) @ weight
-    return mass >= LEAST * mass.max()
+    return mass >= MIN_SHARE * mass.max()
 
 
 def matched(points: Tensor, truth: Tensor) -> int:
-    """Largest one-to-one matching of true points to candidates closer than ``WITHIN``."""
-    near = (l2(points, truth) < WITHIN).numpy().astype(float)
-    return int(np.sum(near[linear_sum_assignment(-near)]))
+    """Return the size of the largest one-to-one matching of true points to candidates within ``WITHIN``.
+
+    Args:
+        points: Candidates.
+        truth: True points.
+
+    Returns:
+        The number of matched points.
+    """
+    is_close = (l2(points, truth) < WITHIN).numpy().astype(float)
+    return int(np.sum(is_close[linear_sum_assignment(-is_close)]))
 
 
-def _images(title: str, show: str, *runs: str, attacks: Names = OWN) -> Figure:
+def _images(title: str, show: str, *runs: str, attacks: Names = OURS_ONLY) -> Figure:
     draw = {"grid": drawing.grids, "methods": drawing.methods, "scatter": drawing.outputs}[show]
     return Figure(title, partial(images, runs=runs, attacks=attacks, show=show), draw)
 
@@ -252,7 +298,9 @@ FIGURES: dict[str, Figure] = {
     "fig1": _images(f"{_BEST}, CIFAR n=50", "grid", "n=50"),
     "fig2": Figure("20 points on a circle, with both filters", circle, drawing.circle),
     "fig3": _images(f"{_BEST}, CIFAR and MNIST n=500", "grid", "CIFAR", "MNIST"),
-    "released": _images("the released settings, CIFAR n=500", "grid", "CIFAR", attacks=BOTH),
+    "released": _images(
+        "the released settings, CIFAR n=500", "grid", "CIFAR", attacks=OURS_AND_PUBLISHED
+    ),
     "fig4": _images(f"{_OUTPUT} for four n and four architectures", "scatter", *TABLE1),
     "fig5": _images(_INVERTED, "methods", "CIFAR", attacks=("residuum", *_BASELINES)),
     "fig16": _images(f"{_OUTPUT}: standard init, mini-batches, few epochs", "scatter", *TABLE2),

@@ -18,23 +18,24 @@ NOTE += f"theta and {rs.PRESETS['loo2024'].settings['steps']}"
 
 
 def training(scale: Scale) -> dict[str, Any]:
-    """Squared loss to 1e-9 from variance 1/fan_in; digits have a hundredth of the inputs: larger steps."""
+    """Return the settings of a training to a squared loss of 1e-9, from weights of variance 1/fan_in."""
+    # Digits have a hundredth of the inputs, so they allow larger steps.
     lr = 5e-4 if scale.name == "paper" else 1e-3
     descent = {"method": "gd", "loss": "squared", "lr": lr, "momentum": 0.9, "steps": 40_000}
     return {**descent, "init": "lecun", "stop_loss": 1e-9}
 
 
 def ntk(context: Context) -> Outcome:
-    """Weights and initial weights known: L2 of one-to-one matches."""
+    """Attack networks with known initial weights, and measure L2 distances of one-to-one matches."""
     out = Outcome(details={"runs": {}}, notes=[NOTE])
     for name, data in (("MNIST", "mnist"), ("CIFAR", "cifar10")):
         run = replace(VICTIM, name=name, data=data, training=training(context.scale))
         done = run.perform(context)
         scores = done.arms["residuum"].scores
         l2, (below, median) = scores.metrics["l2"], PUBLISHED[name]
-        near, held = l2.above_published_threshold, l2.above_published_threshold_holdout
+        count, chance = l2.above_published_threshold, l2.above_published_threshold_holdout
         note = f"of {scores.n}; meant for 28x28 pixels"
-        out.row(f"{name}: L2 below 2.5, one-to-one", near, below, held, note=note)
+        out.row(f"{name}: L2 below 2.5, one-to-one", count, below, chance, note=note)
         out.row(f"{name}: median L2", l2.median, median)
         out.recovered(name, scores)
         out.keep(name, done.best())

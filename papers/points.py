@@ -1,13 +1,13 @@
-"""Exact KKT points, built in closed form: no training, no tolerance to argue about.
+"""Exact KKT points in closed form, which need no training and no tolerance.
 
-ReLU networks: groups of samples; the neurons of group g are active on that group alone, and all
-labels of a group agree. With z = (x, 1), or x without a bias, Gram matrix K of a group's z,
-q = 1' K^-1 1, depth L:
+ReLU networks: Samples form groups. The neurons of group g are active only on that group, and all samples of
+a group have the same label. With z = (x, 1), or x without a bias, the Gram matrix K of the z of a group,
+q = 1' K^-1 1, and depth L:
 
     u = q^(1/2L),   lam = u^(2-2L) K^-1 1,   (w, b) = u^(L-1) sum_i lam_i z_i,
     inner weights u,   output weight y u          -> every sample on margin 1
 
-Two-layer groups may spread over several neurons: (c_j w, c_j b), output c_j y u, sum c_j^2 = 1.
+In two-layer networks, a group can have several neurons: (c_j w, c_j b), output c_j y u, sum c_j^2 = 1.
 
 Polynomial networks sum_j a_j c t^alpha on orthonormal samples, b_i = lam_i y_i:
 
@@ -37,7 +37,15 @@ from residuum.theory.kkt_sets import KKTSet
 
 @dataclass(frozen=True)
 class ExactPoint:
-    """A network and samples that satisfy the KKT conditions exactly; lam: one per row."""
+    """A network and samples that satisfy the KKT conditions exactly.
+
+    Attributes:
+        model: The network.
+        x: Samples, (n, d).
+        y: Labels -1/+1, (n,).
+        lam: Multipliers, (n,).
+        group: Group of every sample, (n,).
+    """
 
     model: Any
     x: Tensor
@@ -59,7 +67,19 @@ class ExactPoint:
 def grouped_samples(
     groups: int, size: int, dim: int, seed: int, radius: float = 2.5, noise: float = 0.3
 ) -> tuple[Tensor, Tensor]:
-    """Samples around the corners of a simplex, in a random rotation. Returns x (n, d), group (n,)."""
+    """Return samples around the corners of a simplex, in a random rotation.
+
+    Args:
+        groups: Number of corners.
+        size: Number of samples per corner.
+        dim: Dimension of the samples.
+        seed: Seed of the rotation.
+        radius: Size of the simplex.
+        noise: Distance of the samples from the corners.
+
+    Returns:
+        Samples (n, d) and their groups (n,).
+    """
     centers = torch.eye(groups, dtype=torch.float64) - 1 / groups
     centers = centers / centers.norm(dim=1, keepdim=True) * radius * math.sqrt(max(1, groups - 1))
     x = torch.zeros(groups * size, dim, dtype=torch.float64)
@@ -71,7 +91,15 @@ def grouped_samples(
 
 
 def triangle(radius: float = 2.5, spread: float = 0.5) -> ExactPoint:
-    """Three groups of two samples in the plane, at the corners of a triangle; labels +, -, +."""
+    """Return a point with three groups of two samples at the corners of a triangle, with labels +, -, +.
+
+    Args:
+        radius: Distance of the corners from zero.
+        spread: Distance of the samples from the corners.
+
+    Returns:
+        The point.
+    """
     angles = torch.tensor([90.0, 210.0, 330.0], dtype=torch.float64).deg2rad()
     out = torch.stack([angles.cos(), angles.sin()], 1)
     side = torch.stack([-angles.sin(), angles.cos()], 1)
@@ -82,12 +110,24 @@ def triangle(radius: float = 2.5, spread: float = 0.5) -> ExactPoint:
 def relu_point(
     depth: int = 2, groups: int = 2, size: int = 3, dim: int = 12, width: int = 1, seed: int = 0
 ) -> ExactPoint:
-    """Binary exact point of a ``depth``-layer network with a first-layer bias."""
+    """Return an exact point of a binary network with a bias in the first layer.
+
+    Args:
+        depth: Number of layers.
+        groups: Number of groups.
+        size: Number of samples per group.
+        dim: Dimension of the samples.
+        width: Number of neurons per group.
+        seed: Seed of samples and weights.
+
+    Returns:
+        The point.
+    """
     return relu_point_on(*grouped_samples(groups, size, dim, seed), depth, width, seed)
 
 
 def steep_point(shrink: float = 1.0) -> ExactPoint:
-    """Two groups of three without a bias: samples c times as long need weights 1/sqrt(c) times as large."""
+    """Return a point of two groups without a bias, with samples scaled by c and weights by 1/sqrt(c)."""
     x, group = grouped_samples(2, 3, 12, 0)
     return relu_point_on(shrink * x, group, bias=False)
 
@@ -95,7 +135,19 @@ def steep_point(shrink: float = 1.0) -> ExactPoint:
 def relu_point_on(
     x: Tensor, group: Tensor, depth: int = 2, width: int = 1, seed: int = 0, bias: bool = True
 ) -> ExactPoint:
-    """The point on samples whose groups do not activate each other's neurons; labels alternate."""
+    """Return the exact point of samples whose groups do not activate the neurons of other groups.
+
+    Args:
+        x: Samples, (n, d).
+        group: Group of every sample, (n,). The labels of the groups alternate.
+        depth: Number of layers.
+        width: Number of neurons per group.
+        seed: Seed of the weights.
+        bias: Whether the first layer has a bias.
+
+    Returns:
+        The point.
+    """
     y = torch.where(group % 2 == 0, 1.0, -1.0).double()
     z = torch.cat([x, torch.ones(len(x), 1, dtype=x.dtype)], 1) if bias else x
     generator = torch.Generator().manual_seed(seed)
@@ -125,7 +177,19 @@ def relu_point_on(
 def polynomial_point(
     n: int, d: int, alpha: int, labels: str = "mixed", seed: int = 0, leading: float = 1.0
 ) -> ExactPoint:
-    """Exact point of sum_j a_j c t^alpha on n of d orthonormal directions; labels mixed or one."""
+    """Return an exact point of sum_j a_j c t^alpha on orthonormal samples.
+
+    Args:
+        n: Number of samples.
+        d: Dimension of the samples.
+        alpha: The exponent.
+        labels: "mixed", or "one" for equal labels.
+        seed: Seed of the samples.
+        leading: The coefficient c.
+
+    Returns:
+        The point.
+    """
     x = _rotation(d, seed)[:n]
     y = torch.ones(n, dtype=torch.float64)
     if labels == "mixed":
@@ -148,8 +212,9 @@ def _linear(x: Tensor, y: Tensor, alpha: int) -> tuple[Tensor, Tensor, Tensor]:
 def _quadratic(x: Tensor, y: Tensor, alpha: int) -> tuple[Tensor, Tensor, Tensor]:
     copies = 1 + torch.arange(len(x)) % 2
     lam = (copies / 4).double() ** (1 / 3)
-    of = torch.arange(len(x)).repeat_interleave(copies)
-    return x[of] / (math.sqrt(2) * lam[of])[:, None], y[of] / (2 * lam[of]), lam
+    sample = torch.arange(len(x)).repeat_interleave(copies)
+    weight = x[sample] / (math.sqrt(2) * lam[sample])[:, None]
+    return weight, y[sample] / (2 * lam[sample]), lam
 
 
 def _higher(x: Tensor, y: Tensor, alpha: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -165,7 +230,7 @@ def _higher(x: Tensor, y: Tensor, alpha: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _neuron_signs(alpha: int, y: Tensor, copies: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows e (m, n) of signed subsets, singletons ``copies`` times, and their mu (m,)."""
+    """Return rows e (m, n) of signed subsets, with singletons ``copies`` times, and their mu (m,)."""
     n, rows, mu = len(y), [], []
     for size in (1, 2) if alpha % 2 else (1, 2, 3):
         for subset in map(list, itertools.combinations(range(n), size)):
@@ -183,7 +248,16 @@ def _neuron_signs(alpha: int, y: Tensor, copies: Tensor) -> tuple[Tensor, Tensor
 
 
 def noisy(model: Any, size: float, seed: int) -> Any:
-    """A copy with noise of this share of every parameter's own size."""
+    """Return a copy of a network with noise in proportion to the size of every parameter.
+
+    Args:
+        model: The network.
+        size: Size of the noise over that of the parameter.
+        seed: Seed of the noise.
+
+    Returns:
+        The copy.
+    """
     model, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     for p in model.parameters():
         noise = torch.randn(p.shape, generator=generator, dtype=p.dtype)
@@ -192,7 +266,15 @@ def noisy(model: Any, size: float, seed: int) -> Any:
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    """Normal numbers in float64, the same for the same seed."""
+    """Return standard normal numbers in float64.
+
+    Args:
+        *shape: Shape of the tensor.
+        seed: Seed of the numbers.
+
+    Returns:
+        The numbers.
+    """
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 

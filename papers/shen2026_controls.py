@@ -1,7 +1,7 @@
 """Control arms of Shen et al. 2026: the candidate set grows as in sample splitting, but without curvature.
 
 The paper claims that the direction of negative curvature is what helps. Both arms here add as many candidates
-in the same rounds of the same attack, and never look at the splitting matrix:
+in the same rounds of the same attack, but do not use the splitting matrix:
 
 random        new candidates at random places, if a multiplier there lowers the loss
 frank-wolfe   new candidates at local maxima of |<r, f(x)>|, found by an inner ascent from random places on
@@ -27,10 +27,10 @@ from residuum.attacks.stationarity.slots import Newcomer
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Reconstruction
 
-TRIED = 4  # places tried for every new candidate that is wanted
+TRIED = 4  # places that are tried for every new candidate
 ASCENT_STEPS = 60
 FIRST, LAST = 0.3, 0.01  # lengths of the first and last step of the ascent over the radius
-SAME = 0.95  # cosine above which two maxima are one
+SAME = 0.95  # cosine above which two maxima count as one
 
 
 class RandomPlaces(GrowthStrategy):
@@ -90,9 +90,17 @@ def attack(
     strategy: GrowthStrategy,
     **options: Any,
 ) -> Reconstruction:
-    """Attack as ``rs.attack`` does, with candidates that grow by this strategy.
+    """Attack as ``rs.attack`` does, with candidates that grow by a strategy.
 
-    The settings of the result name the strategy under ``split``.
+    Args:
+        target: The network.
+        knowledge: What the attacker knows.
+        config: Settings of the attack.
+        strategy: The strategy.
+        **options: Further arguments of ``Attack.run``.
+
+    Returns:
+        The reconstruction. Its settings name the strategy under ``split``.
     """
     method = config.resolve_settings(target, knowledge)
     assert isinstance(method, Stationarity)
@@ -104,9 +112,15 @@ class Gain(Curvature):
     """What a new candidate would change the loss by, in first order of its multiplier."""
 
     def slope(self, x: Tensor, lam: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return gradients in x and values (R, k) of -2 <w r, f(x)> for new candidates, r held fixed.
+        """Return gradients in x and values of -2 <w r, f(x)> for new candidates, with r fixed.
 
-        A value is the derivative of the loss along the candidate's multipliers ``lam``; ``labels`` is (R, k).
+        Args:
+            x: New candidates, (R, k, *shape).
+            lam: Their multipliers.
+            labels: Their labels, (R, k).
+
+        Returns:
+            The gradients, and the values (R, k). A value is the derivative of the loss along ``lam``.
         """
         if (equation := self.problem.explicit) is None:
             pairs = [
@@ -137,10 +151,8 @@ class Gain(Curvature):
 
 
 def random_places(now: Round) -> tuple[Tensor, Tensor, list[int]]:
-    """Return random places (R, k, *shape), their labels (R, k), and how many of them each run may use.
-
-    The places of a run do not depend on the quotas of the other runs.
-    """
+    """Return random places (R, k, *shape), their labels (R, k), and how many of them each run may use."""
+    # The places of a run do not depend on the quotas of the other runs.
     counts, all_labels, solver = (
         [TRIED * quota for quota in now.quota],
         now.problem.labels,
@@ -162,7 +174,16 @@ def random_places(now: Round) -> tuple[Tensor, Tensor, list[int]]:
 
 
 def distinct_places(x: Tensor, value: Tensor, labels: Tensor) -> list[int]:
-    """Return places by their value, least first, without those near a better one of the same label."""
+    """Sort places by value, smallest first, and drop places close to a better one with the same label.
+
+    Args:
+        x: Places, (k, *shape).
+        value: Their values, (k,).
+        labels: Their labels, (k,).
+
+    Returns:
+        Indices of the places.
+    """
     unit = x.flatten(1) / x.flatten(1).norm(dim=1, keepdim=True).clamp(min=1e-12)
     same = (((unit @ unit.T) > SAME) & (labels[:, None] == labels[None])).tolist()
     chosen: list[int] = []
@@ -173,9 +194,18 @@ def distinct_places(x: Tensor, value: Tensor, labels: Tensor) -> list[int]:
 
 
 def with_multipliers(now: Round, x: Tensor, labels: Tensor, orders: list[list[int]]) -> Proposal:
-    """Propose the first places of each run's order at which the loss falls, as many as its quota.
+    """Propose the first places in the order of each run at which the loss decreases, up to its quota.
 
-    L is quadratic along a change of multipliers, so two values and a slope give its minimum.
+    The loss is quadratic along a change of multipliers, so two values and a slope give its minimum.
+
+    Args:
+        now: The state of the attack.
+        x: Places, (R, k, *shape).
+        labels: Their labels, (R, k).
+        orders: Order of the places of each run.
+
+    Returns:
+        The proposal.
     """
     m, tried = now.x.shape[1], x.shape[1]
     known_labels = now.problem.labels.expand(now.runs, -1)

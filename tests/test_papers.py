@@ -745,7 +745,7 @@ def test_the_command_prints_published_against_measured(tmp_path, capsys):
     assert main([*arguments, "--no-draw"]) == 0
     text = capsys.readouterr().out
     assert "| what | published |" in text
-    assert "MB kept for the next run" in text
+    assert "MB stored for the next run" in text
     assert not (tmp_path / "refael2025-fig1-tiny" / "figure.png").exists()
     assert main([*arguments, "--draw-only", "--json"]) == 0
     done = json.loads(capsys.readouterr().out)
@@ -841,7 +841,7 @@ def test_ctrl_c_ends_in_one_line_and_keeps_what_there_is(tmp_path, workers, all_
     finally:
         process.kill()
     assert process.returncode == 130, err
-    assert err == "python -m papers: interrupted; the same command goes on from here.\n"
+    assert err == "python -m papers: interrupted; the same command continues.\n"
     assert not out
     assert begun() == {f"{name.replace(':', '-')}-small" for name in figures[:workers]}
     assert len([*tmp_path.rglob("*.safetensors")]) >= workers

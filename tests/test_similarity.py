@@ -92,7 +92,7 @@ def test_ncc_ignores_brightness_and_contrast_of_each_channel(seed, gain, shift):
 
 
 def test_samples_of_two_shapes_are_refused():
-    with pytest.raises(InputError, match="one shape"):
+    with pytest.raises(InputError, match="the same shape"):
         similarity.ncc(torch.zeros(2, 4), torch.zeros(2, 5))
     with pytest.raises(InputError, match="leading axis"):
         similarity.l2(torch.zeros(4), torch.zeros(4))
