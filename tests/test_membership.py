@@ -186,10 +186,10 @@ def test_the_limits_are_those_that_were_fixed_in_advance() -> None:
 def test_the_figures_in_a_sentence() -> None:
     line = LossSeparation(0.9, 0.84, 0.96, 0.256, 0.0).line
     assert line == (
-        "By their losses, training samples are distinguished from held-out samples with an AUC of 0.90 (95% "
-        "limits 0.84 and 0.96, 0.5 by chance), and 25.6% of them are identified (1% expected by chance)."
+        "By their losses, members are separated from non-members with an AUC of 0.90 (95% limits "
+        "0.84 and 0.96, chance: 0.5), and 25.6% of them are found (chance: 1%)."
     )
-    assert LossSeparation(0.9, 0.84, 0.96, None, 0.0).line.endswith("0.5 by chance).")
+    assert LossSeparation(0.9, 0.84, 0.96, None, 0.0).line.endswith("chance: 0.5).")
 
 
 def test_fewer_than_a_hundred_held_out_records_have_no_rate() -> None:

@@ -279,8 +279,8 @@ OPEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "memorization": (
         {"members": membership(loss=LOSS_SHOWN)},
-        "the network memorizes its training samples. By their losses, training samples are "
-        "distinguished from held-out samples with an AUC of 0.90",
+        "the network memorizes its training samples. By their losses, members are "
+        "separated from non-members with an AUC of 0.90",
     ),
     "no controls": (
         {"checks": SOUND.replace(positive_controls=())},

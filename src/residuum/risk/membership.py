@@ -105,13 +105,12 @@ class LossSeparation(Record):
     def line(self) -> str:
         """The result in one sentence."""
         text = (
-            "By their losses, training samples are distinguished from held-out samples with an AUC of "
-            f"{self.auc:.2f} (95% limits {self.auc_lower:.2f} and {self.auc_upper:.2f}, 0.5 by chance)"
+            f"By their losses, members are separated from non-members with an AUC of {self.auc:.2f} "
+            f"(95% limits {self.auc_lower:.2f} and {self.auc_upper:.2f}, chance: 0.5)"
         )
         if self.true_positive_rate is None:
             return f"{text}."
-        rate = f"{self.true_positive_rate:.1%}"
-        return f"{text}, and {rate} of them are identified (1% expected by chance)."
+        return f"{text}, and {self.true_positive_rate:.1%} of them are found (chance: 1%)."
 
 
 @dataclass(frozen=True, eq=False)
