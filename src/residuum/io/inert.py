@@ -134,7 +134,7 @@ class Block:
     structures: Callable[[], np.ndarray] | None = None
 
     def raw(self) -> np.ndarray | None:
-        """Return the bytes of an array of structures, (entries, bytes of each); None for other arrays."""
+        """Return the bytes of an array of structures, (entries, bytes per entry), or None."""
         return None if self.structures is None else self.structures()
 
     @property

@@ -41,7 +41,7 @@ class Head:
 
     @property
     def note(self) -> str:
-        """Explanation for users what candidates and scores mean."""
+        """Explanation of the candidates and scores for users."""
         inputs = self.checkpoint.architecture.inputs
         return FEATURES_NOTE.format(", ".join(self.frozen), inputs)
 
