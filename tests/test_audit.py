@@ -572,7 +572,7 @@ def test_an_audit_of_an_older_version_is_refused(
     assert main(["report", str(copy)]) == 2
     message = " ".join(capsys.readouterr().err.split())
     assert "holds an audit of schema version 4.0; this version of residuum reads" in message
-    assert message.endswith("Audit the file again.")
+    assert message.endswith("Run the audit again.")
 
 
 @pytest.mark.parametrize("line", ["[[batches]]\nattack = 'kkt'", "vouch = true", "twin = false"])
