@@ -1,4 +1,4 @@
-"""Every figure by its name, and how it is made: alone, or several in processes side by side."""
+"""All figures by name, and how they are computed: one by one, or several in parallel processes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ FIGURES = {
     for paper in PAPERS
     for name in sorted(paper.FIGURES, key=lambda name: (len(name), name))  # fig2 before fig10
 }
-GRACE = 3.0  # seconds for workers to end by themselves, and between signals to those that have not
+GRACE = 3.0  # seconds that workers have to end, and between signals to workers that have not ended
 Made = Generator[tuple[str, dict[str, Any] | ResiduumError], None, None]
 
 
@@ -40,12 +40,20 @@ def reproduce(
     draw: bool = True,
     **options: Any,
 ) -> dict[str, Any]:
-    """Compute (or load), draw, and return what result.json holds.
+    """Compute or load a figure, and draw it.
 
-    out: a folder for all figures, each in one of its own below it for every scale and seed (NAME at
-    paper scale and seed 0, NAME-small, NAME-small-images with a root, NAME-tiny-seed1);
-    cache: where victims and attacks are kept, by default ``cache`` in that folder; options: device,
-    root, seed, visible of Context.
+    Args:
+        name: A key of ``FIGURES``.
+        out: Folder of all figures. Every figure, scale and seed has a subfolder: NAME at paper scale and seed
+            0, NAME-small, NAME-small-images with a root, NAME-tiny-seed1.
+        scale: A key of ``SCALES``.
+        cache: Folder of victims and attacks, by default ``cache`` in ``out``.
+        compute: Whether to compute the figure, else it is loaded.
+        draw: Whether to draw the figure.
+        **options: device, root, seed and visible of ``Context``.
+
+    Returns:
+        The content of result.json, with the folder, the picture and the size of the cache.
     """
     require_known(name, FIGURES, "No figure")
     context = Context(SCALES[scale], make_directory(cache or Path(out) / "cache"), **options)
@@ -54,8 +62,8 @@ def reproduce(
     write_atomic(Path(out) / ".gitignore", "*\n")
     if compute:
         make_directory(folder)
-        start, alone = time.monotonic(), scale != "paper" and context.device == "cpu"
-        with use_one_thread() if alone else nullcontext():
+        start, is_small = time.monotonic(), scale != "paper" and context.device == "cpu"
+        with use_one_thread() if is_small else nullcontext():
             outcome = figure.compute(context)
         if scale != "paper":  # titles and rows are named after the published experiment
             less = f"scale {scale}: networks, samples or steps are fewer than published"
@@ -68,59 +76,80 @@ def reproduce(
     picture = None
     if draw and figure.draw is not None:
         picture = str(write_atomic(folder / PICTURE, drawing.picture(figure.draw, outcome)))
-    kept = sum(file.stat().st_size for file in context.cache.rglob("*") if file.is_file())
-    return {**summary, "folder": str(folder), "picture": picture, "cache_bytes": kept}
+    size = sum(file.stat().st_size for file in context.cache.rglob("*") if file.is_file())
+    return {**summary, "folder": str(folder), "picture": picture, "cache_bytes": size}
 
 
 def check_scale(folder: Path, scale: str) -> None:
-    """Refuse a folder that holds another scale: once all of them had the name that paper scale has."""
+    """Check that a folder does not hold a figure of another scale.
+
+    Args:
+        folder: The folder.
+        scale: The scale.
+
+    Raises:
+        InputError: If it does.
+    """
+    # In older versions the folders of all scales had the name of the paper scale.
     with suppress(OSError, ValueError, LookupError):
-        found = json.loads((folder / RESULT).read_text())["scale"]
-        if found != scale:
+        existing = json.loads((folder / RESULT).read_text())["scale"]
+        if existing != scale:
             raise InputError(
-                f"{str(folder)!r} holds a result of scale {found}, not {scale}.",
-                "Move it away, or choose another folder with --out.",
+                f"{str(folder)!r} holds a result of scale {existing}, not {scale}.",
+                "Move the folder, or choose another folder with --out.",
             )
 
 
-def performed(asked: Sequence[tuple[str, dict[str, Any]]], workers: int) -> Made:
-    """What each figure gave, or why it did not, as they end; those named first begin first.
+def performed(
+    requests: Sequence[tuple[str, dict[str, Any]]], workers: int
+) -> Generator[tuple[str, dict[str, Any] | ResiduumError], None, None]:
+    """Compute figures, in the order of the requests.
 
-    In several processes victims and attacks that figures share are computed by one of them. An
-    interrupt ends those at work, which keep what they have, and no other begins.
+    With several workers, victims and attacks that figures share are computed only once. An interrupt ends the
+    workers, which save their state, and no other figure begins.
+
+    Args:
+        requests: Names of figures with the arguments of ``reproduce``.
+        workers: Number of processes.
+
+    Yields:
+        The name of a figure with its result or its error, when it is complete.
+
+    Raises:
+        KeyboardInterrupt: If the user interrupts the computation.
     """
     if workers == 1:
-        for name, options in asked:
+        for name, options in requests:
             yield name, attempt(name, options)
         return
-    left, running, others = deque(asked), dict[Future[Any], str](), active_pids()
-    with ProcessPoolExecutor(workers, get_context("spawn"), deaf) as pool:
+    waiting, running, other_pids = deque(requests), dict[Future[Any], str](), active_pids()
+    with ProcessPoolExecutor(workers, get_context("spawn"), ignore_interrupts) as pool:
         try:
-            while left or running:
-                # Never more than there are workers: a pool does not give back what it has queued.
-                while left and len(running) < workers:
-                    with held():
-                        running[pool.submit(at_work, *left[0])] = left[0][0]
-                    left.popleft()
-                for one in wait(running, return_when=FIRST_COMPLETED).done:
-                    yield running.pop(one), one.result()
+            while waiting or running:
+                # A pool does not return queued work, so there are never more requests than workers.
+                while waiting and len(running) < workers:
+                    with blocked_interrupts():
+                        running[pool.submit(attempt_in_worker, *waiting[0])] = waiting[0][0]
+                    waiting.popleft()
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    yield running.pop(future), future.result()
         except KeyboardInterrupt:
-            # In a terminal Ctrl-C has reached the workers too, and they are saving.
+            # In a terminal, workers receive Ctrl-C too, and save their state.
             while wait(running, timeout=GRACE).not_done:
-                for pid in active_pids() - others:
+                for pid in active_pids() - other_pids:
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGINT)
             raise
 
 
 def active_pids() -> set[int]:
-    """Processes that this one has started and that live."""
+    """Return the running processes that this process has started."""
     return {child.pid for child in active_children() if child.pid is not None}
 
 
 @contextmanager
-def held() -> Iterator[None]:
-    """Interrupts wait meanwhile; a process that is started here begins with them held as well."""
+def blocked_interrupts() -> Iterator[None]:
+    """Block interrupts, also in processes that are started meanwhile."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -128,28 +157,44 @@ def held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def deaf() -> None:
-    """A worker without work has nothing to end: the pool's own code would end in a traceback."""
+def ignore_interrupts() -> None:
+    """Ignore interrupts in an idle worker, where they would cause a traceback."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
-def at_work(name: str, options: dict[str, Any]) -> dict[str, Any] | ResiduumError:
-    """A figure in a worker; the first interrupt ends it, others would stop it from saving."""
+def attempt_in_worker(name: str, options: dict[str, Any]) -> dict[str, Any] | ResiduumError:
+    """Compute a figure in a worker. Only the first interrupt counts, so that the worker can save.
 
-    def interrupted(*_: object) -> None:
-        deaf()
+    Args:
+        name: A key of ``FIGURES``.
+        options: Arguments of ``reproduce``.
+
+    Returns:
+        The result or the error.
+    """
+
+    def interrupt(*_: object) -> None:
+        ignore_interrupts()
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGINT, interrupted)
+    signal.signal(signal.SIGINT, interrupt)
     try:
         return attempt(name, options)
     finally:
-        deaf()
+        ignore_interrupts()
 
 
 def attempt(name: str, options: dict[str, Any]) -> dict[str, Any] | ResiduumError:
-    """A figure, or what it was refused for."""
+    """Compute a figure.
+
+    Args:
+        name: A key of ``FIGURES``.
+        options: Arguments of ``reproduce``.
+
+    Returns:
+        The result or the error.
+    """
     try:
         return reproduce(name, **options)
     except ResiduumError as problem:

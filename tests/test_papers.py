@@ -709,10 +709,10 @@ def test_what_the_command_refuses(tmp_path, capsys, monkeypatch):
     assert main(["haim2022:fig2", "--draw-only", *out]) == 2
     assert "without --draw-only first" in capsys.readouterr().err
     assert main(["haim2022:fig3", "--scale", "paper", "--root", str(tmp_path), *out]) == 2
-    assert "Give the folder with --root, or set RESIDUUM_DATA." in capsys.readouterr().err
+    assert "Pass the folder with --root, or set RESIDUUM_DATA." in capsys.readouterr().err
     assert main(["haim2022:fig3", "--scale", "paper", *out]) == 2
     said = capsys.readouterr().err
-    assert "no data folder was given. Give the folder with --root, or set RESIDUUM_DATA." in said
+    assert "no data folder was given. Pass the folder with --root, or set RESIDUUM_DATA." in said
 
 
 WRONG = [
@@ -799,7 +799,7 @@ def test_a_result_of_another_scale_is_neither_drawn_nor_overwritten(tmp_path, ca
     before = (tmp_path / "refael2025-fig1" / "result.json").read_bytes()
     for how in ("--draw-only", "--no-draw"):
         assert main([*arguments, "--scale", "paper", how]) == 2
-        assert "holds a result of scale tiny, not paper. Move it away" in capsys.readouterr().err
+        assert "holds a result of scale tiny, not paper. Move the folder" in capsys.readouterr().err
     assert (tmp_path / "refael2025-fig1" / "result.json").read_bytes() == before
     (tmp_path / "refael2025-fig1").rename(tmp_path / "refael2025-fig1-tiny")
     elsewhere = ["--device", "cuda"]  # computed there, drawn where there is none
