@@ -385,7 +385,7 @@ def table_page() -> AuditResult:
     """Rows of a table instead of images."""
     result = whole(8, (6,))
     assert result.evidence is not None
-    known = {"near": result.evidence.x + 1, "spread": torch.ones(6, dtype=torch.float64)}
+    known = {"nearest_holdout": result.evidence.x + 1, "spread": torch.ones(6, dtype=torch.float64)}
     named = {"features": ("age", "height", *"cdef"), "units": ("years", "cm", *[""] * 4)}
     return result.replace(evidence=result.evidence.replace(**known, **named), knowledge=Knowledge())
 

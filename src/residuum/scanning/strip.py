@@ -156,8 +156,7 @@ class Stripped(Record):
 def strip(path: str | Path, out: str | Path) -> Stripped:
     """Write only the weights of a torch or safetensors file to a new file.
 
-    A torch file that would run code can be stripped, because its tensors are read without loading it. A plain
-    pickle that would run code raises ``UnsafeFileError``.
+    A torch file that would run code can be stripped, because its tensors are read without loading it.
 
     Args:
         path: The file to read.
@@ -169,7 +168,8 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
 
     Raises:
         OutputError: If ``out`` exists.
-        PickleError: If the file is a plain pickle that can be loaded safely.
+        UnsafeFileError: If the file is a plain pickle that would run code.
+        PickleError: If the file is any other plain pickle.
     """
     path, out = Path(path), Path(out)
     if out.exists() or out.is_symlink():
