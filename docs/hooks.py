@@ -42,6 +42,15 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     it is, for mkdocs to refuse it. Inner products outside code are kept.
     A line `# listing: path` becomes the file at that path of the repository. `# settings: attack` becomes
     the tables of the settings of all attacks, `# settings: training` those of a training run.
+
+    Args:
+        markdown: Text of the page.
+        page: The page.
+        config: Configuration of the site.
+        files: All files of the site.
+
+    Returns:
+        The changed text.
     """
     folder = Path(config["docs_dir"]) / Path(page.file.src_path).parent
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import html
 import importlib
-import importlib.util
 import re
 import runpy
 import sys
