@@ -4,13 +4,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test check docs bench clean
+.PHONY: demo test unit check docs bench release-check clean
 
 demo: $(READY)
 	$(BIN)/residuum demo
 
 test: $(READY)
 	$(BIN)/python -m pytest
+
+unit: $(READY)
+	$(BIN)/python -m pytest tests/unit
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -21,6 +24,15 @@ check: $(READY)
 # Not --quiet: mkdocs would not count the warnings that --strict refuses.
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# The built package, installed without the repository: it starts, scans and finds a leak.
+release-check: $(READY)
+	rm -rf dist/check
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps -w dist/check .
+	$(PYTHON) -m venv dist/check/venv
+	dist/check/venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	dist/check/venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt dist/check/residuum-*.whl
+	cd dist/check && venv/bin/residuum --version && venv/bin/residuum demo
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks

@@ -1,6 +1,6 @@
 """The tests that need a GPU, run where there is one, and what became of them kept as a file.
 
-``python -m benchmarks.gpu`` writes ``results/gpu-DEVICE.json``: every test of tests/test_gpu.py with its
+``python -m benchmarks.gpu`` writes ``results/gpu-DEVICE.json``: every test of tests/slow/test_gpu.py with its
 outcome and seconds, and the environment. Needs pytest alone; it exits as pytest does.
 """
 
@@ -17,7 +17,7 @@ from residuum.errors import InputError
 from residuum.records import write_json
 from residuum.records.rundir import environment
 
-TESTS = Path(__file__).parents[1] / "tests" / "test_gpu.py"
+TESTS = Path(__file__).parents[1] / "tests" / "slow" / "test_gpu.py"
 
 
 class Kept:

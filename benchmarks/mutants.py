@@ -92,7 +92,7 @@ def _reviewed(what: str, file: str, before: str, after: str) -> Mutant:
 def covering(file: str) -> list[str]:
     """The test files that cover a module: the longest entry of the table that fits."""
     fitting = [prefix for prefix in TABLE["covering"] if file.startswith(prefix)]
-    return [f"tests/test_{name}.py" for name in TABLE["covering"][max(fitting, key=len)]]
+    return [f"tests/{name}.py" for name in TABLE["covering"][max(fitting, key=len)]]
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """What must not change unnoticed, as text: help, public names, results of audits, files of runs.
 
-``tests/test_goldens.py`` makes all of it anew and compares it with the files beside this one.
+``tests/slow/test_goldens.py`` makes all of it anew and compares it with the files beside this one.
 ``python -m tests.goldens`` rewrites them; a change is a commit of its own that says why. Clock,
 versions and floating numbers are masked, so that a noisy or another machine makes the same text.
 """

@@ -4,7 +4,7 @@ Shapes: x holds candidates (R, m, *shape) as the network receives them, and lam 
 (R, m, ...). A penalty returns one number per run.
 
 To add a prior, write one class and add one line to ``PRIORS``. A prior in this repository also needs its name
-in ``settings.PRIOR_NAMES`` and a naive reference implementation in ``tests/test_priors.py``.
+in ``settings.PRIOR_NAMES`` and a naive reference implementation in ``tests/unit/attacks/test_priors.py``.
 """
 
 from __future__ import annotations
