@@ -1,12 +1,17 @@
 """Alternative training sets: other samples that fit the same weights as well as the true ones.
 
-    far       every sample is split at least r away (Refael et al. 2025, Theorem 4): along a direction that
-              the first layer ignores, or, if there is none, within its own exact budget
-    budget    every sample is split by a share of its exact budget, on its margin
+A split replaces a sample by two samples that lie on opposite sides of it. The budget of a sample is the
+largest distance that it can move along a direction without a change of its activation pattern. There are
+three kinds of alternatives:
+
+    far       every sample is split into two samples that are at least a distance r away from all samples
+              (Refael et al. 2025, Theorem 4). They move along a direction that the first layer ignores. If
+              there is no such direction, they move within the budget.
+    budget    every sample is split by a share of its budget and keeps its margin
     merge     samples with the same label and activation pattern are replaced by their weighted mean
 
-Some samples cannot be moved, because they have kinks or too small a budget. They do not change, and they are
-reported with the neurons that limit them.
+Samples with kinks (a ReLU's input is exactly zero) or with too small a budget cannot be moved. These samples
+do not change, and they are reported with the neurons that limit them.
 """
 
 from __future__ import annotations
@@ -22,17 +27,18 @@ from residuum.theory.budgets import Budgets
 from residuum.theory.kkt_sets import KKTSet, Watcher
 from residuum.theory.patterns import HypothesisError
 
-MIN_BUDGET = 1e-9  # relative to a sample's size: a smaller budget counts as zero
+# A budget (the distance that a sample can move) below this share of the sample's norm counts as zero.
+MIN_BUDGET = 1e-9
 
 
 @dataclass(frozen=True)
 class Blocked:
-    """A sample that does not move, and what limits it.
+    """A sample that cannot be moved far enough, and the neurons that limit it.
 
     Attributes:
         sample: Index of the sample.
-        budget: Its budget.
-        neurons: Number of neurons that limit it.
+        budget: The largest distance that the sample can move inside its activation pattern.
+        neurons: Number of neurons that limit this distance.
         names: Names of the first of these neurons.
     """
 
@@ -44,16 +50,17 @@ class Blocked:
 
 @dataclass(frozen=True, eq=False)
 class Alternative:
-    """An alternative training set.
+    """An alternative training set that fits the same weights as the original set.
 
     Attributes:
         kind: far, budget, or merge.
-        before: The samples in use.
-        after: The alternative.
-        parents: Rows of ``before`` behind each row of ``after``.
-        index: Row of the given set behind each row of ``before``.
-        budgets: (k,) exact symmetric budgets of the samples in use, which may be infinite. Empty for a merge.
-        blocked: Samples that do not move.
+        before: The original samples with a positive multiplier. Others do not contribute to the weights.
+        after: The alternative samples.
+        parents: For each row of ``after``, the rows of ``before`` from which it was made.
+        index: For each row of ``before``, its row in the original set.
+        budgets: (k,) distances that the samples in ``before`` can move in both directions, which may be
+            infinite. Empty for a merge.
+        blocked: Samples that cannot be moved far enough.
     """
 
     kind: str
@@ -66,7 +73,7 @@ class Alternative:
 
     @property
     def changed(self) -> int:
-        """The number of samples in use that were moved or merged."""
+        """The number of original samples that were moved or merged."""
         merged = sum(len(p) for p in self.parents if len(p) > 1)
         return merged if self.kind == "merge" else len(self.before) - len(self.blocked)
 
@@ -74,17 +81,17 @@ class Alternative:
 def build_far_alternative(
     kkt_set: KKTSet, r: float, direction: str = "softest", watch: Watcher | None = None
 ) -> Alternative:
-    """Build a set at distance ``r``, as far as the weights allow it.
+    """Build an alternative training set whose samples lie at least ``r`` away from all original samples.
 
-    If the first layer ignores a direction of input space, every sample can move along it without limit.
-    Otherwise each sample is split along its own direction, by ``r`` plus the range of all samples in this
-    direction. So each half is far from all samples, not only from its own. Samples with too small a budget do
-    not move.
+    If the first layer ignores a direction of input space, every sample can move along this direction without
+    limit. Otherwise each sample is split into two, along a direction of its own. Both halves move by ``r``
+    plus the range of all samples in this direction, so that they are far from all samples. Samples that would
+    leave their activation pattern do not move.
 
     Args:
         kkt_set: Samples and multipliers of the network.
-        r: The distance.
-        direction: A rule of ``DIRECTIONS``.
+        r: The smallest distance between an alternative and an original sample.
+        direction: Key of ``DIRECTIONS``, the rule that chooses the direction of each split.
         watch: Called with the number of finished samples and their total.
 
     Returns:
@@ -94,30 +101,34 @@ def build_far_alternative(
         HypothesisError: If the distance is not positive and finite.
     """
     used, index = _select_used(kkt_set)
-    infinite = torch.full((len(used),), torch.inf, dtype=torch.float64)
+    infinite_budgets = torch.full((len(used),), torch.inf, dtype=torch.float64)
     try:
-        after = kkt_set.far_set(r)
-        pairs = tuple((i,) for i in range(len(used)) for _ in range(2))
-        return Alternative("far", used, after, pairs, index, infinite)
+        far_set = kkt_set.far_set(r)
+        parents = tuple((i,) for i in range(len(used)) for _ in range(2))
+        return Alternative("far", used, far_set, parents, index, infinite_budgets)
     except HypothesisError as problem:
         if problem.hypothesis != "subspace":
             raise
-    nu = used.directions(direction, watch=watch)
-    budgets = used.budgets(nu)
-    along = kkt_set.x.flatten(1) @ nu.T  # (n, k): components of all samples along each direction
-    lengths = r * (1 + 1e-12) + along.amax(0) - along.amin(0)
-    return _split("far", used, index, nu, budgets, lengths, budgets.least > lengths)
+    directions = used.directions(direction, watch=watch)
+    budgets = used.budgets(directions)
+    components = (
+        kkt_set.x.flatten(1) @ directions.T
+    )  # (n, k): components of all samples along each direction
+    lengths = r * (1 + 1e-12) + components.amax(0) - components.amin(0)
+    return _split("far", used, index, directions, budgets, lengths, budgets.least > lengths)
 
 
 def build_budget_alternative(
     kkt_set: KKTSet, share: float, direction: str = "softest", watch: Watcher | None = None
 ) -> Alternative:
-    """Split every sample by a share of its budget.
+    """Build an alternative training set that splits every sample by a share of its budget.
+
+    The budget of a sample is the largest distance that it can move inside its activation pattern.
 
     Args:
         kkt_set: Samples and multipliers of the network.
-        share: The share. An infinite budget counts as the norm of the largest sample.
-        direction: A rule of ``DIRECTIONS``.
+        share: The share of the budget. An infinite budget counts as the norm of the largest sample.
+        direction: Key of ``DIRECTIONS``, the rule that chooses the direction of each split.
         watch: Called with the number of finished samples and their total.
 
     Returns:
@@ -128,21 +139,30 @@ def build_budget_alternative(
     """
     if not 0 < share < 1:
         raise InputError(
-            f"The share of a budget must lie between 0 and 1; got {share}.",
+            "The share of the budget by which each sample is split must lie between 0 and 1; "
+            f"got {share}.",
             "Pass --budget-frac 0.9.",
         )
     used, index = _select_used(kkt_set)
-    nu = used.directions(direction, watch=watch)
-    budgets = used.budgets(nu)
-    size = used.x.flatten(1).norm(dim=1)
-    lengths = share * budgets.least.clamp(max=float(size.max()))
+    directions = used.directions(direction, watch=watch)
+    budgets = used.budgets(directions)
+    norms = used.x.flatten(1).norm(dim=1)
+    split_lengths = share * budgets.least.clamp(max=float(norms.max()))
     return _split(
-        "budget", used, index, nu, budgets, lengths, budgets.least > MIN_BUDGET * (1 + size)
+        "budget",
+        used,
+        index,
+        directions,
+        budgets,
+        split_lengths,
+        budgets.least > MIN_BUDGET * (1 + norms),
     )
 
 
 def build_merged_alternative(kkt_set: KKTSet) -> Alternative:
-    """Merge samples with the same label, multipliers and pattern.
+    """Build an alternative training set by merging samples.
+
+    Samples with the same label, activation pattern and proportional multipliers become one sample.
 
     Args:
         kkt_set: Samples and multipliers of the network.
@@ -157,13 +177,13 @@ def build_merged_alternative(kkt_set: KKTSet) -> Alternative:
     merged, groups = used.merge_all()
     if len(merged) == len(used):
         raise InconclusiveError(
-            "Merging needs two samples with the same label and activation pattern; there are none among "
-            f"the {len(used)} samples in use.",
+            "Merging needs two samples with the same label and activation pattern; no two of the "
+            f"{len(used)} samples with a positive multiplier have the same.",
             "Pass --budget-frac 0.9 to split samples instead.",
         )
-    after = dataclasses.replace(merged, parent=kkt_set)
+    merged_set = dataclasses.replace(merged, parent=kkt_set)
     no_budgets = torch.zeros(0, dtype=torch.float64)
-    return Alternative("merge", used, after, tuple(map(tuple, groups)), index, no_budgets)
+    return Alternative("merge", used, merged_set, tuple(map(tuple, groups)), index, no_budgets)
 
 
 def _split(
@@ -173,35 +193,37 @@ def _split(
     nu: Tensor,
     budgets: Budgets,
     lengths: Tensor,
-    free: Tensor,
+    is_movable: Tensor,
 ) -> Alternative:
-    """Split the samples that can move so far. The others do not move, and their limits are described."""
+    """Split the samples for which ``is_movable`` is True, and describe what limits the other samples."""
     blocked = tuple(
-        _describe_blocked(budgets, i, int(index[i])) for i in (~free).nonzero()[:, 0].tolist()
+        _describe_blocked(budgets, i, int(index[i])) for i in (~is_movable).nonzero()[:, 0].tolist()
     )
-    if not free.any():
+    if not is_movable.any():
         raise InconclusiveError(
-            f"None of the {len(used)} samples in use can be moved that far inside its activation "
-            f"pattern; the largest budget is {float(budgets.least.max()):.4g}.",
+            f"None of the {len(used)} samples can be moved by the requested distance inside its activation "
+            f"pattern; the largest possible distance is {float(budgets.least.max()):.4g}.",
             "Pass --budget-frac 0.9, or --direction largest.",
         )
-    movable = free.nonzero()[:, 0]
-    after = used.split_all(nu[movable], lengths[movable], samples=movable)
-    parents = tuple((i,) for i, split in enumerate(free.tolist()) for _ in range(1 + split))
-    return Alternative(kind, used, after, parents, index, budgets.least, blocked)
+    movable_samples = is_movable.nonzero()[:, 0]
+    split_set = used.split_all(
+        nu[movable_samples], lengths[movable_samples], samples=movable_samples
+    )
+    parents = tuple((i,) for i, split in enumerate(is_movable.tolist()) for _ in range(1 + split))
+    return Alternative(kind, used, split_set, parents, index, budgets.least, blocked)
 
 
 def _describe_blocked(budgets: Budgets, i: int, sample: int) -> Blocked:
-    kinks = int(budgets.kinks[i].sum())
-    neurons = kinks or int(budgets.blocking[i].sum())
-    return Blocked(sample, float(budgets.least[i]), neurons, budgets.names(i))
+    kink_count = int(budgets.kinks[i].sum())
+    neuron_count = kink_count or int(budgets.blocking[i].sum())
+    return Blocked(sample, float(budgets.least[i]), neuron_count, budgets.names(i))
 
 
 def _select_used(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
-    index = (kkt_set.lam > 0).nonzero()[:, 0]
-    if not len(index):
+    used_rows = (kkt_set.lam > 0).nonzero()[:, 0]
+    if not len(used_rows):
         raise InconclusiveError(
             "No sample has a positive multiplier, so these samples do not contribute to the weights.",
-            "Check that they are the network's training data.",
+            "Check that the samples are the network's training data.",
         )
-    return kkt_set.used(), index
+    return kkt_set.used(), used_rows

@@ -1,11 +1,14 @@
 """How far a sample can be split along a direction before its activation pattern changes.
 
-Refael et al. 2025, Theorems 5 and 8. Inside a pattern every switch is affine in x. So the budgets
+A split replaces a sample x by x + alpha nu and x - beta nu, with a direction nu and lengths alpha and beta
+(Refael et al. 2025, Theorems 5 and 8). A switch s_k is a function whose sign belongs to the activation
+pattern, for example the input of a ReLU. Inside a pattern every switch is affine in x. So the largest lengths
 
     alpha_max = min_k { -s_k(x) / <grad s_k, nu> : > 0 },    beta_max: the same along -nu
 
-are exact and one-sided. They need no hypothesis on the depth or on how exact a KKT point is. The published
-bounds on them, as printed and corrected, are in ``papers/refael2025.py``.
+are exact. They are called the budgets of x, one for each side. Budgets need no hypothesis on the depth of the
+network or on how exact a KKT point is. The published bounds on budgets, as printed and corrected, are in
+``papers/refael2025.py``.
 """
 
 from __future__ import annotations
@@ -29,15 +32,17 @@ from residuum.theory.patterns import (
 
 @dataclass(frozen=True)
 class Budgets:
-    """Exact one-sided budgets of n samples, each along its own direction.
+    """How far n samples can move inside their activation patterns, each along a separate direction nu.
+
+    A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU.
 
     Attributes:
-        alpha: (n,) how far a sample can move along +nu, infinite if nothing limits it.
-        beta: (n,) how far a sample can move along -nu.
-        blocking: (n, K) switches that limit a sample first on either side.
-        kinks: (n, K) switches that are zero at the sample and that the direction would move. If there are
-            any, both budgets are 0.
-        switches: The switches at the samples.
+        alpha: (n,) distance that a sample can move along +nu, infinite if nothing limits the sample.
+        beta: (n,) distance that a sample can move along -nu, infinite if nothing limits the sample.
+        blocking: (n, K) mask of the switches, of K, that change sign first on either side.
+        kinks: (n, K) mask of the switches that are zero at the sample and that the direction would move. If
+            a sample has such switches, both distances are 0.
+        switches: The values of all switches at the samples.
     """
 
     alpha: Tensor
@@ -48,62 +53,66 @@ class Budgets:
 
     @property
     def least(self) -> Tensor:
-        """(n,) the smaller side, i.e. how far a symmetric split can go."""
+        """(n,) the smaller of both distances, i.e. how far a sample can move in both directions."""
         return torch.minimum(self.alpha, self.beta)
 
     def names(self, i: int) -> str:
-        """Return the neurons that limit sample i: all its kinks, or else the first on each side."""
+        """Return the names of the neurons that limit sample i.
+
+        These are all neurons that are exactly zero at the sample. If there are none, these are the first
+        neurons that change sign on each side.
+        """
         return self.switches.names(self.kinks[i] if self.kinks[i].any() else self.blocking[i])
 
 
 @torch.no_grad()
 def compute_exact_budgets(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Budgets:
-    """Compute the budgets of samples along unit directions.
+    """Compute how far samples can move along unit directions inside their activation patterns.
 
     Args:
-        models: The network at every gradient point.
+        models: Copies of the network, one for each weight vector at which gradients are taken.
         x: (n, *shape) samples.
         direction: (n, *shape) or (*shape) unit directions.
 
     Returns:
-        The budgets.
+        The largest distances on both sides of each sample.
     """
     switches = compute_switches(models, x)
     value, slope = switches.values, compute_slopes(models, x, direction)
-    size = estimate_slope_sizes(models, x, switches.layers)
-    moves = slope.abs() > ROUNDING * size
-    reach = 1 + x.flatten(1).norm(dim=1, keepdim=True)
-    kinks = moves & (value.abs() <= 10 * ROUNDING * size * reach)
-    step = torch.where(moves, -value / torch.where(moves, slope, 1.0), math.inf)
-    ahead = torch.where(step > 0, step, math.inf).masked_fill(kinks, 0)
-    behind = torch.where(step < 0, -step, math.inf).masked_fill(kinks, 0)
-    alpha, beta = (_least(side) for side in (ahead, behind))
-    stopped = (ahead <= alpha[:, None]) & alpha.isfinite()[:, None]
-    stopped |= (behind <= beta[:, None]) & beta.isfinite()[:, None]
-    return Budgets(alpha, beta, stopped, kinks, switches)
+    slope_sizes = estimate_slope_sizes(models, x, switches.layers)
+    is_moved = slope.abs() > ROUNDING * slope_sizes
+    norms = 1 + x.flatten(1).norm(dim=1, keepdim=True)
+    is_kink = is_moved & (value.abs() <= 10 * ROUNDING * slope_sizes * norms)
+    steps = torch.where(is_moved, -value / torch.where(is_moved, slope, 1.0), math.inf)
+    steps_ahead = torch.where(steps > 0, steps, math.inf).masked_fill(is_kink, 0)
+    steps_behind = torch.where(steps < 0, -steps, math.inf).masked_fill(is_kink, 0)
+    alpha, beta = (_least(side) for side in (steps_ahead, steps_behind))
+    is_blocking = (steps_ahead <= alpha[:, None]) & alpha.isfinite()[:, None]
+    is_blocking |= (steps_behind <= beta[:, None]) & beta.isfinite()[:, None]
+    return Budgets(alpha, beta, is_blocking, is_kink, switches)
 
 
 def unit(direction: Tensor) -> Tensor:
-    """Return the (d,) direction with length 1.
+    """Return a direction, flattened and scaled to length 1.
 
     Args:
-        direction: A direction.
+        direction: A direction of any shape with d entries.
 
     Returns:
-        The unit direction.
+        (d,) unit direction.
 
     Raises:
-        HypothesisError: If its length is zero or not finite.
+        HypothesisError: If the length of the direction is zero or not finite.
     """
-    flat = direction.flatten().double()
-    length = float(flat.norm())
+    flat_direction = direction.flatten().double()
+    length = float(flat_direction.norm())
     if not 0 < length < math.inf:
         raise HypothesisError(
             "direction",
             f"A splitting direction must have a positive finite length; got {length}.",
             "Pass a direction from residuum.theory.directions.",
         )
-    return flat / length
+    return flat_direction / length
 
 
 def _least(steps: Tensor) -> Tensor:

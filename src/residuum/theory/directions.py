@@ -1,14 +1,15 @@
 """Directions along which a sample can be split.
 
-A split is limited by <grad s_k, nu> for the switches near the sample. Hence these directions nu:
+A sample x_i with activation boundaries s_k nearby (called switches) is split into x_i + nu and x_i - nu. The
+smaller the slopes <grad s_k, nu> are, the longer the split can be. Hence these directions nu:
 
     data       last left singular vector of the d x n data matrix: gamma = max_i |<x_i, nu>| lies
                between sigma_d / sqrt(n) and sigma_d (Refael et al. 2025, Theorem 15)
-    weights    last right singular vector of the first layer, which the network hardly depends on
+    weights    last right singular vector of the first layer: outputs hardly depend on this direction
     tangent    a random direction
-    softest    argmin_nu || diag(1/|s|) G nu ||, G (K, d) the gradients of the switches at the sample
-    largest    from there, max ||z|| s.t. |<grad s_k, z>| <= |s_k| by linear programs, each of which
-               moves along the last solution: a symmetric split of length ||z||, larger with every round
+    softest    argmin_nu || diag(1/|s|) G nu ||, where G (K, d) has the gradients of the K switches at x_i
+    largest    max ||z|| s.t. |<grad s_k, z>| <= |s_k|, by linear programs that begin with "softest". Each
+               program moves along the last solution, so that the length ||z|| grows in every round.
 
 Each direction is made orthogonal to grad_x Phi(x_i), so that both halves stay on the margin.
 """
@@ -31,50 +32,76 @@ from residuum.theory.patterns import (
     estimate_slope_sizes,
 )
 
-MAX_ROUNDS = 4  # linear programs, each of which gives at least the budget of the last
-PROGRAM_SECONDS = 30.0  # for one linear program: with more than a thousand neurons it takes minutes
-DISTANCE_RATIO = 1e6  # softest: distances below the largest divided by this number count as equal
+# The "largest" rule solves this many linear programs, each of which begins with the last solution.
+MAX_ROUNDS = 4
+# A linear program stops after this many seconds, because it takes minutes with over a thousand neurons.
+PROGRAM_SECONDS = 30.0
+# The "softest" rule raises distances to switches to at least the largest distance over this number.
+DISTANCE_RATIO = 1e6
 
 
 def find_data_direction(x: Tensor) -> tuple[Tensor, float, float]:
-    """Return nu (d,), sigma_d and gamma of samples (n, ...). sigma_d is 0 if the samples do not span."""
-    flat = x.flatten(1).double()
-    nu, lowest = _find_least_visible(flat)
-    return nu, lowest, float((flat @ nu).abs().max())
+    """Return the unit direction along which samples vary least, and how much they vary.
+
+    Args:
+        x: (n, ...) samples with d entries each.
+
+    Returns:
+        The direction (d,), the smallest singular value of the data matrix (0 if the samples span fewer than d
+        dimensions), and the largest component of a sample along the direction.
+    """
+    flat_samples = x.flatten(1).double()
+    nu, lowest = _find_least_visible(flat_samples)
+    return nu, lowest, float((flat_samples @ nu).abs().max())
 
 
 def find_weight_direction(model: nn.Module) -> tuple[Tensor, float]:
-    """Return nu (d,) and the smallest singular value of an MLP's first layer, or 0 if it does not span."""
+    """Return the unit direction of input space on which the first layer of an MLP depends least.
+
+    Args:
+        model: The network, with d inputs.
+
+    Returns:
+        The direction (d,) and the smallest singular value of the first layer. The value is 0 if the neurons
+        span fewer than d dimensions.
+    """
     return _find_least_visible(_first_layer(model))
 
 
 def _find_least_visible(matrix: Tensor) -> tuple[Tensor, float]:
-    """Return the last right singular vector and its singular value, or 0 if the rows do not span."""
+    """Return the last right singular vector of a matrix and its singular value.
+
+    The value is 0 if the rows span fewer dimensions than the matrix has columns.
+    """
     _, sigma, vectors = torch.linalg.svd(matrix, full_matrices=True)
     return vectors[-1], float(sigma[-1]) if len(sigma) == matrix.shape[1] else 0.0
 
 
 def find_hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """Return directions that no first layer depends on, those outside the span of the data first.
+    """Return directions of input space on which no first layer depends.
 
-    Along these directions the outputs of the network do not change, so budgets are infinite and margins stay.
+    Along these directions the outputs of the network do not change. So samples can move along them without
+    limit and keep their margins. Directions in which the data vary least come first.
 
     Args:
-        models: The network at every gradient point.
+        models: Copies of the network, one for each weight vector at which gradients are taken.
         x: (n, *shape) samples.
 
     Returns:
         (d, k) orthonormal directions.
     """
-    weight = torch.cat([_first_layer(model) for model in models])
-    _, sigma, rows = torch.linalg.svd(weight, full_matrices=True)
+    first_layers = torch.cat([_first_layer(model) for model in models])
+    _, sigma, rows = torch.linalg.svd(first_layers, full_matrices=True)
     rank = int((sigma > 10 * ROUNDING * sigma[0]).sum())
-    hidden = rows[rank:].T
-    if not hidden.shape[1]:
-        return hidden
-    _, _, order = torch.linalg.svd(x.flatten(1) @ hidden, full_matrices=True)
-    basis = hidden @ order.T.flip(1)  # directions with the least data come first
-    for _ in range(2):  # repeated, to be orthogonal to every w_j even for long steps
+    hidden_directions = rows[rank:].T
+    if not hidden_directions.shape[1]:
+        return hidden_directions
+    _, _, order = torch.linalg.svd(x.flatten(1) @ hidden_directions, full_matrices=True)
+    basis = hidden_directions @ order.T.flip(
+        1
+    )  # directions in which the data vary least come first
+    # The projection is repeated, because long splits multiply its rounding errors.
+    for _ in range(2):
         basis = basis - rows[:rank].T @ (rows[:rank] @ basis)
         basis = basis / basis.norm(dim=0)
     return basis
@@ -84,44 +111,46 @@ def project_onto_margin(direction: Tensor, gradients: Tensor) -> Tensor:
     """Project a direction so that it is orthogonal to gradients, and normalize it.
 
     A split x +- nu stays on the margin only if nu is orthogonal to the gradients of all margins in use. The
-    projection is repeated, because the length of the split multiplies the rounding errors of the first one.
+    projection is repeated, because the length of the split multiplies the rounding errors of the first
+    projection.
 
     Args:
         direction: (d,) a direction.
-        gradients: (g, d) gradients.
+        gradients: (g, d) gradients of the margins in x.
 
     Returns:
         (d,) unit direction.
 
     Raises:
-        HypothesisError: If nothing remains of the direction.
+        HypothesisError: If the direction is a combination of the gradients.
     """
     nu = unit(direction)
-    basis = torch.linalg.svd(gradients.reshape(-1, nu.numel()), full_matrices=False)
-    keep = basis[1] > ROUNDING * basis[1].max().clamp(min=1e-300)
-    rows = basis[2][keep]
+    decomposition = torch.linalg.svd(gradients.reshape(-1, nu.numel()), full_matrices=False)
+    is_nonzero = decomposition[1] > ROUNDING * decomposition[1].max().clamp(min=1e-300)
+    gradient_basis = decomposition[2][is_nonzero]
     for _ in range(2):
-        nu = nu - rows.T @ (rows @ nu)
+        nu = nu - gradient_basis.T @ (gradient_basis @ nu)
     if float(nu.norm()) <= 1e-8:
         raise HypothesisError(
             "direction",
-            "The direction is parallel to grad_x Phi, so it does not keep the sample on its margin.",
+            "A splitting direction must not be parallel to the gradients of the margins in x; this direction "
+            "is parallel, so both halves of the sample would leave the margin.",
             "Pass another direction.",
         )
     return unit(nu)
 
 
 def find_softest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
-    """Return the direction on the margin along which switches near a sample move least.
+    """Return the direction along which a sample stays on its margin and nearby switches change least.
 
-    This is the eigenvector of sum_j (slope_j / distance_j)^2 with the smallest eigenvalue, so a switch counts
-    by how soon it is reached. The budget is a maximum over switches, while this is a sum. So the result is a
-    good start but not the optimum.
+    A switch is an activation boundary, for example the input of a ReLU. The direction minimizes the sum of
+    (slope / distance)^2 over all switches, so a switch counts by how soon the sample reaches it. The first
+    switch limits a split, and not the sum over switches. So the direction is good but not optimal.
 
     Args:
-        models: The network at every gradient point.
-        x: (*shape) a sample.
-        gradients: (g, d) gradients of its margins.
+        models: Copies of the network, one for each weight vector at which gradients are taken.
+        x: (*shape) a sample with d entries.
+        gradients: (g, d) gradients of the sample's margins in x.
 
     Returns:
         (d,) unit direction.
@@ -129,91 +158,100 @@ def find_softest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Te
     return _softest(*_scaled_slopes(models, x, gradients))
 
 
-def _softest(scaled: Tensor, free: Tensor) -> Tensor:
+def _softest(scaled: Tensor, tangent_basis: Tensor) -> Tensor:
     if not len(scaled):
-        return unit(free[:, -1])
+        return unit(tangent_basis[:, -1])
     _, vectors = torch.linalg.eigh(scaled.T @ scaled)
-    return unit(free @ vectors[:, 0])
+    return unit(tangent_basis @ vectors[:, 0])
 
 
 def find_largest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
-    """Return a direction of large symmetric budget, by successive linear programs from the softest one.
+    """Return a direction along which a sample can move far both ways inside its activation pattern.
 
-    The maximum length over a polytope has many local solutions. Every round gives at least the length of the
-    round before.
+    Linear programs improve the direction of :func:`find_softest_direction`. The maximum length over a
+    polytope has many local solutions. Every round gives at least the length of the round before.
 
     Args:
-        models: The network at every gradient point.
-        x: (*shape) a sample.
-        gradients: (g, d) gradients of its margins.
+        models: Copies of the network, one for each weight vector at which gradients are taken.
+        x: (*shape) a sample with d entries.
+        gradients: (g, d) gradients of the sample's margins in x.
 
     Returns:
         (d,) unit direction.
     """
     from scipy.optimize import linprog
 
-    scaled, free = _scaled_slopes(models, x, gradients)
-    best = _softest(scaled, free)
-    reach = _budget(models, x, best)
-    if not len(scaled) or not np.isfinite(reach):
-        return best
-    a = scaled.numpy()
-    lines = np.concatenate([a, -a])
+    scaled, tangent_basis = _scaled_slopes(models, x, gradients)
+    best_direction = _softest(scaled, tangent_basis)
+    best_budget = _budget(models, x, best_direction)
+    if not len(scaled) or not np.isfinite(best_budget):
+        return best_direction
+    slopes = scaled.numpy()
+    constraints = np.concatenate([slopes, -slopes])
     for _ in range(MAX_ROUNDS):
-        objective = (best @ free).numpy()
-        options = {"time_limit": PROGRAM_SECONDS}
-        unbounded, bounds = (None, None), np.ones(len(lines))
+        objective = (best_direction @ tangent_basis).numpy()
+        solver_options = {"time_limit": PROGRAM_SECONDS}
+        unbounded, bounds = (None, None), np.ones(len(constraints))
         solution = linprog(
-            -objective, lines, bounds, bounds=unbounded, method="highs", options=options
+            -objective,
+            constraints,
+            bounds,
+            bounds=unbounded,
+            method="highs",
+            options=solver_options,
         )
-        if solution.status != 0:  # the time limit was reached, or the budget is unbounded
+        if solution.status != 0:  # the program reached its time limit or is unbounded
             break
-        nu = unit(free @ torch.from_numpy(solution.x))
-        new_reach = _budget(models, x, nu)
-        if not new_reach > reach * (1 + 1e-9):
+        new_direction = unit(tangent_basis @ torch.from_numpy(solution.x))
+        new_budget = _budget(models, x, new_direction)
+        if not new_budget > best_budget * (1 + 1e-9):
             break
-        best, reach = nu, new_reach
-    return best
+        best_direction, best_budget = new_direction, new_budget
+    return best_direction
 
 
 def _scaled_slopes(
     models: Sequence[nn.Module], x: Tensor, gradients: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return diag(1/|s|) G in coordinates of the tangent space (J, t), and the basis (d, t) of that space.
+    """Return the slopes of all switches at a sample, divided by the sample's distances from the switches.
 
-    s_j is the distance of switch j from zero, and G has the slopes of all switches at x. Along a direction
-    of the tangent space with coordinates c, switch j is reached after 1 / |row_j c|, in either direction.
+    A switch is an activation boundary. Slopes are given in coordinates of the tangent space, which has the
+    directions that keep the sample on its margin. If the sample moves along coordinates c, it reaches switch
+    j after a distance of 1 / |row_j c|.
 
     Args:
-        models: The network at every gradient point.
-        x: (*shape) a sample.
-        gradients: (g, d) gradients of its margins.
+        models: Copies of the network, one for each weight vector at which gradients are taken.
+        x: (*shape) a sample with d entries.
+        gradients: (g, d) gradients of the sample's margins in x.
 
     Returns:
-        The scaled slopes and the basis.
+        The scaled slopes (J, t) of J switches, and the basis (d, t) of the tangent space.
 
     Raises:
-        HypothesisError: If the sample has one coordinate.
+        HypothesisError: If no direction keeps the sample on its margin.
     """
     switches, matrix = compute_switches(models, x[None]), compute_slope_matrix(models, x)
-    size = estimate_slope_sizes(models, x[None], switches.layers)[0]
-    distance = switches.values[0].abs()
+    slope_sizes = estimate_slope_sizes(models, x[None], switches.layers)[0]
+    distances = switches.values[0].abs()
     _, sigma, rows = torch.linalg.svd(gradients.reshape(-1, x.numel()), full_matrices=True)
-    rank = int((sigma > ROUNDING * sigma.max().clamp(min=1e-300)).sum())
-    free = rows[rank:].T
-    if not free.shape[1]:
+    gradient_rank = int((sigma > ROUNDING * sigma.max().clamp(min=1e-300)).sum())
+    tangent_basis = rows[gradient_rank:].T
+    if not tangent_basis.shape[1]:
         raise HypothesisError(
             "direction",
-            "No direction is orthogonal to grad_x Phi, because the sample has one coordinate.",
-            "Samples with one coordinate cannot be split on their margin.",
+            "A split needs a direction that is orthogonal to the gradients of the margins in x; a sample "
+            f"with {x.numel()} entries has none.",
+            "Use a network with more inputs than outputs.",
         )
-    is_moving = matrix.norm(dim=1) > ROUNDING * size
-    matrix, distance = matrix[is_moving], distance[is_moving]
+    is_moving = matrix.norm(dim=1) > ROUNDING * slope_sizes
+    matrix, distances = matrix[is_moving], distances[is_moving]
     if not len(matrix):
-        return matrix, free
-    relative = distance / matrix.norm(dim=1)
-    floor = (relative.max() / DISTANCE_RATIO).clamp(min=1e-300)
-    return (matrix / torch.maximum(distance, floor * matrix.norm(dim=1))[:, None]) @ free, free
+        return matrix, tangent_basis
+    relative_distances = distances / matrix.norm(dim=1)
+    smallest_distance = (relative_distances.max() / DISTANCE_RATIO).clamp(min=1e-300)
+    return (
+        matrix / torch.maximum(distances, smallest_distance * matrix.norm(dim=1))[:, None]
+    ) @ tangent_basis, tangent_basis
 
 
 def _budget(models: Sequence[nn.Module], x: Tensor, nu: Tensor) -> float:
@@ -224,7 +262,8 @@ def _first_layer(model: nn.Module) -> Tensor:
     if (chain := dense_chain(model)) is None:
         raise HypothesisError(
             "subspace",
-            f"A first layer that is connected to the full input is needed; {type(model).__name__} has none.",
+            "This direction needs a first layer that is connected to the full input; "
+            f"{type(model).__name__} has none.",
             "Pass the direction 'softest'.",
         )
     return chain.linears[0].weight.detach().double()
@@ -264,8 +303,8 @@ def _one_by_one(find_direction: Callable[[Sequence[nn.Module], Tensor, Tensor], 
     return finder
 
 
-# finder(models, x, indices, gradients) returns unit directions (k, d) for the samples x[indices] that
-# keep them on their margins. gradients (k, g, d) are those of their margins.
+# Each function returns (k, d) unit directions that keep the k samples x[indices] on their margins.
+# Its argument ``gradients`` has shape (k, g, d) and holds the gradients of the margins of these samples in x.
 DIRECTIONS: dict[str, Finder] = {
     "data": lambda models, x, indices, gradients: _project_each(
         find_data_direction(x)[0], gradients
@@ -277,4 +316,4 @@ DIRECTIONS: dict[str, Finder] = {
     "softest": _one_by_one(find_softest_direction),
     "largest": _one_by_one(find_largest_direction),
 }
-SLOW = ("softest", "largest")  # these process one sample after the other
+SLOW = ("softest", "largest")  # rules that process one sample after the other and show progress

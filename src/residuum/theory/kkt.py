@@ -3,22 +3,22 @@
     min ||theta||^2 / 2  s.t.  m_r(theta) >= 1      (rows r: residuum.theory.rows)
     KKT: theta = sum_r lam_r grad m_r,  lam >= 0,  lam_r (m_r - 1) = 0
 
-Refael et al. 2025, Definition 3: eps = ||theta - sum lam_r grad m_r|| (a norm), delta =
-max_r lam_r (m_r - p) with p = min_r m_r. eps depends on the scale of theta, so residuals are
-eps / ||theta||. All numbers are float64.
+theta has all weights, m_r are the margins, and lam_r are the multipliers. Refael et al. 2025, Definition 3,
+use two distances: eps = ||theta - sum lam_r grad m_r|| and delta = max_r lam_r (m_r - p), with the smallest
+margin p. eps depends on the scale of theta, so residuals are eps / ||theta||. All numbers are float64.
 
-The Clarke residual is the same residual with free gates at kinks. A kink is a sample at which a ReLU's
-input is exactly zero. Trained ReLU networks have many samples at the kinks of their neurons, where the
-derivative is any number in [0, 1]. The choice 0 leaves a residual that no training removes. On kink pairs
-(row r, neuron j) the gate is a variable:
+A kink is a sample at which a ReLU's input is exactly zero. There the derivative of the ReLU, called its gate,
+is any number in [0, 1]. Trained ReLU networks have many kinks. If all gates are 0 there, a residual remains
+that no training removes. The Clarke residual chooses the best gates. For every kink of a row r and a neuron
+j, the product mu_rj of the multiplier and the gate is a variable:
 
     min || theta - sum_r lam_r g_r - sum_(r,j) mu_rj e_rj ||   s.t.  lam >= 0,  0 <= mu_rj <= lam_r
 
-Here g_r is the gradient with those gates closed, and e_rj is what opening gate j adds. This is a convex
-quadratic program. It is solved with an explicit error variable, because the form with normal equations
-stalls. With several hidden layers, the gates of different layers multiply. So one layer is freed at a time,
-while the gates of the others keep their sign, and the result is an upper bound. If there are too many kinks,
-only the most useful ones are freed, which also gives an upper bound.
+Here g_r is the gradient of row r with these gates closed, and e_rj is what opening gate j adds to it. This is
+a convex quadratic program. The program has an explicit error variable, because solvers stall on its normal
+equations. With several hidden layers, the gates of different layers multiply. So the gates of one layer at a
+time are variables, while other layers keep their gates, and the result is an upper bound. If there are too
+many kinks, only the most useful gates are variables, which also gives an upper bound.
 """
 
 from __future__ import annotations
@@ -53,11 +53,16 @@ from residuum.stationarity import (
 from residuum.theory import multipliers as mult
 from residuum.theory.rows import choose_task, constraint_rows, normalize_labels
 
-KINK_TOLERANCE = 1e-3  # relative to |w_j| |x_i|, see find_kinks
-KINK_LIMIT = 1200  # gates freed in one quadratic program, whose cost grows with their cube
-ROUNDS = 4  # rounds of choosing gates to free, each by the residual of the round before
-EXACT_KKT, NEAR_KKT = 1e-6, 0.1  # largest relative residual of a KKT point, and of a point near one
-MAX_VALUES = 1 << 22  # numbers in the samples that a network evaluates at once
+# A ReLU's input counts as zero below this share of the product of the norms of weights and input.
+KINK_TOLERANCE = 1e-3
+# A quadratic program has at most this many variable gates, because its cost grows with their cube.
+KINK_LIMIT = 1200
+# If there are too many kinks, gates are chosen in this many rounds, each by the last residual.
+ROUNDS = 4
+# The largest relative residual of an exact KKT point, and of a point near a KKT point.
+EXACT_KKT, NEAR_KKT = 1e-6, 0.1
+# A network evaluates samples in batches of at most this many numbers.
+MAX_VALUES = 1 << 22
 
 
 @second_derivatives()
@@ -77,20 +82,21 @@ def certify(
     Args:
         model: The network.
         x: (n, *shape) samples as the network receives them.
-        y: Labels.
-        task: binary, multiclass, regression, or auto.
-        rivals: Which rival classes get a constraint: tied or best.
+        y: Labels of the samples.
+        task: binary, multiclass, regression, or auto to choose by the number of outputs.
+        rivals: Which rival classes of a sample get a constraint: ``tied`` for all with nearly the smallest
+            margin, ``best`` for one.
         kink_tolerance: Relative size of a pre-activation that counts as zero.
-        kink_limit: Maximum number of gates that are freed in one layer.
-        seconds: Time after which no further gates are freed. The Clarke residual is then an upper bound.
+        kink_limit: Maximum number of gates in one layer that may be chosen freely at kinks.
+        seconds: Time limit for choosing gates. If it is reached, the Clarke residual is an upper bound.
 
     Returns:
-        The certificate.
+        The certificate with residuals, margins and multipliers.
 
     Raises:
         InconclusiveError: If all weights are zero.
     """
-    end = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     model, x, y, outputs, task, rows = pose_problem(model, x, y, task, rivals)
     theta, notes = parameters(model), []
     if not norm(theta) > 0:
@@ -98,50 +104,56 @@ def certify(
             "A certificate needs a network with nonzero weights; all weights are zero.",
             "Check that the file contains the trained weights.",
         )
-    lam, condition, note = fit_multipliers(model, x, rows, free=task == "regression")
-    notes += [note] if note else []
-    r = residual(model, theta, x, rows.combine(lam, len(x)))
-    eps, size = norm(r), norm(theta)
-    clarke, kinks, freed = eps, 0, 0
+    lam, condition, condition_note = fit_multipliers(model, x, rows, free=task == "regression")
+    notes += [condition_note] if condition_note else []
+    residual_by_parameter = residual(model, theta, x, rows.combine(lam, len(x)))
+    eps, theta_norm = norm(residual_by_parameter), norm(theta)
+    clarke, kinks, freed_kinks = eps, 0, 0
     if (chain := dense_chain(model)) is not None:
-        # If multipliers are free, each row keeps the sign of its plain multiplier.
-        sign = torch.where(lam < 0, -1.0, 1.0).double()
-        signed = Rows(rows.index, rows.covectors * sign[:, None])
-        clarke, kinks, freed, solved = clarke_residual(
-            chain, x, signed, r, kink_tolerance, kink_limit, end
+        # If multipliers may be negative, each row keeps the sign of its multiplier without variable gates.
+        signs = torch.where(lam < 0, -1.0, 1.0).double()
+        signed_rows = Rows(rows.index, rows.covectors * signs[:, None])
+        clarke, kinks, freed_kinks, is_solved = clarke_residual(
+            chain, x, signed_rows, residual_by_parameter, kink_tolerance, kink_limit, deadline
         )
-        if freed < kinks:
-            notes.append(f"{freed} of {kinks} kinks freed: residual_clarke is an upper bound")
-        if not solved:
+        if freed_kinks < kinks:
             notes.append(
-                "the solver did not reach its tolerance: residual_clarke is an upper bound"
+                f"gates at {freed_kinks} of {kinks} kinks are free: residual_clarke is an upper bound"
+            )
+        if not is_solved:
+            notes.append(
+                "the quadratic solver did not reach its tolerance: residual_clarke is an upper bound"
             )
     else:
         notes.append("kinks are only examined for MLPs: residual_clarke equals residual_plain")
-    order = homogeneity_order(model, x)
+    homogeneity = homogeneity_order(model, x)
     margins = rows.values(outputs) if task != "regression" else None
     margin = float(margins.min()) if margins is not None else None
-    normalized = margin / size**order if margin is not None and order is not None else None
+    normalized_margin = (
+        margin / theta_norm**homogeneity if margin is not None and homogeneity is not None else None
+    )
     return Certificate(
         task=task,
         samples=len(x),
-        residual_plain=eps / size,
-        residual_clarke=clarke / size,
+        residual_plain=eps / theta_norm,
+        residual_clarke=clarke / theta_norm,
         eps=eps,
         delta=float((lam * (margins - margins.min())).max()) if margins is not None else None,
         margin=margin,
-        normalized_margin=normalized,
-        homogeneity_order=order,
+        normalized_margin=normalized_margin,
+        homogeneity_order=homogeneity,
         kinks=kinks,
-        kinks_freed=freed,
-        layers=tuple(LayerResidual(k, v) for k, v in layer_residuals(r, theta).items()),
+        kinks_freed=freed_kinks,
+        layers=tuple(
+            LayerResidual(k, v) for k, v in layer_residuals(residual_by_parameter, theta).items()
+        ),
         multipliers=lam,
         rows=rows.index,
         balance=balance(model),
-        identity=identity_gap(lam, rows.values(outputs), order, size),
+        identity=identity_gap(lam, rows.values(outputs), homogeneity, theta_norm),
         condition=condition if condition != float("inf") else 1e300,
-        theta_norm=size,
-        status=_status(clarke / size, margin),
+        theta_norm=theta_norm,
+        status=_status(clarke / theta_norm, margin),
         notes=tuple(notes),
     )
 
@@ -154,12 +166,13 @@ def pose_problem(
     Args:
         model: The network, which is copied.
         x: (n, *shape) samples as the network receives them.
-        y: Labels.
-        task: binary, multiclass, regression, or auto.
-        rivals: Which rival classes get a constraint: tied or best.
+        y: Labels of the samples.
+        task: binary, multiclass, regression, or auto to choose by the number of outputs.
+        rivals: Which rival classes of a sample get a constraint: tied or best.
 
     Returns:
-        The copy of the network, samples, labels as in the mathematics, outputs, task and rows.
+        The copy of the network, the samples, the labels from :func:`normalize_labels`, the outputs, the task,
+        and a row for each constraint.
     """
     model, x = copy.deepcopy(model).cpu().double().requires_grad_(False), x.detach().cpu().double()
     outputs = evaluate(model, x)
@@ -179,15 +192,15 @@ def evaluate(model: nn.Module, x: Tensor) -> Tensor:
         (n, C) outputs.
 
     Raises:
-        DataError: If the samples do not fit the network, or if it does not return a matrix.
+        DataError: If the samples do not fit the network, or if the network does not return a matrix.
     """
-    chunk = max(1, MAX_VALUES // max(1, x[0].numel() if len(x) else 1))
+    batch_size = max(1, MAX_VALUES // max(1, x[0].numel() if len(x) else 1))
     try:
         with torch.no_grad():
-            outputs = torch.cat([model(batch) for batch in x.split(chunk)])
+            outputs = torch.cat([model(batch) for batch in x.split(batch_size)])
     except RuntimeError as problem:
         raise DataError(
-            f"Samples must fit the network's input; got shape {tuple(x.shape[1:])}.",
+            f"Samples must fit the network's input; got samples of shape {tuple(x.shape[1:])}.",
             f"Check the shape of the samples. The network raised: {str(problem).splitlines()[0]}",
         ) from problem
     if outputs.ndim != 2:
@@ -201,30 +214,31 @@ def evaluate(model: nn.Module, x: Tensor) -> Tensor:
 def fit_multipliers(
     model: nn.Module, x: Tensor, rows: Rows, free: bool = False
 ) -> tuple[Tensor, float, str]:
-    """Fit the multipliers of all rows.
+    """Fit the multipliers with which the gradients of all margins come closest to the weights.
 
-    They are computed from the Gram matrix. If its condition exceeds 1e12 and the dense gradients fit into
-    memory, they are computed from the gradients.
+    Multipliers are computed from the Gram matrix of the gradients. If the condition number of this matrix
+    exceeds 1e12, multipliers are computed from the gradients, if these fit into memory.
 
     Args:
         model: The network.
         x: (n, *shape) samples.
-        rows: Rows of the problem.
-        free: Multipliers may be negative.
+        rows: The constraints, each of which has a multiplier.
+        free: Whether multipliers may be negative.
 
     Returns:
-        The multipliers, the condition number of the Gram matrix, and a note if digits are lost.
+        The multipliers, the condition number of the Gram matrix, and a note if digits are lost, else "".
     """
     theta = parameters(model)
     matrix = gram(model, x, rows)
     factor, note = mult.factor_gram(matrix, project(model, x, rows, theta)), ""
-    fits = len(rows) * sum(t.numel() for t in theta.values()) * 8 <= mult.DENSE_BYTES
-    poor = factor.condition > mult.MAX_CONDITION
-    if poor and fits:
+    fits_into_memory = len(rows) * sum(t.numel() for t in theta.values()) * 8 <= mult.DENSE_BYTES
+    is_ill_conditioned = factor.condition > mult.MAX_CONDITION
+    if is_ill_conditioned and fits_into_memory:
         factor = mult.factor_dense(jacobian(model, x, rows), flatten(theta))
-    elif poor:
+    elif is_ill_conditioned:
         note = (
-            f"Gram matrix of condition {factor.condition:.1e}: multipliers have few correct digits"
+            f"the Gram matrix has condition number {factor.condition:.1e}: multipliers have few correct "
+            "digits"
         )
     lam = mult.solve(factor, free)
 
@@ -235,9 +249,10 @@ def fit_multipliers(
 
 
 def identity_gap(lam: Tensor, margins: Tensor, order: float | None, size: float) -> float | None:
-    """Return the relative gap of ||theta||^2 = L sum_r lam_r m_r.
+    """Return how far a network is from the identity ||theta||^2 = L sum_r lam_r m_r.
 
-    Homogeneity of order L implies this identity at a KKT point.
+    The weights theta of a network that is homogeneous of order L obey this identity at a KKT point with
+    multipliers lam_r and margins m_r.
 
     Args:
         lam: (R,) multipliers.
@@ -246,7 +261,7 @@ def identity_gap(lam: Tensor, margins: Tensor, order: float | None, size: float)
         size: The norm of theta.
 
     Returns:
-        The relative gap, or None if there is no order.
+        The relative difference of both sides, or None if the network is not homogeneous.
     """
     if order is None:
         return None
@@ -263,7 +278,13 @@ def _status(relative: float, margin: float | None) -> str:
 
 @dataclass(frozen=True)
 class KinkPairs:
-    """Pairs (row, neuron) of hidden layer ``layer`` whose pre-activation is zero up to a tolerance."""
+    """Pairs of a constraint and a neuron whose pre-activation is zero up to a tolerance.
+
+    Attributes:
+        layer: Number of the hidden layer of all neurons.
+        row: (k,) number of the constraint of each pair.
+        neuron: (k,) number of the neuron of each pair.
+    """
 
     layer: int
     row: Tensor
@@ -281,56 +302,66 @@ class KinkPairs:
 def clarke_residual(
     model: MLP, x: Tensor, rows: Rows, plain: Theta, tolerance: float, limit: int, end: float
 ) -> tuple[float, int, int, bool]:
-    """Minimize the norm of the residual over free gates, one hidden layer at a time.
+    """Minimize the norm of the KKT residual over the gates at kinks, one hidden layer at a time.
+
+    At a kink a ReLU's input is zero, so its derivative (the gate) may be any number in [0, 1].
 
     Args:
         model: The network.
         x: (n, d) samples.
-        rows: Rows of the problem.
-        plain: Residual without free gates.
+        rows: The constraints of the margin problem.
+        plain: KKT residual if all gates at kinks are 0.
         tolerance: Relative size of a pre-activation that counts as zero.
-        limit: Maximum number of gates that are freed in one layer.
-        end: Value of the monotonic clock after which no further gates are freed.
+        limit: Maximum number of gates in one layer that may be chosen freely.
+        end: Value of the monotonic clock after which no further gates are chosen.
 
     Returns:
-        The norm, which is at most that of ``plain``. Then the number of kinks, the number of freed gates, and
-        whether every quadratic program was solved.
+        The smallest norm, which is at most the norm of ``plain``. Then the number of kinks, the number of
+        gates that were chosen freely, and whether every quadratic program was solved.
     """
-    best, kinks, freed, solved = norm(plain), 0, 0, True
+    smallest_norm, kinks, freed_gates, is_solved = norm(plain), 0, 0, True
     trace = model.trace(x)
     for layer in range(len(model.linears) - 1 if isinstance(model.activation, ReLU) else 0):
         pairs = find_kinks(model, trace, rows, layer, tolerance)
         kinks += len(pairs)
         if len(pairs):
-            value, freed_here, layer_solved = _free_layer(
+            layer_norm, freed_here, layer_solved = _free_layer(
                 model, trace, rows, pairs, plain, limit, end
             )
-            solved = solved and layer_solved
-            freed += freed_here
-            best = min(best, value)
-    return best, kinks, freed, solved
+            is_solved = is_solved and layer_solved
+            freed_gates += freed_here
+            smallest_norm = min(smallest_norm, layer_norm)
+    return smallest_norm, kinks, freed_gates, is_solved
 
 
 def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: float) -> KinkPairs:
-    """Find the pairs with |pre_ij| <= tolerance |(w_j, b_j)| |(a_i, 1)|.
+    """Find the samples i and neurons j with a pre-activation of zero up to a tolerance.
+
+    The condition is |pre_ij| <= tolerance |(w_j, b_j)| |(a_i, 1)|, with the weights w_j and the bias b_j of
+    the neuron, and the input a_i of its layer.
 
     Args:
         model: The network.
-        trace: Its activations at the samples.
-        rows: Rows of the problem.
-        layer: Hidden layer.
+        trace: Activations of the network at the samples.
+        rows: The constraints of the margin problem, each of which belongs to a sample.
+        layer: Number of the hidden layer.
         tolerance: Relative size of a pre-activation that counts as zero.
 
     Returns:
-        The pairs. Neurons without weights are ignored.
+        Pairs of a constraint and a neuron. Neurons with zero weights are ignored.
     """
     linear, inputs = model.linears[layer], trace.inputs[layer]
     weight, bias = linear.weight.detach(), linear.bias
-    neuron, sample = weight.square().sum(1), inputs.square().sum(1)
+    squared_weight_norms, squared_input_norms = weight.square().sum(1), inputs.square().sum(1)
     if bias is not None:
-        neuron, sample = neuron + bias.detach().square(), sample + 1
-    scale = sample.sqrt()[:, None] * neuron.sqrt()
-    is_kink = (trace.pre[layer].abs() <= tolerance * scale) & (neuron > 1e-24 * neuron.max())
+        squared_weight_norms, squared_input_norms = (
+            squared_weight_norms + bias.detach().square(),
+            squared_input_norms + 1,
+        )
+    scales = squared_input_norms.sqrt()[:, None] * squared_weight_norms.sqrt()
+    is_kink = (trace.pre[layer].abs() <= tolerance * scales) & (
+        squared_weight_norms > 1e-24 * squared_weight_norms.max()
+    )
     row, neuron_index = is_kink[rows.index].nonzero(as_tuple=True)
     return KinkPairs(layer, row, neuron_index)
 
@@ -338,158 +369,178 @@ def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: floa
 def _free_layer(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, plain: Theta, limit: int, end: float
 ) -> tuple[float, int, bool]:
-    """Free all pairs, or the ``limit`` most useful pairs by column generation.
+    """Minimize the KKT residual over the gates at the kinks of one layer.
 
-    Column generation repeats three steps: compute first-order gains, free the pairs of the largest gain, and
-    solve.
+    If there are more than ``limit`` kinks, column generation chooses the most useful gates. It repeats three
+    steps: estimate how much each gate reduces the residual, free the best gates, and solve.
 
     Args:
         model: The network.
-        trace: Its activations at the samples.
-        rows: Rows of the problem.
+        trace: Activations of the network at the samples.
+        rows: The constraints of the margin problem.
         pairs: Kinks of the layer.
-        plain: Residual without free gates.
-        limit: Maximum number of freed gates.
-        end: Value of the monotonic clock after which no further gates are freed.
+        plain: KKT residual if all gates at kinks are 0.
+        limit: Maximum number of gates that may be chosen freely.
+        end: Value of the monotonic clock after which no further gates are chosen.
 
     Returns:
-        The norm of the residual, the number of freed gates, and whether the last program was solved.
+        The norm of the residual, the number of freely chosen gates, and whether the last quadratic program
+        was solved.
     """
-    gates = (trace.pre[pairs.layer] > 0)[rows.index][pairs.row, pairs.neuron]
-    chosen = torch.zeros(len(pairs), dtype=torch.bool)
-    residual, value, solved = plain, norm(plain), True
+    is_open = (trace.pre[pairs.layer] > 0)[rows.index][pairs.row, pairs.neuron]
+    is_freed = torch.zeros(len(pairs), dtype=torch.bool)
+    residual, smallest_norm, is_solved = plain, norm(plain), True
     for _ in range(ROUNDS if len(pairs) > limit else 1):
-        if (room := limit - int(chosen.sum())) <= 0:
+        if (room := limit - int(is_freed.sum())) <= 0:
             break
-        best = torch.arange(len(pairs))
+        most_useful = torch.arange(len(pairs))
         if len(pairs) > limit:
-            gain = _first_order_gain(model, trace, rows, pairs, residual)
-            gain = torch.where(gates, -gain, gain).masked_fill(chosen, -torch.inf)
-            # Use half of the room per round, so that later rounds choose by a better residual.
-            best = gain.topk(max(1, room // 2)).indices
-            best = best[gain[best] > 1e-12 * norm(plain) ** 2]
-        if not len(best):
+            gains = _first_order_gain(model, trace, rows, pairs, residual)
+            gains = torch.where(is_open, -gains, gains).masked_fill(is_freed, -torch.inf)
+            # Each round frees half of the gates that the limit still allows. Later rounds then choose better.
+            most_useful = gains.topk(max(1, room // 2)).indices
+            most_useful = most_useful[gains[most_useful] > 1e-12 * norm(plain) ** 2]
+        if not len(most_useful):
             break
         if time.monotonic() >= end:
-            solved = False
+            is_solved = False
             break
-        chosen[best] = True
-        freed_residual, solved = _solve_freed(model, trace, rows, pairs.take(chosen), end)
-        if norm(freed_residual) < value:
-            residual, value = freed_residual, norm(freed_residual)
-    return value, int(chosen.sum()), solved
+        is_freed[most_useful] = True
+        freed_residual, is_solved = _solve_freed(model, trace, rows, pairs.take(is_freed), end)
+        if norm(freed_residual) < smallest_norm:
+            residual, smallest_norm = freed_residual, norm(freed_residual)
+    return smallest_norm, int(is_freed.sum()), is_solved
 
 
 def _first_order_gain(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, residual: Theta
 ) -> Tensor:
-    """Return <e_rj, r>, which is positive if opening gate j for row r reduces the residual.
+    """Estimate to first order how much opening each gate at a kink reduces the KKT residual.
 
-    e_rj is what the gate lets through. This column is never formed. Its inner product with r is the
-    derivative of the row's output in that activation, times the change of the pre-activation if theta
-    moved by r. One forward pass computes this for all K gates, while K columns would not fit into memory.
+    The gain of a gate is the inner product of the residual with the gradient that the gate lets through. This
+    is the derivative of the constraint's output in that activation, times the change of the pre-activation if
+    the weights moved by the residual. One forward pass computes the gains of all K gates, while K gradients
+    would not fit into memory.
 
     Args:
         model: The network.
-        trace: Its activations at the samples.
-        rows: Rows of the problem.
-        pairs: Kinks of a layer.
-        residual: The residual r.
+        trace: Activations of the network at the samples.
+        rows: The constraints of the margin problem.
+        pairs: K kinks of a layer.
+        residual: The KKT residual.
 
     Returns:
-        (K,) gains.
+        (K,) gains, positive if opening the gate reduces the residual.
     """
-    # The change of the layer's pre-activations if theta moved by r.
-    change = torch.zeros((), dtype=torch.float64)
+    # This is the change of the layer's pre-activations if the weights moved by the residual.
+    pre_activation_changes = torch.zeros((), dtype=torch.float64)
     for i, layer in enumerate(model.linears[: pairs.layer + 1]):
         if i:
-            change = change * model.activation.derivative(trace.pre[i - 1]) @ layer.weight.T
-        change = change + trace.inputs[i] @ residual[f"layers.{i}.weight"].T
+            pre_activation_changes = (
+                pre_activation_changes
+                * model.activation.derivative(trace.pre[i - 1])
+                @ layer.weight.T
+            )
+        pre_activation_changes = (
+            pre_activation_changes + trace.inputs[i] @ residual[f"layers.{i}.weight"].T
+        )
         if layer.bias is not None:
-            change = change + residual[f"layers.{i}.bias"]
-    strength = _strength(model, trace, rows, pairs.layer)
-    return (strength * change[rows.index])[pairs.row, pairs.neuron]
+            pre_activation_changes = pre_activation_changes + residual[f"layers.{i}.bias"]
+    output_slopes = _strength(model, trace, rows, pairs.layer)
+    return (output_slopes * pre_activation_changes[rows.index])[pairs.row, pairs.neuron]
 
 
 def _strength(model: MLP, trace: Trace, rows: Rows, layer: int) -> Tensor:
-    """Return (R, h) derivatives of each row's output in the activations of a layer."""
+    """Return (R, h) derivatives of the output of each of R constraints in the h activations of a layer."""
     signals = model.signals(trace, rows.covectors, rows.index)
     return signals[layer + 1] @ model.linears[layer + 1].weight.detach()
 
 
 def _columns(model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs) -> tuple[Tensor, list[Tensor]]:
-    """Return sample index and backward signals of all columns: rows with closed gates, then opened gates.
+    """Return the columns of the quadratic program over multipliers and gates, as backward signals.
 
-    If the gates of a row are free at kinks, its gradient is lam (g with those gates closed) + sum_j mu_j
-    (what gate j alone lets through). This is linear in (lam, mu), with one column for each. Above the
-    layer of the kinks an opened gate changes nothing, so its signal there is zero.
+    The weighted gradient of a constraint is lam times its gradient with closed gates at kinks, plus mu_j
+    times the gradient that gate j alone lets through. This is linear in (lam, mu), with one column for each.
+    An opened gate changes nothing above the layer of the kinks, so its backward signal is zero there.
 
     Args:
         model: The network.
-        trace: Its activations at the samples.
-        rows: Rows of the problem.
-        pairs: Kinks of a layer.
+        trace: Activations of the network at the samples.
+        rows: R constraints of the margin problem.
+        pairs: K kinks of a layer.
 
     Returns:
-        The index (R + K,), and signals (R + K, h) for every layer.
+        The sample of each column (R + K,), and for every layer the backward signals (R + K, h) at its h
+        neurons. The constraints come first, then the gates.
     """
     layer = pairs.layer
-    strength = _strength(model, trace, rows, layer)
-    gate = model.activation.derivative(trace.pre[layer])[rows.index]
-    gate = gate.index_put((pairs.row, pairs.neuron), torch.zeros((), dtype=gate.dtype))
-    opened = torch.zeros(len(pairs), strength.shape[1], dtype=strength.dtype)
-    opened[torch.arange(len(pairs)), pairs.neuron] = strength[pairs.row, pairs.neuron]
-    index = torch.cat([rows.index, rows.index[pairs.row]])
-    signals = [torch.cat([strength * gate, opened])]
+    output_slopes = _strength(model, trace, rows, layer)
+    gates_at_kinks = model.activation.derivative(trace.pre[layer])[rows.index]
+    gates_at_kinks = gates_at_kinks.index_put(
+        (pairs.row, pairs.neuron), torch.zeros((), dtype=gates_at_kinks.dtype)
+    )
+    opened_columns = torch.zeros(len(pairs), output_slopes.shape[1], dtype=output_slopes.dtype)
+    opened_columns[torch.arange(len(pairs)), pairs.neuron] = output_slopes[pairs.row, pairs.neuron]
+    sample_index = torch.cat([rows.index, rows.index[pairs.row]])
+    signals = [torch.cat([output_slopes * gates_at_kinks, opened_columns])]
     for below in range(layer, 0, -1):
-        gates = model.activation.derivative(trace.pre[below - 1])[index]
-        signals.append(signals[-1] @ model.linears[below].weight.detach() * gates)
-    above = model.signals(trace, rows.covectors, rows.index)[layer + 1 :]
-    padded = [torch.cat([s, s.new_zeros(len(pairs), s.shape[1])]) for s in above]
-    return index, signals[::-1] + padded
+        gates_below = model.activation.derivative(trace.pre[below - 1])[sample_index]
+        signals.append(signals[-1] @ model.linears[below].weight.detach() * gates_below)
+    signals_above = model.signals(trace, rows.covectors, rows.index)[layer + 1 :]
+    padded_signals = [torch.cat([s, s.new_zeros(len(pairs), s.shape[1])]) for s in signals_above]
+    return sample_index, signals[::-1] + padded_signals
 
 
 def _solve_freed(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, end: float
 ) -> tuple[Theta, bool]:
-    """Solve the quadratic program, and recompute the residual explicitly from its solution."""
+    """Minimize the KKT residual over multipliers and gates at kinks, and recompute it explicitly.
+
+    Returns:
+        The residual, and whether the quadratic program was solved.
+    """
     index, signals = _columns(model, trace, rows, pairs)
     theta = parameters(model)
     factor = _factor(model, trace, index, signals)
-    z, solved = _solve_quadratic_program(factor, len(rows), pairs.row, end - time.monotonic())
+    z, is_solved = _solve_quadratic_program(factor, len(rows), pairs.row, end - time.monotonic())
     residual: Theta = {}
     for i, (layer, signal) in enumerate(zip(model.linears, signals, strict=True)):
-        weighted = z[:, None] * signal
+        weighted_signal = z[:, None] * signal
         name = f"layers.{i}"
-        residual[f"{name}.weight"] = theta[f"{name}.weight"] - weighted.T @ trace.inputs[i][index]
+        residual[f"{name}.weight"] = (
+            theta[f"{name}.weight"] - weighted_signal.T @ trace.inputs[i][index]
+        )
         if layer.bias is not None:
-            residual[f"{name}.bias"] = theta[f"{name}.bias"] - weighted.sum(0)
-    return residual, solved
+            residual[f"{name}.bias"] = theta[f"{name}.bias"] - weighted_signal.sum(0)
+    return residual, is_solved
 
 
 def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> mult.Factor:
-    """Return the QR factorization of the dense columns if they fit into memory, or the Gram matrix.
+    """Factorize the columns of the quadratic program over multipliers and gates.
 
-    The Gram matrix squares the condition number, but it needs no column of the size of theta. It is computed
-    from products of signals and of layer inputs. <column, theta> is the sum of <signal, pre-activation> over
-    layers.
+    If the dense columns fit into memory, this is a QR factorization. Otherwise the Gram matrix of the columns
+    is factorized. It squares the condition number, but it needs no column of the size of the weights theta:
+    it is computed from products of signals and of layer inputs. <column, theta> is the sum of
+    <signal, pre-activation> over layers.
 
     Args:
         model: The network.
-        trace: Its activations at the samples.
-        index: (k,) sample of every column.
-        signals: (k, h) backward signals for every layer.
+        trace: Activations of the network at the samples.
+        index: (k,) sample of each column.
+        signals: For every layer the (k, h) backward signals of the columns at its h neurons.
 
     Returns:
-        The factor.
+        The factorized least-squares problem.
     """
     theta = parameters(model)
-    size = sum(t.numel() for t in theta.values())
-    if len(index) * size * 8 > mult.DENSE_BYTES // 2:
-        inner = torch.zeros(len(index), dtype=torch.float64)
+    parameter_count = sum(t.numel() for t in theta.values())
+    if len(index) * parameter_count * 8 > mult.DENSE_BYTES // 2:
+        inner_products = torch.zeros(len(index), dtype=torch.float64)
         for i, signal in enumerate(signals):
-            inner += (signal * trace.pre[i][index]).sum(1)  # <d a^T, W> + <d, b> = <d, pre>
-        return mult.factor_gram(mlp_gram(model, trace, index, signals), inner)
+            inner_products += (signal * trace.pre[i][index]).sum(
+                1
+            )  # signal d and input a: <d a^T, W> + <d, b> = <d, pre>
+        return mult.factor_gram(mlp_gram(model, trace, index, signals), inner_products)
     columns = []
     for i, (layer, signal) in enumerate(zip(model.linears, signals, strict=True)):
         columns.append((signal[:, :, None] * trace.inputs[i][index][:, None, :]).flatten(1))
@@ -500,39 +551,43 @@ def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> m
 def _solve_quadratic_program(
     factor: mult.Factor, rows: int, owner: Tensor, seconds: float = math.inf
 ) -> tuple[Tensor, bool]:
-    """Minimize ||e||^2 s.t. F z + e = h, lam >= 0, 0 <= mu <= lam[owner], with z = (lam, mu).
+    """Find the multipliers lam and the gates at kinks with the smallest KKT residual.
 
-    The product of the multiplier lam_i and a gate in [0, 1] is a separate variable mu. This makes the problem
-    convex. e is also a variable, so that the solver uses F once, as an equality, and never the squared F^T F.
+    Minimize ||e||^2 s.t. F z + e = h, lam >= 0, 0 <= mu <= lam[owner], with z = (lam, mu). The product mu of
+    a multiplier and a gate in [0, 1] is a separate variable, which makes the problem convex. The error e is
+    also a variable, so that the solver uses F once, as an equality, and never the ill-conditioned F^T F.
 
     Args:
-        factor: F (k, rows + kinks) and h (k,).
-        rows: Number of columns that are multipliers.
-        owner: (kinks,) row whose multiplier bounds each gate.
-        seconds: Time limit.
+        factor: The matrix F (k, rows + kinks) and the vector h (k,).
+        rows: Number of multipliers, which are the first columns of F.
+        owner: (kinks,) for each gate, the multiplier that it scales.
+        seconds: Time limit in seconds.
 
     Returns:
-        z, feasible to the last bit, and whether the solver reports an optimum.
+        The solution z, which obeys all bounds to the last bit, and whether the solver reports an optimum.
     """
     import clarabel
 
     matrix, target = factor.matrix.numpy(), factor.target.numpy()
-    # Columns and target have unit size. The bounds mu <= lam carry the scales.
-    scale = np.linalg.norm(matrix, axis=0)
-    scale = np.where(scale > 0, scale, 1.0)
-    size = max(float(np.linalg.norm(target)), 1e-300)
+    # Columns of F and h are scaled to length 1. So the bounds mu <= lam contain the scales.
+    column_norms = np.linalg.norm(matrix, axis=0)
+    column_norms = np.where(column_norms > 0, column_norms, 1.0)
+    target_norm = max(float(np.linalg.norm(target)), 1e-300)
     k, columns = matrix.shape
-    kinks, owners = columns - rows, owner.numpy()
-    upper = sparse.csc_matrix(
+    kinks, owner_rows = columns - rows, owner.numpy()
+    upper_bounds = sparse.csc_matrix(
         (
-            np.concatenate([1 / scale[rows:], -1 / scale[owners]]),
-            (np.tile(np.arange(kinks), 2), np.concatenate([rows + np.arange(kinks), owners])),
+            np.concatenate([1 / column_norms[rows:], -1 / column_norms[owner_rows]]),
+            (np.tile(np.arange(kinks), 2), np.concatenate([rows + np.arange(kinks), owner_rows])),
         ),
         shape=(kinks, columns),
     )
-    equality = sparse.hstack([sparse.csc_matrix(matrix / scale), sparse.identity(k)])
+    equations = sparse.hstack([sparse.csc_matrix(matrix / column_norms), sparse.identity(k)])
     bounds = sparse.hstack(
-        [sparse.vstack([-sparse.identity(columns), upper]), sparse.csc_matrix((columns + kinks, k))]
+        [
+            sparse.vstack([-sparse.identity(columns), upper_bounds]),
+            sparse.csc_matrix((columns + kinks, k)),
+        ]
     )
     settings = clarabel.DefaultSettings()
     settings.verbose = False
@@ -541,14 +596,16 @@ def _solve_quadratic_program(
     solver = clarabel.DefaultSolver(
         sparse.block_diag([sparse.csc_matrix((columns, columns)), 2 * sparse.identity(k)], "csc"),
         np.zeros(columns + k),
-        sparse.vstack([equality, bounds], "csc"),
-        np.concatenate([target / size, np.zeros(columns + kinks)]),
+        sparse.vstack([equations, bounds], "csc"),
+        np.concatenate([target / target_norm, np.zeros(columns + kinks)]),
         [clarabel.ZeroConeT(k), clarabel.NonnegativeConeT(columns + kinks)],
         settings,
     )
     solution = solver.solve()
-    z = np.asarray(solution.x)[:columns] * size / scale
-    z = np.maximum(np.nan_to_num(z), 0)  # exactly feasible, so that the residual is one that exists
-    z[rows:] = np.minimum(z[rows:], z[owners])
-    solved = str(solution.status) in ("Solved", "AlmostSolved")
-    return torch.from_numpy(z), solved
+    values = np.asarray(solution.x)[:columns] * target_norm / column_norms
+    values = np.maximum(
+        np.nan_to_num(values), 0
+    )  # obeys the bounds exactly, so the residual exists
+    values[rows:] = np.minimum(values[rows:], values[owner_rows])
+    is_solved = str(solution.status) in ("Solved", "AlmostSolved")
+    return torch.from_numpy(values), is_solved

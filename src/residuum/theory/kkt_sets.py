@@ -2,19 +2,22 @@
 
     target = sum_i lam_i grad_theta <c_i, Phi(theta; x_i)>,     lam_i > 0
 
-c_i is the label (binary), the combination of class differences (multiclass), or the signed direction of
-free multipliers (regression, NTK). Refael et al. 2025, Definition 3, measure a set by its residual, the
-margin p, and delta = max_i lam_i (m_i - p). A set that was made from another set is compared with the
-levels of the original set, because on a network that is no exact KKT point nothing reaches zero.
+The target is the vector of weights that the weighted sum of gradients must equal. lam_i are the multipliers.
+The covector c_i is the label (binary), the combination of class differences (multiclass), or the signed
+direction of free multipliers (regression, NTK). Refael et al. 2025, Definition 3, judge a set by its
+residual, its smallest margin p, and delta = max_i lam_i (m_i - p). These are rarely zero, because trained
+networks are no exact KKT points. So a set that was made from another set is compared with the figures of the
+original set.
 
 By Section 3 of that paper, grad_theta Phi is affine in x inside an activation pattern. So
 
     merge   x' = (lam_1 x_1 + lam_2 x_2) / (lam_1 + lam_2),   lam' = lam_1 + lam_2
     split   x + alpha nu with lam beta / (alpha + beta),   x - beta nu with lam alpha / (alpha + beta)
 
-do not change the sum, for any depth and objective. Two properties are distinguished. A set is stationary if
-it has the sum and the signs, which is all that an attack can check. It is a full KKT set if it also keeps
-margins and slackness, which needs nu orthogonal to grad_x Phi.
+do not change the sum of gradients, for any depth and objective. Two properties are distinguished. A set is
+stationary if its sum of gradients equals the target and its multipliers have the right signs. An attack can
+check no more. A stationary set is a full KKT set if it also keeps margins and slackness. Then the direction
+nu of a split must be orthogonal to grad_x Phi.
 """
 
 from __future__ import annotations
@@ -42,24 +45,27 @@ from residuum.theory.patterns import (
 )
 from residuum.theory.rows import margins
 
-TOLERANCE = 1e-9  # relative: a smaller residual or gap to the margin counts as zero
-WATCHED_CHUNK = 4  # samples between two reports of progress
+TOLERANCE = 1e-9  # a smaller relative residual, or relative gap to the margin, counts as zero
+WATCHED_CHUNK = 4  # slow rules report progress after this many samples
 Watcher = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, eq=False)
 class KKTSet:
-    """Samples, labels and multipliers that fit the weights of a network, and how well they do.
+    """Samples whose gradients, weighted by multipliers, add up to the weights of a network.
 
-    All numbers are float64. Merging, splitting and far sets check their hypotheses exactly.
+    Methods merge and split the samples without a change of this sum. They check exactly whether their
+    hypotheses hold. All numbers are float64.
 
     Attributes:
-        models: The network at every gradient point. There is one, except for NTK with both.
-        target: What the sum must equal.
+        models: Copies of the network, one for each of the P weight vectors at which gradients are taken.
+            There is one copy, or two for the NTK objective with initial and final weights.
+        target: The vector that the weighted sum of gradients must equal, by parameter.
         x: (n, *shape) samples.
-        y: Labels as in the mathematics.
+        y: Labels from :func:`residuum.theory.rows.normalize_labels`.
         lam: (n,) multipliers.
-        covectors: (n, P, C), c_i at every gradient point.
+        covectors: (n, P, C) vectors by which the C outputs of the network are weighted before a gradient is
+            taken.
         task: binary, multiclass, regression or ntk.
         parent: The set from which this set was made, or None for an original set.
     """
@@ -84,18 +90,18 @@ class KKTSet:
         task: str = "auto",
         rivals: str = "tied",
     ) -> KKTSet:
-        """Build a set from given samples.
+        """Build a set from samples, and fit multipliers if none are passed.
 
         Args:
             model: The network.
             x: (n, *shape) samples.
-            y: Labels.
-            lam: A multiplier per constraint row. The default is the best fit (NNLS).
-            task: binary, multiclass, regression, or auto.
-            rivals: Which rival classes get a constraint: tied or best.
+            y: Labels of the samples.
+            lam: A multiplier for each constraint. By default nonnegative least squares fits the multipliers.
+            task: binary, multiclass, regression, or auto to choose by the number of outputs.
+            rivals: Which rival classes of a sample get a constraint: tied or best.
 
         Returns:
-            The set.
+            The set of samples and multipliers.
         """
         check_piecewise_linear(model)
         model, x, y, _, task, rows = pose_problem(model, x, y, task, rivals)
@@ -116,23 +122,23 @@ class KKTSet:
         u: Tensor,
         task: str,
     ) -> KKTSet:
-        """Build a set from covectors with their multipliers, as an attack finds them.
+        """Build a set from products of multipliers and covectors, as an attack finds them.
 
-        u is split into its size, which is the multiplier lam (n,), and a covector. The covector is -1/+1
-        for a binary network. For several classes it has the shares of the rivals, so that lam is their
-        sum. In all other cases the size is the norm of u. Negative multipliers of a margin are set to
-        zero, because no KKT point has them.
+        Each product u is factorized into a multiplier and a covector. The covector is -1/+1 for a binary
+        network. For several classes, the multiplier is the sum over rival classes, and the covector has their
+        shares. In all other cases the multiplier is the norm of u. Negative multipliers of margins are set
+        to zero, because no KKT point has them.
 
         Args:
-            models: The network at every gradient point.
-            target: What the sum must equal.
+            models: Copies of the network, one for each of the P weight vectors at which gradients are taken.
+            target: The vector that the weighted sum of gradients must equal, by parameter.
             x: (n, *shape) samples.
-            y: Labels.
-            u: (n, P, C) products of multipliers and covectors.
+            y: Labels of the samples.
+            u: (n, P, C) products of multipliers and covectors, for C outputs.
             task: binary, multiclass, regression or ntk.
 
         Returns:
-            The set.
+            The set of samples and multipliers.
         """
         for model in models:
             check_piecewise_linear(model)
@@ -144,77 +150,89 @@ class KKTSet:
             u = torch.where(
                 torch.nn.functional.one_hot(y, u.shape[2]).bool()[:, None], 0, u.clamp(max=0)
             )
-            size = -u.sum((1, 2))
-            u = u + torch.nn.functional.one_hot(y, u.shape[2])[:, None] * size[:, None, None]
+            multipliers = -u.sum((1, 2))
+            u = u + torch.nn.functional.one_hot(y, u.shape[2])[:, None] * multipliers[:, None, None]
         else:
-            size = u.flatten(1).norm(dim=1)
-        return cls(models, target, x, y, size, _over(u, size), task)
+            multipliers = u.flatten(1).norm(dim=1)
+        return cls(models, target, x, y, multipliers, _over(u, multipliers), task)
 
     def __len__(self) -> int:
         return len(self.x)
 
     @cached_property
     def u(self) -> Tensor:
-        """(n, P, C) products lam_i c_i."""
+        """(n, P, C) products of the multipliers and the covectors."""
         return self.lam[:, None, None] * self.covectors
 
     @cached_property
     def remainder(self) -> Theta:
-        """The difference target - sum_i lam_i grad <c_i, Phi(x_i)>."""
-        remainder = dict(self.target)
+        """The difference between the target and the weighted sum of gradients, by parameter."""
+        difference = dict(self.target)
         for p, model in enumerate(self.models):
             gradient = weighted_gradient(model, self.x, self.u[:, p])
-            remainder = {name: remainder[name] - gradient[name] for name in remainder}
-        return remainder
+            difference = {name: difference[name] - gradient[name] for name in difference}
+        return difference
 
     @property
     def residual(self) -> float:
-        """||target - sum_i lam_i grad <c_i, Phi(x_i)>|| / ||target||."""
+        """The norm of the difference between target and weighted sum of gradients, over the target's norm."""
         return norm(self.remainder) / norm(self.target)
 
     @cached_property
     def layer_residuals(self) -> dict[str, float]:
-        """The relative residual of every layer."""
+        """The norm of the difference between target and sum of gradients per layer, relative."""
         return layer_residuals(self.remainder, self.target)
 
     @cached_property
     def outputs(self) -> Tensor:
-        """(n, C) outputs of the network at theta."""
+        """(n, C) outputs of the network for the samples."""
         return evaluate(self.models[0], self.x)
 
     @cached_property
     def margins(self) -> Tensor | None:
-        """(n, rows) margin of every constraint: one if binary, one per rival if multiclass, else None."""
+        """(n, k) margins of the samples, one for each of their k constraints.
+
+        A sample has one constraint for binary networks and one for each rival class for several classes. The
+        margins are None for other tasks.
+        """
         if self.task == "binary":
             return margins(self.outputs, self.y)
         if self.task == "multiclass":
-            rivals = _rivals(self.y, self.outputs)
-            return margins(self.outputs, self.y)[rivals].reshape(len(self), -1)
+            is_rival = _rivals(self.y, self.outputs)
+            return margins(self.outputs, self.y)[is_rival].reshape(len(self), -1)
         return None
 
     @cached_property
     def row_multipliers(self) -> Tensor:
-        """(n, rows) multiplier of every constraint."""
+        """(n, k) multipliers of the samples, one for each of their k constraints."""
         if self.task == "multiclass":
             return -self.u[:, 0][_rivals(self.y, self.outputs)].reshape(len(self), -1)
         return self.lam[:, None]
 
     @property
     def margin(self) -> float | None:
-        """The smallest margin p of this set, or None."""
+        """The smallest margin of this set, or None for tasks without margins."""
         return None if self.margins is None else float(self.margins.min())
 
     @property
     def slack(self) -> Tensor | None:
-        """(n,) sums of lam (m - p) over the constraints of a sample, with p of the original set."""
-        p = self.root.margin
-        if self.margins is None or p is None:
+        """(n,) violations of complementary slackness, or None for tasks without margins.
+
+        The value of a sample is the sum of lam (m - p) over its constraints, with multiplier lam, margin m
+        and the smallest margin p of the original set.
+        """
+        smallest_margin = self.root.margin
+        if self.margins is None or smallest_margin is None:
             return None
-        return (self.row_multipliers * (self.margins - p)).sum(1)
+        return (self.row_multipliers * (self.margins - smallest_margin)).sum(1)
 
     @property
     def delta(self) -> float | None:
-        """The maximum of lam (m - p) over all constraints, with p of this set (Definition 3)."""
+        """The largest violation of complementary slackness, or None for tasks without margins.
+
+        This is the maximum of lam (m - p) over all constraints, with multiplier lam, margin m and the
+        smallest margin p of this set (Refael et al. 2025, Definition 3).
+        """
         if self.margins is None:
             return None
         return float((self.row_multipliers * (self.margins - self.margins.min())).max())
@@ -230,33 +248,43 @@ class KKTSet:
 
     @property
     def is_stationary_set(self) -> bool:
-        """Whether this set fits the target as well as the original. Attacks can only check this."""
+        """Whether the weighted sum of gradients is as close to the target as that of the original set.
+
+        An attack can check no more than this, because it does not know the margins.
+        """
         return self._has_valid_signs and self.residual <= self.root.residual + TOLERANCE
 
     @property
     def is_exact(self) -> bool:
-        """Whether this is a KKT point up to rounding."""
-        slack = self.delta is None or self.delta <= TOLERANCE
-        return self._has_valid_signs and slack and self.residual <= TOLERANCE
+        """Whether the network is a KKT point of this set up to rounding."""
+        is_slackness_exact = self.delta is None or self.delta <= TOLERANCE
+        return self._has_valid_signs and is_slackness_exact and self.residual <= TOLERANCE
 
     @property
     def is_on_margin(self) -> bool:
-        """Whether all margins, and the margins of active constraints, stay in the original range.
+        """Whether all margins stay in the range of the original set.
 
-        No margin may be below p, and no active constraint above the largest active margin of the original
-        set. At an exact KKT point all active constraints are at p. At an approximate one some are above.
+        No margin may be below the smallest margin of the original set. A constraint with a positive
+        multiplier may not exceed the largest margin of such a constraint in the original set. At an exact KKT
+        point all these constraints have the smallest margin, and at an approximate KKT point some exceed it.
         """
         if self.margins is None:
             return True
         assert self.root.margins is not None
-        p, highest = self.root.margins.min(), self.root.margins[self.root.row_multipliers > 0].max()
-        rounding = TOLERANCE * max(float(p.abs()), 1.0)
-        active = self.margins[self.row_multipliers > 0]
-        return bool((self.margins >= p - rounding).all() and (active <= highest + rounding).all())
+        lowest, highest = (
+            self.root.margins.min(),
+            self.root.margins[self.root.row_multipliers > 0].max(),
+        )
+        tolerance = TOLERANCE * max(float(lowest.abs()), 1.0)
+        active_margins = self.margins[self.row_multipliers > 0]
+        return bool(
+            (self.margins >= lowest - tolerance).all()
+            and (active_margins <= highest + tolerance).all()
+        )
 
     @property
     def is_full_kkt_set(self) -> bool:
-        """Whether margins and slackness also hold, at the levels of the original set."""
+        """Whether the set is stationary, and keeps margins and slackness as well as the original set."""
         if not (self.is_stationary_set and self.is_on_margin):
             return False
         if self.delta is None or self.root.delta is None:
@@ -270,37 +298,37 @@ class KKTSet:
 
     @cached_property
     def gradients(self) -> Tensor:
-        """(n, g, d) derivatives in x of every constraint, or of every output if there are none."""
+        """(n, g, d) derivatives of the network's g outputs in the d entries of each sample."""
         model, theta = self.models[0], parameters(self.models[0])
-        classes = self.outputs.shape[1]
+        output_count = self.outputs.shape[1]
 
         def weighted_output(sample: Tensor, covector: Tensor) -> Tensor:
             return (covector * functional_call(model, theta, (sample[None],))[0]).sum()
 
-        eye = torch.eye(classes, dtype=self.x.dtype, device=self.x.device)
+        unit_covectors = torch.eye(output_count, dtype=self.x.dtype, device=self.x.device)
         per_output = vmap(vmap(grad(weighted_output), (None, 0)), (0, None), chunk_size=64)
-        return per_output(self.x, eye).flatten(2)  # they span the class differences
+        return per_output(self.x, unit_covectors).flatten(2)
 
     @property
     def margin_slopes(self) -> Tensor:
-        """(n, rows, d) derivatives in x of every margin."""
+        """(n, k, d) derivatives of each sample's k margins in its d entries."""
         if self.task == "binary":
             return self.y[:, None, None] * self.gradients
         label_gradients = self.gradients[torch.arange(len(self)), self.y]
-        rival = _rivals(self.y, self.outputs)
-        return (label_gradients[:, None] - self.gradients)[rival].reshape(
+        is_rival = _rivals(self.y, self.outputs)
+        return (label_gradients[:, None] - self.gradients)[is_rival].reshape(
             len(self), -1, label_gradients.shape[1]
         )
 
     def budgets(self, direction: Tensor, samples: Tensor | None = None) -> Budgets:
-        """Compute exact budgets of the samples along unit directions.
+        """Compute how far samples can move along unit directions inside their activation patterns.
 
         Args:
-            direction: (d,) a common direction, or a row for each sample.
-            samples: Which samples, by default all.
+            direction: (d,) common direction of all samples, or (k, d) with a row for each sample.
+            samples: Indices of the k samples, by default all samples.
 
         Returns:
-            The budgets.
+            The exact distances, called budgets, on both sides of each sample.
         """
         x = self.x if samples is None else self.x[samples]
         nu = direction.double().expand(len(x), x[0].numel()).reshape(x.shape)
@@ -309,54 +337,59 @@ class KKTSet:
     def directions(
         self, name: str = "softest", samples: Tensor | None = None, watch: Watcher | None = None
     ) -> Tensor:
-        """Find directions that keep samples on their margin.
+        """Find directions along which samples can be split and stay on their margins.
 
         Args:
-            name: A rule of ``DIRECTIONS``.
-            samples: Which samples, by default all.
-            watch: Called with the number of finished samples and their total, if the rule is slow.
+            name: Key of ``DIRECTIONS``, the rule that chooses directions.
+            samples: Indices of the k samples, by default all samples.
+            watch: Called with the number of finished samples and their total.
 
         Returns:
-            (k, d) directions.
+            (k, d) unit directions.
         """
         indices = torch.arange(len(self)) if samples is None else samples
-        size = WATCHED_CHUNK if watch is not None and name in SLOW else max(1, len(indices))
-        blocks = []
-        for chunk in indices.split(size):
-            blocks.append(DIRECTIONS[name](self.models, self.x, chunk, self.gradients[chunk]))
+        chunk_size = WATCHED_CHUNK if watch is not None and name in SLOW else max(1, len(indices))
+        found_directions = []
+        for chunk in indices.split(chunk_size):
+            found_directions.append(
+                DIRECTIONS[name](self.models, self.x, chunk, self.gradients[chunk])
+            )
             if watch is not None:
-                watch(sum(map(len, blocks)), len(indices))
-        return torch.cat(blocks)
+                watch(sum(map(len, found_directions)), len(indices))
+        return torch.cat(found_directions)
 
     def merge(self, i: int, k: int) -> KKTSet:
-        """Replace samples i and k by their weighted mean, in the place of i.
+        """Replace two samples by their mean, weighted by their multipliers, in the place of the first one.
 
-        lam_i g(x_i) + lam_k g(x_k) = (lam_i + lam_k) g(mean), because g is affine inside a pattern. A pattern
-        is convex, so it contains the mean. For samples of different patterns the equation is false. Then an
-        error names the neurons that differ.
+        The mean has the sum of both multipliers. The weighted sum of gradients does not change, because
+        gradients are affine in x inside an activation pattern, and because the mean has the same pattern. If
+        the samples have different patterns, an error names the neurons that differ.
 
         Args:
-            i: A sample.
-            k: Another sample.
+            i: Index of the first sample.
+            k: Index of the second sample.
 
         Returns:
-            The merged set.
+            The set with the merged sample.
 
         Raises:
-            HypothesisError: If the samples cannot be merged.
+            HypothesisError: If label, pattern or multipliers of the samples do not allow a merge.
         """
         if i == k:
             raise HypothesisError(
-                "label", f"Merging needs two samples; got sample {i} twice.", "Pass another sample."
+                "label",
+                f"Merging needs two samples that differ; got sample {i} twice.",
+                "Pass the index of another sample.",
             )
         self._check_mergeable(i, k)
         return self._merged([[i, k], *([j] for j in range(len(self)) if j not in (i, k))])
 
     def merge_all(self) -> tuple[KKTSet, list[list[int]]]:
-        """Merge active samples until no two have the same label, multipliers and pattern.
+        """Merge all samples that have the same label, activation pattern and proportional multipliers.
 
         Returns:
-            The merged set, and the samples of this set behind each of its samples.
+            The merged set, and for each of its samples the indices of the samples of this set that were
+            merged.
         """
         groups: list[list[int]] = []
         for k in range(len(self)):
@@ -372,7 +405,7 @@ class KKTSet:
     def _merged(self, groups: list[list[int]]) -> KKTSet:
         """Return a set with one sample for each group, in the place of the group's first sample."""
         groups = sorted(groups)
-        first = torch.tensor([group[0] for group in groups])
+        first_samples = torch.tensor([group[0] for group in groups])
         lam = torch.stack([self.lam[group].sum() for group in groups])
         x = torch.stack(
             [
@@ -380,7 +413,7 @@ class KKTSet:
                 for group in groups
             ]
         )
-        return self._with(x, self.y[first], lam, self.covectors[first])
+        return self._with(x, self.y[first_samples], lam, self.covectors[first_samples])
 
     def _check_mergeable(self, i: int, k: int) -> None:
         """Raise an error that names the difference if two samples cannot be merged."""
@@ -388,24 +421,24 @@ class KKTSet:
         if self.task in ("binary", "multiclass") and self.y[i] != self.y[k]:
             raise HypothesisError(
                 "label",
-                f"Merging needs samples of the same label; samples {i} and {k} have {self.y[i]:g} and "
-                f"{self.y[k]:g}.",
+                f"Merging needs samples of the same label; samples {i} and {k} have the labels "
+                f"{self.y[i]:g} and {self.y[k]:g}.",
                 "Merge samples of the same class.",
             )
-        scale = float(self.covectors[i].norm())
-        if float((self.covectors[i] - self.covectors[k]).norm()) > TOLERANCE * scale:
+        covector_norm = float(self.covectors[i].norm())
+        if float((self.covectors[i] - self.covectors[k]).norm()) > TOLERANCE * covector_norm:
             raise HypothesisError(
                 "multiplier",
-                f"Merging needs proportional multipliers over rivals or outputs; those of samples {i} "
-                f"and {k} are not.",
+                f"Merging needs proportional multipliers over rival classes or outputs; the multipliers of "
+                f"samples {i} and {k} are not proportional.",
                 "Merge samples whose multipliers agree up to one positive factor.",
             )
-        differ = self.switches.pattern[i] != self.switches.pattern[k]
-        if differ.any():
+        is_different = self.switches.pattern[i] != self.switches.pattern[k]
+        if is_different.any():
             raise HypothesisError(
                 "pattern",
                 f"Merging needs samples of the same activation pattern; samples {i} and {k} differ at "
-                f"{int(differ.sum())} neurons: {self.switches.names(differ)}.",
+                f"{int(is_different.sum())} neurons: {self.switches.names(is_different)}.",
                 "Merge samples of the same pattern.",
             )
 
@@ -418,22 +451,22 @@ class KKTSet:
         *,
         check: bool = True,
     ) -> KKTSet:
-        """Replace sample i by two samples, in its place.
+        """Replace one sample by two samples that lie on opposite sides of it.
 
         Args:
-            i: A sample.
+            i: Index of the sample.
             direction: (d,) direction of the split.
-            alpha: Length in this direction.
-            beta: Length in the opposite direction, by default alpha.
-            check: Check that the lengths are within the budget.
+            alpha: Distance that the first half moves in this direction.
+            beta: Distance that the second half moves in the opposite direction, by default alpha.
+            check: Whether to check that both halves keep the activation pattern of the sample.
 
         Returns:
-            The set with the split sample.
+            The set with both halves in the place of the sample.
         """
         nu, indices = direction.reshape(1, -1), torch.tensor([i])
-        first = torch.tensor([alpha], dtype=torch.float64)
-        second = None if beta is None else torch.full_like(first, beta)
-        return self.split_all(nu, first, second, samples=indices, check=check)
+        forward_lengths = torch.tensor([alpha], dtype=torch.float64)
+        backward_lengths = None if beta is None else torch.full_like(forward_lengths, beta)
+        return self.split_all(nu, forward_lengths, backward_lengths, samples=indices, check=check)
 
     def split_all(
         self,
@@ -444,25 +477,26 @@ class KKTSet:
         samples: Tensor | None = None,
         check: bool = True,
     ) -> KKTSet:
-        """Split samples along individual directions by individual lengths.
+        """Split samples into two halves each, along individual directions and by individual lengths.
 
-        x becomes x + alpha nu with multiplier lam beta / (alpha + beta), and x - beta nu with the remaining
-        multiplier. This keeps mass and moment, and an affine gradient depends on nothing else. Both halves
-        follow each other in the place of their sample.
+        The first half of x is x + alpha nu with multiplier lam beta / (alpha + beta). The second half is
+        x - beta nu with the remaining multiplier. The sum of multipliers and the weighted mean of the samples
+        do not change, and an affine gradient depends on nothing else. Both halves follow each other in the
+        place of their sample.
 
         Args:
-            directions: (k, d), normalized to length 1.
-            alpha: (k,) lengths forwards.
-            beta: (k,) lengths backwards, by default alpha.
-            samples: Which samples, by default all.
-            check: Check that the lengths are within the budget. Beyond it a sample leaves its pattern,
-                and the set is no longer stationary.
+            directions: (k, d) directions nu, which are scaled to length 1.
+            alpha: (k,) distances that the first halves move.
+            beta: (k,) distances that the second halves move in the opposite direction, by default alpha.
+            samples: Indices of the k samples, by default all samples.
+            check: Whether to check that both halves keep the activation pattern of their sample. If a half
+                leaves this pattern, the set is no longer stationary.
 
         Returns:
             The set with the split samples.
 
         Raises:
-            HypothesisError: If a length, a budget or a multiplier does not allow the split.
+            HypothesisError: If a length, an activation pattern or a multiplier does not allow the split.
         """
         indices = torch.arange(len(self)) if samples is None else samples
         nu = torch.stack([unit(direction) for direction in directions.expand(len(indices), -1)])
@@ -474,103 +508,115 @@ class KKTSet:
         if not bool(((alpha > 0) & (beta > 0) & (alpha + beta).isfinite()).all()):
             raise HypothesisError(
                 "budget",
-                "Both halves of a split must move by a positive finite length; at least one does not.",
+                "Both halves of a split must move by a positive finite length; at least one length is not "
+                "positive and finite.",
                 "Pass positive finite lengths.",
             )
         if check:
             self._check_budget(indices, nu, alpha, beta)
-        shape = (-1, *[1] * (self.x.ndim - 1))
-        step = nu.reshape(len(indices), *self.x.shape[1:])
-        share = alpha / (alpha + beta)
-        copies = torch.ones(len(self), dtype=torch.long).index_fill(0, indices, 2)
-        first = (copies.cumsum(0) - copies)[indices]  # position of the first half
+        broadcast_shape = (-1, *[1] * (self.x.ndim - 1))
+        unit_steps = nu.reshape(len(indices), *self.x.shape[1:])
+        backward_shares = alpha / (alpha + beta)
+        copies_per_sample = torch.ones(len(self), dtype=torch.long).index_fill(0, indices, 2)
+        first_halves = (copies_per_sample.cumsum(0) - copies_per_sample)[
+            indices
+        ]  # positions of the first halves in the new set
         x, y, lam, c = (
-            t.repeat_interleave(copies, 0) for t in (self.x, self.y, self.lam, self.covectors)
+            t.repeat_interleave(copies_per_sample, 0)
+            for t in (self.x, self.y, self.lam, self.covectors)
         )
-        x[first] += alpha.reshape(shape) * step
-        x[first + 1] -= beta.reshape(shape) * step
-        lam[first] *= 1 - share
-        lam[first + 1] *= share
+        x[first_halves] += alpha.reshape(broadcast_shape) * unit_steps
+        x[first_halves + 1] -= beta.reshape(broadcast_shape) * unit_steps
+        lam[first_halves] *= 1 - backward_shares
+        lam[first_halves + 1] *= backward_shares
         return self._with(x, y, lam, c)
 
     def used(self) -> KKTSet:
-        """Return the set without samples of multiplier zero, which do not contribute to the weights."""
+        """Return the set without the samples whose multiplier is zero.
+
+        These samples do not contribute to the weights.
+        """
         return self.take(self.lam != 0)
 
     def take(self, samples: Tensor) -> KKTSet:
-        """Return the set that has only some of the samples."""
+        """Return the set with only the samples that are chosen by indices or by a mask."""
         return self._with(
             self.x[samples], self.y[samples], self.lam[samples], self.covectors[samples]
         )
 
     def far_set(self, r: float) -> KKTSet:
-        """Build a set at least ``r`` away from every sample of this set (Theorem 4, for any depth).
+        """Build a set whose samples are at least ``r`` away from every sample of this set.
 
-        Every active sample is split along a direction that the first layer ignores, so outputs of the network
-        do not change. Samples of multiplier zero are removed.
+        Every sample is split along a direction that the first layer ignores, so outputs of the network do not
+        change (Refael et al. 2025, Theorem 4, for any depth). Samples with multiplier zero are removed.
 
         Args:
-            r: The distance.
+            r: The smallest distance between a sample of this set and a sample of the new set.
 
         Returns:
-            The far set.
+            The new set.
 
         Raises:
-            HypothesisError: If the distance is not positive, or if the first layer has full rank.
+            HypothesisError: If the distance is not positive and finite, or if the first layer ignores no
+                direction.
         """
         if not 0 < r < float("inf"):
             raise HypothesisError(
-                "budget", f"A distance must be positive and finite; got {r}.", "Pass r=1.0."
+                "budget",
+                f"The distance of a far set must be positive and finite; got {r}.",
+                "Pass a positive number.",
             )
-        basis = find_hidden_basis(self.models, self.x)
-        if not basis.shape[1]:
+        ignored_directions = find_hidden_basis(self.models, self.x)
+        if not ignored_directions.shape[1]:
             raise HypothesisError(
                 "subspace",
                 f"A far set needs a direction orthogonal to all neurons of the first layer; the layer has "
                 f"full rank {self.x[0].numel()}.",
                 "Split within the budgets instead: call split_all, or pass --budget-frac.",
             )
-        nu, used = basis[:, 0], self.used()
-        along = self.x.flatten(1) @ nu
-        length = r * (1 + 1e-12) + float(along.max() - along.min())
+        nu, used = ignored_directions[:, 0], self.used()
+        components = self.x.flatten(1) @ nu
+        length = r * (1 + 1e-12) + float(components.max() - components.min())
         lengths = torch.full((len(used),), length, dtype=torch.float64)
         return dataclasses.replace(used.split_all(nu[None], lengths), parent=self)
 
     def distance(self, other: KKTSet) -> float:
-        """Return d(A, B), the smallest distance between a sample of this set and a sample of ``other``."""
+        """Return the smallest distance between a sample of this set and a sample of ``other``."""
         return float(l2(self.x, other.x).min())
 
     def _check_budget(self, indices: Tensor, nu: Tensor, alpha: Tensor, beta: Tensor) -> None:
-        """Raise an error that names the limiting neurons if a split would leave its pattern."""
+        """Raise an error that names the limiting neurons if a half would leave the activation pattern."""
         budgets = self.budgets(nu, indices)
-        bad = ((alpha >= budgets.alpha) | (beta >= budgets.beta)).nonzero()[:, 0].tolist()
-        if not bad:
+        blocked = ((alpha >= budgets.alpha) | (beta >= budgets.beta)).nonzero()[:, 0].tolist()
+        if not blocked:
             return
-        k = bad[0]
-        i, kinks = int(indices[k]), int(budgets.kinks[k].sum())
+        first_blocked = blocked[0]
+        i, kinks = int(indices[first_blocked]), int(budgets.kinks[first_blocked].sum())
         if kinks:
             raise HypothesisError(
                 "kink",
-                f"A sample with kinks cannot be split along a direction that moves them; sample {i} has "
-                f"{kinks}: {budgets.names(k)}.",
+                f"A sample on a kink cannot be split along a direction that crosses the kink; sample {i} is "
+                f"on the kinks of {kinks} neurons: {budgets.names(first_blocked)}.",
                 "Use a direction orthogonal to these neurons: directions('softest').",
             )
         raise HypothesisError(
             "budget",
-            f"A split must stay inside its activation pattern; sample {i} may move by less than "
-            f"{float(budgets.alpha[k]):.6g} and {float(budgets.beta[k]):.6g}, got {float(alpha[k]):.6g} and "
-            f"{float(beta[k]):.6g}. The limiting neurons are {budgets.names(k)}.",
+            f"A split must stay inside the activation pattern of its sample; sample {i} may move by less "
+            f"than {float(budgets.alpha[first_blocked]):.6g} forwards and "
+            f"{float(budgets.beta[first_blocked]):.6g} backwards, got {float(alpha[first_blocked]):.6g} "
+            f"and {float(beta[first_blocked]):.6g}. The limiting neurons are {budgets.names(first_blocked)}.",
             "Pass a shorter length or another direction.",
         )
 
     def _check_multiplier(self, indices: Tensor) -> None:
-        bad = indices[self.lam[indices] <= 0].tolist()
-        if bad:
+        without_multiplier = indices[self.lam[indices] <= 0].tolist()
+        if without_multiplier:
             raise HypothesisError(
                 "multiplier",
-                f"Merging and splitting need positive multipliers; sample {bad[0]} has "
-                f"{float(self.lam[bad[0]]):g}.",
-                "Remove such samples with used(): they do not contribute to the weights.",
+                "Merging and splitting need positive multipliers; the multiplier of sample "
+                f"{without_multiplier[0]} is {float(self.lam[without_multiplier[0]]):g}.",
+                "Call used() to remove samples without a positive multiplier: they do not contribute to the "
+                "weights.",
             )
 
     def _with(self, x: Tensor, y: Tensor, lam: Tensor, covectors: Tensor) -> KKTSet:
@@ -582,5 +628,5 @@ def _rivals(y: Tensor, outputs: Tensor) -> Tensor:
 
 
 def _over(u: Tensor, size: Tensor) -> Tensor:
-    """Return u / size per sample, or zero if the size is zero."""
+    """Return (n, P, C) products ``u`` divided by the (n,) sizes, or zero if a size is zero."""
     return u / torch.where(size > 0, size, 1.0)[:, None, None]

@@ -2,9 +2,10 @@
 
     lam = argmin_{lam >= 0} || theta - sum_r lam_r g_r ||
 
-Let F^T F = G be the Gram matrix of the g_r, and F^T h = (<g_r, theta>)_r. Then this is the small problem
-min ||F lam - h||, where F comes from an eigendecomposition of G. G squares the condition number. So above
-1e12 the factor is computed from a QR factorization of the dense gradients, if they fit into memory.
+theta are the weights of the network, and g_r is the gradient of constraint r. Let F^T F = G be the Gram
+matrix of these gradients, and F^T h = (<g_r, theta>)_r. Then lam also solves the small problem min ||F lam -
+h||. F comes from an eigendecomposition of G. G squares the condition number of the gradients. If it exceeds
+1e12, F comes from a QR factorization of the dense gradients, if they fit into memory.
 """
 
 from __future__ import annotations
@@ -18,19 +19,23 @@ from torch import Tensor
 
 from residuum.errors import InconclusiveError
 
-MAX_CONDITION = 1e12  # of the Gram matrix: above it, lam has fewer than four correct digits
-REFINEMENTS = 2  # steps, each of which gains digits
-DENSE_BYTES = 1 << 30  # maximum size of dense gradients for a QR factorization
+# If the condition number of the Gram matrix is larger, multipliers have fewer than four correct digits.
+MAX_CONDITION = 1e12
+REFINEMENTS = 2  # steps of iterative refinement, each of which gains correct digits
+DENSE_BYTES = 1 << 30  # largest size of dense gradients, in bytes, for a QR factorization
 
 
 @dataclass(frozen=True)
 class Factor:
-    """F (k, R) and h (k,) with ||theta - sum lam_r g_r||^2 = ||F lam - h||^2 + const.
+    """A small least-squares problem with the same solutions as the fit of R gradients to the weights.
+
+    ||theta - sum_r lam_r g_r||^2 = ||F lam - h||^2 + const for all multipliers lam, with weights theta and
+    gradients g_r.
 
     Attributes:
-        matrix: F.
-        target: h.
-        condition: Condition number of the Gram matrix, the square of that of F.
+        matrix: The matrix F (k, R).
+        target: The vector h (k,).
+        condition: Condition number of the Gram matrix F^T F.
     """
 
     matrix: Tensor
@@ -39,68 +44,77 @@ class Factor:
 
 
 def factor_gram(gram: Tensor, inner: Tensor) -> Factor:
-    """Factorize the Gram matrix.
+    """Factorize the Gram matrix of the gradients.
 
-    Eigenvalues and rows below rounding are dropped. Columns of G that are zero belong to samples on which no
-    neuron is active. The factor has a zero column for each, so that multipliers are numbered like the rows.
+    Eigenvalues below rounding errors are dropped. Zero columns of the Gram matrix belong to samples on which
+    no neuron is active. The factor keeps a zero column for each of them, so that multipliers are numbered
+    like the gradients.
 
     Args:
-        gram: G (R, R).
-        inner: (R,) products <g_r, theta>.
+        gram: (R, R) Gram matrix of the gradients.
+        inner: (R,) inner products of the gradients with the weights.
 
     Returns:
-        The factor.
+        The small least-squares problem.
 
     Raises:
         InconclusiveError: If all gradients are zero.
     """
-    values, vectors = torch.linalg.eigh((gram + gram.T) / 2)
-    top = float(values[-1])
-    if not np.isfinite(top) or top <= 0:
+    eigenvalues, eigenvectors = torch.linalg.eigh((gram + gram.T) / 2)
+    largest_eigenvalue = float(eigenvalues[-1])
+    if not np.isfinite(largest_eigenvalue) or largest_eigenvalue <= 0:
         raise InconclusiveError(
-            "The gradients of all samples are zero, because no neuron is active on them.",
+            "Multipliers need nonzero gradients; the gradients of all samples are zero, because no neuron is "
+            "active on the samples.",
             "Check the preprocessing of the data.",
         )
-    lowest = float(values[0])
-    # G = V diag(values) V': F = diag(sqrt) V' and h = diag(1/sqrt) V'<g, theta>, without rounding errors.
-    keep = values > 1e-14 * top
-    root = values[keep].sqrt()
-    # Rounding errors in the column of a dead row would look like a gradient with a huge multiplier.
-    matrix = root[:, None] * vectors[:, keep].T * (gram.diagonal() > 1e-14 * top)
-    target = (vectors[:, keep].T @ inner) / root
-    return Factor(matrix, target, top / lowest if lowest > 0 else float("inf"))
+    smallest_eigenvalue = float(eigenvalues[0])
+    # If G = V diag(s) V', then F = diag(sqrt(s)) V' and h = diag(1 / sqrt(s)) V' inner.
+    is_kept = eigenvalues > 1e-14 * largest_eigenvalue
+    roots = eigenvalues[is_kept].sqrt()
+    # Zero gradients get zero columns, because rounding errors in them would lead to huge multipliers.
+    matrix = (
+        roots[:, None] * eigenvectors[:, is_kept].T * (gram.diagonal() > 1e-14 * largest_eigenvalue)
+    )
+    target = (eigenvectors[:, is_kept].T @ inner) / roots
+    return Factor(
+        matrix,
+        target,
+        largest_eigenvalue / smallest_eigenvalue if smallest_eigenvalue > 0 else float("inf"),
+    )
 
 
 def factor_dense(gradients: Tensor, theta: Tensor) -> Factor:
     """Factorize the dense gradients by QR, which does not square the condition number.
 
     Args:
-        gradients: (R, P) gradients.
-        theta: (P,) parameters.
+        gradients: (R, P) gradients in the P weights.
+        theta: (P,) weights.
 
     Returns:
-        The factor.
+        The small least-squares problem.
     """
-    q, matrix = torch.linalg.qr(gradients.T)
+    orthonormal_basis, matrix = torch.linalg.qr(gradients.T)
     singular_values = torch.linalg.svdvals(matrix)
     condition = (
         float(singular_values[0] / singular_values[-1]) ** 2
         if singular_values[-1] > 0
         else float("inf")
     )
-    return Factor(matrix, q.T @ theta, condition)
+    return Factor(matrix, orthonormal_basis.T @ theta, condition)
 
 
 def solve(factor: Factor, free: bool) -> Tensor:
-    """Return the best multipliers.
+    """Return the multipliers that fit the weights best.
 
-    Rows can be dependent (tied rivals are), and then many multipliers fit theta equally well. If the smallest
-    least-squares solution is feasible, it is returned, which makes the result unique. Otherwise active-set
-    NNLS gives one of the best solutions.
+    Gradients can be linearly dependent, for example those of several rivals of one sample. Then many
+    multipliers fit the weights equally well. If the smallest least-squares solution has no negative entry, it
+    is returned, so that the result is unique. Otherwise active-set nonnegative least squares gives one of the
+    best solutions.
 
     Args:
-        factor: The factor of the problem.
-        free: Multipliers may be negative.
+        factor: The least-squares problem of the multipliers.
+        free: Whether multipliers may be negative.
 
     Returns:
         (R,) multipliers.
@@ -112,33 +126,36 @@ def solve(factor: Factor, free: bool) -> Tensor:
         return solution if free else solution.clamp(min=0)
     from scipy.optimize import nnls
 
-    rows = factor.matrix.shape[1]
-    nonnegative, _ = nnls(factor.matrix.numpy(), factor.target.numpy(), maxiter=30 * rows)
+    multiplier_count = factor.matrix.shape[1]
+    nonnegative, _ = nnls(
+        factor.matrix.numpy(), factor.target.numpy(), maxiter=30 * multiplier_count
+    )
     return torch.from_numpy(nonnegative)
 
 
 def refine(lam: Tensor, gram: Tensor, correlate: Callable[[Tensor], Tensor], free: bool) -> Tensor:
-    """Refine multipliers iteratively on their support: G_SS d = <g_S, r(lam)>, with explicit r.
+    """Refine multipliers iteratively with residuals that are computed explicitly.
 
-    The normal equations limit the accuracy of lam to eps * cond(G). Each step with an explicit residual gains
-    digits. Steps are clipped to lam >= 0.
+    The normal equations limit the accuracy of multipliers to the machine precision times the condition number
+    of the Gram matrix. Each step solves the normal equations for the positive multipliers, with the explicit
+    residual on the right-hand side, and gains digits.
 
     Args:
         lam: (R,) multipliers.
-        gram: G (R, R).
-        correlate: Function from lam to <g_r, r(lam)> for all rows.
-        free: Multipliers may be negative.
+        gram: (R, R) Gram matrix of the gradients.
+        correlate: Function from multipliers to the (R,) inner products of the gradients with the residual.
+        free: Whether multipliers may be negative. If not, negative results are set to zero.
 
     Returns:
-        (R,) multipliers.
+        (R,) refined multipliers.
     """
     support = torch.ones_like(lam, dtype=torch.bool) if free else lam > 0
     if not support.any():
         return lam
-    block = gram[support][:, support]
+    gram_of_support = gram[support][:, support]
     for _ in range(REFINEMENTS):
         step = torch.linalg.lstsq(
-            block, correlate(lam)[support][:, None], rcond=1e-13, driver="gelsd"
+            gram_of_support, correlate(lam)[support][:, None], rcond=1e-13, driver="gelsd"
         ).solution
         lam = lam.clone()
         lam[support] += step[:, 0]

@@ -1,11 +1,12 @@
-"""Activation patterns of piecewise linear networks: their switches and how these move.
+"""Activation patterns of piecewise linear networks, and the switches that define them.
 
 A *switch* is an activation boundary: a function s_k(x) that is affine inside a pattern and whose sign is part
-of the pattern. It is the pre-activation of a ReLU neuron, or the lead of a pooling window's winner over
-another entry. Inside a pattern all gradients in the parameters are affine in x. Merging and splitting need
-nothing else, for any objective and any depth.
+of the pattern. It is the pre-activation of a ReLU neuron, or the difference between the largest entry of a
+pooling window and another entry. Inside a pattern all gradients in the weights are affine in x. Merging and
+splitting of samples need nothing else, for any objective and any depth.
 
-x: (n, *shape). values, slopes: (n, K) over all switches of all layers, of every gradient point.
+Samples x have shape (n, *shape). Values and slopes have shape (n, K) for the K switches of all layers. If
+gradients are taken at several weight vectors, the switches of all these networks count.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from torch.nn import functional as F
 from residuum.errors import InputError
 from residuum.networks import MLP, Linear, dense_chain
 
-ROUNDING = 1e-13  # relative to a switch's size: smaller values count as zero
-CHUNK = 256  # directions that are differentiated at once
-MAX_NAMED = 4  # switches that an error message names individually
+ROUNDING = 1e-13  # a slope below this share of the largest slope in its layer is a rounding error
+CHUNK = 256  # number of directions along which the network is differentiated at once
+MAX_NAMED = 4  # number of switches that an error message names individually
 _PIECEWISE = (nn.ReLU, nn.LeakyReLU)
 _AFFINE = (
     nn.Linear,
@@ -40,10 +41,10 @@ _AFFINE = (
 
 
 class HypothesisError(InputError):
-    """A hypothesis of a statement about KKT sets does not hold.
+    """The samples or the network do not meet a hypothesis of a theorem about merging and splitting.
 
     Attributes:
-        hypothesis: Which one: label, pattern, multiplier, direction, kink, budget, or subspace.
+        hypothesis: Name of the hypothesis: label, pattern, multiplier, direction, kink, budget, or subspace.
     """
 
     def __init__(self, hypothesis: str, message: str, remedy: str = "") -> None:
@@ -56,11 +57,11 @@ class HypothesisError(InputError):
 
 @dataclass(frozen=True)
 class Switches:
-    """All switches at some samples.
+    """The values of all switches (activation boundaries) of a network at n samples.
 
     Attributes:
-        layers: Name and number of switches of every layer, in the order of ``values``.
-        values: (n, K) values of the switches.
+        layers: Name of each layer and number of its switches, in the order of ``values``.
+        values: (n, K) values of the K switches.
     """
 
     layers: tuple[tuple[str, int], ...]
@@ -68,11 +69,14 @@ class Switches:
 
     @property
     def pattern(self) -> Tensor:
-        """(n, K) mask of the switches that are on. At 0 a switch is off, like the derivative in PyTorch."""
+        """(n, K) mask of the switches with a positive value, i.e. the activation patterns of n samples.
+
+        A switch with value 0 is off, like the derivative of a ReLU in PyTorch.
+        """
         return self.values > 0
 
     def name(self, k: int) -> str:
-        """Return layer and unit of a switch."""
+        """Return the name of switch ``k``: the name of its layer and its number in this layer."""
         for layer, size in self.layers:
             if k < size:
                 return f"{layer}[{k}]"
@@ -80,7 +84,7 @@ class Switches:
         raise IndexError(k)
 
     def names(self, chosen: Tensor) -> str:
-        """Return the names of the switches of a (K,) mask. Only the first few are listed."""
+        """Return the names of the switches that a (K,) mask chooses. Only the first few are listed."""
         positions = chosen.nonzero()[:, 0].tolist()
         text = ", ".join(self.name(k) for k in positions[:MAX_NAMED])
         return text + (
@@ -89,34 +93,34 @@ class Switches:
 
 
 def compute_switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
-    """Compute the switches of every gradient point.
+    """Compute the values of all switches (activation boundaries) at samples.
 
     Args:
-        models: The network at every gradient point.
+        models: Copies of the network, one for each weight vector at which gradients are taken.
         x: (n, *shape) samples.
 
     Returns:
-        The switches.
+        The switches of all copies.
     """
     layers, values = [], []
     for i, model in enumerate(models):
-        prefix = f"point {i}: " if len(models) > 1 else ""
+        point_prefix = f"point {i}: " if len(models) > 1 else ""
         for name, value in _record_switches(model, x):
-            layers.append((prefix + name, value.shape[1]))
+            layers.append((point_prefix + name, value.shape[1]))
             values.append(value)
     return Switches(tuple(layers), torch.cat([x.new_zeros(len(x), 0), *values], 1).detach())
 
 
 def compute_slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Tensor:
-    """Differentiate every switch at x[i] along direction[i].
+    """Differentiate every switch (activation boundary) at each sample along a direction.
 
     Args:
-        models: The network at every gradient point.
+        models: Copies of the network, one for each weight vector at which gradients are taken.
         x: (n, *shape) samples.
-        direction: (n, *shape) or (*shape) directions.
+        direction: (n, *shape) directions, one for each sample, or (*shape) for all samples.
 
     Returns:
-        (n, K) slopes.
+        (n, K) slopes of the K switches.
     """
 
     def values(z: Tensor) -> Tensor:
@@ -127,14 +131,14 @@ def compute_slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) ->
 
 
 def compute_slope_matrix(models: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """Return the gradients in x of all switches at one sample.
+    """Return the gradients of all switches (activation boundaries) at one sample.
 
     Args:
-        models: The network at every gradient point.
-        x: (*shape) a sample.
+        models: Copies of the network, one for each weight vector at which gradients are taken.
+        x: (*shape) a sample with d entries.
 
     Returns:
-        (K, d) gradients.
+        (K, d) gradients of the K switches in the sample.
     """
     chains = [chain for model in models if (chain := dense_chain(model)) is not None]
     if len(chains) == len(models):
@@ -150,52 +154,56 @@ def compute_slope_matrix(models: Sequence[nn.Module], x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _chain_slopes(chain: MLP, x: Tensor) -> Tensor:
-    """Return W_1, W_2 diag(gates_1) W_1, ... in one matrix."""
-    blocks, below = [x.new_zeros(0, x.numel())], chain.linears[0].weight
+    """Return the gradients of all pre-activations of an MLP in its input, first layer first.
+
+    The gradients are W_1, W_2 diag(gates_1) W_1, and so on, with the weights W_l of layer l.
+    """
+    layer_slopes, slopes_below = [x.new_zeros(0, x.numel())], chain.linears[0].weight
     if not isinstance(chain.activation, Linear):
         for layer, pre in zip(chain.linears[1:], chain.trace(x[None]).pre, strict=False):
-            blocks.append(below)
+            layer_slopes.append(slopes_below)
             is_active = pre[0] > 0
-            below = layer.weight[:, is_active] @ below[is_active]
-    return torch.cat(blocks)
+            slopes_below = layer.weight[:, is_active] @ slopes_below[is_active]
+    return torch.cat(layer_slopes)
 
 
 def estimate_slope_sizes(
     models: Sequence[nn.Module], x: Tensor, layers: Sequence[tuple[str, int]]
 ) -> Tensor:
-    """Estimate the size of a switch's gradient: the largest slope in its layer along random signs.
+    """Estimate how large the gradients of switches are: the largest slope in each layer along random signs.
 
-    This is a scale for rounding errors, not a bound: a slope of 1e-13 of it is zero in float64.
+    The estimate is a scale for rounding errors and not a bound. A slope of 1e-13 times the estimate is zero
+    in float64.
 
     Args:
-        models: The network at every gradient point.
+        models: Copies of the network, one for each weight vector at which gradients are taken.
         x: (n, *shape) samples.
-        layers: Name and number of switches of every layer.
+        layers: Name of each layer and number of its switches.
 
     Returns:
-        (n, K) sizes.
+        (n, K) sizes, equal for all switches of a layer.
     """
     signs = torch.randint(0, 2, x.shape[1:], generator=torch.Generator().manual_seed(0)) * 2 - 1
     all_slopes = compute_slopes(models, x, signs.to(x.dtype)).abs()
-    by_layer = all_slopes.split([size for _, size in layers], 1) if layers else ()
+    slopes_by_layer = all_slopes.split([size for _, size in layers], 1) if layers else ()
     return torch.cat(
         [
             all_slopes[:, :0],
-            *(p.amax(1, keepdim=True).expand_as(p) for p in by_layer if p.shape[1]),
+            *(p.amax(1, keepdim=True).expand_as(p) for p in slopes_by_layer if p.shape[1]),
         ],
         1,
     )
 
 
 def check_piecewise_linear(model: nn.Module) -> None:
-    """Raise an error if the modules of a network show that it is not affine inside a pattern."""
+    """Raise an error if a module of the network is not affine inside an activation pattern."""
     supported = (*_PIECEWISE, *_AFFINE, nn.MaxPool2d)
-    leaves = [m for m in model.modules() if not list(m.children()) and m is not model]
-    unsupported = [m for m in leaves if not isinstance(m, supported)]
+    leaf_modules = [m for m in model.modules() if not list(m.children()) and m is not model]
+    unsupported = [m for m in leaf_modules if not isinstance(m, supported)]
     unsupported += [
-        m for m in leaves if isinstance(m, nn.MaxPool2d) and (m.padding or m.dilation != 1)
+        m for m in leaf_modules if isinstance(m, nn.MaxPool2d) and (m.padding or m.dilation != 1)
     ]
-    if not unsupported and (leaves or isinstance(model, supported)):
+    if not unsupported and (leaf_modules or isinstance(model, supported)):
         return
     name = str(unsupported[0]) if unsupported else type(model).__name__
     raise HypothesisError(
@@ -207,7 +215,7 @@ def check_piecewise_linear(model: nn.Module) -> None:
 
 
 def _record_switches(model: nn.Module, x: Tensor) -> list[tuple[str, Tensor]]:
-    """Return name and (n, units) values of every layer's switches, first layer first."""
+    """Return each layer's name and the (n, units) values of its switches, first layer first."""
     if (chain := dense_chain(model)) is not None:
         if isinstance(chain.activation, Linear):
             return []
@@ -233,7 +241,7 @@ def _record_switches(model: nn.Module, x: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def _compute_leads(module: nn.MaxPool2d, z: Tensor) -> Tensor:
-    """Return (n, units) winner minus entry, for every entry of every pooling window."""
+    """Return (n, units) differences between the largest entry of each pooling window and all its entries."""
     windows = F.unfold(z, module.kernel_size, stride=module.stride)
     entries = windows.reshape(len(z), z.shape[1], -1, windows.shape[-1])
     return (entries.max(2, keepdim=True).values - entries).flatten(1)

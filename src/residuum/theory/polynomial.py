@@ -5,18 +5,20 @@
     KKT of the top degree:  W_j = alpha c a_j f(W_j),  a_j = c sum_i b_i (W_j.x_i)^alpha
     hence |W_j|^2 = alpha a_j^2, and f is known at every neuron
 
-All W_j lie in span{x_i}. So all computations use their own span of dimension r, not the input space. A form
-of degree alpha-1 in r variables has N_r = C(r+alpha-2, alpha-1) coefficients. f is determined if the kernel
-K_pq = (W_p.W_q)^(alpha-1) of the neurons has this rank. K is the Gram matrix of the monomials, weighted by
-the roots of their multinomial coefficients. Its interpolant is f(w) = F^T K^+ k(w).
+Here x_i are the samples with labels y_i and multipliers lam_i. W_j are the weights of neuron j, and a_j is
+its output weight. All W_j lie in the span of the samples. So all computations use the span of the W_j, of
+dimension r, instead of the input space. A homogeneous polynomial (a form) of degree alpha-1 in r variables
+has N_r = C(r+alpha-2, alpha-1) coefficients. f is determined if the kernel matrix K_pq = (W_p.W_q)^(alpha-1)
+of the neurons has this rank. K is the Gram matrix of the monomials, weighted by the roots of their
+multinomial coefficients. The interpolant of the known values F of f is f(w) = F^T K^+ k(w).
 
-The converse does not hold: samples may have components outside the span of the neurons. f only determines the
-projections of the samples on this span. Samples with collinear projections count as one, because they can be
-merged, like the samples of one activation pattern of a ReLU network.
+Samples may have components outside the span of the neurons. f only determines the projections of the samples
+on this span. Samples with collinear projections count as one, because they can be merged, like the samples of
+one activation pattern of a ReLU network.
 
     alpha = 1:  f is the constant sum_i b_i x_i;  alpha = 2:  f(w) = (sum_i b_i x_i x_i^T) w
 
-Different samples can have the same aggregates, so samples are not identifiable below degree 3.
+Different samples can have the same sums, so samples are not identifiable below degree 3.
 """
 
 from __future__ import annotations
@@ -31,29 +33,37 @@ from residuum.errors import InputError
 from residuum.networks import Polynomial, PolynomialNetwork
 from residuum.records.identification import Identification
 
-BALANCE_TOLERANCE = 1e-6  # a larger relative gap of |W_j|^2 = alpha a_j^2 gets a note
-DEAD_TOLERANCE = 1e-6  # relative to the largest neuron: smaller neurons are rounding errors
-# Relative size of singular values that are rounding errors, if weights are float64 or less precise.
-SPECTRAL_TOLERANCE, SINGLE_TOLERANCE = 1e-8, 1e-5
-KERNEL_TOLERANCE = 1e-12  # relative to the kernel's largest eigenvalue: smaller is zero
-CARRIED_SHARE = 0.999  # share of |theta|^2 that the counted neurons carry
+# The notes mention a larger relative gap between |W_j|^2 and alpha a_j^2, which are equal at a KKT point.
+BALANCE_TOLERANCE = 1e-6
+# Neurons below this share of the largest neuron are rounding errors and are ignored.
+DEAD_TOLERANCE = 1e-6
+# Singular values below this share of the largest are rounding errors, if the weights are stored as float64.
+SPECTRAL_TOLERANCE = 1e-8
+# Singular values below this share of the largest are rounding errors, if the weights are less precise.
+SINGLE_TOLERANCE = 1e-5
+# Eigenvalues of the kernel matrix below this share of the largest eigenvalue count as zero.
+KERNEL_TOLERANCE = 1e-12
+# ``Neurons.carrying`` counts the neurons that together hold this share of the squared norm of all weights.
+CARRIED_SHARE = 0.999
 
 
 @dataclass(frozen=True)
 class Neurons:
-    """Live neurons in float64.
+    """The neurons of a polynomial network that depend on the data, in float64.
+
+    The network is sum_j a_j sigma(W_j.x) with sigma(t) = c t^alpha + lower powers.
 
     Attributes:
-        weight: W (m, d).
-        coefficient: a (m,).
-        degree: alpha.
-        leading: c.
-        homogeneous: The activation has no lower powers.
+        weight: W (m, d), the input weights of m neurons.
+        coefficient: a (m,), the output weights of the neurons.
+        degree: alpha, the highest power of the activation.
+        leading: c, the coefficient of the highest power.
+        homogeneous: Whether the activation has no lower powers.
         tolerance: Relative size below which a singular value is a rounding error of the stored numbers.
-        dead: Number of neurons that were ignored.
-        balance_gap: Relative gap of |W_j|^2 = alpha a_j^2 over all neurons.
-        carrying: Smallest number of neurons that have nearly all of the squared norm. After training these
-            are one or two, while the theorem needs N_r.
+        dead: Number of neurons that were ignored because their weights are zero.
+        balance_gap: Largest relative gap between |W_j|^2 and alpha a_j^2, which are equal at a KKT point.
+        carrying: Smallest number of neurons that hold nearly all of the squared norm of the weights. After
+            training these are one or two, while exact recovery needs many more.
         theta_norm: Norm of all weights.
     """
 
@@ -71,12 +81,12 @@ class Neurons:
 
 @dataclass(frozen=True)
 class SignalSubspace:
-    """Span of the neurons.
+    """The span of the input weights of all neurons, which contains all that the weights know about samples.
 
     Attributes:
-        basis: (d, r) orthonormal basis.
-        gap: s_(r+1) / s_r of the singular values of W.
-        outside: Share of the norm of W outside the subspace.
+        basis: (d, r) orthonormal basis of the span.
+        gap: Singular value r + 1 of the weight matrix over singular value r.
+        outside: Share of the norm of the weight matrix outside the span.
     """
 
     basis: Tensor
@@ -85,23 +95,26 @@ class SignalSubspace:
 
     @property
     def rank(self) -> int:
-        """The dimension r."""
+        """The dimension r of the span."""
         return self.basis.shape[1]
 
 
 @dataclass(frozen=True)
 class Interpolant:
-    """The function f in the signal subspace, from its values at unit neurons.
+    """The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i of the samples, as far as the neurons determine it.
+
+    f is known at the m neurons, scaled to length 1, and interpolated with the kernel (w.v)^(alpha-1). All
+    vectors are given in the r coordinates of the span of the neurons.
 
     Attributes:
-        directions: Z (m, r), unit rows.
-        values: F = f(Z) (m, r).
-        coefficients: K^+ F (m, r).
-        sizes: (m,) sizes alpha |c a_j| |W_j|^(alpha-1) of the stationarity equations, so that
-            sizes f(Z) = +-W_j.
-        degree: alpha.
-        rank: Rank of K.
-        condition: Ratio of the extreme nonzero eigenvalues of K.
+        directions: (m, r) neurons, scaled to length 1.
+        values: (m, r) values of f at these neurons.
+        coefficients: (m, r) coefficients of the interpolant, K^+ times the values, with the kernel matrix K.
+        sizes: (m,) factors alpha |c a_j| |W_j|^(alpha-1) by which f at neuron j must be multiplied to give
+            its weights up to sign.
+        degree: alpha, the highest power of the activation.
+        rank: Rank of the kernel matrix K of the neurons.
+        condition: Largest eigenvalue of K over its smallest nonzero eigenvalue.
     """
 
     directions: Tensor
@@ -113,27 +126,32 @@ class Interpolant:
     condition: float
 
     def __call__(self, w: Tensor) -> Tensor:
-        """Return f(w) (k, r) for w (k, r)."""
+        """Return the values (k, r) of the function at k points ``w`` (k, r)."""
         return (w @ self.directions.T) ** (self.degree - 1) @ self.coefficients
 
     def slice(self, v: Tensor) -> Tensor:
-        """Return M(v) = Df(v) / (alpha-1) = sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T, symmetrized: (r, r)."""
+        """Return the (r, r) derivative of the function at ``v`` (r,), divided by alpha-1 and symmetrized.
+
+        It equals sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T for samples x_i with signed multipliers b_i.
+        """
         weights = (self.directions @ v) ** (self.degree - 2)
         matrix = self.coefficients.T @ (weights[:, None] * self.directions)
         return (matrix + matrix.T) / 2
 
 
 def find_live_neurons(model: nn.Module) -> Neurons:
-    """Return the live neurons of a polynomial network. a_j = 0 implies W_j = 0, so such neurons are ignored.
+    """Return the neurons of a polynomial network that depend on the data.
+
+    At a KKT point a neuron with a zero output weight has zero input weights, so it is ignored.
 
     Args:
         model: A polynomial network.
 
     Returns:
-        The neurons.
+        The neurons with nonzero weights.
 
     Raises:
-        InputError: If the model is no polynomial network, or if it has no live neurons.
+        InputError: If the model is no polynomial network, or if no neuron depends on the data.
     """
     if not isinstance(model, PolynomialNetwork) or not isinstance(model.activation, Polynomial):
         raise InputError(
@@ -144,43 +162,50 @@ def find_live_neurons(model: nn.Module) -> Neurons:
     raw, activation = model.weight.detach().cpu(), model.activation
     w, a = raw.double(), model.coefficient.detach().cpu().double()
     if len(a) == 0:
-        raise InputError("The network has no neurons.", "Pass a network of width 1 or more.")
-    if not (w.isfinite().all() and a.isfinite().all()):
-        raise InputError("The weights are not all finite.", "Check the checkpoint.")
-    size = w.norm(dim=1)
-    live = (a.abs() > DEAD_TOLERANCE * a.abs().max()) & (size > DEAD_TOLERANCE * size.max())
-    if not live.any():
         raise InputError(
-            "Every neuron has a zero output or a zero weight, so the network does not depend on its data.",
+            "Identifiability needs a network with neurons; the width of this network is 0.",
+            "Pass a network of width 1 or more.",
+        )
+    if not (w.isfinite().all() and a.isfinite().all()):
+        raise InputError(
+            "Identifiability needs finite weights; some weights of the network are infinite or NaN.",
+            "Check the checkpoint.",
+        )
+    norms = w.norm(dim=1)
+    is_live = (a.abs() > DEAD_TOLERANCE * a.abs().max()) & (norms > DEAD_TOLERANCE * norms.max())
+    if not is_live.any():
+        raise InputError(
+            "Identifiability needs a neuron with nonzero weights; every neuron of this network has zero "
+            "input weights or a zero output weight.",
             "Check the checkpoint.",
         )
     alpha = activation.degree
-    gap = (size**2 - alpha * a**2).abs().max() / (size**2).max()
-    energy = size**2 + a**2
-    shares = energy.sort(descending=True).values.cumsum(0) / energy.sum()
+    balance_gap = (norms**2 - alpha * a**2).abs().max() / (norms**2).max()
+    squared_norms = norms**2 + a**2
+    cumulative_shares = squared_norms.sort(descending=True).values.cumsum(0) / squared_norms.sum()
     return Neurons(
-        weight=w[live],
-        coefficient=a[live],
+        weight=w[is_live],
+        coefficient=a[is_live],
         degree=alpha,
         leading=activation.coefficients[-1],
         homogeneous=not any(activation.coefficients[:-1]),
         tolerance=SPECTRAL_TOLERANCE if raw.dtype == torch.float64 else SINGLE_TOLERANCE,
-        dead=int((~live).sum()),
-        balance_gap=float(gap),
-        carrying=int((shares < CARRIED_SHARE).sum()) + 1,
-        theta_norm=float(energy.sum().sqrt()),
+        dead=int((~is_live).sum()),
+        balance_gap=float(balance_gap),
+        carrying=int((cumulative_shares < CARRIED_SHARE).sum()) + 1,
+        theta_norm=float(squared_norms.sum().sqrt()),
     )
 
 
 def estimate_signal_subspace(neurons: Neurons, rank: int | None = None) -> SignalSubspace:
-    """Return the span of the leading right singular vectors of W.
+    """Return the span of the leading right singular vectors of the weight matrix.
 
     At a KKT point every neuron is a combination of samples. So the weights only depend on the projections
-    of the samples on this span. A trained network is only close to a KKT point. Then the spectrum has no
-    edge, and you must pass the rank.
+    of the samples on this span. A trained network is only close to a KKT point. Then its singular values do
+    not drop to zero anywhere, and you must pass the rank.
 
     Args:
-        neurons: The live neurons.
+        neurons: The neurons that depend on the data.
         rank: Dimension of the span, by default the number of singular values above rounding.
 
     Returns:
@@ -190,55 +215,66 @@ def estimate_signal_subspace(neurons: Neurons, rank: int | None = None) -> Signa
         InputError: If the neurons do not span that many dimensions.
     """
     _, spectrum, rows = torch.linalg.svd(neurons.weight, full_matrices=False)
-    most = len(spectrum)
+    max_rank = len(spectrum)
     r = int((spectrum > neurons.tolerance * spectrum[0]).sum()) if rank is None else rank
-    if not 1 <= r <= most:
+    if not 1 <= r <= max_rank:
         raise InputError(
-            f"The rank must lie between 1 and {most}, the smaller of {len(neurons.weight)} live "
-            f"neurons and {neurons.weight.shape[1]} inputs; got {r}.",
+            f"The rank of the neurons must lie between 1 and {max_rank}, the smaller of "
+            f"{len(neurons.weight)} live neurons and {neurons.weight.shape[1]} inputs; got {r}.",
             "Omit the rank to estimate it from the spectrum.",
         )
     if spectrum[r - 1] <= 1e-14 * spectrum[0]:
         raise InputError(
-            f"The neurons span fewer than {r} dimensions.",
+            "The rank must not exceed the dimension of the span of the neurons; "
+            f"the neurons span fewer than {r} dimensions.",
             "Omit the rank to estimate it from the spectrum.",
         )
-    gap = float(spectrum[r] / spectrum[r - 1]) if r < most else 0.0
+    gap = float(spectrum[r] / spectrum[r - 1]) if r < max_rank else 0.0
     outside = float(spectrum[r:].norm() / spectrum.norm())
     return SignalSubspace(rows[:r].T.contiguous(), gap, outside)
 
 
 def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
-    """Determine f from f(W_j) = W_j / (alpha c a_j). It is homogeneous, so unit neurons suffice.
+    """Determine the function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i from its values at the neurons.
 
-    f is a vector of forms of degree alpha - 1 in r variables, and K_pq = (W_p.W_q)^(alpha-1) is their
-    reproducing kernel. So f(w) = sum_p k(w, W_p) coefficient_p wherever the neurons' monomials span all
-    forms, i.e. if the rank of K is N_r. Neurons are first scaled to length 1, because otherwise a power
-    of their lengths would decide which of them dominate K.
+    At a KKT point f(W_j) = W_j / (alpha c a_j) for every neuron j. f is a vector of homogeneous polynomials
+    (forms) of degree alpha - 1 in r variables, and k(w, v) = (w.v)^(alpha-1) is their reproducing kernel. So
+    f(w) = sum_p k(w, W_p) coefficient_p if the monomials of the neurons span all forms. Neurons are first
+    scaled to length 1, because otherwise a power of their lengths would decide which neurons dominate.
 
     Args:
-        neurons: The live neurons.
-        signal: Their span.
+        neurons: The neurons that depend on the data.
+        signal: The span of the neurons.
 
     Returns:
-        The function f.
+        The interpolant of f.
     """
     alpha = neurons.degree
-    z = neurons.weight @ signal.basis
-    size = z.norm(dim=1)
-    is_live = size > DEAD_TOLERANCE * size.max()
-    z, size, a = z[is_live], size[is_live, None], neurons.coefficient[is_live, None]
-    directions = z / size
-    sizes = alpha * neurons.leading * a * size ** (alpha - 1)
-    values = z / sizes
+    projections = neurons.weight @ signal.basis
+    norms = projections.norm(dim=1)
+    is_live = norms > DEAD_TOLERANCE * norms.max()
+    projections, norms, output_weights = (
+        projections[is_live],
+        norms[is_live, None],
+        neurons.coefficient[is_live, None],
+    )
+    directions = projections / norms
+    equation_sizes = alpha * neurons.leading * output_weights * norms ** (alpha - 1)
+    values = projections / equation_sizes
     eigenvalues, vectors = torch.linalg.eigh((directions @ directions.T) ** (alpha - 1))
-    # K is positive semidefinite for odd powers too, because it is a Gram matrix of monomials.
+    # The kernel matrix has no negative eigenvalues, because it is a Gram matrix of monomials.
     is_nonzero = eigenvalues > KERNEL_TOLERANCE * eigenvalues[-1]
     eigenvalues, vectors = eigenvalues[is_nonzero], vectors[:, is_nonzero]
     coefficients = vectors @ ((vectors.T @ values) / eigenvalues[:, None])
-    condition = float(eigenvalues[-1] / eigenvalues[0])
+    condition_number = float(eigenvalues[-1] / eigenvalues[0])
     return Interpolant(
-        directions, values, coefficients, sizes[:, 0].abs(), alpha, len(eigenvalues), condition
+        directions,
+        values,
+        coefficients,
+        equation_sizes[:, 0].abs(),
+        alpha,
+        len(eigenvalues),
+        condition_number,
     )
 
 
@@ -249,14 +285,14 @@ def _describe(model: nn.Module) -> str:
 
 
 def measure_identifiability(model: nn.Module, rank: int | None = None) -> Identification:
-    """Measure the conditions of exact recovery.
+    """Check the conditions under which the weights of a polynomial network determine its samples.
 
     Args:
         model: A polynomial network.
-        rank: Dimension of the signal subspace, by default estimated from the spectrum.
+        rank: Dimension of the span of the neurons, by default estimated from the singular values.
 
     Returns:
-        The conditions, without samples.
+        The conditions with empty samples.
     """
     neurons = find_live_neurons(model)
     signal = estimate_signal_subspace(neurons, rank)
@@ -264,41 +300,42 @@ def measure_identifiability(model: nn.Module, rank: int | None = None) -> Identi
 
 
 def count_form_coefficients(r: int, alpha: int) -> int:
-    """Return N_r = C(r+alpha-2, alpha-1), the number of coefficients of a form.
+    """Return the number of coefficients of a homogeneous polynomial of degree alpha-1 in r variables.
 
     Args:
         r: Number of variables.
-        alpha: Degree of the form plus 1.
+        alpha: Degree of the polynomial plus 1.
 
     Returns:
-        The number of coefficients.
+        The number C(r+alpha-2, alpha-1).
     """
     return math.comb(r + alpha - 2, alpha - 1)
 
 
 def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant) -> Identification:
-    """Measure the conditions of exact recovery, before any sample is recovered.
+    """Check the conditions under which the weights of a polynomial network determine its samples.
 
-    Degree 1 determines a sum, and degree 2 a moment matrix. Both are computed here, because nothing else
-    can be determined. From degree 3 on, the condition is rank(K) = N_r.
+    Weights of degree 1 only determine a weighted sum of the samples, and weights of degree 2 their moment
+    matrix. The sum or the matrix is computed here. From degree 3 on, the samples are determined if the kernel
+    matrix of the neurons has full rank.
 
     Args:
-        neurons: The live neurons.
-        signal: Their span.
-        f: The function f.
+        neurons: The neurons that depend on the data.
+        signal: The span of the neurons.
+        f: The interpolant from :func:`interpolate`.
 
     Returns:
-        The conditions, without samples.
+        The conditions with empty samples.
     """
     alpha, r = neurons.degree, signal.rank
-    full = count_form_coefficients(r, alpha)
+    coefficient_count = count_form_coefficients(r, alpha)
     aggregate = eigenvalues = eigenvectors = None
     if alpha == 1:
         aggregate = signal.basis @ f(torch.zeros(1, r, dtype=torch.float64))[0]
     if alpha == 2:
         eigenvalues, vectors = torch.linalg.eigh(f.slice(torch.ones(r, dtype=torch.float64)))
         eigenvectors = signal.basis @ vectors
-    empty = torch.zeros(0, dtype=torch.float64)
+    no_values = torch.zeros(0, dtype=torch.float64)
     shared_fields = ("balance_gap", "carrying", "dead", "theta_norm")
     return Identification(
         arch="",
@@ -307,33 +344,33 @@ def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant)
         r=r,
         spectral_gap=signal.gap,
         outside=signal.outside,
-        n_r=full,
+        n_r=coefficient_count,
         rank_k=f.rank,
         cond_k=f.condition,
         neurons=len(neurons.coefficient),
         **{name: getattr(neurons, name) for name in shared_fields},
         symmetry=_symmetry(alpha),
-        x=empty.reshape(0, len(signal.basis)),
-        weights=empty,
-        residuals=empty,
-        certified=empty.bool(),
+        x=no_values.reshape(0, len(signal.basis)),
+        weights=no_values,
+        residuals=no_values,
+        certified=no_values.bool(),
         aggregate=aggregate,
         eigenvalues=eigenvalues,
         eigenvectors=eigenvectors,
-        notes=tuple(_describe_notes(neurons, f.rank, full)),
+        notes=tuple(_describe_notes(neurons, f.rank, coefficient_count)),
     )
 
 
 def _symmetry(alpha: int) -> str:
     if alpha < 3:
         return "samples with equal aggregates"
-    sign = "(x, b) ~ (-x, -b)" if alpha % 2 else "x ~ -x"
-    scale = f"(x, b) ~ (t x, b / t^{alpha})"
-    return f"{sign}; {scale}; order; samples collinear in the neurons' span count as one"
+    sign_symmetry = "(x, b) ~ (-x, -b)" if alpha % 2 else "x ~ -x"
+    scale_symmetry = f"(x, b) ~ (t x, b / t^{alpha})"
+    return f"{sign_symmetry}; {scale_symmetry}; order; samples collinear in the neurons' span count as one"
 
 
 def _describe_notes(neurons: Neurons, rank: int, full: int) -> list[str]:
-    """Return statements that a reader needs to understand the figures."""
+    """Return notes that explain the figures of an identification to its reader."""
     notes = []
     if neurons.degree == 1:
         notes.append("degree 1: only sum_i lam_i y_i x_i is determined, samples are not")
@@ -341,19 +378,23 @@ def _describe_notes(neurons: Neurons, rank: int, full: int) -> list[str]:
         notes.append("degree 2: only sum_i lam_i y_i x_i x_i^T is determined, samples are not")
     elif rank < full:
         notes.append(
-            f"rank deficient: rank K is {rank} of {full}, so f is not determined everywhere"
+            f"rank deficient: the kernel matrix K of the neurons has rank {rank} of {full}, so the weights "
+            "do not determine all samples"
         )
         notes.append(
             f"{neurons.carrying} of {len(neurons.coefficient) + neurons.dead} neurons hold "
-            f"{CARRIED_SHARE:.1%} of |theta|^2; a local minimum has at most one per margin sample"
+            f"{CARRIED_SHARE:.1%} of the squared norm of the weights; a local minimum has at most one neuron "
+            "for each sample on the margin"
         )
     if neurons.balance_gap > BALANCE_TOLERANCE:
         gap = f"{neurons.balance_gap:.1e}"
-        notes.append(f"not a KKT point of the top degree: |W|^2 and alpha a^2 differ by {gap}")
+        notes.append(
+            f"the weights are not a KKT point of the highest power: |W|^2 and alpha a^2 differ by {gap}"
+        )
     if not neurons.homogeneous:
         notes.append(
-            "lower powers are ignored: this is accurate if the smallest margin is large for "
-            f"|theta| = {neurons.theta_norm:.4g}; margins need the samples"
+            "lower powers of the activation are ignored: the result is accurate if all margins are large; "
+            f"the norm |theta| of the weights is {neurons.theta_norm:.4g}, and margins need the samples"
         )
     if neurons.dead:
         notes.append(f"{neurons.dead} neurons with zero output or zero weight were ignored")

@@ -1,12 +1,13 @@
-"""From labels to the constraints of the margin problem: one row per constraint.
+"""The constraints of the margin problem, one row for each constraint, from samples and labels.
 
     binary       y_i Phi(x_i) >= 1                                lam_i >= 0
     multiclass   Phi_y(x_i) - Phi_c(x_i) >= 1 for rivals c        lam_ic >= 0
-    regression   no constraint; theta = sum_ik lam_ik grad Phi_k  lam free
+    regression   no constraint; theta = sum_ik lam_ik grad Phi_k  lam_ik of any sign
 
-With only ONE multiplier, on the best rival, an exact multiclass KKT point has a relative residual of 0.4-0.5,
-because rivals tie there. ``rivals="tied"`` gives a row to every rival within a tolerance of the best one.
-``rivals="best"`` is the published form.
+Phi(x_i) are the outputs of the network for sample x_i with label y_i, and lam are the multipliers. At an
+exact multiclass KKT point several rival classes of a sample have the same margin. If only one of these rivals
+has a multiplier, the relative residual is 0.4-0.5. So ``rivals="tied"`` gives a row to every rival whose
+margin is close to the smallest margin. ``rivals="best"`` gives a row to one rival, as published.
 """
 
 from __future__ import annotations
@@ -19,21 +20,22 @@ from residuum.records import TASKS
 from residuum.stationarity import Rows
 
 RIVALS = ("tied", "best")
-TIED_TOLERANCE = 0.05  # relative to the smallest margin: rivals within it count as tied
+# Rival classes whose margin exceeds the smallest margin by at most this share count as tied.
+TIED_TOLERANCE = 0.05
 
 
 def choose_task(task: str, outputs: int) -> str:
-    """Return the task, and check that it fits the number of outputs.
+    """Return the task of a network, and check that it fits the number of outputs.
 
     Args:
-        task: A task, or ``auto`` for binary with one output and multiclass with more.
-        outputs: Number of outputs.
+        task: binary, multiclass, regression, or ``auto``, which is binary for one output and else multiclass.
+        outputs: Number of outputs of the network.
 
     Returns:
-        The task.
+        binary, multiclass or regression.
 
     Raises:
-        InputError: If the task does not fit.
+        InputError: If the task does not fit the number of outputs.
     """
     if task in ("auto", ""):
         return "binary" if outputs == 1 else "multiclass"
@@ -48,18 +50,19 @@ def choose_task(task: str, outputs: int) -> str:
 
 
 def normalize_labels(y: Tensor, task: str, outputs: int) -> Tensor:
-    """Convert labels to the form that the mathematics uses.
+    """Check labels, and convert them to signs, class indices or targets.
 
     Args:
-        y: Labels.
+        y: Labels of n samples.
         task: binary, multiclass or regression.
-        outputs: Number of outputs.
+        outputs: Number C of outputs of the network.
 
     Returns:
-        (n,) signs -1/+1, (n,) class indices, or (n, C) targets.
+        (n,) signs -1/+1 for a binary task, (n,) class indices for several classes, or (n, C) targets for a
+        regression.
 
     Raises:
-        DataError: If the labels do not fit the task.
+        DataError: If the labels do not fit the task and the number of outputs.
     """
     if task == "regression":
         targets = y.double().reshape(len(y), -1)
@@ -70,26 +73,26 @@ def normalize_labels(y: Tensor, task: str, outputs: int) -> Tensor:
                 "Save y as (n, outputs).",
             )
         return targets
-    values = set(y.flatten().tolist())
+    label_values = set(y.flatten().tolist())
     if y.ndim != 1:
         raise DataError(
             f"Labels must be a vector; got shape {tuple(y.shape)}.", "Save y with shape (n,)."
         )
-    if len(values) < 2:
+    if len(label_values) < 2:
         raise DataError(
-            f"Labels of at least two classes are needed; all {len(y)} are {values.pop()}.",
+            f"Labels of at least two classes are needed; all {len(y)} are {label_values.pop()}.",
             "Add samples of another class, because a single class has no margin.",
         )
     if task == "binary":
-        if not (values <= {-1, 1} or values <= {0, 1}):
+        if not (label_values <= {-1, 1} or label_values <= {0, 1}):
             raise DataError(
-                f"A network with one output needs labels -1/+1 or 0/1; got {sorted(values)[:6]}.",
+                f"A network with one output needs labels -1/+1 or 0/1; got {sorted(label_values)[:6]}.",
                 "Change the labels, or pass --task regression.",
             )
         return torch.where(y > 0, 1.0, -1.0).double()
-    if not all(v == int(v) and 0 <= v < outputs for v in values):
+    if not all(v == int(v) and 0 <= v < outputs for v in label_values):
         raise DataError(
-            f"Class indices must run from 0 to {outputs - 1}; got {sorted(values)[:12]}.",
+            f"Class indices must run from 0 to {outputs - 1}; got {sorted(label_values)[:12]}.",
             "Number the classes in the order of the outputs.",
         )
     return y.long()
@@ -104,25 +107,32 @@ def accuracy(outputs: Tensor, y: Tensor, task: str) -> float:
         task: binary, multiclass or regression.
 
     Returns:
-        The accuracy.
+        The share, at most 1. R^2 may be negative.
     """
     if task == "regression":
-        spread = float((y - y.mean(0)).square().sum())
-        error = float((y - outputs).square().sum())
-        return 1 - error / spread if spread > 0 else float(error == 0)
+        total_squares = float((y - y.mean(0)).square().sum())
+        residual_squares = float((y - outputs).square().sum())
+        return (
+            1 - residual_squares / total_squares
+            if total_squares > 0
+            else float(residual_squares == 0)
+        )
     is_correct = outputs.argmax(1) == y if task == "multiclass" else outputs[:, 0] * y > 0
     return float(is_correct.double().mean())
 
 
 def margins(outputs: Tensor, y: Tensor) -> Tensor:
-    """Return y Phi for one output, or Phi_y - Phi_c for more.
+    """Return how far the outputs are on the right side of each class boundary.
+
+    The margin of a network with one output Phi and a label y of -1/+1 is y Phi. With more outputs, it is the
+    output of the sample's class minus the output of each other class.
 
     Args:
         outputs: (n, C) outputs of the network.
         y: Labels from :func:`normalize_labels`.
 
     Returns:
-        (n, 1) or (n, C) margins, infinite at the sample's class.
+        (n, 1) margins for one output, or (n, C) margins, which are infinite at the sample's class.
     """
     if outputs.shape[1] == 1:
         return y[:, None] * outputs
@@ -131,20 +141,21 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor:
 
 
 def constraint_rows(outputs: Tensor, y: Tensor, task: str, rivals: str = "tied") -> Rows:
-    """Return the rows of the problem: pairs (sample, covector), each with a separate multiplier.
+    """Return the constraints of the margin problem, each of which gets a separate multiplier.
 
-    The covector is y_i for a binary network. A regression has a row per output. With several classes, it is
-    e_y - e_c for every rival c whose margin is within ``TIED_TOLERANCE`` of the smallest, because several
-    constraints of a sample can be tight at a KKT point. "best" is the published choice of one rival.
+    A constraint is a sample and a covector, by which the outputs of the network are weighted. The covector is
+    the label of -1/+1 for a binary network, and a unit vector for each output of a regression. With several
+    classes, it is the unit vector of the sample's class minus the unit vector of a rival class.
 
     Args:
         outputs: (n, C) outputs of the network.
         y: Labels from :func:`normalize_labels`.
         task: binary, multiclass or regression.
-        rivals: tied or best.
+        rivals: ``tied`` for all rivals with nearly the smallest margin, because several constraints of a
+            sample can be tight at a KKT point. ``best`` for one rival, as published.
 
     Returns:
-        The rows.
+        A row for each constraint.
     """
     n, classes = outputs.shape
     if task == "binary":
@@ -153,15 +164,17 @@ def constraint_rows(outputs: Tensor, y: Tensor, task: str, rivals: str = "tied")
         covectors = torch.eye(classes, dtype=outputs.dtype).repeat(n, 1)
         return Rows(torch.arange(n).repeat_interleave(classes), covectors)
     require_known(rivals, RIVALS, "No rivals rule")
-    m = margins(outputs, y)
-    best = m.amin(1, keepdim=True)
+    all_margins = margins(outputs, y)
+    smallest_margins = all_margins.amin(1, keepdim=True)
     if rivals == "best":
-        chosen = torch.zeros_like(m, dtype=torch.bool).scatter(1, m.argmin(1, keepdim=True), True)
+        is_constraint = torch.zeros_like(all_margins, dtype=torch.bool).scatter(
+            1, all_margins.argmin(1, keepdim=True), True
+        )
     else:
-        chosen = m <= best + TIED_TOLERANCE * best.abs()
-    index, rival = chosen.nonzero(as_tuple=True)
-    rows = torch.arange(len(index))
+        is_constraint = all_margins <= smallest_margins + TIED_TOLERANCE * smallest_margins.abs()
+    index, rival = is_constraint.nonzero(as_tuple=True)
+    row_numbers = torch.arange(len(index))
     covectors = outputs.new_zeros(len(index), classes)
-    covectors[rows, y[index]] = 1
-    covectors[rows, rival] = -1
+    covectors[row_numbers, y[index]] = 1
+    covectors[row_numbers, rival] = -1
     return Rows(index, covectors)

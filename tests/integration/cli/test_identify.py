@@ -175,7 +175,9 @@ def test_a_trained_network_collapses_and_nothing_is_claimed(
     found = identify(capsys, run, "--data", f"{run}/private/train.npz")
     assert found["min_margin"] > 0
     assert found["rank_K"] <= 20 < found["N_r"]
-    assert f"rank K is {found['rank_K']} of {found['N_r']}" in found["notes"][0]
+    assert (
+        f"matrix K of the neurons has rank {found['rank_K']} of {found['N_r']}" in found["notes"][0]
+    )
     assert found["neurons"]["carrying"] < 10
     assert found["samples"]
     assert not any(sample["certified"] for sample in found["samples"])

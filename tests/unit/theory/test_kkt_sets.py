@@ -126,7 +126,7 @@ def test_just_inside_the_exact_budget_and_just_beyond(build, options):
             other = 0.5 * float(torch.minimum(found.least[0], torch.tensor(1.0)))
             assert s.split(0, way * nu, edge * (1 - 1e-9), other).residual < 1e-9
             with pytest.raises(
-                HypothesisError, match=r"inside its activation pattern.*layers\.\d\["
+                HypothesisError, match=r"inside the activation pattern of its sample.*layers\.\d\["
             ):
                 s.split(0, way * nu, edge * 1.001, other)
             beyond = s.split(0, way * nu, edge * 1.001, other, check=False)
@@ -183,7 +183,7 @@ def test_failing_hypotheses_are_refused_by_name():
     s = kkt_set(relu_point, {"groups": 4, "dim": 16})
     nu = direction(16)
     refused("label", lambda: s.merge(0, 3), "same label", "samples 0 and 3")
-    refused("label", lambda: s.merge(0, 0), "two samples")
+    refused("label", lambda: s.merge(0, 0), "two samples that differ")
     refused("pattern", lambda: s.merge(0, 6), "2 neurons", "layers.0[0]", "layers.0[2]")
     refused("direction", lambda: s.split(0, torch.zeros(16), 0.1), "positive finite length")
     refused("budget", lambda: s.split(0, nu, 0.0), "positive finite")
@@ -226,7 +226,10 @@ def test_a_kink_is_named_and_a_direction_along_it_is_free():
     assert found.alpha[0] == found.beta[0] == 0
     assert found.kinks[0].sum() == 2  # neurons 2 and 3 share their hyperplane
     refused(
-        "kink", lambda: on_kink.split(0, nu, 1e-3), "sample 0 has 2", "layers.0[2], layers.0[3]"
+        "kink",
+        lambda: on_kink.split(0, nu, 1e-3),
+        "sample 0 is on the kinks of 2 neurons",
+        "layers.0[2], layers.0[3]",
     )
     flat = nu - w * (nu @ w) / w.square().sum()
     assert on_kink.budgets(flat / flat.norm()).least[0] > 0.01
