@@ -61,7 +61,7 @@ def test_processes_compute_what_this_one_computes_and_one_that_dies_takes_its_ow
     )
     there = sweep_victim(tmp_path / "b", wanted, engine="processes", workers=2, retries=0)
     lost = [t for t in there.trials if t.state == FAILED]
-    assert {t.reason for t in lost} == {"its worker died 1 times: exit code 3"}
+    assert {t.reason for t in lost} == {"the worker process died 1 times: exit code 3"}
     assert len({t.number // 2 for t in lost}) == 1, "the trials of one job"
     for mine, its in zip(here.trials, there.trials, strict=True):
         if its not in lost:
@@ -94,7 +94,7 @@ def test_a_job_whose_worker_died_is_tried_again_and_reported_in_the_end() -> Non
     ended = list(run_jobs(Mortal({1: 2, 2: 3}), some_jobs(4), retries=2))
     assert sorted(o.job.numbers[0] for o in ended) == list(range(4))
     reasons = {o.job.numbers[0]: o.reason for o in ended if not o.reconstructions}
-    assert reasons == {2: "its worker died 3 times: EOFError: gone"}
+    assert reasons == {2: "the worker process died 3 times: EOFError: gone"}
 
 
 def test_a_trial_is_the_attack_it_names(tmp_path: Path) -> None:
@@ -287,7 +287,7 @@ def test_what_no_trial_can_work_with_is_said_before_the_first(tmp_path: Path) ->
 
 
 def test_unknown_engines_and_storages_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"No engine 'rya'.*Did you mean 'ray'"):
+    with pytest.raises(InputError, match=r"There is no engine 'rya'.*Did you mean 'ray'"):
         sweep_victim(tmp_path / "s", engine="rya")
     with pytest.raises(InputError, match="URL of a reachable database") as caught:
         sweep_victim(tmp_path / "t", storage="postgresql+psycopg://me:secret@127.0.0.1:1/none")

@@ -94,4 +94,4 @@ def test_a_worker_that_dies_is_replaced_and_one_that_always_dies_is_reported(
             engine.close()
         assert sorted(o.job.numbers[0] for o in ended) == list(range(count))
         assert all(o.reconstructions for o in ended) == (times == 1)
-    assert ended[0].reason.startswith("its worker died 2 times: WorkerCrashedError")
+    assert ended[0].reason.startswith("the worker process died 2 times: WorkerCrashedError")

@@ -1,4 +1,4 @@
-"""Defenses, and trials of them against attackers who know them and attackers who do not."""
+"""Defenses, and trials of each defense against attackers who know the defense and attackers who do not."""
 
 from residuum.defenses.catalog import DEFENSES, Defense, Secret, Training, parse_defense
 from residuum.defenses.trial import (

@@ -1,20 +1,20 @@
-"""The attackers of a defended release. A defense is only as good as its result against the strongest.
+"""The attackers of a defended release. A defense is only as good as its result against the strongest one.
 
-unaware        the stationarity attack on the weights, by an attacker who does not know of the defense
-adapted        the stationarity attack on the release as the strategy against the defense transforms it
-start          the stationarity attack on the weight update, if the initial weights are large and known
-unmix          unmixing of the first layer of the adapted release, minus its initial weights
-adapted-unmix  unmix, after an inferred shift of the training data was removed from the rows
-told           adapted, with the secret shift known
-told-unmix     adapted-unmix, with the secret shift known
+unaware        runs the stationarity attack on the weights and does not know of the defense
+adapted        transforms the release by a strategy against the defense, then runs the stationarity attack
+start          runs the stationarity attack on the weight update, if the initial weights are large and known
+unmix          unmixes the first layer of the transformed release, minus its initial weights
+adapted-unmix  infers the shift of the training data, removes the shift from the first layer, then unmixes
+told           is like adapted, but knows the secret shift
+told-unmix     is like adapted-unmix, but knows the secret shift
 
-An attacker who knows the defense and the initial weights can run all attacks but the last two. An attacker
-who also knows the secret can run all of them.
+An attacker who knows the defense and the initial weights can run every attack except told and told-unmix.
+An attacker who also knows the secret shift of the owner can run every attack.
 
 A shift that was rewritten into the biases is not in the rows of the first layer, so unmixing needs no
-correction for it. If the shift was in the training data, removing it from the rows helps on some networks
-and not on others. So plain unmixing is always tried too. If an attack does not apply, it is refused with
-its reason, and the others are run.
+correction for this shift. If the shift was in the training data, removing the shift from the rows helps on
+some networks and not on others. So plain unmixing is always tried too. If an attack does not apply, that
+attack is refused with a reason, and the other attacks are run.
 """
 
 from __future__ import annotations
@@ -40,24 +40,25 @@ from residuum.errors import InputError
 from residuum.networks.network import Network
 from residuum.records import Reconstruction
 
-INFORMED = ("told", "told-unmix")  # attackers who know the secret
-Attacker = tuple[str, Adapted | InputError]  # name, and the attack to run or why it is refused
+INFORMED = ("told", "told-unmix")  # names of the attackers who know the secret shift of the owner
+# The name of an attacker, and the attack to run or the error that says why the attack is refused.
+Attacker = tuple[str, Adapted | InputError]
 
 
 def make_attackers(
     released: Released, strategy: str, secret: Secret, in_biases: bool
 ) -> Iterator[Attacker]:
-    """Make the attackers of a release, the unaware one first and those who know the secret last.
+    """Make the attackers of a release: first the unaware one, last those who know the secret shift.
 
     Args:
-        released: The release, with the public facts ``theta0``, ``large`` (whether the initial weights
-            are large), ``weight_decay`` and ``loss``.
-        strategy: Strategy against the defense, a key of ``ADAPTIVE``, "" if there is none.
-        secret: The secret of the owner.
-        in_biases: Whether the secret shift is in the biases. Otherwise it is in the training data.
+        released: The defended release, with the public facts ``theta0`` (the initial weights), ``large``
+            (whether these weights are large), ``weight_decay`` and ``loss``.
+        strategy: Name of the strategy against the defense, a key of ``ADAPTIVE``. Use "" for no strategy.
+        secret: The secret of the owner, with the shift of the inputs.
+        in_biases: Whether the secret shift is in the biases. Otherwise the shift is in the training data.
 
     Yields:
-        The attackers.
+        The name of each attacker, with the attack to run or the error that says why it is refused.
     """
     knowledge, attack = released.knowledge, released.attack
     unaware = adapted = Adapted(released.checkpoints[0], knowledge, attack)
@@ -73,7 +74,7 @@ def make_attackers(
             yield "adapted", result
         else:
             adapted = result
-            if adapted.findings.get("chosen") != "unaware":  # otherwise it is the attack above
+            if adapted.findings.get("chosen") != "unaware":  # the unaware attack was yielded before
                 yield "adapted", adapted
     if released.public_facts["large"] and not isinstance(adapted.attack, NTK):
         yield "start", Adapted(adapted.checkpoint, with_theta0, ntk)
@@ -88,8 +89,8 @@ def make_attackers(
         return Adapted(network, with_theta0, unmix)
 
     if adapted.shift is not None:
-        # The shift is inferred from the weight update, because the initial weights hold no samples. In
-        # the biases they can be large.
+        # The shift is inferred from the weight update, because the initial weights hold no samples, and
+        # initial biases can be large.
         update = replace(released, checkpoints=(_subtract_theta0(released),))
         yield "adapted-unmix", unmix_without_shift(_adapt(strategy, update))
     elif is_shift_in_data and isinstance(result, InputError):
@@ -98,7 +99,8 @@ def make_attackers(
         facts_with_shift = released.public_facts | {"shift": secret.shift, "rewritten": in_biases}
         informed = _adapt("told-the-shift", replace(released, public_facts=facts_with_shift))
         if isinstance(informed, Adapted):
-            informed = replace(informed, findings={})  # nothing was inferred
+            # This attacker knows the shift, so nothing was inferred.
+            informed = replace(informed, findings={})
         yield "told", informed
         if is_shift_in_data:
             yield "told-unmix", unmix_without_shift(informed)
@@ -108,11 +110,11 @@ def run_attacker(attacker: Adapted | InputError, shape: tuple[int, ...]) -> Reco
     """Run the attack of an attacker.
 
     Args:
-        attacker: The attack to run, or why it is refused.
+        attacker: The attack to run, or the error that says why the attack is refused.
         shape: Shape of a sample.
 
     Returns:
-        The result, or the reason if the attack was refused or reconstructed nothing of this shape.
+        The reconstruction. If the attack was refused or has no candidates of this shape, the reason as text.
     """
     if isinstance(attacker, InputError):
         return attacker.message
@@ -133,12 +135,12 @@ def find_strongest(
     """Find the attack that recovered most samples. In a tie, the smallest p-value wins.
 
     Args:
-        results: Recovered samples and p-value of each attack, by name.
+        results: Number of recovered samples and p-value of each attack, by the name of the attack.
 
     Returns:
-        The name of the attack, its p-value and the number of attacks, or None if there are no attacks.
-        The p-value is multiplied by the number of attacks (Bonferroni), because the best of k attacks
-        has k chances to be lucky. It is at most 1.
+        The name of the strongest attack, its p-value and the number of attacks. None if ``results`` is
+        empty. The p-value is multiplied by the number of attacks (Bonferroni) and is at most 1, because
+        the best of k attacks has k chances to be lucky.
     """
     if not results:
         return None
@@ -153,20 +155,20 @@ def find_strongest(
 
 
 def add_negated(attacker: str, x: Tensor) -> Tensor:
-    """Add the negated candidates of an attack that unmixes, because their sign is arbitrary.
+    """Add the negated candidates if the attack is unmixing, which finds samples only up to their sign.
 
     Args:
-        attacker: Name of the attacker.
-        x: Candidates.
+        attacker: Name of the attacker, such as "adapted-unmix".
+        x: (k, *shape) candidates.
 
     Returns:
-        The candidates to score.
+        The candidates to score: (2k, *shape) with the negated ones, or ``x`` for another attack.
     """
     return torch.cat([x, -x]) if "unmix" in attacker else x
 
 
 def _subtract_theta0(released: Released) -> Network:
-    """Return the first release minus the initial weights, which are public."""
+    """Return the first released network minus its initial weights, which are public."""
     first, theta0 = released.checkpoints[0], released.public_facts["theta0"]
     return first.replace(theta={name: t - theta0[name].to(t) for name, t in first.theta.items()})
 

@@ -1,6 +1,6 @@
-"""The defenses. Each is a record with up to three hooks: on the data, the training and the weights.
+"""The defenses. A defense is a record with up to three hooks: on the data, the training and the weights.
 
-To add a defense, add an entry to ``DEFENSES``. Special training loops are in ``loops.py``.
+To add a defense, add an entry to ``DEFENSES``. The training loops of special defenses are in ``loops.py``.
 """
 
 from __future__ import annotations
@@ -32,40 +32,41 @@ from residuum.plugins import Table
 from residuum.records import Dataset
 from residuum.training import TrainingConfig, TrainingState
 
-DP_STEPS, DP_RATE = 0.05, 0.6  # see ``use_dp_sgd``
+# Steps and learning rate of DP-SGD, as shares of those of plain gradient descent (see ``use_dp_sgd``).
+DP_STEPS, DP_RATE = 0.05, 0.6
 
 
 @dataclass(frozen=True)
 class Secret:
-    """The secret of the owner.
+    """What the owner of a defended network keeps secret.
 
     Attributes:
-        seed: Seed of everything random in the defense.
-        shift: Shift of the inputs (*shape), None if the defense has no shift.
+        seed: Seed of all random numbers of the defense.
+        shift: (*shape) what is added to every input of the network. None if the defense has no shift.
     """
 
     seed: int
     shift: Tensor | None = None
 
     def inputs(self, x: Tensor) -> Tensor:
-        """Return samples as the defended network receives them."""
+        """Return the samples ``x`` as the defended network receives them, with the secret shift added."""
         return x if self.shift is None else x + self.shift.to(x)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the form that is written to the private folder of the owner."""
+        """Return the seed and the shift as plain values, for the private folder of the owner."""
         shift = None if self.shift is None else self.shift.flatten().tolist()
         return {"seed": self.seed, "shift": shift}
 
 
 @dataclass(frozen=True)
 class Training:
-    """The training of a network.
+    """How a network is trained.
 
     Attributes:
         config: Settings of the training.
-        descent: Settings for defenses that need gradient descent.
+        descent: Settings that replace ``config`` if a defense needs gradient descent.
         samples: Number of training samples.
-        loop: The training loop.
+        loop: Function that trains the network of a job.
     """
 
     config: TrainingConfig
@@ -76,23 +77,23 @@ class Training:
 
 @dataclass(frozen=True)
 class Defense:
-    """A defense.
+    """A change of the data, the training or the weights that makes reconstruction harder.
 
     Attributes:
-        changes: What the defense changes.
-        secret: What stays with the owner.
-        unit: What the strength measures.
-        adaptive: The strategy of an attacker who knows the defense, a key of ``ADAPTIVE``.
+        changes: What the defense changes, as text for people.
+        secret: What the owner keeps secret, as text for people.
+        unit: What the strength of the defense measures, as text for people.
+        adaptive: Name of the strategy of an attacker who knows the defense, a key of ``ADAPTIVE``.
         data: Hook that changes the training samples.
         training: Hook that changes the training.
         release: Hook that changes the weights after training.
-        shift: Kind of the secret shift of the inputs, "constant" or "vector", "" for none.
-        off: The strength at which no hook is called.
-        max_strength: Largest strength.
-        is_switch: Whether the strength is 0 or 1.
-        releases_differ: Whether several releases of the same weights differ.
-        extra: Extra of this package that the defense needs, "" for none.
-        module: A module that the extra installs.
+        shift: Kind of the secret shift of the inputs: "constant", "vector", or "" if there is no shift.
+        off: Strength at which the defense does nothing.
+        max_strength: Largest strength that is allowed.
+        is_switch: Whether the only strengths are 0 (off) and 1 (on).
+        releases_differ: Whether two releases of the same trained weights differ, as with random noise.
+        extra: Name of the optional extra of this package that the defense needs, "" if it needs none.
+        module: Name of a module that the extra installs, to test whether it is installed.
     """
 
     changes: str
@@ -117,15 +118,15 @@ class Defense:
 
     @property
     def install(self) -> str:
-        """The command that installs the extra, "" if the defense needs none."""
+        """The command that installs the extra of this package that the defense needs, "" if it needs none."""
         return f'pip install ".[{self.extra}]"' if self.extra else ""
 
     def check(self, name: str, strength: float) -> None:
-        """Check that the strength is allowed and that the defense can run on this machine.
+        """Check that the strength is valid and that the defense can run on this machine.
 
         Args:
             name: Name of the defense.
-            strength: The strength.
+            strength: Strength of the defense, in its unit.
 
         Raises:
             InputError: If the strength is out of range.
@@ -133,7 +134,7 @@ class Defense:
         """
         unbounded, remedy = self.off == math.inf, ""
         if strength < 0 or (unbounded and strength == 0):
-            remedy = f"Use a number above 0. {self.off:g} switches the defense off."
+            remedy = f"Use a number above 0. A strength of {self.off:g} switches the defense off."
         elif self.is_switch and strength not in (0, 1):
             remedy = "Use 1."
         elif strength > self.max_strength or (strength == math.inf and not unbounded):
@@ -147,16 +148,16 @@ class Defense:
             )
 
     def draw(self, strength: float, shape: tuple[int, ...], seed: int, name: str) -> Secret:
-        """Draw a secret, a different one for every seed.
+        """Draw the secret of the owner. Every seed gives a different secret.
 
         Args:
-            strength: Strength of the defense.
+            strength: Strength of the defense. The secret shift is proportional to the strength.
             shape: Shape of a sample.
-            seed: The seed.
-            name: Name of the defense.
+            seed: Seed of the trial.
+            name: Name of the defense, so that two defenses have different secrets.
 
         Returns:
-            The secret.
+            The secret seed, with a shift if the defense has one.
         """
         digest = hashlib.sha256(f"{name}:{seed}".encode()).digest()
         secret = Secret(int.from_bytes(digest[:7], "little"))
@@ -173,8 +174,8 @@ def shift_data(data: Dataset, secret: Secret) -> Dataset:
     """Return the samples x + u with the secret shift u.
 
     Args:
-        data: The samples. The mean that was subtracted from them does not change.
-        secret: The secret with the shift.
+        data: The samples x. The stored mean of the data set does not change.
+        secret: The secret of the owner, with the shift u.
 
     Returns:
         The shifted samples.
@@ -183,14 +184,15 @@ def shift_data(data: Dataset, secret: Secret) -> Dataset:
 
 
 def rewrite_biases(network: Network, strength: float, secret: Secret) -> Network:
-    """Rewrite the biases of the first layer to b - W u (Refael et al. 2025, App. D).
+    """Rewrite the biases b of the first layer, which has the weights W, to b - W u for a secret shift u.
 
-    The outputs of the new network on x + u are those of the old one on x.
+    The new network computes on the input x + u what the old network computes on x (Refael et al. 2025,
+    App. D).
 
     Args:
         network: The network.
-        strength: Strength of the defense. The secret was drawn with it.
-        secret: The secret with the shift u.
+        strength: Not used, because the secret shift already has the right size.
+        secret: The secret of the owner, with the shift u.
 
     Returns:
         The network with the new biases.
@@ -205,7 +207,7 @@ def add_noise(network: Network, strength: float, secret: Secret) -> Network:
     Args:
         network: The network.
         strength: Standard deviation of the noise, relative to the root mean square of the tensor.
-        secret: The secret with the seed of the noise.
+        secret: The secret of the owner, with the seed of the noise.
 
     Returns:
         The noisy network.
@@ -220,10 +222,10 @@ def add_noise(network: Network, strength: float, secret: Secret) -> Network:
 
 
 def use_batches(training: Training, strength: float, seed: int) -> Training:
-    """Use mini-batches, with a proportionally smaller learning rate and the same number of steps.
+    """Train with mini-batches, a proportionally smaller learning rate and the same number of steps.
 
     Args:
-        training: The training.
+        training: How the undefended network is trained.
         strength: Number of samples per batch.
         seed: Not used.
 
@@ -237,15 +239,15 @@ def use_batches(training: Training, strength: float, seed: int) -> Training:
 
 
 def use_dp_sgd(training: Training, strength: float, seed: int) -> Training:
-    """Use DP-SGD from the default initialization, because tiny initial weights drown in the noise.
+    """Train with DP-SGD from the default initialization, because its noise hides tiny initial weights.
 
-    DP-SGD takes fewer and smaller steps than plain descent, because noise adds up over steps and the norm
-    of clipped gradients is at most one. Both factors were chosen on digits with data seed 10, by the
-    held-out accuracy.
+    DP-SGD takes fewer and smaller steps than plain gradient descent, because noise adds up over steps and
+    the norm of clipped gradients is at most one. We chose the factors ``DP_STEPS`` and ``DP_RATE`` on the
+    digits dataset with data seed 10, by the held-out accuracy.
 
     Args:
-        training: The training.
-        strength: Epsilon.
+        training: How the undefended network is trained.
+        strength: The privacy budget epsilon.
         seed: Not used.
 
     Returns:
@@ -259,20 +261,20 @@ def use_dp_sgd(training: Training, strength: float, seed: int) -> Training:
 
 
 def parse_defense(text: str) -> tuple[str, Defense, float]:
-    """Read a defense and its strength, and check both.
+    """Read a defense and its strength from text, and check that the strength is valid.
 
     Args:
-        text: NAME:STRENGTH, such as ``noise:0.5``.
+        text: Text of the form NAME:STRENGTH, such as ``noise:0.5``.
 
     Returns:
-        The name, the defense and the strength.
+        The name of the defense, the defense and its strength.
 
     Raises:
-        InputError: If the name is unknown, or if the strength is missing or out of range.
+        InputError: If no defense has the name, or if the strength is missing or out of range.
     """
     name, colon, number = text.strip().partition(":")
     if name not in DEFENSES:
-        raise InputError(f"No defense {name[:40]!r}.", did_you_mean(name, tuple(DEFENSES)))
+        raise InputError(f"There is no defense {name[:40]!r}.", did_you_mean(name, tuple(DEFENSES)))
     defense = DEFENSES[name]
     try:
         strength = float(number) if colon else math.nan

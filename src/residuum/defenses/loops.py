@@ -1,7 +1,7 @@
-"""Training loops of defenses that need more than the usual loop.
+"""Training loops of defenses that need more than the usual training loop.
 
-Every loop trains the network of a job. It returns the final state and facts about the training, as plain
-values by name.
+Every training loop trains the network of a job. A loop returns the final state of the training, and facts
+about the training as plain values by name.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from residuum.theory.rows import margins, normalize_labels
 from residuum.training import TrainingConfig, TrainingState, initialize, make_release, train
 from residuum.training.loop import copy_weights
 
-CLIP = 1.0  # norm to which per-sample gradients are clipped
-BATCHES = 4  # expected batches per epoch of DP-SGD
-POINTS = 100  # points of a history, enough to draw a curve
+CLIP = 1.0  # largest norm of the gradient of one sample in DP-SGD. Longer gradients are clipped
+BATCHES = 4  # expected number of batches per epoch of DP-SGD
+POINTS = 100  # recorded points of the training loss, enough to draw a curve
 TrainingFacts = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Job:
-    """A network to train on the owner's data."""
+    """A network to train: its architecture, data, settings, task and device."""
 
     arch: str
     data: Dataset
@@ -43,28 +43,28 @@ class Job:
     device: str = "cpu"
 
     def train(self) -> TrainingState:
-        """Train with the usual loop."""
+        """Train the network with the usual training loop, and return the final state."""
         return train(self.arch, self.data, self.config, task=self.task, device=self.device)
 
     def release(self, state: TrainingState) -> Network:
-        """Return the network with the final weights."""
+        """Return the trained network with the weights of the final state."""
         return make_release(state, self.arch, self.data, self.task)
 
 
 def train_plain(job: Job) -> tuple[TrainingState, TrainingFacts]:
-    """Train as :func:`residuum.training.train` does. There are no facts about the training."""
+    """Train with :func:`residuum.training.train`. Return the final state and no facts about the training."""
     return job.train(), {}
 
 
 def train_smoothed(job: Job, *, strength: float) -> tuple[TrainingState, TrainingFacts]:
-    """Run gradient descent on smoothed labels.
+    """Train by gradient descent on smoothed labels.
 
     Args:
         job: The network to train.
         strength: Share of each label that is spread over all classes.
 
     Returns:
-        The final state and no facts.
+        The final state of the training, and no facts about the training.
     """
 
     def objective(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -75,19 +75,21 @@ def train_smoothed(job: Job, *, strength: float) -> tuple[TrainingState, Trainin
 
 
 def train_capped(job: Job, *, cap: float) -> tuple[TrainingState, TrainingFacts]:
-    """Run gradient descent with a limit on the influence of each record on the weights.
+    """Train by gradient descent with a limit on the influence of each record on the weights.
 
-    In each step, a record adds its gradient times the derivative of its loss to the weights. The sum of
-    these derivatives over the steps is lam_i, which attacks reconstruct. A record whose lam_i exceeds the
-    limit is left out of the steps until the others catch up. A factor on its loss would not help, because
-    descent to a vanishing loss forgets such factors.
+    In each step, record i adds its gradient times the derivative of its loss to the weights. The sum of
+    these derivatives over all steps is the multiplier lam_i of the record, which attacks reconstruct. A
+    record whose multiplier exceeds the limit is left out of the steps until the multipliers of the other
+    records catch up. A smaller weight of its loss would not help, because gradient descent to a vanishing
+    loss forgets such weights.
 
     Args:
         job: The network to train.
-        cap: The limit, relative to the mean of all lam_i.
+        cap: Largest multiplier of a record, relative to the mean multiplier of all records.
 
     Returns:
-        The final state, and the share of records and steps that were left out.
+        The final state of the training. The fact ``held_share`` is the mean share of the steps in which a
+        record was left out.
     """
     n, dtype = len(job.data), getattr(torch, job.config.dtype)
     lam = torch.zeros(n, dtype=dtype, device=job.device)
@@ -96,7 +98,7 @@ def train_capped(job: Job, *, cap: float) -> tuple[TrainingState, TrainingFacts]
     def objective(outputs: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         is_used = lam <= cap * lam.mean()
         losses = compute_smoothed_losses(outputs, y, 0.0)
-        # |l'| is 1 minus the probability of the right label.
+        # The absolute derivative |l'| of the loss is 1 minus the probability of the right label.
         lam.add_(is_used * -torch.expm1(-losses.detach()))
         skipped_steps.add_(~is_used)
         return (losses * is_used).mean(), losses.mean()
@@ -113,17 +115,18 @@ def train_without_exposed(job: Job, *, strength: float) -> tuple[TrainingState, 
         strength: Number of records to leave out.
 
     Returns:
-        The state of the second network, with the records that were left out and the mean exposures.
+        The final state of the second training. The facts are the indices of the records that were left
+        out, and the mean exposure scores before and after.
 
     Raises:
-        InputError: If ``strength`` is not a number of records that can be left out.
+        InputError: If ``strength`` is not an integer, or if fewer than two records would remain.
     """
     n, count = len(job.data), int(strength)
     if count != strength or not 1 <= count <= n - 2:
         raise InputError(
             f"The number of records to leave out of {n} must be an integer from 1 to {n - 2}; got "
             f"{strength:g}.",
-            "Change the strength.",
+            "Change the strength, such as --defenses without-top:5.",
         )
     first = _expose(job, job.train())
     omitted = first.order[:count]
@@ -143,17 +146,19 @@ def _expose(job: Job, state: TrainingState) -> Exposure:
 
 
 def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, TrainingFacts]:
-    """Train by DP-SGD, with clipped per-sample gradients and noise, and with the accountant of Opacus.
+    """Train by DP-SGD, which clips the gradient of each sample and adds noise, with Opacus.
 
-    The noise is chosen such that the epochs of ``config.steps`` spend (epsilon, 1/(10 n)). The noise is
-    seeded. This makes measurements repeatable, but such a network must not be released.
+    The noise is as large as needed for (epsilon, delta) differential privacy of the whole training, with
+    delta = 1/(10 n) for n records. The noise is seeded. This makes measurements repeatable, but a network
+    trained with seeded noise must not be released.
 
     Args:
         job: The network to train.
         epsilon: The privacy budget.
 
     Returns:
-        The final state, with the epsilon that was spent and the settings of DP-SGD.
+        The final state of the training. The facts are the epsilon that was spent and the settings of
+        DP-SGD.
     """
     from opacus import PrivacyEngine
     from torch.utils.data import DataLoader, TensorDataset
@@ -189,9 +194,9 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
                 optimizer.step()
                 step += 1
             history.append({"step": float(step), "loss": float(loss.detach()) / batch})
-        spent = float(engine.get_epsilon(delta))
+        spent_epsilon = float(engine.get_epsilon(delta))
     training_facts: TrainingFacts = {
-        "epsilon": spent,
+        "epsilon": spent_epsilon,
         "epsilon_wanted": epsilon,
         "delta": delta,
         "accountant": "rdp",
@@ -207,28 +212,29 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
 def compute_smoothed_losses(outputs: Tensor, y: Tensor, strength: float) -> Tensor:
     """Compute the loss of every record with smoothed labels.
 
-    One output: (1 - s/2) softplus(-m) + (s/2) softplus(m) with m = y Phi. Several outputs: the
-    cross-entropy with the share s spread over all classes.
+    A network with one output Phi has the loss (1 - s/2) softplus(-m) + (s/2) softplus(m), with the margin
+    m = y Phi of the record and its label y in {-1, 1}. A network with several outputs has the cross-entropy
+    with the share s of each label spread over all classes.
 
     Args:
-        outputs: (n, outputs) outputs of the network.
-        y: Labels.
-        strength: The share s of each label that is spread.
+        outputs: (n, classes) outputs of the network, or (n, 1) for one output.
+        y: (n,) labels.
+        strength: The share s of each label that is spread over all classes.
 
     Returns:
-        (n,) losses.
+        (n,) loss of each record.
     """
     if outputs.shape[1] > 1:
         return F.cross_entropy(outputs, y, label_smoothing=strength, reduction="none")
     m = margins(outputs, y).flatten()
-    wrong = F.softplus(m, threshold=40) * (strength / 2) if strength else 0.0
-    return F.softplus(-m, threshold=40) * (1 - strength / 2) + wrong
+    wrong_label_loss = F.softplus(m, threshold=40) * (strength / 2) if strength else 0.0
+    return F.softplus(-m, threshold=40) * (1 - strength / 2) + wrong_label_loss
 
 
 def _descend(
     job: Job, objective: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> TrainingState:
-    """Run gradient descent. ``objective`` returns the loss to minimize and the loss to record."""
+    """Train by gradient descent. ``objective`` returns the loss to minimize and the loss to record."""
     config = job.config
     model, x, y = _begin(job)
     optimizer = torch.optim.SGD(
@@ -237,16 +243,16 @@ def _descend(
     theta0, history = copy_weights(model), []
     for step in range(1, config.steps + 1):
         optimizer.zero_grad()
-        loss, plain = objective(model(x), y)
+        loss, recorded_loss = objective(model(x), y)
         loss.backward()
         optimizer.step()
         if step % max(1, config.steps // POINTS) == 0:
-            history.append({"step": float(step), "loss": float(plain.detach())})
+            history.append({"step": float(step), "loss": float(recorded_loss.detach())})
     return _state(model, theta0, config.steps, history)
 
 
 def _begin(job: Job) -> tuple[nn.Module, Tensor, Tensor]:
-    """Return model, samples and labels on the device. Regression has no labels to smooth."""
+    """Return the initialized network, its samples and their labels on the device of the job."""
     if job.task == "regression":
         raise InputError(
             "Label smoothing, caps and DP-SGD need a classification task; got a regression.",
@@ -263,6 +269,6 @@ def _state(
     model: nn.Module, theta0: dict[str, Tensor], steps: int, history: list[dict[str, float]]
 ) -> TrainingState:
     theta = copy_weights(model)
-    finite = all(bool(torch.isfinite(t).all()) for t in theta.values())
-    status = "steps" if finite else "diverged"
-    return TrainingState(theta, theta0, steps, "", status, history=tuple(history))
+    is_finite = all(bool(torch.isfinite(t).all()) for t in theta.values())
+    stop_reason = "steps" if is_finite else "diverged"
+    return TrainingState(theta, theta0, steps, "", stop_reason, history=tuple(history))

@@ -1,8 +1,8 @@
-"""Trials of defenses: train, release, run all attacks, score, certify.
+"""Trials of defenses: train a network, defend it, run all attacks on it, score and certify the result.
 
 All trials share the data, the seeds, the knowledge of the attacker and the settings of the attack. The
-candidates are compared with the original training samples, without any shift, because a leak of these
-samples is what counts.
+candidates of an attack are compared with the original training samples, without a shift of the defense,
+because a leak of the original samples is what counts.
 """
 
 from __future__ import annotations
@@ -54,12 +54,10 @@ NONE = "none"
 UNDEFENDED = Defense("nothing", "", "", "")
 REWRITTEN = "rewrite: biases changed after training"
 RETRAINED = "retrain: training data shifted before training"
-CERTIFIED_SAMPLES, CERTIFICATE_SECONDS = (
-    4,
-    3.0,
-)  # samples and time limit of the uniqueness certificate
-NO_KINKS = -1.0  # a kink tolerance that no neuron is within
-MAX_PAIRS = 8  # pairs of images that an outcome stores
+# The uniqueness certificate covers this many training samples, and takes at most this many seconds.
+CERTIFIED_SAMPLES, CERTIFICATE_SECONDS = 4, 3.0
+NO_KINKS = -1.0  # a kink tolerance below every pre-activation, so that no kink is searched
+MAX_PAIRS = 8  # pairs of a candidate and its training sample that the result of an attack stores
 Stage = Callable[[str], None]
 
 
@@ -69,18 +67,19 @@ class Attacked(Record):
 
     Attributes:
         attacker: Name of the attacker, as in :func:`make_attackers`.
-        images: (k, 2, *shape) the best pairs of a candidate and its training sample.
-        recovered: Number of recovered samples.
-        expected_by_chance: Number of samples expected by chance.
-        p_value: P-value of the number of recovered samples.
-        first_layer_residual: Relative residual of the first layer, if the attack has one.
+        images: (k, 2, *shape) the k best matches, each a candidate and its training sample.
+        recovered: Number of recovered training samples.
+        expected_by_chance: Number of recovered training samples expected by chance.
+        p_value: P-value of the number of recovered training samples.
+        first_layer_residual: Relative residual of the first layer, None if the attack has no residual.
         seconds: Duration of the attack.
-        values: (k,) score of each pair.
-        beyond_chance: Whether each pair is above the chance level.
-        findings: Plain values that the adapted attacker inferred.
-        rule: When a sample counts as recovered, such as "ncc > 0.83".
-        refused: Why there is nothing to score, "" if there is a result.
-        tried: Number of attacks of which this is the strongest. The p-value is multiplied by it.
+        values: (k,) score of each match in ``images``.
+        beyond_chance: For each match in ``images``, whether its score is above the chance level.
+        findings: Plain values that an attacker who knows the defense inferred, such as the shift.
+        rule: When a training sample counts as recovered, such as "ncc > 0.83".
+        refused: Why the attack has no candidates to score, "" if the attack has a result.
+        tried: Number of attacks among which this attack is the strongest. The p-value is multiplied by
+            this number.
     """
 
     attacker: str
@@ -98,38 +97,41 @@ class Attacked(Record):
     tried: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return everything but the images."""
+        """Return all attributes except the stored matches, as plain values."""
         hidden = ("images", "values", "beyond_chance")
         return {name: value for name, value in vars(self).items() if name not in hidden}
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome(Record):
-    """The outcome of a defense at one strength. The name "none" is the undefended network.
+    """The outcome of a defense at one strength.
 
     Attributes:
-        name: Name of the defense.
-        strength: Its strength, None for the undefended network.
+        name: Name of the defense, "none" for the undefended network.
+        strength: Strength of the defense, None for the undefended network.
         n: Number of training samples.
         changes: What the defense changes.
-        secret: What stays with the owner.
-        strategy: Strategy of the adapted attacker, "" for the undefended network.
-        shift: The shift of the inputs: its kind, its form, its size per pixel and its norm.
-        accuracy: Accuracy on held-out samples as the defended network receives them.
-        loss: Loss on these samples.
-        train_loss: Loss on the training samples.
-        kkt_plain: Plain KKT residual at the training samples as the network receives them, relative.
-        kkt_clarke: Clarke KKT residual at these samples, relative.
-        margin: Margin at these samples.
-        rewrite: The KKT residuals of bias rewriting.
-        determined_energy: Like ``determined_at_least``, the smallest share that was found.
-        uniqueness_note: How the two shares were computed, or why they were not.
-        attacks: Results of all attackers, the unaware one first and those who know the secret last.
-        seconds: Duration of each stage.
+        secret: What the owner keeps secret, as text.
+        strategy: Strategy of the attacker who knows the defense, "" for the undefended network.
+        shift: Kind, form, size per pixel and norm of the shift of the inputs. Empty without a shift.
+        accuracy: Accuracy on held-out samples, with the shift if there is one.
+        loss: Loss on held-out samples, with the shift if there is one.
+        train_loss: Loss on the training samples, with the shift if there is one.
+        kkt_plain: Plain KKT residual at the training samples, relative to the norm of the weights.
+        kkt_clarke: KKT residual at the training samples if a neuron with a kink at a sample counts partly
+            (Clarke subgradients), relative to the norm of the weights.
+        margin: Margin of the network at the training samples.
+        rewrite: KKT residuals of the network with rewritten biases, empty for other defenses.
+        determined_energy: The same mean share as ``determined_at_least``, for the farthest other training
+            set that a search found. The true share is between the two.
+        uniqueness_note: How ``determined_at_least`` and ``determined_energy`` were computed, or why not.
+        attacks: Results of all attackers: first the unaware one, last those who know the secret.
+        seconds: Duration of each stage of the trial.
         training_facts: Facts about the training, as plain values.
         theta_sha256: Hash of the released weights.
-        determined_at_least: Mean share of the energy of a training sample that every other training set
-            with the same patterns and labels shares, a proved bound (:class:`residuum.records.Uniqueness`).
+        determined_at_least: Mean share of the energy (squared norm) of a training sample that every other
+            training set with the same activation patterns and labels shares. This is a proved lower bound
+            (:class:`residuum.records.Uniqueness`).
     """
 
     name: str
@@ -156,7 +158,7 @@ class Outcome(Record):
 
     @property
     def label(self) -> str:
-        """The defense as NAME:STRENGTH."""
+        """Text of the form NAME:STRENGTH, such as "noise:0.5", or "none" for the undefended network."""
         return self.name if self.strength is None else f"{self.name}:{self.strength:g}"
 
     @property
@@ -166,18 +168,18 @@ class Outcome(Record):
 
     @property
     def adaptive(self) -> Attacked | None:
-        """The strongest attack of an attacker who knows the defense, None if all were refused."""
+        """The strongest attack of an attacker who knows the defense, None if all attacks were refused."""
         return _find_best(result for result in self.attacks if result.attacker not in INFORMED)
 
     @property
     def informed(self) -> Attacked | None:
-        """The strongest attack of an attacker who knows the secret too, None if there is no secret."""
+        """The strongest attack of an attacker who also knows the secret, None if there is no secret."""
         has_run = any(result.attacker in INFORMED and not result.refused for result in self.attacks)
         return _find_best(self.attacks) if has_run else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return the published form, without images and without the secret."""
-        names = {"training_facts": "facts"}  # whose key in the file differs
+        """Return plain values for ``result.json``, without images and without the secret of the owner."""
+        names = {"training_facts": "facts"}  # attributes whose key in the JSON file differs
         skipped = ("attacks", "strength", "name")
         rows = {names.get(k, k): v for k, v in vars(self).items() if k not in skipped}
         strongest = {"adaptive": self.adaptive, "told": self.informed}
@@ -203,15 +205,16 @@ class Conditions:
         arch: Architecture of the network.
         split: Training and held-out samples.
         task: "binary", "multiclass" or "regression".
-        training: How networks are trained.
-        attack: The attack that the stationarity attackers run.
+        training: How the networks are trained.
+        attack: The stationarity attack, with its settings.
         knowledge: What the attacker knows.
-        seed: Seed of weights, attack and secret.
-        subsets: Number of held-out subsets, to calibrate the scores.
-        releases: Number of releases that an attacker collects if they differ.
-        device: Where to compute.
-        certify: Whether to compute what other training sets share with the samples.
-        kinks: Maximal number of kinks that are freed for the Clarke residual.
+        seed: Seed of the initial weights, the attack and the secret of the owner.
+        subsets: Number of random held-out subsets, to calibrate the scores.
+        releases: Number of releases of the same weights that an attacker collects if releases differ.
+        device: Device to compute on.
+        certify: Whether to compute what other training sets of the same weights share with the samples.
+        kinks: Maximal number of kinks (neurons whose input is zero at a sample) that may count partly in
+            the Clarke KKT residual.
     """
 
     arch: str
@@ -230,15 +233,15 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Defended:
-    """A defended network.
+    """A defended network, with what its owner knows.
 
     Attributes:
         released: The network that may be released.
-        before: The network before the hook on the weights.
+        before: The trained network before the defense changed its weights.
         secret: The secret of the owner.
         state: The final state of the training.
         training_facts: Facts about the training, as plain values.
-        training: The training.
+        training: How the network was trained.
     """
 
     released: Network
@@ -255,13 +258,13 @@ def release(
     """Train and defend a network.
 
     A defense acts on the data, on the training, and on the weights, in this order. At the strength
-    ``off`` no hook is called, so an undefended network runs through the same code.
+    ``defense.off``, the defense does nothing. So an undefended network runs through the same code.
 
     Args:
         conditions: The conditions of the trial.
         name: Name of the defense.
         defense: The defense.
-        strength: Its strength, None for ``off``.
+        strength: Strength of the defense, None for ``defense.off``.
 
     Returns:
         The defended network.
@@ -270,23 +273,23 @@ def release(
         InconclusiveError: If the training diverged.
     """
     training, data, secret = conditions.training, conditions.split.train, Secret(0)
-    level = defense.off if strength is None else strength
-    active = level != defense.off
-    if active:
-        secret = defense.draw(level, data.shape, conditions.seed, name)
+    used_strength = defense.off if strength is None else strength
+    is_active = used_strength != defense.off
+    if is_active:
+        secret = defense.draw(used_strength, data.shape, conditions.seed, name)
         data = defense.data(data, secret) if defense.data else data
         if defense.training:
-            training = defense.training(training, level, secret.seed)
+            training = defense.training(training, used_strength, secret.seed)
     job = Job(conditions.arch, data, training.config, conditions.task, conditions.device)
     state, training_facts = training.loop(job)
     if state.status == "diverged":
         raise InconclusiveError(
             f"The training with {name} diverged, so there are no weights to release.",
-            "Lower --lr or the strength.",
+            "Lower --lr or the strength of the defense.",
         )
     before = after = job.release(state)
-    if active and defense.release:
-        after = defense.release(before, level, secret)
+    if is_active and defense.release:
+        after = defense.release(before, used_strength, secret)
     return Defended(after, before, secret, state, training_facts, training)
 
 
@@ -299,16 +302,16 @@ def run_trial(
 ) -> tuple[Outcome, Network, Secret]:
     """Try a defense at one strength.
 
-    All attackers (:func:`make_attackers`) attack the network. The certificates are computed for the
-    released network, on samples as it receives them. If no attack applies, an ``InputError`` is raised,
-    and if the training diverges, an ``InconclusiveError``.
+    All attackers (:func:`make_attackers`) attack the released network. The certificates are computed for
+    the released network at the samples with the shift of the defense. If no attack applies, an
+    ``InputError`` is raised. If the training diverges, an ``InconclusiveError`` is raised.
 
     Args:
         conditions: The conditions of the trial.
         name: Name of the defense.
         defense: The defense, None for the undefended network.
-        strength: Its strength.
-        stage: Receives the name of each stage.
+        strength: Strength of the defense, None for the undefended network.
+        stage: Function that receives the name of each stage of the trial when it begins.
 
     Returns:
         The outcome, the network that may be released, and the secret of the owner.
@@ -318,7 +321,7 @@ def run_trial(
     start = time.monotonic()
     defended = release(conditions, name, defense, strength)
     network, secret = defended.released, defended.secret
-    trained = time.monotonic()
+    training_end = time.monotonic()
     released = Released(
         checkpoints=(network, *_other_releases(conditions, defended, name, defense, strength)),
         knowledge=conditions.knowledge,
@@ -332,15 +335,15 @@ def run_trial(
     )
     attacks, strategy_seconds = _run_attacks(conditions, released, defense, secret, stage)
     stage("certificates")
-    attacked = time.monotonic()
-    figures = _measure(conditions, network, secret)
+    attacks_end = time.monotonic()
+    measurements = _measure(conditions, network, secret)
     shift, rewrite = _measure_shift(conditions, defended, defense)
     seconds = {
-        "train": trained - start,
+        "train": training_end - start,
         "strategy": strategy_seconds,
         "unaware": attacks[0].seconds,
         "adaptive": sum(result.seconds for result in attacks[1:]),
-        "certify": time.monotonic() - attacked,
+        "certify": time.monotonic() - attacks_end,
     }
     outcome = Outcome(
         name=name,
@@ -355,7 +358,7 @@ def run_trial(
         training_facts=defended.training_facts,
         seconds={key: round(value, 3) for key, value in seconds.items()},
         theta_sha256=hashlib.sha256(save(network.theta)).hexdigest(),
-        **figures,
+        **measurements,
     )
     return outcome, network, secret
 
@@ -363,7 +366,7 @@ def run_trial(
 def _other_releases(
     conditions: Conditions, defended: Defended, name: str, defense: Defense, strength: float | None
 ) -> list[Network]:
-    """Return further releases of the same weights, if the defense makes releases differ."""
+    """Return more releases of the same trained weights, if the defense makes every release different."""
     hook = defense.release
     if not defense.releases_differ or hook is None or strength is None or strength == defense.off:
         return []
@@ -375,25 +378,25 @@ def _other_releases(
 def _measure_shift(
     conditions: Conditions, defended: Defended, defense: Defense
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return the size of the secret shift, and the residuals of rewriting if it is in the biases."""
+    """Return kind and size of the secret shift. If the shift is in the biases, also return KKT residuals."""
     shift = defended.secret.shift
     if shift is None:
         return {}, {}
-    figures = {
+    shift_facts = {
         "kind": REWRITTEN if defense.release else RETRAINED,
         "form": defense.shift,
         "per_pixel": float(shift.norm()) / math.sqrt(max(1, shift.numel())),
         "norm": float(shift.norm()),
     }
     if not defense.release:
-        return figures, {}
+        return shift_facts, {}
     train, task = conditions.split.train, conditions.task
     rewrite = certify_rewriting(defended.before, defended.released, train, task, shift)
-    return figures, rewrite
+    return shift_facts, rewrite
 
 
 def _find_best(attacks: Iterable[Attacked]) -> Attacked | None:
-    """Return the strongest attack with its corrected p-value, None if no attack was run."""
+    """Return the strongest attack, its p-value corrected for the number of attacks. None without attacks."""
     results = {result.attacker: result for result in attacks if not result.refused}
     best = find_strongest(
         {name: (result.recovered, result.p_value) for name, result in results.items()}
@@ -404,9 +407,9 @@ def _find_best(attacks: Iterable[Attacked]) -> Attacked | None:
 def _run_attacks(
     conditions: Conditions, released: Released, defense: Defense, secret: Secret, stage: Stage
 ) -> tuple[tuple[Attacked, ...], float]:
-    """Run and score every attack. Return the results, and the seconds that the strategies took."""
-    # A strategy can end in an attack that was already run. If its seconds were not separate, its short
-    # trials would count for the next attack.
+    """Run and score every attack. Return the results, and the seconds spent on choosing the attacks."""
+    # A strategy against the defense runs short trials to choose an attack, and can choose an attack that
+    # was already run. So the time of these trials is counted separately from the time of the attacks.
     shape = conditions.split.train.shape
     attacks, strategy_seconds = [], 0.0
     stage("attacks")
@@ -433,7 +436,7 @@ def _run_attacks(
 
 
 def _score_attack(conditions: Conditions, attacker: str, result: Reconstruction) -> Attacked:
-    """Count the recovered samples, and store the best pairs of a candidate and a training sample."""
+    """Count the training samples that an attack recovered, and store its best matches."""
     x, train = add_negated(attacker, all_candidates(result).x), conditions.split.train
     settings: dict[str, Any] = {"metrics": ["ncc"], "seed": conditions.seed}
     scores = score(x, train, conditions.split.holdout, subsets=conditions.subsets, **settings)
@@ -456,7 +459,7 @@ def _score_attack(conditions: Conditions, attacker: str, result: Reconstruction)
 
 
 def _measure(conditions: Conditions, network: Network, secret: Secret) -> dict[str, Any]:
-    """Measure accuracy, losses, KKT residuals and determined energy on samples as the network gets them."""
+    """Measure accuracy, losses, KKT residuals and determined energy at samples with the secret shift."""
     model = network.double_module
     train, holdout = (
         samples.replace(x=secret.inputs(samples.x.double()))
@@ -494,11 +497,12 @@ def certify_network(model: nn.Module, data: Dataset, task: str, kinks: int = 0) 
     Args:
         model: The network.
         data: The samples.
-        task: The task, or "auto".
-        kinks: Maximal number of kinks to free. With 0, kinks are not searched.
+        task: "binary", "multiclass", "regression", or "auto" to infer the task from the outputs.
+        kinks: Maximal number of kinks (neurons whose input is zero at a sample) that may count partly.
+            With 0, kinks are not searched.
 
     Returns:
-        The certificate.
+        The KKT certificate.
     """
     options: dict[str, Any] = {"kink_limit": kinks} if kinks else {"kink_tolerance": NO_KINKS}
     return certify(model, data.x, data.y, task=task, **options)
@@ -507,37 +511,37 @@ def certify_network(model: nn.Module, data: Dataset, task: str, kinks: int = 0) 
 def measure_rewrite_residuals(
     before: nn.Module, after: nn.Module, x: Tensor, y: Tensor, lam: Tensor, rows: Rows, u: Tensor
 ) -> dict[str, float]:
-    """Measure the KKT residuals after the biases were rewritten, relative to the norm of the weights before.
+    """Measure the KKT residuals of a network after its biases were rewritten for a shift u of the inputs.
 
-    If the network is a KKT point, the residual at the original multipliers has a closed form. It is
-    b u^T in the weight of the first layer, W u in its bias, and zero elsewhere. The relative norm is
-    sqrt(|b|^2 |u|^2 + |W u|^2) / |theta|. Refitted multipliers give a smaller residual.
+    If the network with weights theta is a KKT point, its residual at the original multipliers has a closed
+    form. With the first layer (W, b), the residual is b u^T in W, W u in b, and zero in the other layers.
+    The relative norm is sqrt(|b|^2 |u|^2 + |W u|^2) / |theta|. Refitted multipliers give a smaller residual.
 
     Args:
-        before: The network before rewriting.
-        after: The network after rewriting.
-        x: Samples as the network before receives them.
-        y: Labels.
-        lam: Multipliers of the network before.
-        rows: Rows of the residual, which combine with the multipliers.
-        u: The shift.
+        before: The network before its biases were rewritten.
+        after: The network with rewritten biases.
+        x: Samples without the shift, which the network ``before`` receives.
+        y: Labels of the samples.
+        lam: Multipliers of the samples for the network ``before``.
+        rows: For each term of the weighted sum of gradients, its sample and its covector on the outputs.
+        u: Shift of the inputs.
 
     Returns:
-        The residual at the original multipliers, its closed form, the refitted residual, and the residual
-        of the network before.
+        Residuals relative to the norm of theta, by name: after rewriting at the original multipliers, the
+        closed form of this residual, after rewriting at refitted multipliers, and before rewriting.
     """
     theta, z = parameters(before), x + u
     size = norm(theta)
     weight, bias = theta["layers.0.weight"], theta["layers.0.bias"]
-    flat = u.flatten().to(weight)
-    original = norm(residual(after, parameters(after), z, rows.combine(lam, len(z))))
-    squares = bias.square().sum() * flat.square().sum() + (weight @ flat).square().sum()
-    closed = math.sqrt(float(squares))
-    refitted = certify_network(after, Dataset(z, y), "auto")
+    flat_shift = u.flatten().to(weight)
+    original_residual = norm(residual(after, parameters(after), z, rows.combine(lam, len(z))))
+    squares = bias.square().sum() * flat_shift.square().sum() + (weight @ flat_shift).square().sum()
+    closed_form = math.sqrt(float(squares))
+    refitted_certificate = certify_network(after, Dataset(z, y), "auto")
     return {
-        "original_multipliers": original / size,
-        "closed_form": closed / size,
-        "refitted": refitted.eps / size,
+        "original_multipliers": original_residual / size,
+        "closed_form": closed_form / size,
+        "refitted": refitted_certificate.eps / size,
         "before": norm(residual(before, theta, x, rows.combine(lam, len(x)))) / size,
     }
 
@@ -545,47 +549,52 @@ def measure_rewrite_residuals(
 def certify_rewriting(
     before: Network, after: Network, train: Dataset, task: str, shift: Tensor
 ) -> dict[str, float]:
-    """Measure the KKT residuals of rewritten biases at the best multipliers of the network before.
+    """Fit multipliers to a network, then measure its KKT residuals before and after rewriting its biases.
 
     Args:
-        before: The network before rewriting.
-        after: The network after rewriting.
-        train: Training samples as the network before receives them.
-        task: The task.
-        shift: The shift.
+        before: The network before its biases were rewritten.
+        after: The network with rewritten biases.
+        train: Training samples without the shift, which the network ``before`` receives.
+        task: "binary", "multiclass" or "regression".
+        shift: Shift of the inputs, which the rewritten biases undo.
 
     Returns:
         The residuals of :func:`measure_rewrite_residuals`.
     """
-    old, x, _, _, task, rows = pose_problem(before.copy_module(), train.x, train.y, task)
-    lam = fit_multipliers(old, x, rows, free=task == "regression")[0]
-    new = after.copy_module(torch.float64).requires_grad_(False)
-    return measure_rewrite_residuals(old, new, x, train.y, lam, rows, shift)
+    old_module, x, _, _, task, rows = pose_problem(before.copy_module(), train.x, train.y, task)
+    lam = fit_multipliers(old_module, x, rows, free=task == "regression")[0]
+    new_module = after.copy_module(torch.float64).requires_grad_(False)
+    return measure_rewrite_residuals(old_module, new_module, x, train.y, lam, rows, shift)
 
 
 def measure_determined_energy(
     model: nn.Module, train: Dataset, certificate: Certificate, knowledge: Knowledge, secret: Secret
 ) -> dict[str, Any]:
-    """Measure what every other training set of the same weights shares with the heaviest samples.
+    """Measure what every other training set of the same weights shares with the training samples.
+
+    Only the ``CERTIFIED_SAMPLES`` samples with the largest multipliers are measured.
 
     Args:
         model: The network.
-        train: Training samples as the network receives them.
-        certificate: The KKT certificate of the network, with the multipliers.
-        knowledge: What the attacker knows, with the range of the samples.
+        train: Training samples as the network receives them, with the shift of the defense.
+        certificate: The KKT certificate of the network, with the multipliers of the samples.
+        knowledge: What the attacker knows, with the range of the pixel values.
         secret: The secret of the owner, with the shift of the samples.
 
     Returns:
-        The mean shares of the energy, proved and smallest found, with a note. If they cannot be computed,
-        the note says why.
+        The mean share of the energy (squared norm) of a sample that is proved to be shared, the smallest
+        share that was found, and a note. If the shares cannot be computed, the note says why.
     """
     if certificate.task != "binary":
-        return {"determined_energy": None, "uniqueness_note": "computed for one output only"}
+        return {
+            "determined_energy": None,
+            "uniqueness_note": "not computed: only networks with one output are certified",
+        }
     lam = certificate.multipliers
     order = lam.argsort(descending=True)
-    box = knowledge.box(train.x[0].double())  # of samples without the shift
+    box = knowledge.box(train.x[0].double())  # the range of the samples without the shift
     try:
-        unique = uniqueness(
+        uniqueness_certificate = uniqueness(
             KKTSet.from_samples(model, train.x[order], train.y[order], lam[order], task="binary"),
             box=box and (secret.inputs(box[0]), secret.inputs(box[1])),
             samples=CERTIFIED_SAMPLES,
@@ -594,10 +603,11 @@ def measure_determined_energy(
     except ResiduumError as problem:
         return {"determined_energy": None, "uniqueness_note": f"not computed: {problem.message}"}
     return {
-        "determined_energy": float(unique.determined_energy.mean()),
-        "determined_at_least": float(unique.determined_at_least.mean()),
-        "uniqueness_note": f"mean of {len(unique)} samples, heaviest first, {unique.share:.0%} of their "
-        "weight",
+        "determined_energy": float(uniqueness_certificate.determined_energy.mean()),
+        "determined_at_least": float(uniqueness_certificate.determined_at_least.mean()),
+        "uniqueness_note": f"mean of the {len(uniqueness_certificate)} samples with the largest "
+        "multipliers, compared with images that take over at least "
+        f"{uniqueness_certificate.share:.0%} of the multiplier of a sample",
     }
 
 
@@ -605,11 +615,11 @@ def with_seed(conditions: Conditions, seed: int) -> Conditions:
     """Return the same conditions with another seed.
 
     Args:
-        conditions: The conditions.
-        seed: Seed of weights, attack and secret.
+        conditions: The conditions of the trials.
+        seed: Seed of the initial weights, the attack and the secret of the owner.
 
     Returns:
-        The new conditions.
+        The conditions with the new seed.
     """
     training = replace(
         conditions.training,

@@ -1,12 +1,12 @@
-"""The trials of a sweep, and the engines that run them: this process, other processes, or a Ray cluster.
+"""The engines that run the trials of a sweep: in this process, in other processes, or on a Ray cluster.
 
-A job is one trial, or a batch of trials that run side by side in one program (``per_run``). The numbers
-of the trials decide which of them share a job, so every engine computes the same results. A failed trial
-does not end the sweep. If a trial diverges, crashes or runs out of memory, it is recorded with the reason.
+A job is one trial, or a batch of trials that run at the same time in one call of the attack. The numbers of
+the trials decide which trials share a job, so every engine computes the same results. A failed trial does
+not end the sweep. If a trial diverges, crashes or runs out of memory, the trial is recorded with the reason.
 
-An engine turns a submitted job into a future of its outcome. :func:`run_jobs` keeps the engine busy,
-submits a job again if its worker died, and yields outcomes in the order in which jobs end. To add an
-engine, write a class and add it to ``ENGINES``.
+An engine returns a future for each submitted job. The result of the future is the outcome of the job.
+:func:`run_jobs` keeps the engine busy, submits a job again if its worker died, and yields outcomes in the
+order in which jobs end. To add an engine, write a class and add the class to ``ENGINES``.
 """
 
 from __future__ import annotations
@@ -50,26 +50,27 @@ from residuum.sweeping.space import (
     count_restarts,
 )
 
-MEMORY = "out of memory"
-# Jobs submitted per slot of a cluster. With two, no slot is ever idle, and an autoscaler sees the demand.
+MEMORY = "out of memory"  # the reason of a failed job contains this text if memory ran out
+# Number of jobs that are submitted for each slot of a cluster. A slot runs one job at a time. With a second
+# job in the queue, no slot is idle, and an autoscaler sees that more machines are needed.
 JOBS_PER_SLOT = 2
-REFRESH = 5.0  # seconds between two counts of the slots of a cluster
-# These switch off the usage reports of Ray.
+REFRESH = 5.0  # seconds after which the slots of a cluster are counted again
+# These environment variables switch off the usage reports and a warning of Ray.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-# This restricts Ray to this machine on every system. Without it, Ray replaces 127.0.0.1 by the address of
-# the network card, and anyone who can reach that card could run code here.
+# This environment variable restricts Ray to this machine. Without it, Ray replaces 127.0.0.1 by the address
+# of the network card on some systems, and anyone who can reach that address could run code on this machine.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """The inputs that all trials share. They are sent to each worker once.
+    """The inputs that all trials of a sweep share. A task is sent to each worker once.
 
     Attributes:
         network: The released network.
         knowledge: What the attacker knows.
-        attack: The attack.
-        threads: Number of threads of each worker.
+        attack: The attack. A trial changes some of its settings.
+        threads: Number of CPU threads of each worker.
     """
 
     network: Network
@@ -80,13 +81,15 @@ class Task:
 
 @dataclass(frozen=True, eq=False)
 class Job:
-    """Trials that run side by side. The number of the first trial decides the random numbers of all.
+    """One or more trials that a worker runs at the same time.
+
+    The number of the first trial is the seed of all trials of the job.
 
     Attributes:
-        params: Settings of each trial, by number.
+        params: Values of the varied settings of each trial, by the number of the trial.
         seed: Seed of the sweep.
-        until: Step to pause at, 0 to run to the end.
-        state: Saved state to continue from.
+        until: Step of the attack at which the job pauses, 0 to run to the end.
+        state: Saved state of the attack to continue from, None to start from the beginning.
     """
 
     params: dict[int, Params]
@@ -96,18 +99,18 @@ class Job:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers of its trials."""
+        """Numbers of the trials of this job."""
         return list(self.params)
 
     def split_in_halves(self) -> list[Job]:
-        """Split the job into two with half of the trials each."""
+        """Return two jobs with half of the trials of this job each."""
         rows, size = list(self.params.items()), -(-len(self.params) // 2)
         return [Job(dict(half), self.seed) for half in (rows[:size], rows[size:])]
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """The result of a job: a reconstruction per trial, a paused state, or the reason of a failure."""
+    """The result of a job: a reconstruction for each trial, a paused state, or the reason of a failure."""
 
     job: Job
     reconstructions: tuple[Reconstruction, ...] = ()
@@ -117,29 +120,29 @@ class Outcome:
 
 
 def split_into_jobs(params: Mapping[int, Params], seed: int, batch: int) -> list[Job]:
-    """Split trials into jobs by their numbers: 0 .. b-1, b .. 2b-1 and so on, with batches of size b.
+    """Split trials into jobs by their numbers. With b trials per job, trials 0 to b-1 are the first job.
 
     Args:
-        params: Settings of the trials that remain to be run, by number.
+        params: Values of the varied settings of the trials that remain to be run, by trial number.
         seed: Seed of the sweep.
         batch: Number of trials per job.
 
     Returns:
-        The jobs. A job has fewer trials if some of its numbers are missing.
+        The jobs. A job has fewer trials if some of its trials are already finished.
     """
     blocks = groupby(params.items(), lambda row: row[0] // batch)
     return [Job(dict(block), seed) for _, block in blocks]
 
 
 def run_job(task: Task, job: Job) -> Outcome:
-    """Run a job. This is the function that every engine calls.
+    """Run a job. Every engine calls this function.
 
     Args:
-        task: The inputs that all trials share.
-        job: The job.
+        task: The inputs that all trials of the sweep share.
+        job: The trials to run.
 
     Returns:
-        The outcome. If the job failed, it holds the reason.
+        The outcome of the job. If the job failed, the outcome holds the reason.
     """
     start = time.perf_counter()
     torch.set_num_threads(task.threads)
@@ -151,25 +154,26 @@ def run_job(task: Task, job: Job) -> Outcome:
 
 
 def _reason(problem: BaseException) -> str:
-    """Return the reason in one line. ``MEMORY`` marks jobs that are run again in two halves."""
+    """Return the reason of a failure in one line. The reason starts with ``MEMORY`` if memory ran out."""
     text = " ".join(str(problem).split())[:300]
     if isinstance(problem, WorkerDiedError):
         return text
-    is_memory_error = type(problem).__name__ in ("MemoryError", "OutOfMemoryError")  # torch and Ray
+    # PyTorch and Ray have classes of this name.
+    is_memory_error = type(problem).__name__ in ("MemoryError", "OutOfMemoryError")
     if is_memory_error or "allocate memory" in text:
         return f"{MEMORY}: {text}"
     return f"{type(problem).__name__}: {text}"
 
 
 def first_layer_residual(loss: Tensor, layers: Tensor) -> float | None:
-    """Return the median over restarts of the relative first-layer residual at the best loss.
+    """Return the relative first-layer residual at the best loss of each restart, as a median over restarts.
 
     Args:
-        loss: (R, T), infinite or NaN if a restart has no loss at this step.
-        layers: (R, T, L) squared relative residuals.
+        loss: (R, T) loss of each of R restarts at T recorded steps. Infinite or NaN where there is none.
+        layers: (R, T, L) squared relative residuals of L layers at these steps.
 
     Returns:
-        The residual. None if no restart has a finite loss, or if the attack records no residuals.
+        The median residual. None if no restart has a finite loss, or if the attack records no residuals.
     """
     has_loss = torch.isfinite(loss).any(1)
     if not bool(has_loss.any()) or not layers.shape[-1]:
@@ -181,7 +185,7 @@ def first_layer_residual(loss: Tensor, layers: Tensor) -> float | None:
 
 
 def paused_value(path: Path) -> tuple[int, float | None]:
-    """Return step and residual of a saved state, and step 0 if the file does not exist."""
+    """Return the step and first-layer residual of a paused trial, (0, None) if it has no saved state."""
     if not path.is_file():
         return 0, None
     state = SolverState.load(path)
@@ -193,25 +197,26 @@ def paused_value(path: Path) -> tuple[int, float | None]:
 def judge_trial(
     number: int, params: Params, reconstruction: Reconstruction, objectives: tuple[str, ...]
 ) -> Trial:
-    """Compute the figures of a finished trial, from the weights alone.
+    """Compute the statistics of a finished trial, from the weights alone.
 
-    Agreement is the share of the members of selected groups that several restarts found. Expected is the
-    sum of the confidences of these groups.
+    The restarts of a trial form groups of similar candidates. ``agreement`` is the share of these candidates
+    whose group was found by several restarts. ``expected`` is the sum of the confidences of these groups.
 
     Args:
         number: Number of the trial.
-        params: Its settings.
-        reconstruction: Its result.
-        objectives: Names of the figures that rank trials.
+        params: Values of the varied settings.
+        reconstruction: Result of the trial.
+        objectives: Names of the statistics that rank trials, such as ("residual",).
 
     Returns:
-        The trial. It has failed if there is no residual to rank it by.
+        The trial with its statistics. If trials are ranked by a residual and this trial has none, its state
+        is "failed".
     """
     statuses, steps = reconstruction.status, reconstruction.steps
-    finite = torch.tensor([status != "diverged" for status in statuses])
-    figures: dict[str, Any] = {
+    is_finite = torch.tensor([status != "diverged" for status in statuses])
+    statistics: dict[str, Any] = {
         "residual": first_layer_residual(
-            reconstruction.loss[finite], reconstruction.layers[finite]
+            reconstruction.loss[is_finite], reconstruction.layers[is_finite]
         ),
         "agreement": 0.0,
         "expected": 0.0,
@@ -221,20 +226,22 @@ def judge_trial(
     }
     groups = reconstruction.selection
     if groups is not None and len(groups):
-        agreed = groups.support > 1
-        figures["agreement"] = float(groups.members[agreed].sum() / groups.members.sum())
+        has_agreement = groups.support > 1
+        statistics["agreement"] = float(groups.members[has_agreement].sum() / groups.members.sum())
         share = groups.support / max(reconstruction.restarts, 1)
         confidence = torch.where(groups.confidence.isnan(), share, groups.confidence)
-        figures["expected"] = float(confidence[agreed].sum())
-    if figures["residual"] is None and "residual" in objectives:
-        reason = "diverged" if figures["diverged"] else "no finite residual"
-        return Trial(number, params, FAILED, **figures, reason=reason)
-    values = tuple(-figures[name] if name in EXPECTED else figures[name] for name in objectives)
-    return Trial(number, params, COMPLETE, values, **figures)
+        statistics["expected"] = float(confidence[has_agreement].sum())
+    if statistics["residual"] is None and "residual" in objectives:
+        reason = "diverged" if statistics["diverged"] else "no finite residual"
+        return Trial(number, params, FAILED, **statistics, reason=reason)
+    values = tuple(
+        -statistics[name] if name in EXPECTED else statistics[name] for name in objectives
+    )
+    return Trial(number, params, COMPLETE, values, **statistics)
 
 
 def _run_attack(task: Task, job: Job) -> Outcome:
-    """Run all trials of a job side by side, up to the pause or to the end."""
+    """Run all trials of a job at the same time, until the step at which the job pauses or to the end."""
     restarts = count_restarts(task.attack)
     base = task.attack.changed(seed=job.seed * SEEDS + job.numbers[0])
     attacks = [configure(base, params) for params in job.params.values()]
@@ -257,7 +264,7 @@ def _run_attack(task: Task, job: Job) -> Outcome:
 
 
 def _extract_trial(combined: Reconstruction, index: int, attack: Attack) -> Reconstruction:
-    """Return the restarts of one trial of a job, as if the trial had run alone."""
+    """Return the result of one trial from the combined result of all trials of a job."""
     count = count_restarts(attack)
     first = index * count
     rows = slice(first, first + count)
@@ -285,26 +292,26 @@ def _extract_trial(combined: Reconstruction, index: int, attack: Attack) -> Reco
 
 
 class Engine(Protocol):
-    """An executor of jobs."""
+    """An interface of classes that run jobs, such as in other processes or on a cluster."""
 
     def count_slots(self) -> int:
         """Return the number of jobs that may be submitted at the same time."""
         return 1
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Start a job. The future has an exception only if the worker died. Other failures are outcomes."""
+        """Start a job, and return a future of its outcome. If the worker dies, it has an exception."""
 
     def close(self) -> None:
-        """Stop all running jobs and release the machines."""
+        """Stop all running jobs and release the processes or machines of the engine."""
 
 
 def run_jobs(engine: Engine, jobs: Iterable[Job], retries: int) -> Iterator[Outcome]:
     """Run jobs, and run a job again if its worker died.
 
     Args:
-        engine: The engine.
-        jobs: The jobs. They are read only when the engine has a free slot.
-        retries: Maximal number of times that a job is run again.
+        engine: The engine that runs the jobs.
+        jobs: The jobs. The next job is read only when the engine can run another one.
+        retries: Maximal number of times that a job is run again after its worker died.
 
     Yields:
         The outcome of every job, in the order in which jobs end.
@@ -325,48 +332,50 @@ def run_jobs(engine: Engine, jobs: Iterable[Job], retries: int) -> Iterator[Outc
             elif tries <= retries:
                 retry_queue.append((job, tries + 1))
             else:
-                yield Outcome(job, reason=f"its worker died {tries} times: {_reason(problem)}")
+                yield Outcome(
+                    job, reason=f"the worker process died {tries} times: {_reason(problem)}"
+                )
 
 
 class Local(Engine):
-    """An engine that runs jobs in this process, one after the other. A batch of trials can fill a GPU."""
+    """An engine that runs jobs in this process, one after the other."""
 
     def __init__(self, task: Task, request: SweepRequest) -> None:
         self._task, self._threads = task, torch.get_num_threads()
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Run the job, and return a finished future."""
+        """Run the job to its end, and return a finished future with the outcome."""
         ended = Future[Outcome]()
         ended.set_result(run_job(self._task, job))
         return ended
 
     def close(self) -> None:
-        """Restore the number of threads."""
+        """Restore the number of CPU threads that PyTorch had before the sweep."""
         torch.set_num_threads(self._threads)
 
 
 class WorkerDiedError(Exception):
-    """The error that is raised when a process ended in the middle of a job."""
+    """The error that is raised if a worker process ends in the middle of a job."""
 
 
 class Worker:
-    """A process that runs jobs one after the other. The task is sent to it once."""
+    """A process that runs jobs one after the other. It receives the shared inputs of the trials once."""
 
     def __init__(self, task: Task) -> None:
         context = mp.get_context("spawn")
-        self._pipe, other = context.Pipe()
-        self.process = context.Process(target=_serve, args=(other, task), daemon=True)
+        self._pipe, worker_pipe = context.Pipe()
+        self.process = context.Process(target=_serve, args=(worker_pipe, task), daemon=True)
         self.process.start()
-        other.close()
+        worker_pipe.close()
 
     def run(self, job: Job) -> Outcome:
-        """Run a job in the process.
+        """Run a job in the worker process.
 
         Args:
-            job: The job.
+            job: The trials to run.
 
         Returns:
-            The outcome.
+            The outcome of the job.
 
         Raises:
             WorkerDiedError: If the process ended before the job was finished.
@@ -377,8 +386,8 @@ class Worker:
         except (EOFError, OSError) as problem:
             self.process.join()
             code = self.process.exitcode
-            # The kernel sends signal 9 to a process if memory runs out.
-            reason = f"{MEMORY}, or killed: signal 9" if code == -9 else f"exit code {code}"
+            # Linux sends signal 9 to a process if memory runs out.
+            reason = f"{MEMORY}, or killed by signal 9" if code == -9 else f"exit code {code}"
             raise WorkerDiedError(reason) from problem
 
 
@@ -390,7 +399,7 @@ def _serve(pipe: Connection, task: Task) -> None:
 
 
 def _end_with_parent() -> None:
-    """End this process when the main process ends, even in the middle of a job."""
+    """End this worker process when the main process ends, even in the middle of a job."""
     parent = mp.parent_process()
     assert parent is not None
     parent.join()
@@ -398,7 +407,7 @@ def _end_with_parent() -> None:
 
 
 class Processes(Engine):
-    """An engine that runs jobs in processes on this machine. If a process dies, only its job is lost."""
+    """An engine that runs jobs in several processes on this machine."""
 
     def __init__(self, task: Task, request: SweepRequest) -> None:
         self._count = request.workers or max(1, (os.cpu_count() or 1) // request.cpus)
@@ -408,11 +417,11 @@ class Processes(Engine):
         self._idle: list[Worker] = []
 
     def count_slots(self) -> int:
-        """Return the number of processes."""
+        """Return the number of worker processes."""
         return self._count
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Run the job in an idle process, or in a new one."""
+        """Run the job in an idle worker process, or in a new worker process if none is idle."""
         if not self._idle:
             self._workers.append(Worker(self._task))
             self._idle.append(self._workers[-1])
@@ -420,11 +429,11 @@ class Processes(Engine):
 
     def _run(self, worker: Worker, job: Job) -> Outcome:
         outcome = worker.run(job)
-        self._idle.append(worker)  # not reached if the process died
+        self._idle.append(worker)  # if the process died, ``run`` raised an error before this line
         return outcome
 
     def close(self) -> None:
-        """End all processes."""
+        """End all worker processes."""
         for worker in self._workers:
             worker.process.terminate()
         self._threads.shutdown()
@@ -435,9 +444,9 @@ class Processes(Engine):
 class Ray(Engine):
     """An engine that runs jobs as Ray tasks, each with a number of CPUs and GPUs.
 
-    Without an address, it starts a cluster on 127.0.0.1. The weights are put into the object store once,
-    and every machine that runs a trial reads them from there. If a machine leaves the cluster, its trials
-    run again on another machine. Machines that join get the next trials.
+    Without an address, the engine starts a cluster on 127.0.0.1. The weights are put into the object store
+    of Ray once, and every machine that runs a trial reads the weights from this store. If a machine leaves
+    the cluster, its trials run again on another machine. Machines that join get the next trials.
     """
 
     def __init__(self, task: Task, request: SweepRequest) -> None:
@@ -457,7 +466,8 @@ class Ray(Engine):
             self._connect()
         self._task = ray.put(task)
         needs = {"num_cpus": request.cpus, "num_gpus": request.gpus}
-        self._remote = ray.remote(run_job).options(**needs, max_retries=0)  # `run_jobs` retries
+        # Ray must not run a failed job again, because ``run_jobs`` does.
+        self._remote = ray.remote(run_job).options(**needs, max_retries=0)
         self._running = WeakKeyDictionary[Future[Outcome], Any]()
         self._slots, self._counted_at = 0, -math.inf
 
@@ -477,11 +487,11 @@ class Ray(Engine):
             raise InputError(
                 f"A Ray cluster must be reachable at {request.address or 'this machine'!r}; connecting "
                 f"failed ({' '.join(str(problem).split())[:120]}).",
-                "Start one with `ray start --head`, or leave --address out.",
+                "Start a cluster with `ray start --head`, or leave --address out.",
             ) from problem
 
     def count_slots(self) -> int:
-        """Return the slots of the cluster. They are counted again regularly, as machines come and go."""
+        """Return the number of jobs to submit at a time. It changes as machines join or leave the cluster."""
         if time.monotonic() - self._counted_at > REFRESH:
             resources, request = self._ray.cluster_resources(), self._request
             counts = [resources.get("CPU", 0) / request.cpus]
@@ -501,7 +511,7 @@ class Ray(Engine):
         return future
 
     def close(self) -> None:
-        """Stop running jobs. Then leave the cluster, or end it if it was started here."""
+        """Stop all running jobs. Then disconnect from the cluster, or end it if this engine started it."""
         for future, result in list(self._running.items()):
             if not future.done():
                 self._ray.cancel(result, force=True)

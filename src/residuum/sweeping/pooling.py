@@ -1,10 +1,13 @@
 """Pooling: the consensus of all runs of a sweep, in memory that does not grow with the number of runs.
 
-Runs are processed one after the other, those of the best trials first. Only groups are stored. A candidate
-joins the nearest group of its label if the cosine with the mean of the group is at least ``SIMILARITY``.
-Candidates that join no group are grouped among themselves (``attacks/selection.py``) and form new groups.
-Weights are relative to the heaviest candidate of their run, because settings scale them differently. If
-there are 25% more groups than ``limit``, the groups with the fewest runs are dropped, the lightest first.
+Runs are processed one after the other, those of the best trials first. Only groups of similar candidates are
+stored. A candidate joins the nearest group of its label if the cosine with the mean of the group is at least
+``SIMILARITY``. Candidates that join no group are grouped among themselves (``attacks/selection.py``) and form
+new groups. The weight w_i of a candidate x_i is relative to the largest weight in its run, because settings
+scale weights differently. If there are 25% more groups than ``limit``, the groups that the fewest runs found
+are dropped. Among groups with equally many runs, those with the smallest weight are dropped first.
+
+A group of candidates x_i with the weights w_i has these statistics:
 
     mean       = sum_i w_i x_i / sum_i w_i
     tightness  = sum_i w_i cos(mean, x_i) / sum_i w_i = <mean / |mean|, sum_i w_i x_i / |x_i|> / sum_i w_i
@@ -34,18 +37,18 @@ from residuum.attacks.unmixing.attack import Unmix, confidence_by_share
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
-LIMIT = 4096  # groups in memory. They take 300 MB for photographs of 3 x 32 x 32
-MAX_GROUPS = 2000  # groups in the pooled result
+LIMIT = 4096  # maximal number of groups in memory. They take 300 MB for photographs of 3 x 32 x 32
+MAX_GROUPS = 2000  # maximal number of groups in the pooled result
 
 
 class Pool:
-    """Groups of the candidates of all runs that were added.
+    """Groups of similar candidates from all runs that were added.
 
     Attributes:
         limit: Maximal number of groups in memory.
-        runs: Number of runs.
+        runs: Number of runs that were added.
         candidates: Number of candidates of these runs.
-        dropped: Number of groups that were dropped to bound memory.
+        dropped: Number of groups that were dropped to limit memory.
     """
 
     def __init__(self, limit: int = LIMIT) -> None:
@@ -57,10 +60,10 @@ class Pool:
         self._groups: dict[str, Tensor] = {}
 
     def add(self, trial: Reconstruction) -> None:
-        """Add all runs of one trial that did not diverge."""
-        finite = find_usable_candidates(trial)
+        """Add the candidates of all runs of a trial that did not diverge."""
+        is_usable = find_usable_candidates(trial)
         for run, status in enumerate(trial.status):
-            mask = finite & (trial.run == run)
+            mask = is_usable & (trial.run == run)
             if status != "diverged" and bool(mask.any()):
                 weight = trial.weight[mask].double()
                 x, labels = trial.x[mask].flatten(1).double(), trial.labels[mask].double()
@@ -68,7 +71,7 @@ class Pool:
         self.shape, self.label_type = tuple(trial.x.shape[1:]), trial.labels.dtype
 
     def _add_run(self, x: Tensor, labels: Tensor, weight: Tensor) -> None:
-        """Add the candidates (k, d) of a run. They must be finite and not zero."""
+        """Add the (k, d) candidates ``x`` of a run, which must be finite and not zero."""
         if self.radius is None and x.shape[1] < grouping.FEW_VALUES:
             self.radius = grouping.DUPLICATE * float(x.norm(dim=1).median())
         group = self._find_nearest(x, labels)
@@ -82,7 +85,7 @@ class Pool:
             count += len(new)
         self._merge(x, labels, weight, group, count)
         self.runs, self.candidates = self.runs + 1, self.candidates + len(x)
-        if len(self) > 1.25 * self.limit:  # with slack, because dropping sorts all groups
+        if len(self) > 1.25 * self.limit:  # more than the limit, so that groups are sorted rarely
             best = self.order()[: self.limit].sort().values
             self.dropped += len(self) - len(best)
             self._groups = {name: values[best] for name, values in self._groups.items()}
@@ -91,11 +94,11 @@ class Pool:
         return len(self._groups["sum"]) if self._groups else 0
 
     def _find_nearest(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Return (k,) the group that each candidate joins, -1 if it joins none."""
+        """Return the index of the group that each candidate joins, -1 if it joins no group, as (k,)."""
         if not len(self):
             return torch.full((len(x),), -1)
         groups = self._groups
-        if self.radius is None:  # the mean of a group has the direction of its sum
+        if self.radius is None:  # the sum of a group has the direction of its mean
             closeness = cosine(x, groups["sum"])
         else:
             closeness = -l2(x, groups["sum"] / groups["weight"][:, None])
@@ -104,10 +107,10 @@ class Pool:
         return nearest.masked_fill(best < threshold, -1)
 
     def _merge(self, x: Tensor, labels: Tensor, weight: Tensor, group: Tensor, count: int) -> None:
-        """Add candidates to their groups. ``count`` is the number of groups with the new ones.
+        """Add candidates to their groups. ``count`` is the number of groups after the call.
 
-        A group is stored as sums (of weights, of weighted candidates, of their directions) and its
-        heaviest member, so that memory does not grow with the number of runs.
+        A group is stored as the sums of its weights, weighted candidates and weighted directions, and the
+        candidate with the largest weight. So memory does not grow with the number of runs.
         """
         if not self._groups:
             names = ("weight", "heaviest", "label", "support", "members", "run")
@@ -132,16 +135,16 @@ class Pool:
         groups["run"][rows] = float(self.runs)
 
     def order(self) -> Tensor:
-        """Return the groups by support, most first, then by weight, heaviest first."""
+        """Return the indices of the groups, sorted by the number of runs that found them, then by weight."""
         support, weight = self._groups["support"], self._groups["weight"]
         by_weight = weight.argsort(descending=True, stable=True)
         return by_weight[support[by_weight].argsort(descending=True, stable=True)]
 
     def selection(self) -> tuple[Selection, dict[str, Tensor]]:
-        """Return the best groups that several runs found, or the best of all if there are none.
+        """Return the best groups among those that several runs found, or among all groups if none was.
 
         Returns:
-            The selection of their means, and the stored sums of these groups by name.
+            The means of these groups as a selection, and the stored sums of these groups by name.
         """
         order = self.order()
         consensus = order[self._groups["support"][order] > 1]
@@ -175,23 +178,24 @@ def pool_trials(
     knowledge: Knowledge,
     settings: dict[str, Any],
 ) -> tuple[Reconstruction | None, Pool]:
-    """Pool finished trials into their consensus, as a reconstruction that ``score`` reads.
+    """Pool the candidates of finished trials into one reconstruction, which can be scored.
 
-    The candidates of the result are the heaviest member of each group. Its selection are the means.
+    The candidates of all trials form groups. The pooled candidates are the candidate with the largest weight
+    of each group, and the selected reconstructions are the means of the groups.
 
     Args:
-        reconstructions: Results of the trials, best first.
+        reconstructions: Results of the trials, the best trial first.
         knowledge: What the attacker knows.
-        settings: Settings that are stored with the result.
+        settings: Settings that are stored with the pooled reconstruction.
 
     Returns:
-        The pooled reconstruction, None if there is no candidate, and the pool.
+        The pooled reconstruction (None if no trial has a candidate), and the groups of all candidates.
     """
     pool, attack, max_confidence = Pool(), "", torch.tensor(0.0)
     for reconstruction in reconstructions:
         attack, selection = reconstruction.attack, reconstruction.selection
         if selection is not None and len(selection):
-            # The maximum is NaN if a trial gives no confidence, because agreement means nothing there.
+            # If a trial has no confidence (NaN), the maximum is NaN, and so is the confidence of the pool.
             max_confidence = torch.maximum(
                 max_confidence, selection.confidence.max().to(max_confidence)
             )
@@ -207,7 +211,7 @@ def pool_trials(
         pooled = dataclasses.replace(pooled, confidence=confidence)
     notes: tuple[str, ...] = (f"pooled from {pool.candidates} candidates of {runs} runs",)
     if pool.dropped:
-        notes += (f"{pool.dropped} groups that few runs found were dropped to bound memory",)
+        notes += (f"{pool.dropped} groups that few runs found were dropped to limit memory",)
     return Reconstruction(
         attack=attack,
         x=groups["x"].reshape(-1, *pool.shape),

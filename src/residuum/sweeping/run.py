@@ -1,11 +1,11 @@
-"""``rs.sweep``: draw the settings of trials, run them on an engine, and record, rank and pool them.
+"""``rs.sweep``: draw the settings of the trials, run the trials, and record, rank and pool their results.
 
 The ranking uses the weights alone: the first-layer residual, and the agreement between restarts.
 
-A finished trial is written in two steps: its candidates to the folder, then its line to the study. So a
-sweep that was stopped at any moment continues without repeating a finished trial. If a trial has a file
-and no line, the line is added. A trial that was running leaves no trace, and is drawn again with the same
-settings.
+A finished trial is written in two steps: first a file with its candidates, then a line in the study. So a
+sweep that was stopped at any moment continues without repeating a finished trial. If a trial has a file but
+no line, the line is added. A trial that was running when the sweep stopped leaves no file, and is drawn again
+with the same settings.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ class SweepProgress:
     Attributes:
         done: Number of finished trials.
         total: Number of all trials.
-        fresh: Number of trials that finished in this session.
+        fresh: Number of trials that finished since the sweep was started or continued.
         failed: Number of failed trials.
-        best: The figure that ranks trials, of the best trial.
-        seconds: Duration of this session.
+        best: Value of the best trial in the statistic that ranks trials. None if no trial is complete.
+        seconds: Time since the sweep was started or continued.
     """
 
     done: int
@@ -100,16 +100,16 @@ def sweep(
 ) -> Sweep:
     """Run an attack with many settings. Rank the trials and pool their candidates, by the weights alone.
 
-    An option that is not allowed, or an attack that does not apply, is an ``InputError``.
+    An ``InputError`` is raised if an option is not valid or if the attack does not apply.
 
     Args:
         model: The released network, or its file.
-        knowledge: What the attacker knows besides the weights.
+        knowledge: What the attacker knows in addition to the weights.
         out: Folder to write. An interrupted sweep there is continued.
-        data: Training samples, to score the ranking. They are read after the ranking is fixed.
-        holdout: Samples that the network never saw.
-        arch: Architecture, if the file does not hold it.
-        watch: Receives the progress after every trial.
+        data: Training samples, to measure how good the ranking is. They are read after the ranking is fixed.
+        holdout: Samples that the network never saw, to compare the number of matches with chance.
+        arch: Architecture of the network, if the file of the weights does not hold the architecture.
+        watch: Function that receives the progress after every trial.
         **options: Settings of :class:`SweepRequest`, such as ``trials=32``.
 
     Returns:
@@ -119,7 +119,7 @@ def sweep(
         >>> rs.sweep("model.safetensors", trials=32, sampler="sobol", out="runs/s").order[0].params
     """
     request, knowledge = SweepRequest(**options), knowledge or Knowledge()
-    require_known(request.engine, ENGINES, "No engine")
+    require_known(request.engine, ENGINES, "There is no engine")
     release = open_release(model) if isinstance(model, str | Path) else None
     network = as_network(release or model, arch)
     subject = Path(str(model)).name if release else network.arch
@@ -156,7 +156,7 @@ def sweep(
 def _check(network: Network, knowledge: Knowledge, attack: Attack) -> None:
     """Raise an error before the first trial if the attack does not apply to these inputs."""
     if isinstance(attack, Stationarity):
-        # Set it up on the CPU with two candidates, which is fast.
+        # Setting up the solver checks the inputs. On the CPU with two candidates, this is fast.
         attack.changed(device="cpu", restarts=1, candidates=2).solver(network, knowledge)
         return
     if reason := attack.why_not(SURFACES[attack.surface](network, knowledge), knowledge):
@@ -170,7 +170,7 @@ def _samples(data: Dataset | str | Path, name: str) -> Dataset:
 
 
 def _write(out: Path, done: Sweep, source: dict[str, Any], subject: str) -> None:
-    """Write the files that ``residuum score`` reads, the report, and last the summary."""
+    """Write the attack summary, which ``residuum score`` reads, the report, and last the sweep summary."""
     if done.reconstruction is not None:
         summary = {
             **done.reconstruction.to_json(),
@@ -186,7 +186,7 @@ def _write(out: Path, done: Sweep, source: dict[str, Any], subject: str) -> None
 
 @dataclass
 class Driver:
-    """A session of a sweep."""
+    """What runs the trials of a sweep from the start, or from where an earlier run stopped."""
 
     request: SweepRequest
     task: Task
@@ -199,7 +199,7 @@ class Driver:
         self.trials = self.study.trials
 
     def run(self) -> None:
-        """Run all waves. The engine is started only if a trial remains to be run."""
+        """Run all trials, wave by wave. The engine is started only if a trial remains to be run."""
         with ExitStack() as stack:
             engine: Engine | None = None
             for wave in self.request.waves:
@@ -216,7 +216,7 @@ class Driver:
                 self._advance(engine, params)
 
     def result(self, source: dict[str, Any]) -> Sweep:
-        """Rank and pool the trials, and write the pooled reconstruction."""
+        """Rank and pool the trials, write the pooled reconstruction, and return the finished sweep."""
         trials = tuple(trial for _, trial in sorted(self.trials.items()))
         order, plan = rank_trials(trials), self.request.plan()
         saved = (self.folder.load(trial.number) for trial in order)
@@ -253,9 +253,9 @@ class Driver:
         return Sweep(self.request, self.task, trials, consensus, pool, summary)
 
     def _restore_lines(self, params: dict[int, Params]) -> None:
-        """Record trials that were stopped after their file and before their line was written.
+        """Record finished trials that have a file but no line in the study, because the sweep was stopped.
 
-        Their settings are read from the file, because another version of Optuna may draw other settings.
+        The settings of a trial are read from its file, because another version of Optuna may draw others.
         """
         for number in params.keys() - self.trials.keys():
             if (saved := self.folder.load(number)) is not None:
@@ -263,9 +263,9 @@ class Driver:
                 self.study.tell(judge_trial(number, values, saved, self.request.objectives))
 
     def _advance(self, engine: Engine, params: dict[int, Params], until: int = 0) -> None:
-        """Run the remaining trials of a wave up to a step, or to their end.
+        """Run the remaining trials of a wave until the step ``until``, or to their end if ``until`` is 0.
 
-        A job that ran out of memory runs again in two halves.
+        If a job with several trials runs out of memory, it runs again as two jobs with half of the trials.
         """
         waiting = {
             number: values
@@ -275,37 +275,38 @@ class Driver:
         }
         todo = split_into_jobs(waiting, self.request.seed, self.request.batch)
         while todo:
-            smaller: list[Job] = []
+            smaller_jobs: list[Job] = []
             resumed = (self._resume(job, until) for job in todo)
             for outcome in run_jobs(engine, resumed, self.request.retries):
                 self.compute += outcome.seconds
                 if outcome.state is not None:
                     write_atomic(self.folder.state(outcome.job.numbers[0]), outcome.state)
                 elif MEMORY in outcome.reason and len(outcome.job.numbers) > 1:
-                    smaller += outcome.job.split_in_halves()
+                    smaller_jobs += outcome.job.split_in_halves()
                 else:
                     self._end(outcome)
-            todo = smaller
+            todo = smaller_jobs
 
     def _resume(self, job: Job, until: int) -> Job:
-        """Return the job with the state in which it paused."""
+        """Return the job with the saved state of its trial, to run until the step ``until``."""
         path = self.folder.state(job.numbers[0])
         state = path.read_bytes() if len(job.numbers) == 1 and path.is_file() else None
         return dataclasses.replace(job, state=state, until=until)
 
     def _halve(self, params: dict[int, Params], until: int) -> None:
-        """Stop all but the best trials of a wave that paused at a step.
+        """Stop all except the best trials of a wave that paused at the step ``until``.
 
-        The pruners of Optuna are not used. They compare a trial with those that reported before it, so
-        the order in which trials end would matter. They also do not support two objectives.
+        We do not use the pruners of Optuna. They compare a trial with the trials that reported before it,
+        so the result would depend on the order in which trials end. They also do not support two
+        objectives.
         """
         paused = {
             number: paused_value(self.folder.state(number))[1]
             for number in params.keys() - self.trials.keys()
         }
-        # Trials that an earlier session stopped at this rung count among the trials of the rung.
-        earlier = (self.trials[number] for number in params.keys() & self.trials.keys())
-        stopped = sum(t.state == PRUNED and t.step == until for t in earlier)
+        # Trials that were stopped at this step before the sweep was continued count too.
+        recorded_trials = (self.trials[number] for number in params.keys() & self.trials.keys())
+        stopped = sum(t.state == PRUNED and t.step == until for t in recorded_trials)
         survivors = math.ceil((len(paused) + stopped) / ETA)
         by_value = sorted(paused, key=lambda n: (math.inf if paused[n] is None else paused[n], n))
         reason = f"not among the best at step {until}"
@@ -314,7 +315,7 @@ class Driver:
             self._record(trial)
 
     def _end(self, outcome: Outcome) -> None:
-        """Save the candidates, then record the trials."""
+        """Save the candidates of the finished trials of a job, then record these trials in the study."""
         params = outcome.job.params
         if not outcome.reconstructions:
             seconds = outcome.seconds / len(params)

@@ -1,7 +1,7 @@
-"""A finished sweep: its ranking by the weights alone, its scores on the data, and its report.
+"""A finished sweep: its ranking by the weights alone, its scores on the training data, and its report.
 
-The order of the trials is fixed before the private data is read. The data gives a second ranking, which
-shows how many samples were lost by choosing without it.
+The order of the trials is fixed before the private data is read. The private data gives a second ranking. The
+comparison shows how many more samples the best trial of the second ranking recovered.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ from residuum.sweeping.executors import Task
 from residuum.sweeping.pooling import Pool
 from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, SweepRequest, Trial
 
-SUBSETS = 500  # held-out subsets for the pooled result
-TRIAL_SUBSETS = 200  # for each trial, the smallest number that a calibration allows
-TOP = 5  # trials at the top of the ranking, of which the report names the best by the data
-MAX_ROWS, MAX_CARDS = 12, 60  # rows and pictures of the report
-HEADLINES = {"residual": "First-layer residual", "expected": "Sources expected to be real:"}
+SUBSETS = 500  # number of held-out subsets that calibrate the score of the pooled result
+# Number of held-out subsets that calibrate the score of a trial. A calibration needs at least this many.
+TRIAL_SUBSETS = 200
+TOP = 5  # number of best trials, of which the report names the one that recovered most samples
+MAX_ROWS, MAX_CARDS = 12, 60  # maximal number of table rows and of pictures in the report
+HEADLINES = {"residual": "First-layer residual", "expected": "Reconstructions expected to be real:"}
 
 
 class SweepRun(RunDir):
-    """The open folder of a sweep, with a file per trial. Only one process can open it."""
+    """The open folder of a sweep, with one file for each trial. Only one process can open the folder."""
 
     what, files, summary = "a sweep", ("request.json",), "sweep.json"
 
@@ -41,11 +42,11 @@ class SweepRun(RunDir):
         return self.path / "trials" / f"{number:06d}.safetensors"
 
     def state(self, number: int) -> Path:
-        """Return the path of the state of a trial that successive halving paused."""
+        """Return the path of the saved state of a paused trial."""
         return self.trial(number).with_suffix(".state.safetensors")
 
     def load(self, number: int) -> Reconstruction | None:
-        """Return the candidates of a finished trial, or None if they do not exist or cannot be read."""
+        """Return the candidates of a finished trial, or None if its file does not exist or cannot be read."""
         return Reconstruction.load_or_none(self.trial(number))
 
 
@@ -56,11 +57,11 @@ class Sweep:
     Attributes:
         request: The settings of the sweep.
         task: The inputs that all trials shared.
-        trials: All trials by number.
+        trials: All trials, sorted by their number.
         reconstruction: The pooled reconstruction, None if no trial was complete.
-        pool: Groups of the candidates of all trials.
+        pool: Groups of similar candidates of all trials.
         summary: The content of ``sweep.json``.
-        scored: The rankings with and without the data, if data was passed.
+        scored: The rankings with and without the training data, None if no data was passed.
     """
 
     request: SweepRequest
@@ -73,35 +74,35 @@ class Sweep:
 
     @property
     def fresh(self) -> int:
-        """Number of trials that finished in this session."""
+        """Number of trials that finished since the sweep was started or continued."""
         return self.summary["session"]["trials"]
 
     @property
     def order(self) -> list[Trial]:
-        """Complete trials, best first."""
+        """The complete trials, ranked by the weights alone, the best trial first."""
         return rank_trials(self.trials)
 
     @property
     def front(self) -> list[Trial]:
-        """Trials that no other trial beats in all objectives: one, or several if there are two objectives."""
+        """Trials that no other trial beats in all objectives. With one objective this is the best trial."""
         by_number = {trial.number: trial for trial in self.trials}
         return [by_number[number] for number in self.summary["front"]]
 
 
 def rank_trials(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the complete trials by their first value, lowest first. The lower number breaks a tie."""
+    """Return the complete trials, lowest first objective first. In a tie, the lower trial number is first."""
     complete = (trial for trial in trials if trial.state == COMPLETE)
     return sorted(complete, key=lambda trial: (trial.values[0], trial.number))
 
 
 @dataclass(frozen=True)
 class Rankings:
-    """The rankings of a sweep with and without the data.
+    """The rankings of a sweep with and without the training data.
 
     Attributes:
-        rows: Figures of each complete trial and what it recovered, in the order without the data.
-        pooled: Scores of all groups.
-        consensus: Scores of the groups that several runs found, None if there are none.
+        rows: Statistics of each complete trial and the samples it recovered, best by the weights alone first.
+        pooled: Scores of all groups of similar candidates.
+        consensus: Scores of the groups that several runs found, None if there are no such groups.
         n: Number of training samples.
     """
 
@@ -112,12 +113,12 @@ class Rankings:
 
     @property
     def by_data(self) -> list[dict[str, Any]]:
-        """The rows by recovered samples, most first, then by the mean of the ten best matches."""
+        """The rows, sorted by the number of recovered samples, then by the mean score of the best matches."""
         return sorted(self.rows, key=lambda row: (-(row["recovered"] or 0), -(row["top10"] or 0)))
 
     @property
     def correlation(self) -> float | None:
-        """Rank correlation (Spearman) of the ranking figure with recovered samples, None if undefined."""
+        """Spearman correlation of the ranking statistic with the recovered samples, None if undefined."""
         from scipy.stats import spearmanr
 
         figures = [
@@ -130,7 +131,7 @@ class Rankings:
         return value if math.isfinite(value) else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return both orders by trial number, and how many samples the choice without data lost."""
+        """Return both rankings as trial numbers, and how many samples choosing without the data lost."""
         best, chosen = self.by_data[0], self.rows[0]
         return {
             "n": self.n,
@@ -154,10 +155,10 @@ def score_rankings(done: Sweep, out: Path, train: Dataset, holdout: Dataset | No
         done: The finished sweep, with at least one complete trial.
         out: Folder of the sweep.
         train: Training samples.
-        holdout: Held-out samples, to calibrate the scores.
+        holdout: Held-out samples, to calibrate the scores. None if there are no held-out samples.
 
     Returns:
-        The rankings.
+        The rankings of the trials with and without the training data.
     """
 
     def score_pool(pool: CandidatePool, subsets: int) -> Scores:
@@ -203,7 +204,7 @@ def render_report(done: Sweep, subject: str) -> str:
 
     Args:
         done: The finished sweep.
-        subject: Name of the network.
+        subject: Name of the attacked network.
 
     Returns:
         The report as HTML.
@@ -221,7 +222,7 @@ def render_report(done: Sweep, subject: str) -> str:
     return render_sweep(
         subject=subject,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        headline=f"{HEADLINES[figure]} {values[0]:.3g} at best"
+        headline=f"{HEADLINES[figure]} {values[0]:.3g} in the best trial"
         if order
         else "No trial was complete",
         sentence=f"{len(done.trials)} of {done.request.trials} trials ended: {counts[COMPLETE]} "
@@ -251,7 +252,7 @@ def render_report(done: Sweep, subject: str) -> str:
 
 
 def _table_rows(done: Sweep) -> list[tuple[str, ...]]:
-    """Return rank and figures of the best trials, and of the front if there are two objectives."""
+    """Return the table rows of the best trials, and of the Pareto front if there are two objectives."""
     order = done.order
     front = done.front[:MAX_ROWS] if len(done.request.objectives) > 1 else []
     trials = order[:MAX_ROWS] + [trial for trial in front if trial not in order[:MAX_ROWS]]
@@ -268,33 +269,39 @@ def _table_rows(done: Sweep) -> list[tuple[str, ...]]:
 
 
 def choice_lines(scored: Rankings) -> tuple[str, ...]:
-    """Return sentences that compare the rankings with and without the data."""
+    """Return sentences that compare the rankings with and without the training data."""
     summary = scored.to_json()
     chosen, best, top = summary["chosen"], summary["best_with_data"], summary["best_of_top"]
     if chosen["recovered"] is None:
-        return ("No count can be compared with chance, because there are no held-out samples.",)
-    figure = "a low residual" if chosen["residual"] is not None else "many expected sources"
+        return (
+            "Recovered samples cannot be counted, because there are no held-out samples to compare with.",
+        )
+    figure = "a low residual" if chosen["residual"] is not None else "many expected reconstructions"
     rho = summary["spearman"]
-    correlation = "undefined, because one of them is constant." if rho is None else f"{rho:.2f}."
+    correlation = (
+        "undefined, because one of these numbers is equal in all trials."
+        if rho is None
+        else f"{rho:.2f}."
+    )
     return (
-        f"Trial {chosen['number']}, the best by the weights alone, recovered {_format_count(chosen)} of "
-        f"{scored.n} training samples. Trial {best['number']}, the best by the data, recovered "
-        f"{_format_count(best)}. Of the five best trials without the data, trial {top['number']} "
+        f"Trial {chosen['number']}, the best trial by the weights alone, recovered {_format_count(chosen)} "
+        f"of {scored.n} training samples. Trial {best['number']}, the best trial by the data, recovered "
+        f"{_format_count(best)}. Of the five best trials by the weights alone, trial {top['number']} "
         f"recovered most: {_format_count(top)}.",
         f"Rank correlation of {figure} with recovered samples: {correlation}",
-        "The data was read after the ranking was fixed, and did not change it.",
+        "The data was read after the ranking was fixed, and did not change the ranking.",
     )
 
 
 def _format_count(row: dict[str, Any]) -> str:
-    """Return the recovered samples of a trial with the threshold."""
+    """Return the number of samples that a trial recovered, with the threshold, as text."""
     if row["recovered"] is None:
         return "–"
     return f"{row['recovered']} (ncc > {row['threshold']:.3g})"
 
 
 def _scores(scored: Rankings) -> tuple[tuple[str, str, str], ...]:
-    """Return name, value and meaning of the pooled scores."""
+    """Return the name, the value and the meaning of each score of the pooled candidates."""
     pools = (("all groups", scored.pooled), ("consensus only", scored.consensus))
     return tuple(
         (
@@ -308,12 +315,12 @@ def _scores(scored: Rankings) -> tuple[tuple[str, str, str], ...]:
 
 
 def score_lines(scored: Rankings) -> tuple[str, ...]:
-    """Return a line for each pooled score, compared with chance."""
+    """Return a line of text for each score of the pooled candidates, with the number expected by chance."""
     return tuple(f"{name}: {value}" for name, value, _ in _scores(scored))
 
 
 def _items(done: Sweep) -> list[Item]:
-    """Return the cards of the groups that several runs found."""
+    """Return the cards of the report, one for each group of candidates that several runs found."""
     if done.reconstruction is None or done.reconstruction.selection is None:
         return []
     groups, mean = done.reconstruction.selection, done.task.knowledge.mean

@@ -1,7 +1,7 @@
-"""The request of a sweep: which settings it varies, in which ranges and order, and where trials run.
+"""The request of a sweep: which settings the sweep varies, in which ranges, and where the trials run.
 
-The ranges are wider than the box that was searched for the published runs, because the best of those
-runs ended at its edges (lambda_min 0.5, alpha about 20).
+The ranges are wider than those that Haim et al. (2022) searched, because the best of their published runs
+ended at the edges of the ranges (lambda_min 0.5, alpha about 20).
 """
 
 from __future__ import annotations
@@ -27,21 +27,25 @@ if TYPE_CHECKING:
 
 Params = dict[str, float]
 SAMPLERS = ("random", "sobol", "tpe")
-LEARNING = ("tpe",)  # samplers that use the results of finished trials, wave by wave
+# Samplers that draw a wave of trials from the results of all earlier waves.
+LEARNING = ("tpe",)
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
-STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}  # names of the states in Optuna
-# Maximal number of trials of a sweep. Sweeps with different seeds then share no random number.
+STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}  # what Optuna calls these states
+# Maximal number of trials of a sweep. With at most this many, two sweeps with different seeds never give a
+# trial the same seed.
 SEEDS = 100_003
 OBJECTIVES = ("residual", "agreement")
-EXPECTED = ("expected",)  # ranks the trials of an attack that has no residual
+# The objective that ranks the trials of an attack without a residual: reconstructions expected to be real.
+EXPECTED = ("expected",)
 DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("minimize", "maximize")
-RANKING_RULES = {  # by whether the attack is unmix
+RANKING_RULES = {  # the key says whether the attack is unmix
     False: "residual, or by residual,agreement",
     True: "expected, because unmix has no residual",
 }
-# Settings that decide where trials run, and not their results.
+# Settings that decide where the trials run, and do not change the results.
 PLACES = {"engine", "workers", "cpus", "gpus", "address", "retries", "storage"}
-ETA = 3  # one in ETA trials of a rung continues in the next one, for ETA times the steps
+# At each rung of successive halving, one in ETA trials continues, for ETA times as many steps.
+ETA = 3
 
 
 @dataclass(frozen=True)
@@ -50,19 +54,19 @@ class Trial(Record):
 
     Attributes:
         number: Number of the trial in the sweep, from 0.
-        params: Values of the settings that the sweep varies.
-        state: "complete", "pruned" or "failed".
-        values: The objectives, () unless the trial is complete. The first is minimized: the residual, or
-            minus ``expected``.
+        params: Values of the settings that the sweep varies, by name.
+        state: "complete", "pruned" (stopped early) or "failed".
+        values: Values of the objectives, () unless the trial is complete. The first value is minimized. It
+            is the residual, or minus ``expected``.
         residual: Relative first-layer residual (a norm), the median of the restarts that did not diverge.
             None if the attack has no residual.
         agreement: Share of the candidates that several restarts found.
-        expected: Number of reconstructions that are expected to be real: the sum of the confidences of
-            these candidates. If the attack gives no confidence, the sum of the shares of runs that found
-            them.
-        step: The last step.
+        expected: Number of reconstructions that are expected to be real. This is the sum of the
+            confidences of the reconstructions that several restarts found. If the attack gives no
+            confidence, the share of the restarts that found a reconstruction is its confidence.
+        step: Last step of the attack.
         diverged: Number of restarts that diverged.
-        seconds: Duration.
+        seconds: Duration of the trial.
         reason: Why the trial failed or was pruned.
     """
 
@@ -81,13 +85,13 @@ class Trial(Record):
 
 @dataclass(frozen=True)
 class Range:
-    """A range of a setting, with both ends included.
+    """The range of values that a sweep gives to a setting. Both ends are included.
 
     Attributes:
-        low: Smallest value.
-        high: Largest value.
+        low: Smallest value of the setting.
+        high: Largest value of the setting.
         log: Whether values are spread evenly on a logarithmic scale.
-        integer: Whether values are integers.
+        integer: Whether the values are integers.
     """
 
     low: float
@@ -96,7 +100,7 @@ class Range:
     integer: bool = False
 
     def distribution(self) -> BaseDistribution:
-        """Return the range as an Optuna distribution."""
+        """Return the range as a distribution of Optuna."""
         from optuna.distributions import FloatDistribution, IntDistribution
 
         if self.integer:
@@ -104,7 +108,7 @@ class Range:
         return FloatDistribution(self.low, self.high, log=self.log)
 
 
-# The comments are the ranges that were searched for the published runs (Haim et al. 2022, as released).
+# The comment at each setting is the range that Haim et al. (2022) searched, as in their released code.
 SPACE: dict[str, Range] = {
     "lr_x": Range(1e-5, 3.0, log=True),  # 1e-5 .. 1
     "lr_lam": Range(1e-5, 3.0, log=True),  # fixed at 1e-4
@@ -120,21 +124,22 @@ UNMIX_SPACE: dict[str, Range] = {
 
 
 def list_numeric_settings(attack: type[Attack]) -> dict[str, Any]:
-    """Return the settings of an attack that a sweep can vary, with their defaults."""
+    """Return the settings of an attack that a sweep can vary, with their default values."""
     skipped = ("restarts", "seed", "seconds", "steps")
     defaults = {name: FALLBACKS.get(name, f.default) for name, f in attack.model_fields.items()}
     return {n: v for n, v in defaults.items() if n not in skipped and type(v) in (int, float)}
 
 
 def configure(attack: Attack, params: Params) -> Attack:
-    """Return the attack with other settings.
+    """Return an attack with some settings changed.
 
     Args:
         attack: The attack.
-        params: Values by setting. Each is converted to the type of the default of the setting.
+        params: New values, by the name of the setting. A value is converted to the type of the default
+            value of its setting.
 
     Returns:
-        The attack with these settings.
+        The attack with the new values.
     """
     defaults = list_numeric_settings(type(attack))
     changes: dict[str, Any] = {name: type(defaults[name])(v) for name, v in params.items()}
@@ -171,18 +176,22 @@ class SweepOptions(TypedDict, total=False):
 class SweepRequest(SweepSettings):
     """The settings of a sweep.
 
-    For unmix, ``space`` is ``UNMIX_SPACE`` and ``objectives`` is ("expected",) by default.
+    If the attack is unmix, the default of ``space`` is ``UNMIX_SPACE``, and the default of ``objectives``
+    is ("expected",).
 
     Raises:
-        InputError: If an option is unknown, is out of its bounds, or contradicts another option.
+        InputError: If an option is unknown, is out of bounds, or contradicts another option.
     """
 
     attack: InstanceOf[Attack] = Field(
         default=Auto(restarts=TRIAL_RESTARTS),
-        description="The attack. Settings that the sweep does not vary have their values from it. Its "
-        "restarts and steps are those of one trial.",
+        description="The attack that the sweep runs. Settings that the sweep does not vary keep the values "
+        "of this attack. Its restarts and steps are those of one trial.",
     )
-    space: Mapping[str, Range] = Field(default=SPACE, description="Settings to vary, by name.")
+    space: Mapping[str, Range] = Field(
+        default=SPACE,
+        description="Range of each setting that the sweep varies, by the name of the setting.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -193,13 +202,13 @@ class SweepRequest(SweepSettings):
 
     @model_validator(mode="after")
     def _check(self) -> SweepRequest:
-        require_known(self.sampler, SAMPLERS, "No sampler")
+        require_known(self.sampler, SAMPLERS, "There is no sampler")
         if isinstance(self.attack, Unmix):
             self._check_unmix()
         elif not isinstance(self.attack, StationarityAttack):
             raise InputError(
                 f"A sweep can vary stationarity attacks and unmix; got {self.attack.name}.",
-                "Run it with residuum attack.",
+                f"Run residuum attack {self.attack.name}, which runs the attack once.",
             )
         self._check_space()
         self._check_objectives()
@@ -217,11 +226,11 @@ class SweepRequest(SweepSettings):
             )
 
     def _check_space(self) -> None:
-        """Check that every name is a setting of the attack that allows both ends of its range."""
+        """Check that the attack has every setting to vary, and that both ends of each range are valid."""
         if not self.space:
             raise InputError(
                 "A sweep must vary at least one setting.",
-                "Leave --search out to vary the default ones.",
+                "Leave --search out to vary the default settings.",
             )
         for name, setting in self.space.items():
             require_known(name, list_numeric_settings(type(self.attack)), "A sweep cannot vary")
@@ -243,7 +252,7 @@ class SweepRequest(SweepSettings):
             )
         if self.objectives != OBJECTIVES[:1] and count_restarts(self.attack) < 2:
             raise InputError(
-                "Agreement compares restarts, so a trial needs several; got 1.",
+                "Ranking by agreement compares restarts, so a trial needs at least 2 restarts; got 1.",
                 "Use --restarts 2 or more.",
             )
 
@@ -262,14 +271,14 @@ class SweepRequest(SweepSettings):
 
     @property
     def waves(self) -> list[range]:
-        """Numbers of the trials that are drawn together: all of them, unless the sampler learns."""
+        """Numbers of the trials whose settings are drawn together, wave by wave."""
         size = self.wave if self.sampler in LEARNING else self.trials
         starts = range(0, self.trials, size)
         return [range(start, min(start + size, self.trials)) for start in starts]
 
     @property
     def pauses(self) -> list[int]:
-        """Steps at which the worst trials of a wave end, in multiples of ``CHECK_EVERY``."""
+        """Steps of the attack after which the worst trials of a wave are stopped (successive halving)."""
         if not isinstance(self.attack, RestartSettings):
             return []
         last = self.attack.steps
@@ -278,7 +287,7 @@ class SweepRequest(SweepSettings):
         return sorted(step for step in rounded if step < last)
 
     def plan(self) -> dict[str, Any]:
-        """Return the settings that decide the trials, as plain values. They identify a stored sweep."""
+        """Return the settings that decide the results of a sweep, as plain values that identify the sweep."""
         attack = {k: v for k, v in self.attack.to_json().items() if k != "seconds"}
         return {**self.model_dump(mode="json", exclude={"attack", *PLACES}), "attack": attack}
 
@@ -287,11 +296,11 @@ def estimate_cost(request: SweepRequest, trial: Estimate) -> dict[str, float]:
     """Estimate the cost of a sweep on one device.
 
     Args:
-        request: The sweep.
-        trial: The measured cost of a trial that runs to its end.
+        request: The settings of the sweep.
+        trial: The measured cost of one trial that runs to its end.
 
     Returns:
-        Seconds, rates and memory by name.
+        Estimated seconds, rates and memory, by name.
     """
     running, previous, steps = request.trials, 0, 0
     for pause in (*request.pauses, trial.steps):

@@ -1,7 +1,7 @@
-"""The study of a sweep: the settings of the trials, and the results of those that ended.
+"""The study of a sweep: the settings of all trials, and the results of the trials that ended.
 
-It is an Optuna study, stored in a journal in the folder of the sweep or in a database. It holds settings
-and figures, and no candidates.
+The study is an Optuna study. It is stored in a journal in the folder of the sweep, or in a database. It holds
+the settings and the statistics of the trials, and no reconstructed samples.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ PLAN_ATTRIBUTE, TRIAL_ATTRIBUTE = "residuum:plan", "residuum:trial"
 class Study:
     """The trials of a sweep. An Optuna study in memory draws them, and a stored study records them.
 
-    A wave is drawn as a whole after all earlier waves have ended, by a sampler with a separate seed. So it
-    depends only on the request and on earlier waves. It does not depend on the order in which trials end,
-    on restarts, or on the machines. Every session draws the same wave.
+    The trials of a sweep are drawn in waves. A wave is drawn after all earlier waves have ended, by a sampler
+    with a separate seed. So a wave depends only on the request and on the results of earlier waves. It does
+    not depend on the order in which trials end, on interruptions, or on the machines.
     """
 
     def __init__(
@@ -40,8 +40,8 @@ class Study:
 
         Args:
             request: The settings of the sweep.
-            storage: An Optuna storage, None to store nothing.
-            identity: Plain values that identify this sweep among others in the storage.
+            storage: An Optuna storage, None to keep the study in memory only.
+            identity: Plain values that identify this sweep among other sweeps in the storage.
         """
         import optuna
 
@@ -59,12 +59,14 @@ class Study:
         if PLAN_ATTRIBUTE not in self._stored.user_attrs:
             self._stored.set_user_attr(PLAN_ATTRIBUTE, json.dumps(identity, sort_keys=True))
         for stored in self._stored.get_trials(deepcopy=False):
-            if fields := stored.user_attrs.get(TRIAL_ATTRIBUTE):  # not set by other programs
+            if fields := stored.user_attrs.get(
+                TRIAL_ATTRIBUTE
+            ):  # trials that other programs added do not have this attribute
                 fields = fields | {"params": dict(stored.params), "values": tuple(fields["values"])}
                 self.trials[fields["number"]] = Trial(**fields)
 
     def ask(self, wave: range) -> dict[int, Params]:
-        """Return the settings of the next trials, by number."""
+        """Draw the settings of the trials of a wave, and return the settings by trial number."""
         seed = np.random.SeedSequence((self._request.seed, wave.start)).generate_state(1)
         self._memory.sampler = self._sampler(int(seed[0]))
         params = {number: dict(self._memory.ask(self._space).params) for number in wave}
@@ -82,16 +84,18 @@ class Study:
             return TPESampler(seed=seed, constant_liar=True)
 
         class Sobol(QMCSampler):
-            """The Sobol sampler of Optuna, without a random first trial to learn the space from."""
+            """The Sobol sampler of Optuna, which gets the ranges without drawing a random first trial."""
 
             def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
                 return space
 
-        with warnings.catch_warnings(action="ignore"):  # Optuna warns that it is experimental
+        with warnings.catch_warnings(
+            action="ignore"
+        ):  # Optuna warns that this sampler is experimental
             return Sobol(seed=seed, scramble=True)
 
     def tell(self, trial: Trial) -> None:
-        """Record a trial that ended."""
+        """Record the result of a trial that ended in the study."""
         fields = trial.to_json()
         line = self._optuna.trial.create_trial(
             state=self._optuna.trial.TrialState[STATES[trial.state]],
@@ -110,21 +114,21 @@ class Study:
 
     @property
     def front(self) -> list[int]:
-        """Numbers of the complete trials that no other trial beats in all objectives, by the first value."""
+        """Numbers of the complete trials that no other trial beats in all objectives, the best one first."""
         best = sorted(self._memory.best_trials, key=lambda trial: (trial.values[0], trial.number))
         return [trial.number for trial in best]
 
 
 @contextmanager
 def open_storage(journal: Path, url: str | None) -> Iterator[Any]:
-    """Open an Optuna storage, and close it at the end.
+    """Open an Optuna storage, and close the storage at the end.
 
     Args:
-        journal: File of the storage if there is no URL.
-        url: URL of a database, None to use the file.
+        journal: Path of the journal file, which is used if there is no URL.
+        url: URL of a database, None to use the journal file.
 
     Yields:
-        The storage.
+        The open storage.
     """
     if url is None:
         yield _open_journal(journal)
@@ -137,12 +141,12 @@ def open_storage(journal: Path, url: str | None) -> Iterator[Any]:
 
 
 def _open_journal(path: Path) -> Any:
-    """Open a journal, a file of lines of JSON, and repair it if the last sweep was killed."""
+    """Open a journal (a file with lines of JSON), and repair the journal if the last sweep was killed."""
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    # This process has locked the folder, so a lock of the journal remains from a killed sweep. A last
-    # line without an end was cut off by a power failure or a full disk.
+    # This process has locked the folder of the sweep. So if the journal has a lock file, a killed sweep left
+    # it. If the last line has no line end, a power failure or a full disk cut the line off.
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
         os.truncate(path, content.rfind(b"\n") + 1)
@@ -151,7 +155,7 @@ def _open_journal(path: Path) -> Any:
     except ValueError as problem:
         raise InputError(
             f"The journal {str(path)!r} must be lines of JSON; reading it failed ({problem}).",
-            "Remove it. Its lines are restored from the files of the trials.",
+            "Remove the journal. The next sweep in this folder restores it from the files of the trials.",
         ) from problem
 
 
@@ -162,9 +166,9 @@ def _open_database(url: str) -> Any:
     try:
         return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
     except (SQLAlchemyError, ImportError) as problem:
-        safe_url = re.sub("//.*@", "//***@", url)[:80]  # without the password
+        safe_url = re.sub("//.*@", "//***@", url)[:80]  # the URL without its password
         raise InputError(
             f"The storage must be the URL of a reachable database; connecting to {safe_url!r} failed "
             f"({type(problem).__name__}).",
-            "Example: --storage postgresql+psycopg://user@host/name. Leave it out to use a file.",
+            "Example: --storage postgresql+psycopg://user@host/name. Leave --storage out to use a file.",
         ) from problem

@@ -1,1 +1,1 @@
-"""One module per public verb. Each computes a result and can write it to a folder."""
+"""The public functions of residuum, one module each. A function can also write its result to a folder."""

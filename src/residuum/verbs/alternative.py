@@ -21,17 +21,19 @@ from residuum.theory.kkt_sets import KKTSet, Watcher
 from residuum.verbs.attacking import write_figures
 
 SUMMARY, SAMPLES, PICTURE = "alternatives.json", "alternative.npz", "alternatives.png"
-SHARE = 0.9  # default share of a sample's budget
+# Default share of its budget by which a sample is split. The budget is the largest split that keeps the
+# activation pattern of the sample.
+SHARE = 0.9
 
 
 @dataclass(frozen=True, eq=False)
 class Alternatives:
-    """An alternative training set, with the true one.
+    """An alternative training set, together with the true training set.
 
     Attributes:
-        true_set: The true samples as a KKT set.
-        alternative: The alternative.
-        direction: How the direction of a sample was found.
+        true_set: The true training samples with their multipliers.
+        alternative: The alternative training set.
+        direction: How the direction was found in which a sample moves, such as "softest".
         arch: Architecture of the network.
     """
 
@@ -41,9 +43,9 @@ class Alternatives:
     arch: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the published form. Distances and residuals are measured on the samples."""
+        """Return plain values for ``alternatives.json``, with measurements of both training sets."""
         before, alternative, after = self.true_set, self.alternative, self.alternative.after
-        limited = alternative.budgets[alternative.budgets.isfinite()]
+        finite_budgets = alternative.budgets[alternative.budgets.isfinite()]
         return {
             "residual_before": before.residual,
             "residual_after": after.residual,
@@ -62,7 +64,7 @@ class Alternatives:
             "margin_after": after.margin,
             "delta_before": before.delta,
             "delta_after": after.delta,
-            "budget_median": float(limited.median()) if len(limited) else None,
+            "budget_median": float(finite_budgets.median()) if len(finite_budgets) else None,
             "budgets_unlimited": int(alternative.budgets.isinf().sum()),
             "blocked": [vars(sample) for sample in alternative.blocked],
         }
@@ -84,25 +86,26 @@ def alternatives(
     """Construct another training set that an attack on the weights cannot tell from the true one.
 
     Args:
-        model: The network, or its file.
+        model: The network, or the file of its weights.
         data: The true training samples.
         distance: Move every sample at least this far from all true samples.
-        share: Split every sample by this share of its budget. This is the default, with 0.9.
-        merge: Merge samples of the same label and activation pattern.
-        direction: How the direction of a sample is found.
-        task: "binary", "multiclass", "regression", or "auto" to use that of the network.
-        arch: Architecture, if the file does not hold it.
-        out: Folder for the set and its picture.
-        watch: Receives the number of finished samples and of all samples.
+        share: Split every sample into two by this share of its budget, which is the largest split that
+            keeps its activation pattern. This is the default, with a share of 0.9.
+        merge: Merge samples that have the same label and the same activation pattern.
+        direction: How the direction in which a sample moves is found, such as "softest".
+        task: "binary", "multiclass", "regression", or "auto" to use the task of the network.
+        arch: Architecture of the network, if the file of the weights does not hold the architecture.
+        out: Folder for the alternative training set and its picture.
+        watch: Function that receives the number of finished samples and the number of all samples.
 
     Returns:
-        The alternative, with the true set.
+        The alternative training set, together with the true training set.
 
     Example:
         >>> split = rs.load_dataset("digits", 20)
         >>> rs.alternatives("runs/m", split.train, distance=10).to_json()["residual_after"]
     """
-    require_known(direction, DIRECTIONS, "No direction")
+    require_known(direction, DIRECTIONS, "There is no direction")
     if out is not None:
         refuse_foreign(Path(out), "alternatives", {SUMMARY})
     released = as_network(model, arch)
@@ -122,12 +125,13 @@ def alternatives(
 
 
 def _write(out: Path, samples: Dataset, result: Alternatives) -> None:
-    """Write the set, the picture, and last the summary."""
+    """Write the alternative training set, its picture, and last the summary."""
     alternative, after = result.alternative, result.alternative.after
     y = after.y
     if result.true_set.task == "binary" and bool((samples.y >= 0).all()):
-        y = (y + 1) / 2  # the file has labels 0 and 1
-    # Several classes: one multiplier per rival, in the column of its class. That of the label is 0.
+        y = (y + 1) / 2  # the samples have the labels 0 and 1, not -1 and 1
+    # With several classes, a sample has one multiplier for each wrong class, in the column of this class.
+    # The column of the right class is 0.
     lam = -after.u[:, 0].clamp(max=0) if result.true_set.task == "multiclass" else after.lam
     arrays = {"x": after.x.numpy(), "y": y.to(samples.y.dtype).numpy(), "lam": lam.numpy()}
     if samples.mean is not None:

@@ -1,7 +1,7 @@
-"""The folder of an attack: how it is written and continued, and the scores that are added to it.
+"""The folder of an attack: how the folder is written, how an attack is continued, and how it is scored.
 
-``attack.json`` is written last and marks a run as complete. ``attack_state.safetensors`` exists as long
-as the run can be continued.
+The file ``attack.json`` is written last and marks an attack as complete. ``attack_state.safetensors`` exists
+as long as the attack can be continued.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from residuum.theory.kkt import evaluate
 
 SUMMARY, STATE = "attack.json", "attack_state.safetensors"
 CANDIDATES = ("all", "selected")
-OTHER = "--ckpt is not the checkpoint that was attacked"
+OTHER = "the checkpoint passed as --ckpt is not the checkpoint that was attacked"
 RECONSTRUCTION, SCORES = "reconstruction.safetensors", "scores.json"
 
 
@@ -34,15 +34,16 @@ class AttackRun(RunDir):
     what, files, summary = "an attack", (SUMMARY, STATE, RECONSTRUCTION), SUMMARY
 
     def finished(self, request: dict[str, Any], knowledge: Knowledge) -> Reconstruction | None:
-        """Return the complete run in this folder.
+        """Return the result of the attack in this folder, if the attack is complete.
+
+        An ``InputError`` is raised if the folder holds an attack with another request.
 
         Args:
-            request: The request of this attack.
+            request: Settings, architecture and hash of the weights, which identify the attack.
             knowledge: What the attacker knows.
 
         Returns:
-            The result, or None if the run is unfinished. A folder with another attack is an
-            ``InputError``.
+            The reconstruction, or None if the attack is unfinished.
         """
         if not self.is_complete:
             return None
@@ -60,20 +61,21 @@ class AttackRun(RunDir):
         preset: str,
         watch: Watcher | None = None,
     ) -> Reconstruction:
-        """Run the attack and write its files, the summary last.
+        """Run the attack and write its files to this folder, the summary last.
 
-        If the attack stopped because its time was over, its state is kept so that it can be continued.
+        If the attack stopped because its time limit was reached, its state is kept. So the attack can be
+        continued.
 
         Args:
             released: The released network.
             knowledge: What the attacker knows.
-            attack: The attack.
-            request: The request, to recognize this run later.
-            preset: Name of the preset.
-            watch: Receives the progress of the attack.
+            attack: The attack with its settings.
+            request: Settings, architecture and hash of the weights, which identify the attack.
+            preset: Name of the preset that the settings of the attack come from.
+            watch: Function that receives the progress of the attack.
 
         Returns:
-            The result.
+            The reconstruction.
         """
         state, out = self.path / STATE, self.path
         result = attack.run(released, knowledge, state_path=state, watch=watch)
@@ -98,15 +100,15 @@ class AttackRun(RunDir):
 
 
 def make_request(release: Release, released: Network, attack: Attack) -> dict[str, Any]:
-    """Return the request of an attack. Two attacks with the same request are the same.
+    """Return the values that identify an attack in its folder.
 
     Args:
         release: The released file.
-        released: The network in it.
-        attack: The attack. Its time limit is not a part of the request.
+        released: The network in the released file.
+        attack: The attack. Its time limit does not identify the attack.
 
     Returns:
-        Settings, architecture and hash of the file.
+        The settings of the attack, the architecture of the network and the hash of the file.
     """
     settings = {name: value for name, value in attack.to_json().items() if name != "seconds"}
     return {"settings": settings, "arch": released.arch, "checkpoint_sha256": release.sha256}
@@ -116,24 +118,24 @@ def load_run(out: Path) -> Reconstruction:
     """Return the reconstruction in the folder of an attack.
 
     Args:
-        out: The folder.
+        out: Folder of an attack.
 
     Returns:
         The reconstruction.
 
     Raises:
-        InputError: If the folder holds none.
+        InputError: If the folder holds no reconstruction.
     """
     if not (out / RECONSTRUCTION).is_file():
         raise InputError(
-            f"An attack's folder must hold {RECONSTRUCTION}; {str(out)!r} does not.",
-            "Write one with residuum attack CKPT --out RUN.",
+            f"The folder of an attack must hold {RECONSTRUCTION}; {str(out)!r} does not.",
+            "Write such a folder with residuum attack CKPT --out RUN.",
         )
     return Reconstruction.load(out / RECONSTRUCTION)
 
 
 def read_request(out: Path) -> dict[str, Any]:
-    """Return the request in the folder of an attack, empty if the folder does not hold it."""
+    """Return the values that identify the attack in a folder, {} if the folder holds none."""
     request = read_json(out / SUMMARY).get("request")
     return request if isinstance(request, dict) else {}
 
@@ -142,11 +144,11 @@ def attacked_other(checkpoint: Path, out: Path) -> bool:
     """Return True if the folder is known to hold an attack on another checkpoint.
 
     Args:
-        checkpoint: The checkpoint.
+        checkpoint: Path of the checkpoint.
         out: Folder of an attack.
 
     Returns:
-        Whether the hashes differ. False if the folder does not name its checkpoint.
+        True if the folder holds the hash of another checkpoint, False if it holds the same hash or no hash.
     """
     attacked = read_request(out).get("checkpoint_sha256")
     return attacked is not None and attacked != sha256(locate_weights(checkpoint))
@@ -160,22 +162,22 @@ def score_run(
     candidates: str,
     **options: Any,
 ) -> tuple[dict[str, Any], Scores, Scores | None, Reconstruction]:
-    """Score the reconstruction in the folder of an attack. Write ``scores.json`` and figures to it.
+    """Score the reconstruction in the folder of an attack. Write ``scores.json`` and pictures to the folder.
 
     Args:
         run: Folder of the attack.
         train: Training samples.
-        holdout: Held-out samples, if any.
-        checkpoint: The attacked checkpoint, if given. It adds margins.
-        candidates: "all", or "selected" for the candidates that the attack selected. With "all" the
-            selected candidates are scored separately too.
+        holdout: Held-out samples, None if there are none.
+        checkpoint: The attacked checkpoint, which adds the margins of the samples to the scores, or None.
+        candidates: "all", or "selected" for the candidates that the attack selected. With "all", the
+            selected candidates are also scored separately.
         **options: Arguments of :func:`residuum.score`.
 
     Returns:
-        The summary that was written, the scores, the scores of the selected candidates if they were
-        scored separately, and the reconstruction.
+        The content of ``scores.json``, the scores, the scores of the selected candidates (None if they
+        were not scored separately), and the reconstruction.
     """
-    require_known(candidates, CANDIDATES, "No candidates")
+    require_known(candidates, CANDIDATES, "There is no choice of candidates")
     result, outputs, is_other = load_run(run), None, False
     if checkpoint is not None:
         model = load_checkpoint(checkpoint, read_request(run).get("arch")).module
@@ -185,13 +187,13 @@ def score_run(
     def score_pool(pool: CandidatePool) -> Scores:
         return score(pool.x, train, holdout, multipliers=pool.lam, outputs=outputs, **options)
 
-    chosen = selected_candidates(result)
-    pool = all_candidates(result) if candidates == "all" else chosen
+    selected_pool = selected_candidates(result)
+    pool = all_candidates(result) if candidates == "all" else selected_pool
     scores = score_pool(pool)
     if is_other:
         scores = scores.replace(notes=(*scores.notes, OTHER))
-    is_separate = candidates == "all" and len(chosen.x) > 0
-    selected = score_pool(chosen) if is_separate else None
+    is_separate = candidates == "all" and len(selected_pool.x) > 0
+    selected = score_pool(selected_pool) if is_separate else None
     summary = {
         **scores.to_json(),
         "candidates": candidates,
@@ -214,7 +216,7 @@ def write_figures(out: Path, pictures: dict[str, bytes | None]) -> None:
 
     Args:
         out: The folder.
-        pictures: PNG by file name. A picture that could not be drawn is None and is left out.
+        pictures: Content of each PNG file by its name. None for a picture that could not be drawn.
     """
     for name, figure in pictures.items():
         if figure is not None:

@@ -1,4 +1,4 @@
-"""Certificates of files: closeness to a KKT point, and ``rs.uniqueness`` of a reconstruction."""
+"""Certificates: how close a checkpoint is to a KKT point, and whether a reconstruction is unique."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from residuum.verbs.attacking import attacked_other, load_run, write_figures
 
 SUMMARY, RECORD, PICTURE = "uniqueness.json", "uniqueness.safetensors", "ambiguity.png"
 KKT = "certificate.json"
-OTHER = "CKPT is not the checkpoint that was attacked"
+OTHER = "the checkpoint passed as CKPT is not the checkpoint that was attacked"
 
 
 @dataclass(frozen=True, eq=False)
 class CertifiedReconstruction:
-    """A certified reconstruction.
+    """A reconstruction with its uniqueness certificate.
 
     Attributes:
-        uniqueness: The certificate.
+        uniqueness: What every other training set of the same weights shares with the reconstruction.
         solution: The candidates that were certified.
         reconstruction: The result of the attack.
         candidates: Which candidates were certified, "selected" or "best".
-        seconds: Expected time of the computation.
+        seconds: Expected time to compute the certificate, in seconds.
         arch: Architecture of the network.
     """
 
@@ -48,7 +48,7 @@ class CertifiedReconstruction:
     arch: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the published form, with the support and confidence of every sample."""
+        """Return plain values for ``uniqueness.json``, with the number of restarts that found each sample."""
         summary, support = self.uniqueness.to_json(), self.solution.support
         confidence = self.solution.confidence
         for row in summary["per_sample"]:
@@ -65,7 +65,7 @@ class CertifiedReconstruction:
         }
 
     def write(self, out: Path) -> None:
-        """Write the record, the picture, and last the summary to the folder ``out``."""
+        """Write the certificate, its picture, and last the summary to the folder ``out``."""
         self.uniqueness.save(out / RECORD)
         support, restarts = self.solution.support, self.reconstruction.restarts
         agreement = None if support is None else [f"{int(s)}/{restarts}" for s in support]
@@ -89,12 +89,14 @@ def certify_kkt(
 
     Args:
         checkpoint: File of the network, or a training directory.
-        data: File of the samples, by default those in the training directory.
-        arch: Architecture, if the file does not hold it.
-        task: "binary", "multiclass", "regression", or "auto" to use that of the network.
-        rivals: With several classes, "tied" or "best".
-        kink_tolerance: Relative pre-activation below which a neuron has a kink at a sample.
-        out: Folder for ``certificate.json``, if any.
+        data: File of the samples. None uses the training samples in the training directory.
+        arch: Architecture of the network, if the file of the weights does not hold the architecture.
+        task: "binary", "multiclass", "regression", or "auto" to use the task of the network.
+        rivals: With several classes, "tied" for a multiplier for every wrong class whose output is as high
+            as that of the best wrong class, or "best" for one multiplier only.
+        kink_tolerance: A neuron whose relative pre-activation at a sample is below this number counts as a
+            kink (a pre-activation of zero).
+        out: Folder for ``certificate.json``, or None to write no file.
 
     Returns:
         The certificate, and a title with the network and the number of samples.
@@ -128,20 +130,22 @@ def uniqueness(
 ) -> Uniqueness:
     """Certify what each reconstruction shares with every other training set of the same weights.
 
-    The other sets have the same labels and activation patterns.
+    The certificate is about training sets with the same labels and activation patterns.
 
     Args:
-        model: The attacked network, or its file.
+        model: The attacked network, or the file of its weights.
         reconstruction: The result of an attack, or the folder of the attack.
-        candidates: "selected" (those that several restarts agree on) or "best" (all of the best restart).
-        samples: Number of candidates to certify, from the first. None certifies all.
-        share: Smallest share of a candidate's multiplier that another image takes over.
-        arch: Architecture, if the file does not hold it.
-        device: Where to compute.
-        out: Folder for the certificate and a picture.
+        candidates: "selected" for the candidates that several restarts found, or "best" for all candidates
+            of the best restart.
+        samples: Number of candidates to certify, counted from the first. None certifies all candidates.
+        share: The certificate is about other images that take over at least this share of the multiplier
+            of a candidate.
+        arch: Architecture of the network, if the file of the weights does not hold the architecture.
+        device: Device to compute on.
+        out: Folder for the certificate and its picture.
 
     Returns:
-        The certificate.
+        The uniqueness certificate of the candidates.
 
     Example:
         >>> rs.uniqueness("model.safetensors", "runs/a").determined_at_least
@@ -171,22 +175,24 @@ def certify_reconstruction(
     watch: Any = None,
     show_cost: Callable[[str], None] | None = None,
 ) -> CertifiedReconstruction:
-    """Compute the certificate of :func:`uniqueness`, and keep what it was computed from.
+    """Compute the certificate of :func:`uniqueness`, and also return what the certificate is computed from.
 
     Args:
-        model: The attacked network, or its file.
+        model: The attacked network, or the file of its weights.
         reconstruction: The result of an attack, or the folder of the attack.
-        candidates: "selected" or "best".
-        samples: Number of candidates to certify, from the first. None certifies all.
-        share: Smallest share of a candidate's multiplier that another image takes over.
-        arch: Architecture, if the file does not hold it.
-        device: Where to compute.
-        out: Folder for the certificate and a picture.
-        watch: Receives the number of finished samples and of all samples.
-        show_cost: Receives a line with the expected cost before the computation.
+        candidates: "selected" for the candidates that several restarts found, or "best" for all candidates
+            of the best restart.
+        samples: Number of candidates to certify, counted from the first. None certifies all candidates.
+        share: The certificate is about other images that take over at least this share of the multiplier
+            of a candidate.
+        arch: Architecture of the network, if the file of the weights does not hold the architecture.
+        device: Device to compute on.
+        out: Folder for the certificate and its picture.
+        watch: Function that receives the number of finished samples and the number of all samples.
+        show_cost: Function that receives a line with the expected cost before the computation.
 
     Returns:
-        The certified reconstruction.
+        The certificate, with the candidates and the result of the attack.
     """
     attacked = (
         reconstruction
@@ -195,19 +201,19 @@ def certify_reconstruction(
     )
     released = as_network(model, arch)
     network = (canonical(released) if attacked.canonical else released).double_module
-    chosen = build_solution(network, attacked, candidates)
-    box = attacked.knowledge.box(chosen.x[0])
-    cost = theory.estimate_cost(chosen.kkt, box=box, samples=samples, device=device)
+    solution = build_solution(network, attacked, candidates)
+    box = attacked.knowledge.box(solution.x[0])
+    cost = theory.estimate_cost(solution.kkt, box=box, samples=samples, device=device)
     if show_cost is not None:
-        show_cost(f"cost: {cost}")
+        show_cost(f"expected cost of the certificate: {cost}")
     certificate = theory.uniqueness(
-        chosen.kkt, box=box, share=share, samples=samples, device=device, watch=watch
+        solution.kkt, box=box, share=share, samples=samples, device=device, watch=watch
     ).replace(best_residual=find_best_residual(network, [attacked]))
     are_files = isinstance(model, str | Path) and not isinstance(reconstruction, Reconstruction)
     if are_files and attacked_other(Path(str(model)), Path(str(reconstruction))):
         certificate = certificate.replace(notes=(*certificate.notes, OTHER))
     result = CertifiedReconstruction(
-        certificate, chosen, attacked, candidates, cost.seconds, released.arch
+        certificate, solution, attacked, candidates, cost.seconds, released.arch
     )
     if out is not None:
         result.write(Path(out))

@@ -1,8 +1,8 @@
 """``rs.defend``: train a network with and without each defense, attack all of them, and compare.
 
-In the folder, ``trials/NAME/`` holds the network that may be released and the results of the attacks.
-``private/`` holds the secrets of the owner. ``result.json`` is written last. You can add a defense to a
-finished run.
+In the folder of the result, ``trials/NAME/`` holds the network that may be released and the results of the
+attacks. ``private/`` holds the secrets of the owner. ``result.json`` is written last. You can add a defense
+to a finished run.
 """
 
 from __future__ import annotations
@@ -37,34 +37,34 @@ from residuum.theory.rows import choose_task
 from residuum.training import TrainingConfig
 from residuum.verbs.attacking import write_figures
 
-IMAGES = ("digits", "mnist", "cifar10")  # datasets whose pixels are known to lie between 0 and 1
+IMAGES = ("digits", "mnist", "cifar10")  # datasets whose pixel values are between 0 and 1
 RESULT, WORK = "result.json", "work"
 Trial = tuple[str, Defense | None, float | None]
 Watcher = Callable[[int, int, str], None]
 
 
 class DefenseRun(RunDir):
-    """The open folder of a defense run."""
+    """The open folder of a comparison of defenses."""
 
     what, files, summary, request_file = "a defense", (WORK, RESULT), RESULT, f"{WORK}/request.json"
 
     @property
     def has_work(self) -> bool:
-        """True if a trial is finished."""
+        """True if the trial of at least one defense is finished."""
         return (self.path / "trials").exists()
 
     def finished(self, trial: Trial) -> Outcome | None:
-        """Return the outcome of a trial, or None if it is missing, damaged or in an older format."""
+        """Return the outcome of a trial, or None if its file is missing, damaged or in an older format."""
         return Outcome.load_or_none(self._folder(trial) / "outcome.safetensors")
 
     def write_trial(self, trial: Trial, outcome: Outcome, network: Network, secret: Secret) -> None:
-        """Write a finished trial, the outcome last. If the outcome exists, all other files exist.
+        """Write a finished trial. The outcome is written last, so if it exists, all other files exist.
 
         Args:
-            trial: The trial.
-            outcome: Its outcome.
+            trial: Name, defense and strength of the trial.
+            outcome: Outcome of the trial.
             network: The network that may be released.
-            secret: What the owner keeps private.
+            secret: What the owner keeps secret.
         """
         save_checkpoint(network, self._folder(trial) / "released.safetensors")
         private = make_directory(self.path / "private")
@@ -73,12 +73,12 @@ class DefenseRun(RunDir):
         outcome.save(self._folder(trial) / "outcome.safetensors")
 
     def finish(self, outcomes: list[Outcome], request: dict[str, Any], device: str) -> None:
-        """Write tables, pictures, and last the summary, which completes the run.
+        """Write the reports, the picture, and last the summary, which marks the comparison as complete.
 
         Args:
             outcomes: Outcomes of all trials.
-            request: The request of this run.
-            device: Where the trials were computed.
+            request: Values that identify this comparison, with its settings and the hash of the data.
+            device: Device on which the trials were computed.
         """
         picture = report.draw_comparison(outcomes)
         write_figures(self.path, {"comparison.png": picture})
@@ -98,7 +98,7 @@ class DefenseRun(RunDir):
 
 
 class DefenseOptions(TypedDict, total=False):
-    """The names of :class:`DefenseRequest`, for editors and type checkers."""
+    """Names and types of the fields of :class:`DefenseRequest`, for editors and type checkers."""
 
     arch: str | None
     n: int | None
@@ -129,17 +129,18 @@ def defend(
 ) -> list[Outcome]:
     """Train a network on your data with and without each defense, and attack all of them.
 
-    A defense, a strength or a setting that is not allowed is an ``InputError``.
+    An ``InputError`` is raised if a defense, a strength or a setting is not valid.
 
     Args:
-        data: A dataset by name, the path of an .npz or a folder, or a split.
-        defenses: NAME:STRENGTH of each defense. The undefended network comes first.
-        out: Folder to write. Defenses that are finished there do not run again.
-        watch: Receives the number of finished trials, the number of all trials, and a text.
+        data: Name of a dataset, path of an .npz or a folder, or training and held-out samples as a split.
+        defenses: Each defense as text of the form NAME:STRENGTH, such as "noise:0.5".
+        out: Folder to write. Defenses that are finished in this folder do not run again.
+        watch: Function that receives the number of finished trials, the number of all trials, and a line of
+            text about the current trial.
         **options: Settings of :class:`DefenseRequest`, such as ``steps=400``.
 
     Returns:
-        One outcome for the undefended network and one for each defense.
+        The outcome of the undefended network, then the outcome of each defense.
 
     Example:
         >>> rs.defend("digits", ["noise:0.5", "shift-rewrite:5"], n=100, out="runs/d")
@@ -171,7 +172,7 @@ def defend(
 
 
 def _conditions(data: str | Split, request: DefenseRequest) -> Conditions:
-    """Return what all trials have in common. The attacker knows range, mean and number of samples."""
+    """Return the conditions that all trials share, with what the attacker knows about the samples."""
     seed, arch = request.seed, request.arch
     task = choose_task(request.task, Architecture.parse(arch).outputs if arch else 1)
     split = data if isinstance(data, Split) else _load(data, request, task)
@@ -216,7 +217,7 @@ def _load(data: str, request: DefenseRequest, task: str) -> Split:
 
 
 def _identity(conditions: Conditions) -> dict[str, Any]:
-    """Return the request that identifies a run. It does not include the defenses."""
+    """Return the values that identify a comparison, without the defenses, so that more can be added."""
     train, holdout = conditions.split.train, conditions.split.holdout
     return {
         "version": version("residuum"),
@@ -236,20 +237,25 @@ def _identity(conditions: Conditions) -> dict[str, Any]:
 
 
 def _trials(defenses: Sequence[str]) -> list[Trial]:
-    """Return the trials: the undefended network, then every defense."""
+    """Return the trials to run: first the undefended network, then every defense."""
     trials: list[Trial] = [("none", None, None)]
     for text in defenses:
         trial = parse_defense(text)
         if trial in trials:
-            raise InputError(f"{text!r} is named twice.", "Name every defense and strength once.")
+            raise InputError(
+                f"Every defense and strength must be named once; got {text!r} twice.",
+                f"Pass {text!r} once.",
+            )
         trials.append(trial)
     if len(trials) == 1:
-        raise InputError("--defenses names no defense.", "Example: --defenses noise:0.5,sgd:10.")
+        raise InputError(
+            "At least one defense must be named; got none.", "Example: --defenses noise:0.5,sgd:10."
+        )
     return trials
 
 
 def label(trial: Trial) -> str:
-    """Return the name of a trial, such as noise:0.5."""
+    """Return the defense and strength of a trial as text, such as "noise:0.5"."""
     return trial[0] if trial[2] is None else f"{trial[0]}:{trial[2]:g}"
 
 

@@ -1,6 +1,6 @@
-"""``rs.exposure``: rank records by their risk, from weights and data, without an attack.
+"""``rs.exposure``: rank training records by their risk, from weights and data, without an attack.
 
-During a run, the folder keeps finished stages in ``work/``. ``exposure.json`` is written last.
+During the computation, finished stages are kept in the folder ``work/``. ``exposure.json`` is written last.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ PICTURE, HISTOGRAM, WORK = "exposed.png", "histogram.png", "work"
 
 
 class ExposureRun(RunDir):
-    """The open folder of an exposure."""
+    """The open folder of a risk ranking."""
 
     what, files, summary, request_file = (
         "an exposure",
@@ -49,17 +49,17 @@ class ExposureRun(RunDir):
 
     @property
     def has_work(self) -> bool:
-        """True if a stage is finished."""
+        """True if at least one stage of the computation is finished."""
         return any((self.path / WORK).glob("*.safetensors"))
 
     def finish(self, result: Exposure, data: Dataset, request: dict[str, Any], device: str) -> None:
-        """Write the table, the pictures, the record, and last the summary, which completes the run.
+        """Write the table, the pictures and the result. Last, write the summary, which marks the end.
 
         Args:
-            result: The exposure.
+            result: The risk of every record.
             data: The training records.
-            request: The request of this run.
-            device: Where it was computed.
+            request: Values that identify this computation, with the hashes of its inputs.
+            device: Device on which the result was computed.
         """
         write_atomic(self.path / TABLE, result.to_csv())
         pictures = {PICTURE: top_figure(result, data), HISTOGRAM: histogram_figure(result)}
@@ -72,7 +72,7 @@ class ExposureRun(RunDir):
 
 
 class ExposureOptions(TypedDict, total=False):
-    """The names of :class:`ExposureRequest`, for editors and type checkers."""
+    """Names and types of the fields of :class:`ExposureRequest`, for editors and type checkers."""
 
     surface: str
     task: str
@@ -97,27 +97,29 @@ def exposure(
     watch: Watcher | None = None,
     **options: Unpack[ExposureOptions],
 ) -> Exposure:
-    """Rank the records of ``data`` by their risk of being recovered, without an attack.
+    """Rank training records by their risk of being recovered, without an attack.
 
     Args:
-        model: The released network, or its file.
+        model: The released network, or the file of its weights.
         data: The training records as the network receives them: (x, y), a Dataset, a DataFrame, a
             DataLoader, or the path of an .npz, a .csv or a folder.
-        holdout: At least 100 records that the network never saw, in the same forms. They are needed for
-            the p-values of kinks and dual vectors.
-        knowledge: Initial weights (``theta0``) or optimizer state known to the attacker. If the file of
-            the weights holds them too, they are added.
-        groups: A name for every record, by default its class.
-        reconstruction: The result of an attack, or its folder. Its nearest candidates are shown with the
-            records.
-        canaries: All canary records, and for each whether it was inserted into the training set (True) or
-            left out, as a coin toss decided. Or an .npz with x, y and inserted.
-        out: Folder to write. An interrupted run is continued there.
-        watch: Receives the number of finished stages, the number of all stages, and the name of the stage.
+        holdout: At least 100 records that the network never saw, in a form that is also allowed for ``data``.
+            They are needed for the p-values of kinks (samples at which the input of a neuron is zero) and
+            of dual vectors.
+        knowledge: Initial weights (``theta0``) or optimizer state known to the attacker. Initial weights or
+            an optimizer state in the file of the network are added.
+        groups: Name of the group of every record. By default the class of a record is its group.
+        reconstruction: The result of an attack, or the folder of the attack. The candidates of the attack
+            that are nearest to a record are shown with the record.
+        canaries: Records of which a random half was inserted into the training set. Pass all of them and,
+            for each, True if it was inserted. Or pass an .npz with x, y and inserted.
+        out: Folder to write. An interrupted computation in this folder is continued.
+        watch: Function that receives the number of finished stages, the number of all stages, and the name
+            of the current stage.
         **options: Settings of :class:`ExposureRequest`, such as ``top=20``.
 
     Returns:
-        The risk of every record, with the figures that it is computed from.
+        The risk of every record, with the measurements that the risk is computed from.
 
     Raises:
         InputError: If the training records are missing, or if the inputs do not fit each other.
@@ -128,7 +130,9 @@ def exposure(
     request = ExposureRequest(**options)
     data, holdout = read_train_and_holdout(data, holdout)
     if data is None:
-        raise InputError("Exposure needs the training records; got none.", "Pass data=(x, y).")
+        raise InputError(
+            "A risk ranking needs the training records; got none.", "Pass data=(x, y)."
+        )
     release = open_release(model) if isinstance(model, str | Path | Release) else None
     network = as_network(release or model, request.arch, shape=data.shape)
     knowledge = knowledge or Knowledge()
@@ -137,10 +141,10 @@ def exposure(
     if isinstance(reconstruction, str | Path):
         reconstruction = load_run(Path(reconstruction))
     candidates = None if reconstruction is None else all_candidates(reconstruction).x
-    inserted = None
+    canary_test = None
     if canaries is not None:
         samples = read_canaries(canaries) if isinstance(canaries, str | Path) else canaries
-        inserted = Canaries(*samples, request.confidence, request.delta)
+        canary_test = Canaries(*samples, request.confidence, request.delta)
     settings = request.model_dump(include={"surface", "task", "top"})
     identity = {
         **settings,
@@ -153,7 +157,7 @@ def exposure(
         "knowledge_sha256": knowledge.digest,
         "groups_sha256": digest(list(groups)),
         "found_sha256": None if candidates is None else digest(candidates),
-        "canaries": None if inserted is None else inserted.identity,
+        "canaries": None if canary_test is None else canary_test.identity,
     }
     with ExposureRun.open(out) if out is not None else nullcontext() as run:
         if run is not None:
@@ -170,7 +174,7 @@ def exposure(
             groups=groups,
             grouped_by=request.grouped_by,
             candidates=candidates,
-            canaries=inserted,
+            canaries=canary_test,
             device=request.device,
             work=None if run is None else run.path / WORK,
             watch=watch,
@@ -181,16 +185,17 @@ def exposure(
 
 
 def read_canaries(path: str | Path) -> tuple[Dataset, Tensor]:
-    """Read canaries from an .npz.
+    """Read canaries, which are records inserted into the training set at random, from an .npz.
 
     Args:
-        path: File with x, y and inserted: 1 if the canary is in the training set, 0 if it was left out.
+        path: File with the arrays x, y and inserted. The array ``inserted`` is 1 for a canary in the
+            training set, and 0 for a canary that was left out.
 
     Returns:
-        The canaries, and whether each was inserted.
+        All canaries, and for each whether it was inserted into the training set.
 
     Raises:
-        DataError: If ``inserted`` is missing or holds other numbers.
+        DataError: If the array ``inserted`` is missing or holds numbers other than 0 and 1.
     """
     data, arrays = Dataset.from_npz(path), read_npz(path)
     inserted = arrays.get("inserted")
@@ -198,7 +203,7 @@ def read_canaries(path: str | Path) -> tuple[Dataset, Tensor]:
         raise DataError(
             f"A file of canaries needs an array 'inserted' of {len(data)} zeros and ones; {str(path)!r} "
             "has none.",
-            "Save all canaries, also those that were left out: numpy.savez(path, x=..., y=..., "
+            "Save all canaries, including those that were left out: numpy.savez(path, x=..., y=..., "
             "inserted=...).",
         )
     return data, torch.from_numpy(inserted.astype(bool))
@@ -208,8 +213,8 @@ def read_groups(path: str | Path, column: str, n: int) -> tuple[str, ...]:
     """Read the group of every record from a data file.
 
     Args:
-        path: The data file.
-        column: Name of the array with the groups.
+        path: An .npz with the records.
+        column: Name of the array in the file that holds the groups.
         n: Number of records.
 
     Returns:
@@ -223,7 +228,7 @@ def read_groups(path: str | Path, column: str, n: int) -> tuple[str, ...]:
     if values is None or values.shape != (n,):
         columns = sorted(name for name, array in arrays.items() if array.shape == (n,))
         raise DataError(
-            f"Groups are read from an array of {n} values; {str(path)!r} has no such {column!r}.",
-            f"Choose one of its arrays of that length: {', '.join(columns) or 'it has none'}.",
+            f"The groups must be an array of {n} values; {str(path)!r} has no such array {column!r}.",
+            f"Choose an array of this length: {', '.join(columns) or 'the file has none'}.",
         )
     return tuple(f"{v:g}" if values.dtype.kind in "fiub" else str(v) for v in values.tolist())

@@ -1,4 +1,4 @@
-"""``rs.identify``: what the weights of a polynomial network determine of its samples."""
+"""``rs.identify``: recover what the weights of a polynomial network determine about its training samples."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ def identify(
     arch: str | None = None,
     out: str | Path | None = None,
 ) -> Identification:
-    """Recover the samples of a polynomial network, or report what is determined instead.
+    """Recover the training samples of a polynomial network, or report what its weights determine instead.
 
     Args:
-        model: The network, or its file.
-        activation: linear, quadratic, cubic, quartic, quintic or poly:c0,c1,... Required if the file does
-            not hold it.
+        model: The network, or the file of its weights.
+        activation: Activation function: linear, quadratic, cubic, quartic, quintic or poly:c0,c1,... Required
+            if the file of the weights does not hold the activation.
         rank: Dimension of the span of the samples, if known.
-        norm: Norm of every sample, if known. It determines the scale.
-        augmented: Whether samples end in a constant 1, which determines scale and sign.
-        data: Samples, only to report the smallest margin on them.
-        seed: Seed of the random slices and starting points.
-        arch: Architecture, if the file does not hold it.
-        out: Folder for samples, figures and a picture.
+        norm: Norm of every sample, if known. The norm determines the scale of the samples.
+        augmented: Whether every sample ends in a constant 1, which determines its scale and sign.
+        data: The training samples, only to report their smallest margin.
+        seed: Seed of the random slices of a tensor, and of the random starting points of the search.
+        arch: Architecture of the network, if the file of the weights does not hold the architecture.
+        out: Folder for the recovered samples, a summary and a picture.
 
     Returns:
-        The recovered samples, and which symmetries remain.
+        The recovered samples, and which symmetries of the samples the weights do not determine.
 
     Example:
         >>> rs.identify("cubic.safetensors", rank=8).x.shape

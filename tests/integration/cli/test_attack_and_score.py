@@ -541,7 +541,7 @@ def test_no_checkpoint_is_called_another_where_the_attacked_one_is_unknown(
     scored: Path, victim: Path, capsys: Capture
 ) -> None:
     command = ["score", str(scored), "--data", str(victim), "--metrics", "ncc", "--json"]
-    note = "--ckpt is not the checkpoint that was attacked"
+    note = "the checkpoint passed as --ckpt is not the checkpoint that was attacked"
     assert main([*command, "--ckpt", str(victim / "init.safetensors")]) == 0
     assert note in printed(capsys)["notes"]
     (scored / "attack.json").unlink()

@@ -90,8 +90,8 @@ def test_a_sweep_varies_rank_and_strength_ranks_by_agreement_and_pools(tmp_path:
     assert done.scored is not None
     assert done.scored.pooled.metrics["ncc"].recovered >= 6
     report = (tmp_path / "s/report.html").read_text()
-    assert "Sources expected to be real" in report
-    assert "many expected sources with recovered samples" in report
+    assert "Reconstructions expected to be real" in report
+    assert "many expected reconstructions with recovered samples" in report
 
 
 def test_a_stopped_sweep_goes_on_and_tpe_takes_part(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_a_stopped_sweep_goes_on_and_tpe_takes_part(tmp_path: Path) -> None:
         ({"rungs": 1}, "needs an attack with steps; unmix has none"),
         ({"batch": 2}, "the sweep also varies rank"),
         ({"objectives": ("residual",)}, "because unmix has no residual"),
-        ({"attack": CONFIG.changed(restarts=1)}, "Agreement compares restarts"),
+        ({"attack": CONFIG.changed(restarts=1)}, "Ranking by agreement compares restarts"),
     ],
 )
 def test_plans_of_unmix_that_make_no_sense_are_refused(

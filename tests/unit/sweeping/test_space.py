@@ -121,7 +121,7 @@ def test_fronts_and_ranks_of_made_up_trials() -> None:
         ({"space": {"lr_x": Range(1, 0.1)}}, "from low to high"),
         ({"space": {"lr_x": Range(-1, 1)}}, "lr_x must be positive"),
         ({"space": {}}, "must vary at least one setting"),
-        ({"sampler": "grid"}, "No sampler 'grid'"),
+        ({"sampler": "grid"}, "There is no sampler 'grid'"),
         ({"batch": 2, "rungs": 1}, "Successive halving"),
         ({"batch": 2, "space": {"lr_decay": Range(0, 1)}}, "the sweep also varies lr_decay"),
         ({"objectives": ("recovered",)}, "ranks by residual"),

@@ -850,7 +850,7 @@ def test_certify_a_run(tmp_path, capsys) -> None:
     assert (out / "ambiguity.png").is_file()
     code, text, _ = run(*arguments, "--samples", 2, "--candidates", "best", "--share", "0.3")
     assert code == 0
-    assert text.startswith("cost: 2 candidates")
+    assert text.startswith("expected cost of the certificate: 2 candidates")
     assert "others keep at least ┃ least found ┃ distance at most" in text  # one line at 80 columns
     words = " ".join(text.split())
     assert "takes over at least 30% of the multiplier of this sample" in words
