@@ -24,7 +24,7 @@ from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
 from residuum.risk.membership import LossSeparation, MembershipTest
 
 # The minor version grows with fields that older readers may ignore, the major version with any other change.
-SCHEMA_VERSION = "5.1"
+SCHEMA_VERSION = "6.0"
 MAX_CANDIDATES, MAX_EXPOSED = 200, 20  # in result.json. Other files of the run hold all
 
 
