@@ -1,4 +1,4 @@
-"""Metrics, matching, chance level and scores of candidates, compared with a held-out set."""
+"""Scoring of reconstructed candidates: metrics, matching with samples, and the chance level of matches."""
 
 from residuum.evaluation.lookup import Lookup, lookup
 from residuum.evaluation.matching import MATCHINGS, METRICS, Matching, Metric

@@ -6,10 +6,10 @@ candidate:
 
     c_k = max_j cos(x_k - mean, p_j - mean)
 
-The mean is that of the pool, which all embeddings share. Every candidate has a nearest record. It counts
-as a match if it is closer than records of the pool are to each other, i.e. if c_k exceeds the quantile
-``LEVEL`` of the similarities of nearest neighbors within the pool. The signs of unmixed sources are
-unknown, so the larger similarity of both signs is used.
+Here x_k is candidate k, p_j is record j, and the mean is taken over the pool. Every candidate has a nearest
+record. This record counts as a match if it is closer to the candidate than records of the pool are to each
+other: c_k must exceed the quantile ``LEVEL`` of the similarities of nearest neighbors within the pool. An
+attack may reconstruct an embedding up to its sign, so the larger similarity of x_k and -x_k is used.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from residuum.errors import InputError
 from residuum.records import Record
 from residuum.similarity import chunks, cosine
 
-LEVEL = 0.99  # quantile of chance, the same as for images
+LEVEL = 0.99  # quantile of the similarities within the pool that a match must exceed
 
 
 @dataclass(frozen=True, eq=False)
 class Lookup(Record):
-    """The nearest records of k candidates.
+    """The records of a public pool that are nearest to k reconstructed candidates.
 
     Attributes:
-        index: (k,) nearest record.
-        similarity: (k,) cosine with that record.
-        threshold: Quantile of the similarities of nearest neighbors within the pool.
-        match: (k,) whether the similarity exceeds the threshold.
+        index: (k,) number of the nearest record of each candidate.
+        similarity: (k,) centered cosine similarity of each candidate and its nearest record.
+        threshold: 99th percentile of the similarities of nearest neighbors within the pool.
+        match: (k,) whether the similarity of a candidate exceeds the threshold.
     """
 
     index: Tensor
@@ -47,14 +47,14 @@ def lookup(candidates: Tensor, pool: Tensor) -> Lookup:
     """Return the nearest record of ``pool`` for each candidate.
 
     Args:
-        candidates: (k, ...) embeddings.
-        pool: (N, ...) embeddings of the records.
+        candidates: (k, ...) reconstructed embeddings.
+        pool: (N, ...) embeddings of the public records.
 
     Returns:
         The nearest records and which of them count as a match.
 
     Raises:
-        InputError: If the pool has fewer than two embeddings or another shape.
+        InputError: If the pool has fewer than two embeddings, or if their shape differs from the candidates.
     """
     if len(pool) < 2 or candidates.shape[1:] != pool.shape[1:]:
         raise InputError(
@@ -62,15 +62,19 @@ def lookup(candidates: Tensor, pool: Tensor) -> Lookup:
             f"got {len(pool)} of shape {tuple(pool.shape[1:])}.",
             "Embed the records with the frozen encoder of the network.",
         )
-    mean = pool.double().mean(0)
-    centered, pool_centered = candidates.double() - mean, pool.double() - mean
-    negated = -candidates.double() - mean
-    similarities = torch.maximum(cosine(centered, pool_centered), cosine(negated, pool_centered))
+    pool_mean = pool.double().mean(0)
+    centered, pool_centered = candidates.double() - pool_mean, pool.double() - pool_mean
+    negated_centered = -candidates.double() - pool_mean
+    similarities = torch.maximum(
+        cosine(centered, pool_centered), cosine(negated_centered, pool_centered)
+    )
     similarity, index = similarities.max(1)
     neighbor_similarities = []
     for rows in chunks(len(pool_centered), len(pool_centered)):
-        block = cosine(pool_centered[rows], pool_centered)
-        block[torch.arange(len(block)), torch.arange(len(pool_centered))[rows]] = -1.0
-        neighbor_similarities.append(block.amax(1))
+        block_similarities = cosine(pool_centered[rows], pool_centered)
+        block_similarities[
+            torch.arange(len(block_similarities)), torch.arange(len(pool_centered))[rows]
+        ] = -1.0
+        neighbor_similarities.append(block_similarities.amax(1))
     threshold = float(torch.cat(neighbor_similarities).quantile(LEVEL))
     return Lookup(index, similarity, threshold, similarity > threshold)

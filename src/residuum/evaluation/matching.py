@@ -1,19 +1,21 @@
 """Matching of candidates with samples, and the metrics that score a match.
 
-Candidates, training samples and the held-out set are put into one :class:`ScoringData`. Gains are
-matrices (m, n): candidates are rows, samples are columns, and higher is better. A gain of -inf marks a
-pair that may not be matched. Each matching returns a candidate and a gain for every sample. A sample
-without a candidate has candidate -1 and gain -inf, so thresholds need no special case.
+Candidates, training samples and held-out samples are stored in one :class:`ScoringData`. A gain is the
+similarity of a candidate and a sample, with the sign such that higher is better. Gains are matrices (m, n):
+candidates are rows, and samples are columns. A gain of -inf marks a pair that may not be matched. A matching
+assigns a candidate to every sample. A sample without a candidate has candidate -1 and gain -inf, so
+thresholds need no special case.
 
-A metric measures how good a reconstruction is. It has a direction and, if the source states it, a
-threshold. It does two things:
+A metric says how good a reconstruction is. It says whether higher values are better. If the paper that
+introduced the metric states a threshold, the metric has this threshold. A metric has two functions:
 
     search    compares all candidates with all samples, to decide which candidate is matched with which
               sample
-    score     rates a given match
+    score     rates the pairs that were matched
 
-For NCC, L2 and PSNR both are the same quantity. SSIM is too expensive for all pairs. So candidates are
-matched by NCC, as in the published code: at half resolution on color images.
+For NCC (normalized cross-correlation), L2 and PSNR, search and score compute the same number. SSIM is too
+expensive for all pairs. So candidates are matched by NCC, as in the published code: at half resolution on
+color images.
 """
 
 from __future__ import annotations
@@ -35,24 +37,27 @@ from residuum.plugins import Table
 from residuum.records.inputs import Dataset
 
 Array: TypeAlias = np.ndarray[Any, Any]
-MIN_HOLDOUT = 100  # held-out samples: the threshold is exceeded by one sample in a hundred
-MAX_CLASSES = 1000  # targets with more distinct values are not treated as class labels
-MAX_HOLDOUT = (
-    2000  # held-out samples used: more improve little and cost memory (m x held-out samples)
-)
-MATCHING_CHUNK = 1 << 24  # candidates in memory, over all subsets that are matched at once
-# SSIM holds five filtered maps of every pair, and is fastest if these maps fit the caches.
+# A held-out set needs this many samples, because one in a hundred may exceed the threshold by chance.
+MIN_HOLDOUT = 100
+MAX_CLASSES = 1000  # targets with more distinct values than this are not treated as class labels
+# At most this many held-out samples are used, because more improve little and cost memory.
+MAX_HOLDOUT = 2000
+# Sets of samples are matched together as long as all their candidates are no more than this number.
+MATCHING_CHUNK = 1 << 24
+# A batch of pairs has this many pixels, because SSIM is fastest if its five filtered maps fit the caches.
 PAIRS_CHUNK = 1 << 20
-PSNR_CEILING = 100.0  # dB; the PSNR of a perfect copy is infinite, which JSON cannot represent
+# The PSNR of a perfect copy is infinite, which JSON cannot represent. So it is limited to this many dB.
+PSNR_CEILING = 100.0
 
 
 @dataclass(frozen=True)
 class Matching:
-    """The candidate of every sample.
+    """The candidates that were assigned to n samples.
 
     Attributes:
-        candidate: (n,) index of the candidate, -1 for none.
-        value: (n,) gain of that pair, -inf for none.
+        candidate: (n,) index of each sample's candidate, -1 for a sample without a candidate.
+        value: (n,) similarity of each sample and its candidate, -inf for a sample without a candidate. Higher
+            is better.
     """
 
     candidate: Array
@@ -60,44 +65,46 @@ class Matching:
 
 
 def nearest(gain: Array) -> Matching:
-    """Match each sample with its best candidate. A candidate may serve several samples (as published)."""
+    """Match each sample with its best candidate, as published. A candidate may match several samples."""
     return _matching(gain, gain.argmax(0))
 
 
 def greedy(gain: Array) -> Matching:
-    """Match one-to-one: first the best pair of all, then the best of the remaining pairs, and so on."""
+    """Match candidates and samples one-to-one: first the best pair, then the best remaining pair, etc."""
     return _matching(gain, match_greedily_in_sets(gain, np.arange(gain.shape[1])[None])[0])
 
 
 def match_greedily_in_sets(gain: Array, sets: Array, floor: float = -np.inf) -> Array:
-    """Compute the greedy matching within each of many sets of samples.
+    """Match candidates one-to-one with the samples of each set, best pairs first, for many sets.
 
     Greedy matching is the stable matching of a market whose two sides rank pairs by the same number. So
-    deferred acceptance finds it: every free sample proposes to the best candidate that has not refused it
-    yet, and every candidate keeps its best proposal. All samples of all sets propose at once. If there are
-    fewer candidates than samples, the candidates propose instead, because most proposals of samples would
-    be refused.
+    deferred acceptance finds it: every unmatched sample proposes to the best candidate that has not refused
+    the sample yet, and every candidate keeps its best proposal. All samples of all sets propose at once. If
+    there are fewer candidates than samples, the candidates propose instead, because most proposals of samples
+    would be refused.
 
     Args:
-        gain: (m, N), higher is better.
-        sets: (s, n) distinct columns per row.
-        floor: Pairs with a gain below this value stay unmatched. This changes no pair above it, because the
-            best pairs are matched first.
+        gain: (m, N) similarities of m candidates and N samples. Higher is better.
+        sets: (s, n) columns of the samples of each set. The columns in a row differ.
+        floor: Pairs with a similarity below this value stay unmatched. This does not change other pairs,
+            because the best pairs are matched first.
 
     Returns:
-        (s, n) the candidate of every sample, -1 for none.
+        (s, n) candidate of each sample in each set, -1 for a sample without a candidate.
     """
     if len(gain) < sets.shape[1]:
         return _by_candidates(gain, sets, floor)
-    depth = min(len(gain), sets.shape[1])  # other samples hold at most n - 1 candidates
+    list_length = min(
+        len(gain), sets.shape[1]
+    )  # n - 1 other samples of a set can take at most n - 1 candidates
     if floor > -np.inf:
-        depth = min(depth, max(1, int((gain >= floor).sum(0).max())))
-    order, value = _preferences(gain, depth)
-    value[value < floor] = -np.inf
-    step = max(1, MATCHING_CHUNK // len(gain))
+        list_length = min(list_length, max(1, int((gain >= floor).sum(0).max())))
+    candidate_order, gains = _preferences(gain, list_length)
+    gains[gains < floor] = -np.inf
+    sets_per_block = max(1, MATCHING_CHUNK // len(gain))
     blocks = [
-        _defer(order, value, sets[start : start + step], len(gain))
-        for start in range(0, len(sets), step)
+        _defer(candidate_order, gains, sets[start : start + sets_per_block], len(gain))
+        for start in range(0, len(sets), sets_per_block)
     ]
     return np.concatenate(blocks)
 
@@ -108,71 +115,109 @@ def as_array(values: Tensor | Array) -> Array:
 
 
 def _preferences(gain: Array, depth: int) -> tuple[Array, Array]:
-    """Return the ``depth`` best candidates of every sample, best first, and their gains. (N, depth)."""
-    worse = np.negative(gain.T, order="C")  # contiguous rows are sorted twice as fast
-    top = np.argpartition(worse, depth - 1, axis=1)[:, :depth]
-    value = np.take_along_axis(worse, top, axis=1)
-    best_first = np.argsort(value, axis=1, kind="stable")
-    return np.take_along_axis(top, best_first, 1), -np.take_along_axis(value, best_first, 1)
+    """Return the best candidates of every sample, best first, and their similarities.
+
+    Args:
+        gain: (m, N) similarities of m candidates and N samples. Higher is better.
+        depth: Number of candidates for each sample.
+
+    Returns:
+        (N, depth) candidates, and (N, depth) similarities.
+    """
+    negative_gains = np.negative(gain.T, order="C")  # numpy sorts contiguous rows twice as fast
+    best_candidates = np.argpartition(negative_gains, depth - 1, axis=1)[:, :depth]
+    negative_gains_of_best = np.take_along_axis(negative_gains, best_candidates, axis=1)
+    sorting = np.argsort(negative_gains_of_best, axis=1, kind="stable")
+    return np.take_along_axis(best_candidates, sorting, 1), -np.take_along_axis(
+        negative_gains_of_best, sorting, 1
+    )
 
 
 def _by_candidates(gain: Array, sets: Array, floor: float) -> Array:
-    """Compute the same by proposals of candidates, which samples outside a set refuse."""
-    # All sets share one order of preferences. If samples proposed, every set would need its own order.
+    """Compute the greedy matching within sets of samples by proposals of candidates.
+
+    Samples outside a set refuse all proposals. All sets share one order of samples for each candidate.
+
+    Args:
+        gain: (m, N) similarities of m candidates and N samples. Higher is better.
+        sets: (s, n) columns of the samples of each set.
+        floor: Pairs with a similarity below this value stay unmatched.
+
+    Returns:
+        (s, n) candidate of each sample in each set, -1 for a sample without a candidate.
+    """
     m, samples = gain.shape
-    order, value = _preferences(gain.T, samples)
-    value[value < floor] = -np.inf
-    candidates, step = np.full(sets.shape, -1), max(1, MATCHING_CHUNK // samples)
-    for start in range(0, len(sets), step):
-        block = sets[start : start + step]
-        row = np.arange(len(block))[:, None]
-        position = np.full((len(block), samples), -1)
-        position[row, block] = np.arange(block.shape[1])
-        proposers = np.broadcast_to(np.arange(m), (len(block), m))
-        matched_sample = _defer(order, value, proposers, samples, (position < 0).ravel())
+    sample_order, gains = _preferences(gain.T, samples)
+    gains[gains < floor] = -np.inf
+    candidates, sets_per_block = np.full(sets.shape, -1), max(1, MATCHING_CHUNK // samples)
+    for start in range(0, len(sets), sets_per_block):
+        set_block = sets[start : start + sets_per_block]
+        row = np.arange(len(set_block))[:, None]
+        sample_positions = np.full((len(set_block), samples), -1)
+        sample_positions[row, set_block] = np.arange(set_block.shape[1])
+        proposers = np.broadcast_to(np.arange(m), (len(set_block), m))
+        matched_sample = _defer(
+            sample_order, gains, proposers, samples, (sample_positions < 0).ravel()
+        )
         seat, candidate = np.nonzero(matched_sample >= 0)
-        candidates[start + seat, position[seat, matched_sample[seat, candidate]]] = candidate
+        candidates[start + seat, sample_positions[seat, matched_sample[seat, candidate]]] = (
+            candidate
+        )
     return candidates
 
 
 def _defer(order: Array, value: Array, sets: Array, m: int, closed: Array | None = None) -> Array:
-    """Run deferred acceptance. Seats are (set, sample), slots are (set, candidate).
+    """Match the samples of each set with candidates by deferred acceptance.
+
+    Every unmatched sample proposes to its best candidate that has not refused yet, and every candidate keeps
+    its best proposal. A seat is a sample in a set, and a slot is a candidate in a set.
 
     Args:
-        order: (N, depth) candidates of every sample, best first.
-        value: (N, depth) their gains.
+        order: (N, depth) best candidates of every sample, best first.
+        value: (N, depth) similarities of every sample and these candidates.
         sets: (s, n) samples of every set.
         m: Number of candidates.
-        closed: (s * m,) mask of the slots that refuse everyone.
+        closed: (s * m,) mask of the slots that refuse all proposals, or None.
 
     Returns:
-        (s, n) the candidate of every sample, -1 for none.
+        (s, n) candidate of each sample in each set, -1 for a sample without a candidate.
     """
     s, n = sets.shape
     sample = sets.ravel()
-    proposals = np.zeros(s * n, dtype=np.int64)  # how many candidates each seat has proposed to
+    proposal_counts = np.zeros(
+        s * n, dtype=np.int64
+    )  # number of candidates to which each seat has proposed
     seat_of_slot = np.full(s * m, -1)
     best_gain = np.full(s * m, -np.inf) if closed is None else np.where(closed, np.inf, -np.inf)
-    free = np.arange(s * n)
-    while len(free := free[proposals[free] < order.shape[1]]):
-        gain = value[sample[free], proposals[free]]
-        free, gain = free[gain > -np.inf], gain[gain > -np.inf]  # seats without a gain stay empty
-        slot = free // n * m + order[sample[free], proposals[free]]
-        proposals[free] += 1
-        better = np.flatnonzero(gain > best_gain[slot])
-        np.maximum.at(best_gain, slot[better], gain[better])
-        best = better[gain[better] == best_gain[slot[better]]]  # several per slot if gains tie
-        displaced = seat_of_slot[slot[best]]
-        seat_of_slot[slot[best]] = free[best]  # the last of several equal proposals stays
-        stays = seat_of_slot[slot[best]] == free[best]
-        best, displaced = best[stays], displaced[stays]
-        refused = np.ones(len(free), dtype=bool)
-        refused[best] = False
-        displaced = displaced[np.argsort(slot[best])]  # a fixed order breaks ties
-        free = np.concatenate([free[refused], displaced[displaced >= 0]])
+    open_seats = np.arange(s * n)
+    while len(open_seats := open_seats[proposal_counts[open_seats] < order.shape[1]]):
+        gains = value[sample[open_seats], proposal_counts[open_seats]]
+        open_seats, gains = (
+            open_seats[gains > -np.inf],
+            gains[gains > -np.inf],
+        )  # seats whose next gain is -inf stay empty
+        slots = open_seats // n * m + order[sample[open_seats], proposal_counts[open_seats]]
+        proposal_counts[open_seats] += 1
+        improving = np.flatnonzero(gains > best_gain[slots])
+        np.maximum.at(best_gain, slots[improving], gains[improving])
+        accepted = improving[
+            gains[improving] == best_gain[slots[improving]]
+        ]  # a slot may have several proposals with equal gains
+        displaced_seats = seat_of_slot[slots[accepted]]
+        seat_of_slot[slots[accepted]] = open_seats[
+            accepted
+        ]  # numpy keeps the last of several equal proposals
+        is_accepted = seat_of_slot[slots[accepted]] == open_seats[accepted]
+        accepted, displaced_seats = accepted[is_accepted], displaced_seats[is_accepted]
+        is_refused = np.ones(len(open_seats), dtype=bool)
+        is_refused[accepted] = False
+        displaced_seats = displaced_seats[
+            np.argsort(slots[accepted])
+        ]  # a fixed order breaks ties between equal gains
+        open_seats = np.concatenate([open_seats[is_refused], displaced_seats[displaced_seats >= 0]])
     candidate = np.full(s * n, -1)
-    filled = np.flatnonzero(seat_of_slot >= 0)
-    candidate[seat_of_slot[filled]] = filled % m
+    filled_slots = np.flatnonzero(seat_of_slot >= 0)
+    candidate[seat_of_slot[filled_slots]] = filled_slots % m
     return candidate.reshape(s, n)
 
 
@@ -186,22 +231,24 @@ MATCHINGS: dict[str, Callable[[Array], Matching]] = {"nearest": nearest, "greedy
 
 @dataclass(frozen=True)
 class ScoringData:
-    """Everything that is compared. Columns 0..n-1 are the training samples, the held-out set follows.
+    """Candidates, training samples and held-out samples, prepared for comparison.
 
     Attributes:
         n: Number of training samples.
-        original_index: (m,) the caller's index of each candidate.
-        candidates: (m, *shape).
-        samples: (n + N, *shape).
-        mean: Mean of the training set, or None.
-        strata: (n + N,) labels that subsets are matched by, or None.
-        reason: Why there is no held-out set, or "".
+        original_index: (m,) index of each candidate in the reconstruction. Candidates with infinite or
+            undefined values are left out.
+        candidates: (m, *shape) candidates.
+        samples: (n + N, *shape) training samples, followed by N held-out samples.
+        mean: Mean of the training set that was subtracted from all samples, or None.
+        strata: (n + N,) labels of the samples, or None. Random subsets have the label counts of the training
+            set.
+        reason: Why held-out samples cannot be used, or "" if they can.
     """
 
     n: int
     original_index: Array
-    candidates: Tensor  # (m, *shape)
-    samples: Tensor  # (n + N, *shape)
+    candidates: Tensor
+    samples: Tensor
     mean: Tensor | None
     strata: Array | None
     reason: str
@@ -212,20 +259,20 @@ class ScoringData:
         return len(self.samples) - self.n
 
     def gain(self, metric: Metric) -> Array:
-        """Return the (m, n + N) matrix that candidates are matched by. Higher is better."""
-        gain = as_array(metric.search(self.candidates, self.samples))
-        return gain if metric.higher_is_better else -gain
+        """Return the (m, n + N) similarities of candidates and samples for matching. Higher is better."""
+        similarities = as_array(metric.search(self.candidates, self.samples))
+        return similarities if metric.higher_is_better else -similarities
 
     def value(self, metric: Metric, candidate: Array, column: Array) -> Array:
-        """Score given pairs, oriented so that higher is better.
+        """Score k pairs of a candidate and a sample, so that higher is better.
 
         Args:
             metric: The metric to score by.
-            candidate: (k,) rows of candidates.
-            column: (k,) columns of samples.
+            candidate: (k,) indices of the candidates.
+            column: (k,) indices of the samples.
 
         Returns:
-            (k,) oriented scores.
+            (k,) scores. The sign of a metric is changed if its lower values are better.
         """
         a, b = self.displayed_images if metric.needs_images else (self.candidates, self.samples)
         index = torch.from_numpy(np.stack([candidate, column], 1)).to(a.device)
@@ -233,36 +280,38 @@ class ScoringData:
         return values if metric.higher_is_better else -values
 
     def value_of(self, metric: Metric) -> Callable[[Array, Array], Array] | None:
-        """Return the function that scores matches, or None if their gain is already the score."""
+        """Return the function that scores matches, or None if the similarity for matching is the score."""
         return None if metric.search_is_score else partial(self.value, metric)
 
     def match_and_score(
         self, metric: Metric, gain: Array, columns: Array, matching: Callable[[Array], Matching]
     ) -> Matching:
-        """Match some columns and score the matches.
+        """Match some samples with candidates, and score the matches.
 
         Args:
             metric: The metric to score by.
-            gain: (m, n + N) matrix of :meth:`gain`.
-            columns: (k,) columns to match.
-            matching: An entry of ``MATCHINGS``.
+            gain: (m, n + N) similarities from :meth:`gain`.
+            columns: (k,) indices of the samples to match.
+            matching: Function that matches, an entry of ``MATCHINGS``.
 
         Returns:
-            The matching with oriented scores.
+            The matches with their scores. Higher is better.
         """
         result = matching(gain[:, columns])
-        matched = result.candidate >= 0
-        result.value[matched] = self.value(metric, result.candidate[matched], columns[matched])
+        is_matched = result.candidate >= 0
+        result.value[is_matched] = self.value(
+            metric, result.candidate[is_matched], columns[is_matched]
+        )
         return result
 
     @cached_property
     def displayed_images(self) -> tuple[Tensor, Tensor]:
-        """Candidates and samples as the published figures show them, in float32 as published."""
+        """The candidates and the samples as published figures show them: with the mean, in float32."""
         samples = self.samples if self.mean is None else self.samples + self.mean
         return display(self.candidates, self.mean).float(), samples.float()
 
     def find_original(self, candidate: int) -> int | None:
-        """Return the caller's index of a candidate, or None for -1."""
+        """Return the index of a candidate in the reconstruction, or None if ``candidate`` is -1."""
         return int(self.original_index[candidate]) if candidate >= 0 else None
 
 
@@ -275,29 +324,30 @@ def prepare_scoring_data(
     seed: int = 0,
     match_labels: bool = True,
 ) -> ScoringData:
-    """Check that the inputs fit together, and prepare them for matching.
+    """Check that candidates, training set and held-out set fit together, and prepare them for matching.
 
-    Training and held-out samples are stored in one tensor, because the permutation test draws from both.
+    Training and held-out samples are stored in one tensor, because the permutation test draws from both sets.
 
     Args:
-        candidates: (m, *shape). Candidates that are not finite are ignored.
+        candidates: (m, *shape) candidates. Candidates with infinite or undefined values are ignored.
         train: Training set.
-        holdout: Held-out set. Samples that repeat a training sample are ignored.
-        notes: List to which a note is appended for everything that is ignored.
+        holdout: Held-out set, or None. Samples that are also training samples are ignored.
+        notes: List to which a note is appended if candidates or samples are ignored.
         seed: Seed that selects held-out samples if there are too many.
-        match_labels: Use labels as strata, if both sets have class labels.
+        match_labels: Whether random subsets have the label counts of the training set, if both sets have
+            class labels.
 
     Returns:
-        The data to compare.
+        The candidates and samples to compare.
     """
-    finite = _finite(candidates, notes)
+    finite_candidates = _finite(candidates, notes)
     usable_holdout, reason = _control(train, holdout, seed, notes)
     samples = [train.x] if usable_holdout is None else [train.x, usable_holdout.x]
     device = candidates.device
     return ScoringData(
         n=len(train),
-        original_index=finite,
-        candidates=_in_shape(candidates, train)[finite],
+        original_index=finite_candidates,
+        candidates=_in_shape(candidates, train)[finite_candidates],
         samples=torch.cat([x.to(device, torch.float64) for x in samples]),
         mean=None if train.mean is None else train.mean.to(device, torch.float64),
         strata=_strata(train, usable_holdout, notes)
@@ -308,65 +358,80 @@ def prepare_scoring_data(
 
 
 def why_not_calibrated(n: int, holdout_size: int | None) -> str:
-    """Return why a held-out set of this size cannot calibrate a test, or "" if it can.
+    """Return why a held-out set is too small to estimate the chance level, or "" if it is large enough.
 
     Args:
         n: Number of training samples.
-        holdout_size: Number of usable held-out samples, or None if no held-out set was given.
+        holdout_size: Number of usable held-out samples, or None if there is no held-out set.
 
     Returns:
-        The reason, or "".
+        The reason, or "" if the held-out set is large enough.
     """
     if holdout_size is None:
         return "the chance level is unknown: no held-out set was given"
-    if holdout_size == 0:  # a dataset is never empty, so all its samples were training samples
+    if holdout_size == 0:  # datasets are never empty, so all held-out samples were training samples
         return "the chance level is unknown: all samples of the held-out set are training samples"
     if holdout_size < max(MIN_HOLDOUT, n):
-        reason = ", as many as the training set" if n > MIN_HOLDOUT else ""
+        explanation = ", as many as the training set" if n > MIN_HOLDOUT else ""
         return (
             f"the chance level is unknown: the held-out set needs at least {max(MIN_HOLDOUT, n)} "
-            f"samples{reason}; it has {holdout_size}"
+            f"samples{explanation}; it has {holdout_size}"
         )
     return ""
 
 
 def are_class_labels(y: Tensor) -> bool:
-    """Return True if targets are class labels: whole numbers, few of them, one per sample."""
+    """Return True if the targets of samples are class labels.
+
+    Class labels are whole numbers with few distinct values, one for each sample.
+    """
     is_integral = not y.is_floating_point() or bool((y == y.round()).all())
     return y.ndim == 1 and is_integral and len(y.unique()) <= MAX_CLASSES
 
 
 def _finite(candidates: Tensor, notes: list[str]) -> Array:
     """Return the indices of the candidates without infinite or undefined values."""
-    finite: Array = np.flatnonzero(as_array(torch.isfinite(candidates.flatten(1)).all(1)))
-    if not len(finite):
+    finite_candidates: Array = np.flatnonzero(
+        as_array(torch.isfinite(candidates.flatten(1)).all(1))
+    )
+    if not len(finite_candidates):
         raise InconclusiveError(
-            f"Scoring needs at least one finite candidate; none of {len(candidates)} is.",
+            "Scoring needs at least one finite candidate; all "
+            f"{len(candidates)} candidates have infinite or undefined values.",
             "If the attack diverged, lower its learning rate.",
         )
-    if dropped := len(candidates) - len(finite):
+    if dropped := len(candidates) - len(finite_candidates):
         notes.append(f"{dropped} candidates are not finite and were ignored")
-    return finite
+    return finite_candidates
 
 
 def _control(
     train: Dataset, holdout: Dataset | None, seed: int, notes: list[str]
 ) -> tuple[Dataset | None, str]:
-    """Return the usable held-out samples, or None and the reason."""
+    """Return the held-out samples that can be used, and "", or None and the reason.
+
+    Held-out samples that are also training samples are left out. If there are too many, some are drawn.
+    """
     if holdout is None:
         return None, why_not_calibrated(len(train), None)
     _check_alike(train, holdout)
-    seen = {row.tobytes() for row in as_array(train.x.double())}
-    fresh = [i for i, row in enumerate(as_array(holdout.x.double())) if row.tobytes() not in seen]
-    if repeats := len(holdout) - len(fresh):
+    training_bytes = {row.tobytes() for row in as_array(train.x.double())}
+    new_samples = [
+        i
+        for i, row in enumerate(as_array(holdout.x.double()))
+        if row.tobytes() not in training_bytes
+    ]
+    if repeats := len(holdout) - len(new_samples):
         notes.append(f"{repeats} held-out samples are also training samples and were ignored")
-    if reason := why_not_calibrated(len(train), len(fresh)):
+    if reason := why_not_calibrated(len(train), len(new_samples)):
         return None, reason
-    if len(fresh) > (limit := max(MAX_HOLDOUT, 4 * len(train))):
-        notes.append(f"{limit} of {len(fresh)} held-out samples are used, drawn at random")
-        # A separate stream: the choice must not depend on other uses of the seed.
-        fresh = np.random.default_rng((seed, 1)).choice(fresh, limit, replace=False).tolist()
-    return holdout.take(torch.as_tensor(fresh)), ""
+    if len(new_samples) > (limit := max(MAX_HOLDOUT, 4 * len(train))):
+        notes.append(f"{limit} of {len(new_samples)} held-out samples are used, drawn at random")
+        # This random stream is separate, so that the choice does not depend on other uses of the seed.
+        new_samples = (
+            np.random.default_rng((seed, 1)).choice(new_samples, limit, replace=False).tolist()
+        )
+    return holdout.take(torch.as_tensor(new_samples)), ""
 
 
 def _check_alike(train: Dataset, holdout: Dataset) -> None:
@@ -385,20 +450,20 @@ def _check_alike(train: Dataset, holdout: Dataset) -> None:
 
 
 def _in_shape(candidates: Tensor, train: Dataset) -> Tensor:
-    """Return the candidates in the samples' shape, in float64."""
+    """Return the candidates in the shape of the training samples, in float64."""
     if candidates[0].numel() != train.x[0].numel():
         raise DataError(
             f"Candidates must have the training samples' shape {train.shape}; "
             f"got {tuple(candidates.shape[1:])}.",
-            "Score the reconstruction against the training data of its network.",
+            "Score the reconstruction against the training data of the attacked network.",
         )
     return candidates.detach().double().reshape(len(candidates), *train.shape)
 
 
 def _strata(train: Dataset, holdout: Dataset, notes: list[str]) -> Array | None:
-    """Return the labels of all samples, by which subsets are matched.
+    """Return the labels of all samples, so that random subsets can have the label counts of the training set.
 
-    None for regression targets, and if the held-out set has too few samples of a label.
+    The result is None for regression targets, and if the held-out set has too few samples of a label.
     """
     if not (are_class_labels(train.y) and are_class_labels(holdout.y)):
         return None
@@ -406,7 +471,7 @@ def _strata(train: Dataset, holdout: Dataset, notes: list[str]) -> Array | None:
     values, counts = np.unique(labels, return_counts=True)
     if any((holdout_labels == value).sum() < k for value, k in zip(values, counts, strict=True)):
         notes.append(
-            "the held-out set has too few samples of a label: subsets are not label-matched"
+            "the held-out set has too few samples of a label: random subsets are not label-matched"
         )
         return None
     return np.concatenate([labels, holdout_labels])
@@ -414,19 +479,22 @@ def _strata(train: Dataset, holdout: Dataset, notes: list[str]) -> Array | None:
 
 @dataclass(frozen=True)
 class Metric:
-    """A way to compare a candidate with a sample.
+    """A number that says how well a candidate reconstructs a sample.
 
     Attributes:
         name: Key in ``METRICS``.
-        higher_is_better: The direction. There is no default.
-        published_threshold: The source calls a match good beyond this value.
-        score: (k, *shape), (k, *shape) -> (k,), pair by pair.
-        search: (m, *shape), (n, *shape) -> (m, n), in the same direction as ``score``.
-        description: A few words for tables.
-        published_matching: Key of ``MATCHINGS`` that the source uses.
-        needs_images: ``score`` is defined on images as displayed (:func:`display`), not on flat vectors.
-        search_is_score: ``search`` and ``score`` agree.
-        window: Side of the SSIM window, or 0.
+        higher_is_better: Whether a higher value is a better reconstruction.
+        published_threshold: Value beyond which the paper that introduced the metric calls a match good, or
+            None.
+        score: Function that compares k candidates (k, *shape) with k samples (k, *shape), pair by pair, and
+            returns (k,) values.
+        search: Function that compares all candidates (m, *shape) with all samples (n, *shape) and returns
+            (m, n) values, to match candidates with samples.
+        description: A short description for tables.
+        published_matching: Key of ``MATCHINGS``, the matching that this paper uses.
+        needs_images: Whether ``score`` compares images as displayed (:func:`display`), not flat vectors.
+        search_is_score: Whether ``search`` and ``score`` compute the same number.
+        window: Side of the SSIM window in pixels, or 0 for other metrics.
     """
 
     name: str
@@ -442,32 +510,34 @@ class Metric:
 
     @property
     def is_plugin(self) -> bool:
-        """Whether the metric comes from another package."""
-        function = getattr(self.score, "func", self.score)  # unwraps a partial
+        """Whether another package defines the metric."""
+        function = getattr(
+            self.score, "func", self.score
+        )  # the function inside a functools.partial
         return not str(function.__module__).startswith("residuum.")
 
     def why_not(self, shape: tuple[int, ...]) -> str:
-        """Return why this metric cannot score samples of ``shape`` here, or "" if it can."""
+        """Return why the metric cannot score samples of this shape, or "" if it can."""
         if not self.needs_images:
             return ""
         if len(shape) not in (2, 3) or min(shape[-2:]) <= self.window // 2:
-            side = self.window // 2 + 1
-            return f"needs images (c, h, w) of at least {side} x {side}; samples have shape {shape}"
+            min_side = self.window // 2 + 1
+            return f"needs images (c, h, w) of at least {min_side} x {min_side}; samples have shape {shape}"
         return "" if find_spec("kornia") else "needs kornia, which is not installed"
 
     def pairs(self, candidates: Tensor, samples: Tensor, index: Tensor) -> Tensor:
-        """Score pairs of a candidate and a sample, in chunks.
+        """Score k pairs of a candidate and a sample, in batches.
 
         Args:
-            candidates: (m, *shape).
-            samples: (n, *shape).
-            index: (k, 2) pairs (candidate, sample).
+            candidates: (m, *shape) candidates.
+            samples: (n, *shape) samples.
+            index: (k, 2) indices of the candidate and the sample of each pair.
 
         Returns:
             (k,) scores.
 
         Raises:
-            InputError: If the metric does not apply to these samples.
+            InputError: If the metric cannot score samples of this shape.
         """
         similarity.check_shapes(candidates, samples)
         if reason := self.why_not(tuple(samples.shape[1:])):
@@ -480,28 +550,30 @@ class Metric:
 
 
 def display(candidates: Tensor, mean: Tensor | None) -> Tensor:
-    """Return candidates as published figures show them: with the mean, and each stretched to [0, 1].
+    """Return candidates as published figures show them: with the mean added, and stretched to [0, 1].
 
     Args:
-        candidates: (m, *shape).
+        candidates: (m, *shape) candidates.
         mean: Mean of the training set, or None.
 
     Returns:
-        (m, *shape). A constant candidate cannot be stretched and is black.
+        (m, *shape) images. A constant candidate cannot be stretched and is black.
     """
     images = candidates if mean is None else candidates + mean
-    flat = images.flatten(1)
-    low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
-    stretched = torch.where(high > low, (flat - low) / (high - low), 0.0)
+    flat_images = images.flatten(1)
+    low, high = flat_images.amin(1, keepdim=True), flat_images.amax(1, keepdim=True)
+    stretched = torch.where(high > low, (flat_images - low) / (high - low), 0.0)
     return stretched.reshape(images.shape)
 
 
 def published_search(a: Tensor, b: Tensor) -> Tensor:
-    """Compute NCC as the published matching does: at bicubic half resolution on color images.
+    """Compute the normalized cross-correlation (NCC) by which the published code matches candidates.
+
+    Color images are first scaled to half their resolution with bicubic interpolation.
 
     Args:
-        a: (m, *shape).
-        b: (n, *shape).
+        a: (m, *shape) candidates.
+        b: (n, *shape) samples.
 
     Returns:
         (m, n) correlations.
@@ -516,13 +588,14 @@ def ssim_score(a: Tensor, b: Tensor, window: int) -> Tensor:
 
         ((2 mu_a mu_b + C1)(2 s_ab + C2)) / ((mu_a^2 + mu_b^2 + C1)(s_a^2 + s_b^2 + C2))
 
-    averaged over pixels. Local moments are taken under a Gaussian window of ``window`` x ``window`` taps
-    with sigma 1.5, and borders are reflected. C1 = 0.01^2, C2 = 0.03^2.
+    averaged over pixels. The local means mu, variances s^2 and the covariance s_ab are taken under a Gaussian
+    window of ``window`` x ``window`` pixels with sigma 1.5, and borders are reflected. C1 = 0.01^2, C2 =
+    0.03^2.
 
     Args:
-        a: (k, *shape).
-        b: (k, *shape).
-        window: Side of the window.
+        a: (k, *shape) first images of the pairs.
+        b: (k, *shape) second images of the pairs.
+        window: Side of the window in pixels.
 
     Returns:
         (k,) similarities.
@@ -550,7 +623,7 @@ def _l2_score(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _decibels(distance: Tensor, size: int) -> Tensor:
-    """Return the PSNR of images with range 1 at this Euclidean distance: -10 log10(distance^2 / size)."""
+    """Return the PSNR in dB of images with value range 1 and ``size`` pixels at a Euclidean distance."""
     return -10 * (distance.square() / size).clamp(min=10 ** (-PSNR_CEILING / 10)).log10()
 
 
@@ -569,8 +642,9 @@ def _ssim(name: str, threshold: float | None, window: int, description: str) -> 
         published_threshold=threshold,
         score=partial(ssim_score, window=window),
         search=published_search,
-        description=f"{description}; matched by NCC, then scored on displayed images: the training mean "
-        "is added to both (which favors the training set), the candidate is stretched to [0, 1]",
+        description=f"{description}; candidates are matched by NCC and scored as displayed images: the "
+        "training mean is added to candidate and sample (which favors the training set), and the candidate "
+        "is stretched to [0, 1]",
         needs_images=True,
         search_is_score=False,
         window=window,
@@ -586,7 +660,7 @@ METRICS: dict[str, Metric] = {
             published_threshold=None,
             score=_ncc_score,
             search=similarity.ncc,
-            description="normalized cross-correlation per channel, on network inputs (no mean added)",
+            description="normalized cross-correlation per channel, of images as the network receives them",
         ),
         _ssim("ssim3", 0.4, 3, "SSIM with a 3x3 window, as in the published counts"),
         _ssim(
@@ -598,7 +672,8 @@ METRICS: dict[str, Metric] = {
             published_threshold=2.5,
             score=_l2_score,
             search=similarity.l2,
-            description="Euclidean distance on network inputs; the threshold is meant for 28x28 digits",
+            description="Euclidean distance of images as the network receives them; "
+            "the threshold is for 28x28 digits",
             published_matching="greedy",
         ),
         Metric(

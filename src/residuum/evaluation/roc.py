@@ -8,11 +8,11 @@ from residuum.evaluation.matching import Array
 
 
 def area_under_curve(scores: Array, is_member: Array) -> float:
-    """Return the probability that a member has the larger score.
+    """Return the probability that a member of the training set has a larger score than a non-member.
 
     Args:
-        scores: (n,) scores.
-        is_member: (n,) booleans.
+        scores: (n,) scores of samples.
+        is_member: (n,) whether a sample is a member.
 
     Returns:
         float: The area under the ROC curve. Ties count half.
@@ -23,12 +23,12 @@ def area_under_curve(scores: Array, is_member: Array) -> float:
 
 
 def true_positive_rate(scores: Array, is_member: Array, false_positive_rate: float) -> float:
-    """Return the largest share of members above a threshold with so few false positives.
+    """Return the share of members that a threshold detects at a given false positive rate.
 
     Args:
-        scores: (n,) scores.
-        is_member: (n,) booleans.
-        false_positive_rate: The largest allowed share of the other samples above the threshold.
+        scores: (n,) scores of samples.
+        is_member: (n,) whether a sample is a member of the training set.
+        false_positive_rate: The largest permitted share of non-members above the threshold.
 
     Returns:
         float: The share of members above the best threshold.
@@ -36,10 +36,11 @@ def true_positive_rate(scores: Array, is_member: Array, false_positive_rate: flo
     from sklearn.metrics import roc_curve
 
     false, true, _ = roc_curve(is_member, _finite(scores), drop_intermediate=False)
-    allowed = false <= false_positive_rate + 1e-12  # 2/200 may differ from 0.01 in the last bit
-    return float(true[allowed].max())
+    # The tolerance is for rounding, because 2/200 may differ from 0.01 in the last bit.
+    is_permitted = false <= false_positive_rate + 1e-12
+    return float(true[is_permitted].max())
 
 
 def _finite(scores: Array) -> Array:
-    """Replace what scikit-learn refuses: infinity by the largest number, NaN by the smallest."""
+    """Replace infinite scores by the largest number, and NaN by the smallest number."""
     return np.nan_to_num(scores.astype(float), nan=np.finfo(float).min)

@@ -1,9 +1,9 @@
 """Scores of candidates against the training set and the held-out set, under every metric.
 
-Candidates, training samples and held-out samples are compared as the network receives them. If the
-training mean were added to a candidate, the candidate would move closer to every training sample, because
-each of these is part of the mean. Noise would then count as a leak. Only the published SSIM figures are
-computed on displayed images, with the mean added, so that they compare with the published numbers. They
+Candidates, training samples and held-out samples are compared as the network receives them. If the training
+mean were added to a candidate, the candidate would move closer to every training sample, because each
+training sample contributes to the mean. Noise would then count as a leak. Only the published SSIM figures are
+computed on displayed images, with the mean added, so that they compare with published numbers. These figures
 never decide a verdict.
 """
 
@@ -46,14 +46,14 @@ from residuum.records.inputs import Dataset
 from residuum.records.reconstruction import Reconstruction
 from residuum.records.scores import MetricScore, SampleMatch, SampleScore, Scores, ScoreSlice
 
-DECIDING = "ncc"  # the metric of the verdict: it ignores brightness and contrast
-BINS = 5  # equally large slices of the samples, by margin
-PILOT = 16  # sets that are matched to estimate how long a calibration takes
+DECIDING = "ncc"  # the metric that decides a verdict, because it ignores brightness and contrast
+BINS = 5  # number of equally large slices of the training samples, ordered by margin
+PILOT = 16  # number of sets that are matched to estimate how long a permutation test takes
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """The figures of a metric, and its match for every training sample."""
+    """The summary of a metric, and the match of every training sample under this metric."""
 
     figures: MetricScore
     matches: tuple[SampleMatch, ...]
@@ -73,28 +73,29 @@ def score(
     seconds: float = math.inf,
     calibration: Calibration | None = None,
 ) -> Scores:
-    """Score ``candidates`` as the network receives them, i.e. without an added mean.
+    """Score reconstructed candidates against the training set, with a held-out set as the chance level.
 
     Args:
-        candidates: (m, *shape).
+        candidates: (m, *shape) candidates as the network receives them, without an added mean.
         train: Training set.
         holdout: Held-out set, or None.
-        metrics: Keys of ``METRICS``. The default is all that apply. The deciding metric is always included.
+        metrics: Keys of ``METRICS``. By default all metrics that can score these samples. The metric that
+            decides a verdict, NCC, is always included.
         outputs: (n,) or (n, k) outputs of the network for the training samples, to compute their margins.
         multipliers: (m,) or (m, k) multipliers of the candidates.
-        match_labels: Draw held-out subsets with the label counts of the training set, if possible.
+        match_labels: Whether random subsets have the label counts of the training set, if possible.
         seed: Seed of the random subsets.
-        subsets: Number of random subsets.
+        subsets: Number of random subsets for the permutation test.
         seconds: Time budget. If it is too short, the deciding metric draws fewer subsets and other metrics
             are skipped.
-        calibration: The known chance level of the same candidates under the deciding metric.
+        calibration: Chance level of the same candidates under the deciding metric, if it is already known.
 
     Returns:
         The scores under every metric, for every sample, class and slice by margin.
     """
     start = time.monotonic()
     notes: list[str] = []
-    chosen = _choose(metrics, train.shape, notes)
+    chosen_metrics = _choose(metrics, train.shape, notes)
     data = prepare_scoring_data(
         candidates,
         train,
@@ -104,7 +105,7 @@ def score(
         match_labels=match_labels,
     )
     verdicts: dict[str, _Verdict] = {}
-    for metric in chosen:
+    for metric in chosen_metrics:
         if metric.name != DECIDING and time.monotonic() - start >= seconds:
             notes.append(f"{metric.name} skipped: time budget exhausted")
             continue
@@ -155,7 +156,12 @@ def score(
 
 @dataclass(frozen=True)
 class _Cost:
-    """Seconds of a calibration: setup, and matching of each set (two sets per subset)."""
+    """The time that a permutation test takes. For each random subset two sets are matched.
+
+    Attributes:
+        setup: Seconds before the first set is matched.
+        per_set: Seconds for the matching of one set.
+    """
 
     setup: float
     per_set: float
@@ -164,12 +170,14 @@ class _Cost:
         return self.setup + 2 * subsets * self.per_set
 
     def count_subsets(self, subsets: int, seconds: float) -> int:
-        """Return how many subsets fit into ``seconds``, but never fewer than a calibration needs."""
+        """Return how many random subsets fit into a time budget, but never fewer than a test needs."""
         if self.seconds_for(subsets) <= seconds:
             return subsets
-        # On a busy machine a few sets may take no longer than the first. Then the cost is unknown.
-        fit = int((seconds - self.setup) / (2 * self.per_set)) if self.per_set > 0 else MIN_SUBSETS
-        return min(subsets, max(MIN_SUBSETS, fit))
+        # On a busy machine a few sets may take no longer than one set. Then the time per set is unknown.
+        affordable_subsets = (
+            int((seconds - self.setup) / (2 * self.per_set)) if self.per_set > 0 else MIN_SUBSETS
+        )
+        return min(subsets, max(MIN_SUBSETS, affordable_subsets))
 
 
 def count_affordable_subsets(
@@ -178,34 +186,34 @@ def count_affordable_subsets(
     subsets: int,
     seconds: float,
 ) -> int:
-    """Return how many subsets fit into the time budget if all problems use the same subsets.
+    """Return how many random subsets fit into the time budget of several permutation tests.
 
     Args:
-        problems: Metric, data and gain matrix of every calibration.
-        seed: Seed of the timed pilot.
+        problems: Metric, data and (m, n + N) similarities of every test. All tests use the same subsets.
+        seed: Seed of the sets that are matched to measure the time.
         subsets: Maximum number of subsets.
-        seconds: Time budget of all calibrations together.
+        seconds: Time budget of all tests together.
 
     Returns:
-        The number of subsets, never fewer than a calibration needs.
+        The number of subsets, never fewer than a permutation test needs.
     """
     if seconds == math.inf:
         return subsets
     costs = [_cost(metric, data, gain, seed) for metric, data, gain in problems]
-    total = _Cost(sum(cost.setup for cost in costs), sum(cost.per_set for cost in costs))
-    return total.count_subsets(subsets, seconds)
+    total_cost = _Cost(sum(cost.setup for cost in costs), sum(cost.per_set for cost in costs))
+    return total_cost.count_subsets(subsets, seconds)
 
 
 def _cost(metric: Metric, data: ScoringData, gain: Array, seed: int) -> _Cost:
-    """Estimate the cost of a calibration: time one held-out set, then a few."""
+    """Estimate how long a permutation test takes: measure the matching of one held-out set, then of a few."""
     if not data.holdout_size:
         return _Cost(0.0, 0.0)
     rng, durations = np.random.default_rng((seed, 3)), []
     value, floor = data.value_of(metric), -np.inf
     for count in (1, 1 + PILOT):
         start = time.monotonic()
-        keys = rng.random((count, data.holdout_size))
-        sets = data.n + np.argsort(keys, axis=1)[:, : data.n]
+        random_keys = rng.random((count, data.holdout_size))
+        sets = data.n + np.argsort(random_keys, axis=1)[:, : data.n]
         floor = estimate_floor(gain, value, sets) if count == 1 else floor
         score_matches(gain, value, match_greedily_in_sets(gain, sets, floor), sets)
         durations.append(time.monotonic() - start)
@@ -220,12 +228,12 @@ def calibrate_metric(
     Args:
         metric: The metric to score by.
         data: Candidates, training samples and held-out samples.
-        gain: (m, n + N) matrix of :meth:`ScoringData.gain`.
+        gain: (m, n + N) similarities from :meth:`ScoringData.gain`.
         seed: Seed of the random subsets. The same seed draws the same subsets for all candidates.
         subsets: Number of random subsets.
 
     Returns:
-        The chance level and the test.
+        The matches, the chance level and the permutation test.
     """
     value, rng = data.value_of(metric), np.random.default_rng(seed)
     return calibrate(gain, data.n, value=value, strata=data.strata, subsets=subsets, rng=rng)
@@ -234,38 +242,44 @@ def calibrate_metric(
 def _judge(
     metric: Metric, data: ScoringData, gain: Array, calibration: Calibration | None
 ) -> _Verdict:
-    """Match by one metric, both as published and one-to-one."""
+    """Match candidates with training samples by one metric, both as published and one-to-one."""
     all_samples = np.arange(data.n)
     match_as_published = MATCHINGS[metric.published_matching]
-    published = data.match_and_score(metric, gain, all_samples, match_as_published)
-    figures = _published(metric, published)
+    published_matches = data.match_and_score(metric, gain, all_samples, match_as_published)
+    figures = _published(metric, published_matches)
     if calibration is None:
         one_to_one = data.match_and_score(metric, gain, all_samples, greedy)
-        return _Verdict(figures, _matches(metric, data, one_to_one, published, None))
-    chance = _published(
+        return _Verdict(figures, _matches(metric, data, one_to_one, published_matches, None))
+    holdout_figures = _published(
         metric, data.match_and_score(metric, gain, calibration.reference, match_as_published)
     )
-    count = int(calibration.recovered.sum())
+    recovered_count = int(calibration.recovered.sum())
     figures = figures.replace(
-        recovered=count,
+        recovered=recovered_count,
         expected_by_chance=calibration.expected_by_chance,
-        interval=count_interval(count, data.n),
+        interval=count_interval(recovered_count, data.n),
         p_value=calibration.p_value,
         threshold_null99=_number(metric, calibration.threshold),
-        above_published_threshold_holdout=chance.above_published_threshold,
+        above_published_threshold_holdout=holdout_figures.above_published_threshold,
     )
     one_to_one = Matching(calibration.candidate, calibration.value)
-    return _Verdict(figures, _matches(metric, data, one_to_one, published, calibration.recovered))
+    return _Verdict(
+        figures, _matches(metric, data, one_to_one, published_matches, calibration.recovered)
+    )
 
 
 def _published(metric: Metric, matching: Matching) -> MetricScore:
-    """Return the figures that need no held-out set."""
-    values = np.sort(matching.value[matching.value > -np.inf])[::-1]
+    """Summarize the values of published matches. This needs no held-out set."""
+    sorted_values = np.sort(matching.value[matching.value > -np.inf])[::-1]
     threshold, above = metric.published_threshold, None
     if threshold is not None:
-        above = int((values > (threshold if metric.higher_is_better else -threshold)).sum())
-    summary = [values[:10].mean(), values[0], np.median(values)] if len(values) else [np.nan] * 3
-    top, best, median = (_number(metric, value) for value in summary)
+        above = int((sorted_values > (threshold if metric.higher_is_better else -threshold)).sum())
+    summary_values = (
+        [sorted_values[:10].mean(), sorted_values[0], np.median(sorted_values)]
+        if len(sorted_values)
+        else [np.nan] * 3
+    )
+    top, best, median = (_number(metric, value) for value in summary_values)
     description = metric.name, metric.description, metric.higher_is_better
     return MetricScore(*description, threshold, above, top, best, median)
 
@@ -295,11 +309,11 @@ def _per_sample(
     outputs: Tensor | None,
     multipliers: Tensor | None,
 ) -> tuple[SampleScore, ...]:
-    margin = None if outputs is None else margins(outputs, train.y)
-    lam = (
+    sample_margins = None if outputs is None else margins(outputs, train.y)
+    candidate_multipliers = (
         None if multipliers is None else as_array(multipliers.reshape(len(multipliers), -1).sum(1))
     )
-    label = train.y.long().tolist() if are_class_labels(train.y) else None
+    labels = train.y.long().tolist() if are_class_labels(train.y) else None
     row_numbers, rows = train.rows, []
     for i in range(len(train)):
         match = verdicts[DECIDING].matches[i]
@@ -308,9 +322,11 @@ def _per_sample(
             SampleScore(
                 index=row_numbers[i],
                 id=train.record_ids[i] if train.record_ids else "",
-                label=None if label is None else label[i],
-                margin=None if margin is None else float(margin[i]),
-                multiplier=None if lam is None or candidate is None else float(lam[candidate]),
+                label=None if labels is None else labels[i],
+                margin=None if sample_margins is None else float(sample_margins[i]),
+                multiplier=None
+                if candidate_multipliers is None or candidate is None
+                else float(candidate_multipliers[candidate]),
                 recovered=match.recovered,
                 matches={name: verdict.matches[i] for name, verdict in verdicts.items()},
             )
@@ -321,11 +337,17 @@ def _per_sample(
 def _choose(
     names: Sequence[str] | None, shape: tuple[int, ...], notes: list[str]
 ) -> tuple[Metric, ...]:
-    """Return the chosen metrics including the deciding one. The default is all metrics that apply."""
+    """Return the named metrics and the metric that decides a verdict.
+
+    Without names these are all metrics that can score samples of this shape.
+
+    Raises:
+        InputError: If a named metric does not exist or cannot score samples of this shape.
+    """
     for name in names or ():
         require_known(name, METRICS, "There is no metric")
         if reason := METRICS[name].why_not(shape):
-            raise InputError(f"Metric {name!r} {reason}.", "Remove it from metrics=(...).")
+            raise InputError(f"Metric {name!r} {reason}.", f"Remove {name!r} from metrics.")
     if names is None:
         reasons = {name: metric.why_not(shape) for name, metric in METRICS.items()}
         notes += [f"{name} skipped: it {reason}" for name, reason in reasons.items() if reason]
@@ -334,17 +356,17 @@ def _choose(
 
 
 def _number(metric: Metric, oriented: float) -> float | None:
-    """Return a value in the metric's own direction, or None if it is not finite."""
+    """Return the value of a metric with its original sign, or None if the value is not finite."""
     if not np.isfinite(oriented):
         return None
     return float(oriented if metric.higher_is_better else -oriented)
 
 
 def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
-    """Return how clearly the network decides each sample.
+    """Return the margins of samples, i.e. how clearly the network decides each sample.
 
-    With one output, m_i = y_i Phi(x_i), where labels 0/1 are read as -1/+1. With several outputs, m_i is the
-    output of the sample's class minus the largest other output.
+    With one output, the margin is the output times the label, where labels 0/1 are read as -1/+1. With
+    several outputs, it is the output of the sample's class minus the largest other output.
 
     Args:
         outputs: (n,) or (n, k) outputs of the network.
@@ -359,7 +381,8 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
     outputs, y = outputs.detach().cpu().double(), y.cpu()
     if len(outputs) != len(y):
         raise DataError(
-            f"outputs need one row per training sample; got {len(outputs)} rows for {len(y)} samples.",
+            "The argument outputs needs one row for each training sample; "
+            f"got {len(outputs)} rows for {len(y)} samples.",
             "Pass the network's outputs for train.x.",
         )
     if not are_class_labels(y):
@@ -370,9 +393,9 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
         return signs * outputs[:, 0] if len(y.unique()) <= 2 else None
     if y.min() < 0 or y.max() >= outputs.shape[1]:
         raise DataError(
-            f"Labels must index the {outputs.shape[1]} outputs; got labels from {int(y.min())} "
-            f"to {int(y.max())}.",
-            "Number the classes from 0.",
+            f"Labels must be numbers of the network's {outputs.shape[1]} outputs, counted from 0; got labels "
+            f"from {int(y.min())} to {int(y.max())}.",
+            "Number the classes from 0 in the order of the outputs.",
         )
     is_class = torch.zeros_like(outputs, dtype=torch.bool)
     is_class[torch.arange(len(y)), y.long()] = True
@@ -380,65 +403,69 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
 
 
 def by_class(train: Dataset, rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, ...]:
-    """Summarize the samples of each label.
+    """Summarize the scores of the training samples of each label.
 
     Args:
         train: Training set.
-        rows: Scores of its samples.
+        rows: Scores of the training samples.
         metric: Name of the metric.
 
     Returns:
-        A slice per label, in order. It is empty for regression targets.
+        A summary for each label, in ascending order. There are none for regression targets.
     """
     labels = sorted({row.label for row in rows if row.label is not None})
     rows_by_label = [[row for row in rows if row.label == label] for label in labels]
     names = [label_name(label, train) for label in labels]
-    pairs = zip(names, rows_by_label, strict=True)
-    return tuple(_slice(name, members, metric) for name, members in pairs)
+    slices_by_name = zip(names, rows_by_label, strict=True)
+    return tuple(_slice(name, members, metric) for name, members in slices_by_name)
 
 
 def label_name(label: float | int, train: Dataset) -> str:
-    """Return the name of a class, or its number if the data have no names.
+    """Return the name of a class, or its number if the training set has no class names.
 
     Args:
-        label: Class index, or -1/+1.
+        label: Class index, or -1/+1 for two classes.
         train: Training set.
 
     Returns:
-        The name.
+        The name or the number of the class.
     """
     index = int(label > 0) if len(train.classes) == 2 and label in (-1, 1) else int(label)
     return train.classes[index] if 0 <= index < len(train.classes) else f"{label:g}"
 
 
 def by_margin(rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, ...]:
-    """Summarize equally large slices of the samples, smallest margins first.
+    """Summarize the scores of equally large slices of the training samples, smallest margins first.
 
     Args:
         rows: Scores of the training samples.
         metric: Name of the metric.
 
     Returns:
-        The slices. They are empty if no margins are known.
+        A summary for each slice. There are none if the margins of the samples are unknown.
     """
-    ordered = sorted(
+    ordered_rows = sorted(
         (row for row in rows if row.margin is not None), key=lambda row: row.margin or 0
     )
-    if not ordered:
+    if not ordered_rows:
         return ()
-    bins = np.array_split(np.arange(len(ordered)), min(BINS, len(ordered)))
+    slice_positions = np.array_split(np.arange(len(ordered_rows)), min(BINS, len(ordered_rows)))
     slices = []
-    for positions in bins:
-        members = [ordered[i] for i in positions]
+    for positions in slice_positions:
+        members = [ordered_rows[i] for i in positions]
         name = f"{members[0].margin:.4g} .. {members[-1].margin:.4g}"
         slices.append(_slice(name, members, metric))
     return tuple(slices)
 
 
 def _slice(name: str, rows: list[SampleScore], metric: str) -> ScoreSlice:
-    flags = [row.recovered for row in rows if row.recovered is not None]
+    recovered_flags = [row.recovered for row in rows if row.recovered is not None]
     values = [m.score for row in rows if (m := row.matches[metric]).score is not None]
-    count, rate = (sum(flags), sum(flags) / len(rows)) if flags else (None, None)
+    count, rate = (
+        (sum(recovered_flags), sum(recovered_flags) / len(rows))
+        if recovered_flags
+        else (None, None)
+    )
     return ScoreSlice(name, len(rows), count, rate, float(np.median(values)) if values else None)
 
 
@@ -450,7 +477,7 @@ class CandidatePool(NamedTuple):
 
 
 def all_candidates(reconstruction: Reconstruction) -> CandidatePool:
-    """Return every candidate, as in the published counts, and the means of groups of candidates."""
+    """Return every candidate of a reconstruction, and the means of groups of similar candidates."""
     x, lam = reconstruction.x, reconstruction.weight
     if (selection := reconstruction.selection) is not None:
         is_mean = selection.members > 1
@@ -460,13 +487,13 @@ def all_candidates(reconstruction: Reconstruction) -> CandidatePool:
 
 
 def selected_candidates(reconstruction: Reconstruction) -> CandidatePool:
-    """Return the candidates that several restarts agree on, or all ranked candidates if none agree."""
+    """Return the candidates that several restarts found, or all ranked candidates if there are none."""
     selection = reconstruction.selection
     if selection is None:
         return CandidatePool(reconstruction.x[:0], reconstruction.weight[:0])
-    agreed = selection.support > 1
-    chosen = agreed if bool(agreed.any()) else torch.ones_like(agreed)
-    return CandidatePool(selection.x[chosen], selection.lam[chosen])
+    is_supported = selection.support > 1
+    is_selected = is_supported if bool(is_supported.any()) else torch.ones_like(is_supported)
+    return CandidatePool(selection.x[is_selected], selection.lam[is_selected])
 
 
 def join_pools(pools: list[CandidatePool]) -> CandidatePool:

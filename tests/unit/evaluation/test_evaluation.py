@@ -509,9 +509,9 @@ def test_margins_of_each_kind_of_task():
     assert margins(torch.tensor([2.0, 3.0]), torch.tensor([-1, 1])).tolist() == [-2, 3]
     assert margins(torch.tensor([2.0, 3.0]), torch.tensor([0, 1])).tolist() == [-2, 3]
     assert margins(torch.tensor([2.0, 3.0]), torch.tensor([0.3, 1.7])) is None
-    with pytest.raises(DataError, match="one row per training sample"):
+    with pytest.raises(DataError, match="one row for each training sample"):
         margins(torch.zeros(3), torch.ones(2))
-    with pytest.raises(DataError, match="index the 3 outputs"):
+    with pytest.raises(DataError, match="numbers of the network's 3 outputs"):
         margins(outputs, torch.tensor([0, 3]))
 
 

@@ -278,5 +278,5 @@ def test_too_small_a_pool_is_not_calibrated():
     assert why_not_calibrated(20, 100) == ""
     with pytest.raises(InputError, match="the chance level is unknown"):
         calibrate(np.zeros((3, 30)), 20, rng=np.random.default_rng(0))
-    with pytest.raises(InputError, match="at least 200 subsets"):
+    with pytest.raises(InputError, match="at least 200 random subsets"):
         calibrate(np.zeros((3, 300)), 20, subsets=50, rng=np.random.default_rng(0))
