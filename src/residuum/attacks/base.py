@@ -1,9 +1,9 @@
-"""The interface of an attack: settings, and one method from a release to a reconstruction.
+"""The interface of an attack: its settings, and one method that turns a release into a reconstruction.
 
 To write an attack, subclass :class:`Attack` or :class:`OneShotAttack`, implement ``why_not`` and one of
-``reconstruct`` and ``find``, and add the class to ``ATTACKS`` (``registry.py``), here or in an installed
-package. The settings of an attack are the fields of its class. Audits call every registered attack through
-this interface and know nothing else about it.
+``reconstruct`` and ``find``, and add the class to ``ATTACKS`` (``registry.py``). An installed package can
+add attacks too. The settings of an attack are the fields of its class. Audits call every registered attack
+through this interface and know nothing else about the attack.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from residuum.surfaces.surface import MOMENT, SURFACES, WEIGHTS, Surface
 if TYPE_CHECKING:
     from torch import nn
 
-MAX_RETURNED = 20_000  # candidates of one attack; bounds the memory of the scoring
-MIN_CANDIDATES, MAX_CANDIDATES = 20, 1000  # if the number of samples is not known
+MAX_RETURNED = 20_000  # maximum number of candidates of an attack; bounds the memory of scoring
+MIN_CANDIDATES, MAX_CANDIDATES = 20, 1000  # limits of the estimated number of candidates
 NOT_ATTACKED = (
     "the optimizer state in this file was not attacked. Pass --surface moment to attack it"
 )
@@ -67,14 +67,14 @@ class Attack(AttackSettings):
 
     Attributes:
         name: Name of the attack in tables and files.
-        surface: The attack surface that the attack uses.
-        has_residual: Whether the attack leaves a residual on its surface, which the report shows.
-        is_baseline: Whether the attack is only a comparison. A baseline is never used in a test.
+        surface: Name of the attack surface: the weights, the weight update or the optimizer state.
+        has_residual: Whether the attack fits equations and leaves a residual, which the report shows.
+        is_baseline: Whether the attack is only a comparison. Tests for a leak never use a baseline.
         pace: How an audit plans the attack: in "batches" of restarts, "once" with its own settings, "sized"
-            if the attack adapts its effort to ``seconds`` of a reference machine, or "formula" if its time
-            is negligible.
-        effort_share: Relative share of the effort of an audit.
-        assumes: A sentence for the report about the assumptions behind a finding.
+            if the attack adapts its amount of computation to ``seconds`` of a reference machine, or
+            "formula" if its time is negligible.
+        effort_share: Share of the time of an audit for this attack, relative to the shares of other attacks.
+        assumes: Sentence for the report about the assumptions on which the attack relies.
     """
 
     name: ClassVar[str] = ""
@@ -87,11 +87,13 @@ class Attack(AttackSettings):
 
     @classmethod
     def like(cls, other: AttackSettings, **changes: Any) -> Self:
-        """Return this attack with the settings that it shares with another attack.
+        """Return an attack of this class with the settings that another attack has set.
+
+        Settings that this class does not have are ignored.
 
         Args:
-            other: The other attack, or its settings.
-            **changes: Settings to replace.
+            other: The other attack, or the settings of the other attack.
+            **changes: Settings that replace those of the other attack.
 
         Returns:
             The attack.
@@ -101,7 +103,7 @@ class Attack(AttackSettings):
 
     @classmethod
     def select_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings that this attack has. Other entries are dropped."""
+        """Return the entries of ``settings`` that are settings of this attack."""
         return {name: value for name, value in settings.items() if name in cls.model_fields}
 
     def to_json(self) -> dict[str, Any]:
@@ -110,7 +112,7 @@ class Attack(AttackSettings):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the attack that :meth:`to_json` wrote."""
+        """Return the attack that :meth:`to_json` wrote as plain values."""
         return super().from_json({k: v for k, v in values.items() if k in cls.model_fields})
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
@@ -126,7 +128,7 @@ class Attack(AttackSettings):
         return ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return a short reason why the attack applies."""
+        """Return a short reason why the attack applies, for the report."""
         return "applies to this network"
 
     def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
@@ -155,7 +157,7 @@ class Attack(AttackSettings):
             raise InputError(f"{self.name} does not apply: {reason}.", "Use another attack.")
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Fill in the settings that depend on the network.
+        """Fill in the settings that depend on the network, such as the number of candidates.
 
         Args:
             network: The network to attack.
@@ -184,13 +186,13 @@ class Attack(AttackSettings):
         plug-in, its output is validated, and its exceptions become ``PluginError``.
 
         Args:
-            target: The target: a release, the path of a release, a network, a live module, or one attack
-                surface.
+            target: What to attack: a release, the path of a release, a network, a live module, or one
+                attack surface.
             knowledge: What the attacker knows in addition to the release.
             state_path: File with the state of the search. If the search is interrupted, the next run
-                continues from this file. Attacks without steps ignore it.
+                continues from this file. Attacks without steps ignore this argument.
             watch: Function that receives the progress.
-            per_run: Settings of each restart, if they differ.
+            per_run: Settings of each restart, if the restarts have different settings.
 
         Returns:
             The reconstruction.
@@ -237,7 +239,7 @@ class Attack(AttackSettings):
             knowledge: What the attacker knows.
             state_path: File with the state of the search, from which an interrupted search continues.
             watch: Function that receives the progress.
-            per_run: Settings of each restart, if they differ.
+            per_run: Settings of each restart, if the restarts have different settings.
 
         Returns:
             The candidates.
@@ -249,7 +251,7 @@ class Attack(AttackSettings):
 
     @property
     def is_plugin(self) -> bool:
-        """True if the attack comes from another package."""
+        """True if the class of the attack comes from another package than residuum."""
         return not type(self).__module__.startswith("residuum.")
 
     def _guarded(self, surface: Surface, knowledge: Knowledge, **options: Any) -> Reconstruction:
@@ -269,17 +271,17 @@ class Attack(AttackSettings):
     def _validated(
         self, result: Reconstruction, surface: Surface, knowledge: Knowledge
     ) -> Reconstruction:
-        """Validate the output of a plug-in and fill in its name, settings and selection."""
+        """Validate the output of a plug-in attack, and fill in its name, settings and selection."""
         result = validate_output(result, surface, knowledge).replace(attack=self.name)
         result = result if result.settings else result.replace(settings=self.to_json())
         return result if result.selection is not None else result.replace(selection=select(result))
 
 
 class OneShotAttack(Attack):
-    """Base of attacks without steps, which cannot be watched or resumed. Subclasses implement ``find``."""
+    """Base of attacks that run in one piece, without progress or resume. Subclasses implement ``find``."""
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Find the candidates.
+        """Find candidates for training samples.
 
         Args:
             surface: The attack surface.
@@ -294,12 +296,12 @@ class OneShotAttack(Attack):
         raise NotImplementedError
 
     def reconstruct(self, surface: Surface, knowledge: Knowledge, **_: Any) -> Reconstruction:
-        """Return the candidates of ``find``, with a selection by agreement if ``find`` makes none.
+        """Run ``find``. If its result has no selection, select the candidates on which restarts agree.
 
         Args:
             surface: The attack surface.
             knowledge: What the attacker knows.
-            **_: Options of attacks with steps, which are ignored.
+            **_: Options of attacks with steps, which this method ignores.
 
         Returns:
             The candidates.
@@ -317,7 +319,7 @@ class OneShotAttack(Attack):
 def read_target(
     target: Release | Network | nn.Module | str | Path, knowledge: Knowledge | None
 ) -> tuple[Network, Knowledge]:
-    """Read the target of an attack.
+    """Read the network to attack, and what the release tells the attacker.
 
     Args:
         target: A release, the path of a release, a network or a live module.
@@ -336,11 +338,13 @@ def read_target(
 
 
 def estimate_candidate_count(network: Network, knowledge: Knowledge) -> int:
-    """Return twice the known sample count, or half the number of neurons in the first layer.
+    """Return a number of candidates for an attack.
 
-    A first layer with h neurons and rank r gives about h r equations for m (r + 1) unknowns. The equations
-    can determine at most m = h samples. With half as many candidates the attack recovered as many digits
-    (``benchmarks/candidates.py``).
+    If the number of samples is known, the function returns twice this number. Otherwise it returns half the
+    number of neurons in the first layer, between MIN_CANDIDATES and MAX_CANDIDATES. A first layer with h
+    neurons and rank r gives about h r equations for the m (r + 1) unknowns of m samples, so the equations can
+    determine about h samples at most. With h / 2 candidates, an attack recovered as many digits as with h
+    candidates (``benchmarks/candidates.py``).
 
     Args:
         network: The network to attack.
@@ -358,7 +362,7 @@ def estimate_candidate_count(network: Network, knowledge: Knowledge) -> int:
 def validate_output(
     result: Reconstruction, surface: Surface, knowledge: Knowledge
 ) -> Reconstruction:
-    """Validate the output of an attack from a plug-in.
+    """Validate the output of a plug-in attack.
 
     Args:
         result: The output of the attack.
@@ -366,7 +370,7 @@ def validate_output(
         knowledge: What the attacker knows.
 
     Returns:
-        The output, unchanged.
+        The unchanged output.
 
     Raises:
         PluginError: If a field has the wrong type, shape or values.
@@ -403,5 +407,5 @@ def _describe_invalid_output(rule: str, got: object) -> tuple[str, str]:
 
 
 def predict_labels(outputs: Tensor) -> Tensor:
-    """Return the labels that the network predicts from its outputs (n, C): -1 or 1, or a class."""
+    """Return the predicted labels for outputs (n, C): -1 or 1 for a single output, otherwise the class."""
     return (outputs[:, 0].sign() if outputs.shape[1] == 1 else outputs.argmax(1)).float()

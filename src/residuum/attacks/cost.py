@@ -1,4 +1,4 @@
-"""Estimate the cost of an attack before it runs: unknowns, operations, memory, and a measured time."""
+"""Estimate the cost of an attack before it runs: unknowns, operations, memory and time."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ from residuum.records import Knowledge
 from residuum.settings import FAST_PRECISIONS, RestartSettings, SearchSettings
 from residuum.surfaces.surface import Surface
 
-MEASURING_SECONDS = 2.0  # duration of the measured steps
-SLOW = 3  # if a step takes longer than this multiple of the planned time, one step is measured
-MIN_STEPS = 2  # measured steps; the first step is extra, because it includes the warm-up
+MEASURING_SECONDS = 2.0  # total duration of the measured steps in seconds
+# If the first step takes longer than this multiple of the planned duration, only one more step is measured.
+SLOW = 3
+MIN_STEPS = 2  # minimum number of measured steps after the first step, which includes the warm-up
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,12 @@ class Estimate:
         dimensions: Number of values of each candidate.
         unknowns: Number of unknowns in all restarts, candidates and multipliers together.
         steps: Number of steps of each restart.
-        flops_per_step: Operations of the matrix products in one step.
-        flops_by_layer: The same number for each layer.
-        memory: Peak bytes, by the kind of content.
+        flops_per_step: Number of floating-point operations of the matrix products in one step.
+        flops_by_layer: Number of floating-point operations in one step, for each layer.
+        memory: Peak memory in bytes, by the kind of content.
         step_seconds: Measured seconds of one step.
-        seconds: Seconds of all steps, evaluation steps and closed-form solutions, at most the time limit
-            of the attack.
+        seconds: Estimated seconds of all steps, evaluation steps and closed-form solutions, at most the
+            time limit of the attack.
         notes: Notes for the user.
     """
 
@@ -69,11 +70,11 @@ class Estimate:
 
     @property
     def flops_per_second(self) -> float:
-        """Operations per second in the measured steps."""
+        """Floating-point operations per second in the measured steps."""
         return self.flops_per_step / self.step_seconds
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields and the two totals as plain values."""
+        """Return all fields as plain values, with the total memory and the operations per second."""
         return {
             **dataclasses.asdict(self),
             "memory_bytes": sum(self.memory.values()),
@@ -90,14 +91,15 @@ def estimate(
 ) -> Estimate:
     """Estimate the cost of an attack: count its memory and measure the time of a step.
 
-    The function builds the same solver as the attack, so it raises the same errors. An evaluation of the
-    loss costs one step. Solving for k multipliers in closed form costs k + 1 steps.
+    The function builds the same solver as the attack, so it raises the same errors. In the estimate, an
+    evaluation of the loss takes as long as one step, and a closed-form solution for k multipliers takes as
+    long as k + 1 steps.
 
     Args:
         network: The network to attack.
         knowledge: What the attacker knows.
         attack: The attack. The default is the stationarity attack that suits the network.
-        measured: Duration of the measured steps in seconds. The default is two.
+        measured: Total duration of the measured steps in seconds. The default is 2 seconds.
 
     Returns:
         The cost.
@@ -110,7 +112,7 @@ def estimate(
     if not isinstance(config, Stationarity):
         raise InputError(
             f"A dry run measures stationarity attacks only; got {config.name}.",
-            "Run the attack itself, or choose a stationarity attack.",
+            f"Run {config.name} without a dry run, or choose a stationarity attack.",
         )
     solver = config.solver(network, knowledge)
     state = solver.start()
@@ -118,8 +120,10 @@ def estimate(
     cost, notes = _cost(solver, state.x, state.lam)
     step_seconds = _measure(solver, MEASURING_SECONDS if measured is None else measured)
     names = solver.problem.layer_names
-    if make_grower(solver) is not None:  # raises an error if the solver cannot grow
-        notes += ("the time covers the first candidates only. Candidates that grow later add time",)
+    if make_grower(solver) is not None:  # raises an error if the solver cannot add candidates
+        notes += (
+            "the time covers the first candidates only. Candidates that the search adds later take more time",
+        )
     return Estimate(
         network.arch,
         config.device,
@@ -142,7 +146,7 @@ def estimate(
 def estimate_reference_seconds(
     attack: SearchSettings, surface: Surface, knowledge: Knowledge
 ) -> float:
-    """Return the time of one restart of an attack on the reference machine.
+    """Return the time of one restart of an attack on a reference machine with a fixed speed.
 
     The function counts the operations of one step and divides them by a fixed speed (``REFERENCE``). The
     result is the same on every machine and under every load, so an audit can plan with it.
@@ -153,20 +157,20 @@ def estimate_reference_seconds(
         knowledge: What the attacker knows.
 
     Returns:
-        Reference seconds of all steps of one restart.
+        Seconds on the reference machine for all steps of one restart.
     """
     assert isinstance(attack, Attack)
     speed = REFERENCE["cuda" if attack.device.startswith("cuda") else "cpu"]
-    once: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
+    single_run: dict[str, Any] = {"device": "cpu", "dtype": "float32"}
     if isinstance(attack, RestartSettings):
-        once["restarts"] = 1
+        single_run["restarts"] = 1
     if not isinstance(attack, Stationarity):
-        single = attack.changed(**attack.select_settings(once), steps=1, seconds=math.inf)
+        single = attack.changed(**attack.select_settings(single_run), steps=1, seconds=math.inf)
         single.run(surface, knowledge)  # caches properties of the network
         return attack.steps * count_work(lambda: single.run(surface, knowledge)).seconds(speed)
     resolved = attack.resolve_settings(surface.checkpoint, knowledge)
     assert isinstance(resolved, Stationarity)
-    solver = resolved.changed(**once).solver(surface.checkpoint, knowledge)
+    solver = resolved.changed(**single_run).solver(surface.checkpoint, knowledge)
     state = solver.start()
     x, lam = state.x.clone(), state.lam.clone()
     with solver.precision(False):
@@ -175,7 +179,7 @@ def estimate_reference_seconds(
 
 
 def _seconds(solver: Solver, step_seconds: float) -> float:
-    """Return the time of all steps, evaluation steps and closed-form multipliers."""
+    """Return the seconds of all steps, evaluation steps and closed-form solutions for multipliers."""
     config, unknowns = solver.config, solver.start().lam[0].numel()
     evaluations = 1 + 1 / solver.check_every
     if config.lam_every and unknowns <= MAX_UNKNOWNS:
@@ -184,7 +188,7 @@ def _seconds(solver: Solver, step_seconds: float) -> float:
 
 
 def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple[str, ...]]:
-    """Return the cost by formula for the explicit engine, and by counting for other networks."""
+    """Compute the cost of a step by formulas for dense networks, and by counting for other networks."""
     problem, (runs, candidates) = solver.problem, solver.sizes
     if problem.explicit is not None:
         follows = problem.objective.follows_outputs
@@ -201,7 +205,7 @@ def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple
 
 
 def _measure(solver: Solver, budget: float) -> float:
-    """Measure the seconds of a step. Steps run for about ``budget`` seconds; the first is not counted."""
+    """Measure the seconds of a step. Steps run for about ``budget`` seconds; the first step is ignored."""
     config, state = solver.config, solver.start()
     with solver.precision(config.precision in FAST_PRECISIONS):
         if config.device.startswith("cuda"):
@@ -220,12 +224,14 @@ def _measure(solver: Solver, budget: float) -> float:
 
         start = time.perf_counter()
         advance()
-        first = time.perf_counter() - start
-        if first > SLOW * budget:  # measure one more step, because the first may include a warm-up
+        first_seconds = time.perf_counter() - start
+        if (
+            first_seconds > SLOW * budget
+        ):  # measure one more step, because the first includes a warm-up
             start = time.perf_counter()
             advance()
             return time.perf_counter() - start
         steps, start = 0, time.perf_counter()
-        while steps < MIN_STEPS or time.perf_counter() - start < budget - first:
+        while steps < MIN_STEPS or time.perf_counter() - start < budget - first_seconds:
             steps += advance()
         return (time.perf_counter() - start) / steps

@@ -1,4 +1,4 @@
-"""All attacks by name. A new attack needs one class and one entry, here or in an installed package."""
+"""All attacks by name. A new attack needs one class, and one entry here or in an installed package."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ ATTACKS: plugins.Table[type[Attack]] = plugins.Table(
 )
 OBJECTIVES.shared_names = ATTACKS
 AUTOMATIC_ATTACKS: dict[str, type[Attack]] = {attack.name: attack for attack in (Auto, KKT)}
-CHOICES = {  # the attacks from which each of them chooses
+CHOICES = {  # the attacks from which "auto" and "kkt" choose
     "auto": ("binary-kkt", "multiclass-kkt", "weight-decay"),
     "kkt": ("binary-kkt", "multiclass-kkt"),
 }
@@ -79,10 +79,10 @@ def every_attack() -> dict[str, type[Attack]]:
 
 
 def attack_class(name: str) -> type[Attack]:
-    """Return the class of an attack. An unknown name raises an ``InputError``.
+    """Return the class of the attack with a name. An unknown name raises an ``InputError``.
 
     Args:
-        name: Name of the attack. "auto" and "kkt" choose an attack when they see the network.
+        name: Name of the attack. The classes "auto" and "kkt" choose an attack that suits the network.
 
     Returns:
         The class of the attack.
@@ -99,8 +99,8 @@ def make_attack(name: str = "auto", preset: str = "residuum", **settings: Any) -
 
     Args:
         name: Name of the attack. "auto" means the attack of the preset.
-        preset: Name of the preset. Settings that the attack does not have are ignored.
-        **settings: Settings that differ from the preset.
+        preset: Name of the preset. Preset settings that the attack does not have are ignored.
+        **settings: Settings that replace those of the preset.
 
     Returns:
         The attack.
@@ -122,15 +122,16 @@ def adapt_to_surface(name: str, knowledge: Knowledge, attack: Attack) -> Attack:
     """Return the variant of an attack for the attack surface that a user names.
 
     Args:
-        name: weights, change or moment. If it is "", the attack stays as it is.
+        name: weights, change (weight update) or moment (optimizer state). If the name is "", the function
+            returns the attack unchanged.
         knowledge: What the attacker knows.
         attack: The attack.
 
     Returns:
-        The attack for that surface, with the same settings.
+        The attack for that attack surface, with the same settings.
 
     Raises:
-        InputError: If the attack has no variant for that surface.
+        InputError: If the attack has no variant for that attack surface.
     """
     if not name:
         return attack
@@ -144,6 +145,6 @@ def adapt_to_surface(name: str, knowledge: Knowledge, attack: Attack) -> Attack:
         names = {value: word for word, value in SURFACE_NAMES.items()}
         raise InputError(
             f"{attack.name} attacks {names[attack.surface]}, not {names[surface]}.",
-            "Omit the surface, or choose another attack.",
+            "Omit --surface, or choose another attack.",
         )
     return attack

@@ -1,4 +1,4 @@
-"""Run an attack on a network with what the attacker knows. An attack never sees the training data."""
+"""Run an attack on a release, given what the attacker knows. An attack never sees the training data."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def attack(
         knowledge: What the attacker knows in addition to the release.
         attack: The attack with its settings, such as ``rs.attacks.KKT(steps=3000)``. The default is the
             stationarity attack that suits the network.
-        surface: weights, change (the weight update from known initial weights) or moment (optimizer
-            state). The default is the surface of the attack.
+        surface: What to attack: weights, change (the weight update from known initial weights) or moment
+            (the optimizer state). The default depends on the attack.
         state_path: File with the state of the search. If the search is interrupted, the next run continues
             from this file.
         watch: Function that receives the progress.
-        per_run: Settings of each restart, if they differ.
+        per_run: Settings of each restart, if the restarts have different settings.
 
     Returns:
         The reconstruction.

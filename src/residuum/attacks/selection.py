@@ -1,18 +1,21 @@
 """Select candidates on which several restarts agree, without the training data.
 
-Two restarts share only the weights. If both arrive at the same image, the image is probably stored in the
-weights. Candidates with the same label are grouped greedily, heaviest first. A group is a center and every
-ungrouped candidate whose cosine similarity to the center is at least ``similarity``.
+Two restarts have nothing in common but the weights. If both restarts arrive at the same image, the weights
+probably store this image. Candidates with the same label are grouped greedily, heaviest first. A group is a
+center and every ungrouped candidate whose cosine similarity to the center is at least ``similarity``.
 
     support     = number of different restarts in the group
     consensus   = multiplier-weighted mean of the group
     confidence  = sigmoid(a + b support share + c log(relative weight) + d tightness
                           + e agreement + f agreement * log(effective dimension))
 
-``agreement`` is 1 if at least two restarts are in the group, and 0 otherwise. In few dimensions, restarts
-can agree by chance, so agreement counts more if the candidates span many dimensions. The constants of the
-confidence were fitted on networks that appear in no published result (``calibration.json`` lists them).
-Groups of several restarts come first, single candidates after them.
+``support share`` is the support divided by the number of restarts. ``relative weight`` is the weight of the
+group divided by the largest weight of all groups. ``tightness`` is the mean cosine of members and consensus.
+``agreement`` is 1 if at least two restarts are in the group, and 0 otherwise. In few dimensions, restarts can
+agree by chance, so agreement counts more if the candidates span many dimensions. The constants a to f were
+fitted on networks that appear in no published result (``calibration.json`` lists these networks).
+
+Groups with several restarts come first. Groups with a single restart follow.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from torch import Tensor
 from residuum.records import Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
-SIMILARITY = 0.9  # minimum cosine of a candidate and the center of its group
+SIMILARITY = 0.9  # minimum cosine similarity of a candidate and the center of its group
 FEATURES = (
     "support share",
     "log relative multiplier",
@@ -37,11 +40,12 @@ FEATURES = (
     "agreement",
     "agreement x log effective dimension",
 )
-BLOCK = 1024  # centers compared at once; bounds the memory for any number of candidates
-FEW_VALUES, DUPLICATE = 8, 0.03  # 0.03: the duplicate radius of Haim et al. 2022 on the unit circle
-WEIGHT_FLOOR = (
-    1e-3  # minimum weight of a usable candidate, as a share of the heaviest of its restart
-)
+BLOCK = 1024  # number of group centers that are compared at once, which bounds the memory
+# Candidates with fewer than FEW_VALUES values are grouped by distance. The maximum distance is DUPLICATE
+# times their median length, which is the duplicate radius of Haim et al. 2022 on the unit circle.
+FEW_VALUES, DUPLICATE = 8, 0.03
+# Minimum weight of a usable candidate, as a share of the largest weight in its restart.
+WEIGHT_FLOOR = 1e-3
 
 
 def select(
@@ -51,10 +55,11 @@ def select(
 
     Args:
         reconstruction: The candidates.
-        similarity: Minimum cosine of a candidate and the center of its group.
-        radius: Maximum Euclidean distance to the center. If it is set, it replaces the cosine. Samples
-            with fewer than FEW_VALUES values, such as points in a plane, need it, because most directions
-            are similar and the length matters. For them the default is DUPLICATE times the median length.
+        similarity: Minimum cosine similarity of a candidate and the center of its group.
+        radius: Maximum Euclidean distance of a candidate and the center of its group. If the radius is set,
+            it replaces the similarity. Samples with fewer than FEW_VALUES values, such as points in a plane,
+            need a radius, because most of their directions are similar. For such samples, the default
+            radius is DUPLICATE times the median length.
 
     Returns:
         The selection, with one entry for each group.
@@ -84,7 +89,7 @@ def select(
 def _describe_groups(
     reconstruction: Reconstruction, similarity: float, radius: float | None
 ) -> list[dict[str, Any]]:
-    """Return one description for each group."""
+    """Group the usable candidates of each label, and return one description for each group."""
     usable, weight, rows = find_usable_candidates(reconstruction), reconstruction.weight, []
     for label in reconstruction.labels[usable].unique():
         index = (usable & (reconstruction.labels == label)).nonzero().flatten()
@@ -95,7 +100,7 @@ def _describe_groups(
 
 
 def find_usable_candidates(reconstruction: Reconstruction) -> Tensor:
-    """Return the mask (N,) of finite nonzero candidates with enough weight within their restart."""
+    """Return the mask (N,) of candidates that are finite, nonzero and heavy enough in their restart."""
     x, weight = reconstruction.x, reconstruction.weight
     finite = torch.isfinite(x).flatten(1).all(1) & torch.isfinite(weight)
     norms = x.flatten(1).norm(dim=1)
@@ -112,38 +117,39 @@ def group_candidates(
 ) -> list[Tensor]:
     """Group candidates greedily, heaviest first. Every candidate is in exactly one group.
 
-    The function computes similarities for BLOCK centers at a time, so that the memory stays bounded for any
-    number of candidates.
+    The function compares BLOCK group centers at a time with all candidates, which bounds the memory.
 
     Args:
         x: (n, *shape) candidates.
         weight: (n,) weight of each candidate.
-        similarity: Minimum cosine of a candidate and the center of its group.
-        radius: Maximum Euclidean distance to the center. If it is set, it replaces the cosine.
+        similarity: Minimum cosine similarity of a candidate and the center of its group.
+        radius: Maximum Euclidean distance of a candidate and the center of its group. If the radius is set,
+            it replaces the similarity.
 
     Returns:
         Indices of the candidates in each group.
     """
-    is_free = torch.ones(len(x), dtype=torch.bool)
-    free = is_free.numpy()  # shares the memory of is_free; NumPy needs a tenth of the time here
+    is_ungrouped = torch.ones(len(x), dtype=torch.bool)
+    # The NumPy array shares the memory of the tensor. The loop below is ten times as fast in NumPy.
+    ungrouped_mask = is_ungrouped.numpy()
     groups = []
     order = weight.argsort(descending=True)
     for block in order.split(BLOCK):
-        block = block[is_free[block]]  # candidates in an earlier group cannot be centers
+        block = block[is_ungrouped[block]]  # candidates in an earlier group cannot be centers
         if not len(block):
             continue
         close = cosine(x[block], x) >= similarity if radius is None else l2(x[block], x) <= radius
         for i, row in zip(block.tolist(), close.numpy(), strict=True):
-            if free[i]:
-                members = row & free
+            if ungrouped_mask[i]:
+                members = row & ungrouped_mask
                 members[i] = True
-                free ^= members
+                ungrouped_mask ^= members
                 groups.append(torch.from_numpy(members.nonzero()[0]))
     return groups
 
 
 def _describe(reconstruction: Reconstruction, group: Tensor, weight: Tensor) -> dict[str, Any]:
-    """Describe a group by the indices (k,) and weights (k,) of its candidates."""
+    """Describe the group of the candidates with indices (k,) and weights (k,): mean, label, support."""
     x, support = reconstruction.x[group], len(reconstruction.run[group].unique())
     share, heaviest = weight / weight.sum(), group[weight.argmax()]
     mean = (share.view(-1, *[1] * (x.ndim - 1)) * x).sum(0)
@@ -160,10 +166,10 @@ def _describe(reconstruction: Reconstruction, group: Tensor, weight: Tensor) -> 
 
 
 def effective_dimension(x: Tensor) -> float:
-    """Return the number of directions over which candidates spread, at least 1.
+    """Return the effective number of directions over which candidates spread, at least 1.
 
-    The number is (sum s^2)^2 / sum s^4 over the singular values s of the candidates' directions. At most
-    BLOCK candidates are used.
+    The number is (sum s^2)^2 / sum s^4, where s are the singular values of the matrix of candidates, scaled
+    to length 1. The function uses at most BLOCK candidates.
 
     Args:
         x: (n, *shape) candidates.
@@ -181,12 +187,12 @@ def effective_dimension(x: Tensor) -> float:
 def compute_features(
     row: dict[str, Any], restarts: int, heaviest: float, spread: float
 ) -> tuple[float, ...]:
-    """Compute the features on which the confidence depends.
+    """Compute the features of a group from which the confidence is estimated.
 
     Args:
-        row: Description of a group.
+        row: Description of the group.
         restarts: Number of restarts.
-        heaviest: Largest multiplier of all groups.
+        heaviest: Largest weight of all groups.
         spread: Logarithm of the effective dimension of all candidates.
 
     Returns:
@@ -205,7 +211,7 @@ def estimate_confidence(features: tuple[float, ...], restarts: int) -> float:
         restarts: Number of restarts.
 
     Returns:
-        The confidence. With a single restart nothing can agree, so the confidence is the base rate.
+        The confidence. A single restart cannot agree with another one, so its confidence is the base rate.
     """
     constants = load_calibration()
     if restarts < 2:
@@ -216,5 +222,5 @@ def estimate_confidence(features: tuple[float, ...], restarts: int) -> float:
 
 @lru_cache(maxsize=1)
 def load_calibration() -> dict[str, Any]:
-    """Return the constants of the confidence and their provenance."""
+    """Return the fitted constants of the confidence, and the networks on which they were fitted."""
     return json.loads(files("residuum.attacks").joinpath("calibration.json").read_text())

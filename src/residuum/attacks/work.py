@@ -16,40 +16,40 @@ from torch.utils.flop_counter import flop_registry
 
 
 class Speed(NamedTuple):
-    """Speed of a machine: operator calls, matrix operations and numbers written per second."""
+    """Speed of a machine per second: operator calls, operations of matrix products, and written numbers."""
 
     calls: float
     flops: float
     numbers: float
 
 
-# About two cores of a server, and one data-center GPU. The values are rounded and fixed. If they change, the
-# plans of all audits change.
+# Speeds of the reference machines: about two cores of a server, and one data-center GPU. The values are
+# rounded and fixed. If the values change, the plans of all audits change.
 REFERENCE = {"cpu": Speed(5e4, 2e10, 3e8), "cuda": Speed(4e5, 1e13, 5e10)}
 
 
 @dataclass
 class Work:
-    """Counted work: operator calls, operations of matrix products, and numbers that other operators wrote."""
+    """Counted work: operator calls, operations of matrix products, and numbers written by other operators."""
 
     calls: int = 0
     flops: int = 0
     numbers: int = 0
 
     def seconds(self, speed: Speed) -> float:
-        """Return the time on a machine with this speed."""
+        """Return the seconds that the counted work takes on a machine with the given speed."""
         return self.calls / speed.calls + self.flops / speed.flops + self.numbers / speed.numbers
 
 
 def count_work(run: Callable[[], Any]) -> Work:
-    """Run a function and return the work that torch did."""
+    """Run a function and count the work of all its PyTorch operators."""
     with _Counter() as counter:
         run()
     return counter.work
 
 
 class _Counter(TorchDispatchMode):
-    """A context that counts the work of all torch operators inside it."""
+    """A context that counts the work of all PyTorch operators that run inside the context."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -134,7 +134,7 @@ def test_what_would_not_fit_the_memory_is_refused_with_the_figure(
         estimate_layer_bytes(4096, 150_528) < layers.MAX_BYTES < estimate_layer_bytes(8192, 150_528)
     )
     monkeypatch.setattr(layers, "MAX_BYTES", 2**20)
-    assert "it would need about 0.0 GiB" in why_not(planted()[0], rs.Knowledge())
+    assert "the attack would need about 0.0 GiB" in why_not(planted()[0], rs.Knowledge())
     assert "the limit is 0 GiB" in why_not(planted()[0], rs.Knowledge())
 
 
@@ -239,7 +239,10 @@ def test_the_domain_is_chosen_by_shape_can_be_named_and_is_said() -> None:
     assert "sparse in their differences" in rs.attack(checkpoint, None, QUICK).notes[0]
     flat = checkpoint.replace(input_shape=())
     found = rs.attack(flat, None, QUICK)
-    assert "sparse in their coordinates, because their shape is not known" in found.notes[0]
+    assert (
+        "sparse in their coordinates, because the shape of the samples is not known"
+        in found.notes[0]
+    )
     named = rs.attack(flat, None, QUICK.changed(domain="series"))
     assert named.notes[0].endswith("sparse in their series")
     assert not torch.allclose(found.x[:5], named.x[:5])

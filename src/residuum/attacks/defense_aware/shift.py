@@ -1,18 +1,19 @@
 """Undo a secret shift of the inputs, from the weights alone.
 
-Refael et al. 2025, App. D rewrite the biases, b' = b - W u, so that the network gives on x + u the outputs
-that it gave on x. At a KKT point every hidden neuron is balanced: |w_j|^2 + b_j^2 = v_j^2, where v_j is the
-norm of its outgoing weights. With b' it is not. The attacker looks for the u that balances all neurons again:
+The defense of Refael et al. 2025, App. D, rewrites the biases, b' = b - W u, so that the outputs of the
+network on x + u equal its former outputs on x. At a KKT point every hidden neuron is balanced:
+|w_j|^2 + b_j^2 = v_j^2, where v_j is the norm of the outgoing weights of neuron j. With the rewritten bias
+b'_j, the neuron is not balanced. The attacker looks for the shift u that balances all neurons again:
 
     e_j(u) = |w_j|^2 + (b'_j + <w_j, u>)^2 - v_j^2,        u = argmin sum_j e_j(u)^2
 
-For a constant shift u = c 1 the sum is a polynomial of degree four in c, which is minimized exactly. Heavy
-neurons have the largest weight in it, and training balances them best. If samples z_i = x_i + u are known,
-the stationarity of the first layer gives another equation, linear in u:
+For a constant shift u = c 1, the sum of squares is a polynomial of degree four in c, which is minimized
+exactly. Neurons with large weights dominate this sum, and training balances these neurons best. If samples
+z_i = x_i + u are known, the stationarity of the first layer gives another equation, linear in u:
 
     W = sum_i d_i (z_i - u)^T,    b' + W u = sum_i d_i,      d_i = lam_i y_i dPhi/dpre_1(z_i)
 
-W: (h, d) first layer; b: (h,); u: (d,); z: (m, d); d: (m, h).
+The shapes are (h, d) for the first-layer weights W, (h,) for b, (d,) for u, (m, d) for z and (m, h) for d.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ from residuum.errors import InputError
 from residuum.networks import MLP, dense_chain
 from residuum.networks.network import Network
 
-EXACT_BALANCE = 1e-6  # a smaller relative imbalance can only come from a common root
-NEAR_BALANCE = 0.05  # largest relative imbalance of a network that training left near balance
-# Number of permutations of the biases (smallest p 1/200), and the significance level.
+# A relative imbalance below this value means that one shift balances all neurons exactly.
+EXACT_BALANCE = 1e-6
+NEAR_BALANCE = 0.05  # largest relative imbalance at which the neurons count as balanced
+# Number of random permutations of the biases (the smallest p-value is 1/200), and the significance level.
 DRAWS, LEVEL = 199, 0.01
-MIN_NEURONS = 8  # fewer distinct neurons have too few permutations of their biases
-COPY_TOLERANCE = 1e-6  # relative to the largest probe: neurons that differ by less are copies
-# Relative size of the singular values of W along which a vector shift is sought.
+MIN_NEURONS = 8  # minimum number of distinct neurons for a test with permuted biases
+# Neurons are copies of each other if their random projections differ by less than this share of the largest.
+COPY_TOLERANCE = 1e-6
+# A vector shift is sought along the singular directions of W above this share of the largest singular value.
 RANK_TOLERANCE = 1e-2
-# Number of sign choices that are tried. Minima within this factor of the smallest are rivals.
+# Number of tried choices of signs, and the maximum ratio of the imbalances of two equally good choices.
 SIGN_CHOICES, TIE_FACTOR = 24, 1.5
 WEIGHT, BIAS = "layers.0.weight", "layers.0.bias"
 Array = np.ndarray[Any, Any]
@@ -46,17 +49,20 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class ShiftInference:
-    """A shift that was inferred from the weights.
+    """A shift of the inputs that was inferred from the weights.
 
     Attributes:
-        shift: Per pixel: the constant c, or the (d,) component of u that the first layer depends on.
-        imbalance: sqrt(sum e_j^2 / sum v_j^4) after the shift is undone.
-        before: The same before the shift is undone.
+        shift: The constant c that was added to every input value, or the component (d,) of an added vector
+            u on which the first layer depends.
+        imbalance: Relative imbalance sqrt(sum e_j^2 / sum v_j^4) of the neurons after the shift is undone.
+            Here e_j is the imbalance of neuron j, and v_j the norm of its outgoing weights.
+        before: Relative imbalance before the shift is undone.
         uncertainty: Standard error of c that corresponds to the remaining imbalance.
-        p_value: Share of permuted biases that are balanced as well, None if there are too few neurons.
+        p_value: Share of random permutations of the biases that can be balanced equally well, None if there
+            are too few neurons.
         neurons: Number of distinct neurons.
-        consensus: The shift can be trusted.
-        reason: Why it can or cannot be trusted.
+        consensus: Whether the neurons agree on the shift, so that it can be trusted.
+        reason: Why the shift can or cannot be trusted.
     """
 
     shift: float | Tensor
@@ -69,21 +75,26 @@ class ShiftInference:
     reason: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values. A vector is replaced by its norm and its size per pixel."""
-        figures = {k: v for k, v in vars(self).items() if k != "shift"}
+        """Return all fields as plain values. A vector shift becomes its norm and its size per pixel."""
+        plain_values = {k: v for k, v in vars(self).items() if k != "shift"}
         if isinstance(self.shift, Tensor):
             norm = float(self.shift.norm())
             per_pixel = norm / math.sqrt(self.shift.numel())
-            return {"kind": "vector", "shift_norm": norm, "shift_per_pixel": per_pixel, **figures}
-        return {"kind": "constant", "shift_per_pixel": self.shift, **figures}
+            return {
+                "kind": "vector",
+                "shift_norm": norm,
+                "shift_per_pixel": per_pixel,
+                **plain_values,
+            }
+        return {"kind": "constant", "shift_per_pixel": self.shift, **plain_values}
 
 
 def move_biases(checkpoint: Network, shift: float | Tensor) -> Network:
-    """Return the network with the biases b + W u.
+    """Return the network with the first-layer biases b + W u, where u is a shift of the inputs.
 
     Args:
-        checkpoint: The network.
-        shift: u, a number for every pixel or a vector. 0 changes no bit.
+        checkpoint: The network with first-layer weights W and biases b.
+        shift: The shift u: one number for all pixels, or a vector. The shift 0 leaves the biases unchanged.
 
     Returns:
         The network with moved biases.
@@ -96,13 +107,13 @@ def move_biases(checkpoint: Network, shift: float | Tensor) -> Network:
 
 @dataclass(frozen=True, eq=False)
 class Neurons:
-    """The first hidden layer.
+    """The neurons of the first hidden layer, with what decides whether they are balanced.
 
     Attributes:
-        weight: W (h, d).
-        bias: b' (h,).
-        outgoing: (h,) squared norms v^2 of the outgoing weights.
-        offset: Neurons may share an offset from balance, because there are deeper layers.
+        weight: (h, d) incoming weights.
+        bias: (h,) released biases.
+        outgoing: (h,) squared norms of the outgoing weights.
+        offset: Whether all neurons may share an offset from balance, as in networks with deeper layers.
     """
 
     weight: Array
@@ -120,21 +131,22 @@ class Neurons:
 
     @property
     def deficit(self) -> Array:
-        """(h,) differences |w_j|^2 - v_j^2."""
+        """Squared norms of the incoming weights minus those of the outgoing weights, (h,)."""
         return np.square(self.weight).sum(1) - self.outgoing
 
     @property
     def scale(self) -> float:
-        """The scale sqrt(sum v_j^4)."""
+        """The scale of a relative imbalance: the norm of the squared norms of outgoing weights."""
         return math.sqrt(float(np.square(self.outgoing).sum())) or 1.0
 
     @property
     def distinct_count(self) -> int:
-        """The number of neurons that are no multiples of each other."""
+        """The number of live neurons that are no multiples of each other."""
         v2 = self.outgoing
-        live = v2 > 1e-12 * v2.max() if v2.max() > 0 else v2 > 0
+        is_live = v2 > 1e-12 * v2.max() if v2.max() > 0 else v2 > 0
         rows = (
-            np.concatenate([self.weight, self.bias[:, None]], 1)[live] / np.sqrt(v2[live])[:, None]
+            np.concatenate([self.weight, self.bias[:, None]], 1)[is_live]
+            / np.sqrt(v2[is_live])[:, None]
         )
         if not len(rows):
             return 0
@@ -142,21 +154,23 @@ class Neurons:
         return 1 + int((np.diff(probe) > COPY_TOLERANCE * np.abs(probe).max()).sum())
 
     def centered(self, values: Array) -> Array:
-        """Return values of the neurons (..., h) minus their common offset."""
+        """Return values (..., h) of the neurons, minus their mean if the neurons may share an offset."""
         return values - values.mean(-1, keepdims=True) if self.offset else values
 
     def minimize(self, bias: Array, sums: Array) -> tuple[Array, Array]:
-        """Minimize sum_j (|w_j|^2 - v_j^2 + (b_j + c s_j)^2)^2 over c, for every row b of ``bias``.
+        """Find the constant shift c that balances the neurons best, for every row b of ``bias``.
 
-        If deeper layers have hardly changed from their random initialization, outgoing norms do not match
-        incoming norms, but are close to each other. So the common offset is subtracted from each square.
+        The function minimizes sum_j (|w_j|^2 - v_j^2 + (b_j + c s_j)^2)^2 over c, with incoming weights w_j
+        and norms v_j of the outgoing weights. If deeper layers have hardly changed from their random
+        initialization, incoming and outgoing norms differ by about the same offset in all neurons. The
+        function therefore subtracts the mean over neurons before it squares.
 
         Args:
-            bias: (P, h) biases.
-            sums: (h,) changes s_j of the pre-activations per unit of c.
+            bias: (P, h) biases, one choice in each row.
+            sums: (h,) sums s_j of the incoming weights, which multiply c.
 
         Returns:
-            The minimizers and the minima, (P,) each.
+            The minimizers c (P,), and the minima (P,).
         """
         square = np.broadcast_to(sums**2, bias.shape)
         a0, a1, a2 = map(self.centered, (self.deficit + bias**2, 2 * bias * sums, square))
@@ -175,20 +189,23 @@ class Neurons:
 
 
 def infer_constant_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
-    """Infer the c that balances b'_j + c <w_j, 1> over all neurons, or find no consensus.
+    """Infer a constant shift c of the inputs from the balance of the first-layer neurons.
 
-    Training gives |w_j|^2 + b_j^2 = v_j^2, below deeper layers up to an offset that all neurons share.
-    Rewritten biases violate it by e_j(c) = |w_j|^2 + (b'_j + c <w_j, 1>)^2 - v_j^2, a quadratic per
-    neuron with a common root. The minimum of sum_j e_j(c)^2, a quartic in c, is exact. Biases that are
-    permuted among neurons show whether the root is common or found by chance: p is the share of
-    permutations that are balanced as well.
+    Training balances each neuron: |w_j|^2 + b_j^2 = v_j^2, with incoming weights w_j, bias b_j and norm v_j
+    of the outgoing weights. If there are deeper layers, all neurons share an offset from balance. A shift
+    rewrites the biases to b'_j. The imbalance e_j(c) = |w_j|^2 + (b'_j + c <w_j, 1>)^2 - v_j^2 is a quadratic
+    in c for each neuron, and all neurons have a common root c. The function minimizes sum_j e_j(c)^2 exactly.
+
+    A permutation test shows whether the neurons agree on c by chance: p is the share of permutations of the
+    biases among neurons that can be balanced equally well.
 
     Args:
         checkpoint: An MLP with biases in its first layer.
         seed: Seed of the permutations.
 
     Returns:
-        The shift. Its ``uncertainty`` is the error of c that corresponds to the remaining imbalance.
+        The shift, with consensus if the neurons agree on it. Its ``uncertainty`` is the error of c that
+        corresponds to the remaining imbalance.
     """
     neurons = Neurons.from_network(checkpoint)
     bias, deficit, sums = neurons.bias, neurons.deficit, neurons.weight.sum(1)
@@ -217,18 +234,19 @@ def infer_constant_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInferenc
 
 
 def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
-    """Infer any vector u from |b'_j + <w_j, u>| = sqrt(v_j^2 - |w_j|^2), by least squares.
+    """Infer a vector shift u of the inputs from the balance of the first-layer neurons.
 
-    The sign of every neuron is unknown, so many choices of signs are tried. The choice is clear if there
-    are more distinct neurons than directions. If several shifts balance the network equally well, there
-    is no consensus.
+    At a balanced neuron, |b'_j + <w_j, u>| = sqrt(v_j^2 - |w_j|^2), with incoming weights w_j, rewritten bias
+    b'_j and norm v_j of the outgoing weights. The function solves these equations by least squares. The sign
+    of the left side is unknown for every neuron, so the function tries many choices of signs. If several
+    shifts balance the network equally well, there is no consensus.
 
     Args:
         checkpoint: An MLP with biases in its first layer.
-        seed: Seed of the choices of signs.
+        seed: Seed of the random choices of signs.
 
     Returns:
-        The shift.
+        The shift, with consensus if only one shift balances the neurons.
     """
     neurons = Neurons.from_network(checkpoint)
     bias, deficit, scale = neurons.bias, neurons.deficit, neurons.scale
@@ -237,7 +255,7 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
     projected, root = neurons.weight @ basis.T, np.sqrt(np.maximum(-deficit, 0))
 
     def balance(sign: Array) -> tuple[float, Array]:
-        """Return the imbalance and the balanced biases next to a choice of signs."""
+        """Return the imbalance and the biases after balancing, starting from a choice of signs."""
         fit = least_squares(
             lambda a: (deficit + (bias + projected @ a) ** 2) / scale,
             np.linalg.lstsq(projected, sign * root - bias, rcond=None)[0],
@@ -279,20 +297,20 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
 def fit_shift(
     checkpoint: Network, z: Tensor, labels: Tensor, lam: Tensor, basis: Tensor | None = None
 ) -> tuple[Tensor, float]:
-    """Fit the shift u to the first layer's stationarity at samples z.
+    """Fit a shift u of the inputs to the stationarity of the first layer at known samples.
 
-    The residual of the weights is total u^T, and that of the biases is W u. Both are linear in u, so u is a
-    least-squares solution. Balance is not assumed. Unlike the two functions above, this needs samples.
+    The stationarity equations of the weights and of the biases are linear in u, so u is a least-squares
+    solution. The fit does not assume that neurons are balanced.
 
     Args:
-        checkpoint: The network with the shift. It has one output.
-        z: Samples as the network receives them.
-        labels: Their labels, +-1.
-        lam: Their multipliers.
-        basis: Directions (k, d) of the shift, by default the constant one.
+        checkpoint: The network with the shift and with one output.
+        z: Samples as the network receives them, which include the shift.
+        labels: Labels of the samples, -1 or +1.
+        lam: Multipliers of the samples.
+        basis: Directions (k, d) that span the possible shifts. The default is the constant direction.
 
     Returns:
-        The shift and its :func:`shift_residual`.
+        The shift u, and the relative residual of the first layer with this shift (:func:`shift_residual`).
     """
     weight, bias, unexplained, total = _first_layer_sums(checkpoint, z, labels, lam)
     basis = torch.ones(1, weight.shape[1]).to(weight) if basis is None else basis.to(weight)
@@ -307,14 +325,16 @@ def fit_shift(
 def shift_residual(
     checkpoint: Network, z: Tensor, labels: Tensor, lam: Tensor, shift: float | Tensor
 ) -> float:
-    """Return the relative first-layer KKT residual of samples z - u in the network with b' + W u.
+    """Return the relative KKT residual of the first layer after a shift u of the inputs is undone.
+
+    The residual is that of the samples z - u in the network with first-layer biases b' + W u.
 
     Args:
-        checkpoint: The network with the shift.
-        z: Samples as the network receives them.
-        labels: Their labels, +-1.
-        lam: Their multipliers.
-        shift: u, a number for every pixel or a vector.
+        checkpoint: The network with the shift, with first-layer weights W and biases b'.
+        z: Samples as the network receives them, which include the shift.
+        labels: Labels of the samples, -1 or +1.
+        lam: Multipliers of the samples.
+        shift: The shift u: one number for all pixels, or a vector.
 
     Returns:
         The relative residual.
@@ -329,25 +349,26 @@ def shift_residual(
 
 
 def infer_mean(checkpoint: Network) -> Tensor:
-    """Infer the mean of the inputs as the network received them: W^T b / |b|^2, (d,).
+    """Infer the mean of the training inputs from the first-layer weights W and biases b.
 
-    W = sum_i c_i x_i^T and b = sum_i c_i, so this is the m that minimizes |W - b m^T|. If there was a
-    shift during training, the mean includes it.
+    Training gives W = sum_i c_i x_i^T and b = sum_i c_i for samples x_i with coefficients c_i. The mean
+    m = W^T b / |b|^2 minimizes |W - b m^T|. If the inputs were shifted during training, the mean includes the
+    shift.
 
     Args:
         checkpoint: The network.
 
     Returns:
-        (d,) mean.
+        (d,) mean of the inputs.
 
     Raises:
-        InputError: If the bias is zero.
+        InputError: If the first-layer biases are zero.
     """
     weight, bias = _read_first_layer(checkpoint)
     power = bias.square().sum()
     if power == 0:
         raise InputError(
-            "The mean is inferred from the first layer's bias, which is zero here.",
+            "The mean of the inputs is inferred from the first layer's bias; this bias is zero.",
             "Pass the mean with --mean.",
         )
     return weight.T @ bias / power
@@ -357,28 +378,48 @@ def _judge_consensus(
     imbalance: float, p_value: float | None, neurons: int, limit: float | None = None
 ) -> tuple[bool, str]:
     if neurons < 2:
-        return False, "no consensus: a single neuron has a root for any shift"
+        return False, "no consensus: a single neuron can be balanced by any shift"
     if imbalance <= EXACT_BALANCE:
-        return True, f"a common root of {neurons} distinct neurons"
+        return True, f"one shift balances all {neurons} distinct neurons exactly"
     if p_value is None and limit is None:
-        return False, f"no consensus: no common root of {neurons} neurons, too few to test"
+        return (
+            False,
+            f"no consensus: no shift balances all {neurons} neurons, which are too few for a test",
+        )
     if imbalance > NEAR_BALANCE:
         return False, f"no consensus: the neurons stay unbalanced by {imbalance:.2g} at best"
     if p_value is not None and p_value > LEVEL:
-        return False, f"no consensus: permuted biases are balanced as well, p = {p_value:.2g}"
-    return True, f"{neurons} neurons balanced to {imbalance:.2g} by the same shift"
+        return (
+            False,
+            f"no consensus: permuted biases can be balanced equally well, p = {p_value:.2g}",
+        )
+    return True, f"one shift balances {neurons} neurons up to {imbalance:.2g}"
 
 
 def _first_layer_sums(
     checkpoint: Network, z: Tensor, labels: Tensor, lam: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return W, b', W - sum_i d_i z_i^T and sum_i d_i."""
+    """Return the terms of the stationarity of the first layer at samples z_i.
+
+    Args:
+        checkpoint: The network with the shift.
+        z: Samples z_i as the network receives them.
+        labels: Labels of the samples, -1 or +1.
+        lam: Multipliers of the samples.
+
+    Returns:
+        The weights W, the biases b', the unexplained weights W - sum_i d_i z_i^T, and the sum of d_i. The
+        vectors d_i are the derivatives by the first pre-activation, times labels and multipliers.
+
+    Raises:
+        InputError: If the network has several outputs.
+    """
     weight, bias = _read_first_layer(checkpoint)
     model = _require_mlp(checkpoint)
     if model.linears[-1].out_features != 1 or lam.ndim != 1:
         raise InputError(
-            "A shift can only be fitted to candidates of a network with one output.",
-            "Call infer_constant_shift for other networks.",
+            "A shift can be fitted to candidates only if the network has one output.",
+            "Call infer_constant_shift for networks with several outputs.",
         )
     z = z.double().flatten(1)
     with torch.no_grad():
@@ -397,10 +438,10 @@ def _require_mlp(checkpoint: Network) -> MLP:
 
 
 def _read_first_layer(checkpoint: Network) -> tuple[Tensor, Tensor]:
-    """Return W and b' in float64."""
+    """Return the weights and the biases of the first layer in float64."""
     if not {WEIGHT, BIAS} <= checkpoint.theta.keys():
         raise InputError(
-            f"A shift changes the first layer's bias of an MLP; {checkpoint.arch} has no such bias.",
+            f"A shift changes the first layer's bias of an MLP; {checkpoint.arch} has no first-layer bias.",
             "Use an MLP with a first-layer bias.",
         )
     return checkpoint.theta[WEIGHT].double().flatten(1), checkpoint.theta[BIAS].double()

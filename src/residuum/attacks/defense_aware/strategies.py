@@ -1,10 +1,10 @@
 """Attackers who know which defense was used, but not its secret.
 
-A test of a defense against an unaware attacker alone proves nothing. Every strategy here gets the released
-weights, the attacker knowledge, and the public facts of the defense. It returns the attack to run instead: on
-weights with the shift undone, with a moved value range, with averaged or reduced noise, or with free
-multipliers. The attack has the same steps and restarts as the unaware attack. The cost of a strategy before
-the attack comes on top.
+A test against an unaware attacker alone overstates what a defense protects. Every strategy here gets the
+released weights, the attacker knowledge, and the public facts of the defense. The strategy returns the attack
+to run instead of the unaware attack. This attack uses weights with the shift undone, a moved value range,
+averaged or reduced noise, or multipliers of any sign. It has the same number of steps and restarts as the
+unaware attack. The strategy itself takes additional time before the attack.
 """
 
 from __future__ import annotations
@@ -33,20 +33,24 @@ from residuum.networks.network import Network, first_layer
 from residuum.records import Knowledge, Reconstruction
 from residuum.settings import RestartSettings
 
-TRIAL_DIVISOR = 4  # a trial attack has the steps divided by this number, and one restart
-FIT_ROUNDS = 2  # rounds of fitting the candidates to the shift and the shift to the candidates
-SIGNED_RANGE = (-0.5, 0.5)  # initial multipliers, if their sign is free
+# A trial attack runs one restart, with the number of steps of the full attack divided by this number.
+TRIAL_DIVISOR = 4
+# Number of rounds, each of which fits candidates to the shift, and then the shift to the candidates.
+FIT_ROUNDS = 2
+# Range of the random initial multipliers, if multipliers may have any sign.
+SIGNED_RANGE = (-0.5, 0.5)
 
 
 @dataclass(frozen=True)
 class Released:
-    """What the attacker has.
+    """The inputs of a strategy: released networks, and what the attacker knows about the defense.
 
     Attributes:
-        checkpoints: One release, or several releases of the same weights.
-        knowledge: What the attacker knows.
-        attack: The attack and its settings.
-        public_facts: What is public about the defense, such as its weight decay or the initial weights.
+        checkpoints: One released network, or several noisy releases of the same weights.
+        knowledge: What the attacker knows in addition to the release.
+        attack: The unaware attack and its settings.
+        public_facts: Public facts about training and the defense, such as the weight decay or the initial
+            weights, by name.
     """
 
     checkpoints: tuple[Network, ...]
@@ -57,14 +61,14 @@ class Released:
 
 @dataclass(frozen=True)
 class Adapted:
-    """The attack to run.
+    """The attack that a strategy returns, adapted to a defense.
 
     Attributes:
         checkpoint: The network to attack.
-        knowledge: What the attacker knows.
+        knowledge: What the attacker knows, extended by the strategy.
         attack: The attack and its settings.
-        findings: Plain values that were inferred.
-        shift: (d,) inferred or known shift of the inputs during training, or None.
+        findings: What the strategy has inferred, as plain values by name.
+        shift: (d,) inferred or known shift of the inputs during training, None if the strategy uses no shift.
     """
 
     checkpoint: Network
@@ -78,14 +82,14 @@ Strategy = Callable[[Released], Adapted]
 
 
 def undo_constant_shift(released: Released) -> Adapted:
-    """Balance the neurons by a constant. If they do not agree, short attacks decide."""
+    """Undo the constant shift that balances the neurons. If the neurons disagree, short attacks decide."""
     return _undo_with_consensus(
         released, infer_constant_shift(released.checkpoints[0]), constant=True
     )
 
 
 def undo_vector_shift(released: Released) -> Adapted:
-    """Balance the neurons by any vector. If their signs are unclear, short attacks decide."""
+    """Undo the vector shift that balances the neurons. If several shifts do, short attacks decide."""
     return _undo_with_consensus(
         released, infer_vector_shift(released.checkpoints[0]), constant=False
     )
@@ -103,7 +107,7 @@ def follow_mean_image(released: Released) -> Adapted:
 
 
 def average_releases(released: Released) -> Adapted:
-    """Average several noisy releases. If there is only one, reduce the noise of its first layer."""
+    """Average several noisy releases. If there is one release, reduce the noise of its first layer."""
     if len(released.checkpoints) == 1:
         return cut_noise(released)
     network = released.checkpoints[0]
@@ -118,7 +122,7 @@ def average_releases(released: Released) -> Adapted:
 
 
 def cut_noise(released: Released) -> Adapted:
-    """Remove what looks like noise from the first layer, if a short attack then fits it better."""
+    """Remove small singular values from the first layer, if a short attack then fits the layer better."""
     network, directions, total = cut_singular_values(released.checkpoints[0])
     findings = {"kept_directions": directions, "of": total}
     return _choose_better(released, checkpoint=network, findings=findings)
@@ -127,14 +131,14 @@ def cut_noise(released: Released) -> Adapted:
 def cut_singular_values(checkpoint: Network) -> tuple[Network, int, int]:
     """Set the singular values of the first layer that are as small as noise to zero.
 
-    Gavish and Donoho 2014, unknown noise level: the threshold is omega(beta) times the median singular
-    value. beta is the aspect ratio, and omega its published cubic.
+    The threshold is that of Gavish and Donoho 2014 for noise of unknown size: omega(beta) times the median
+    singular value. Here beta is the aspect ratio of the weight matrix, and omega a published cubic.
 
     Args:
         checkpoint: The network.
 
     Returns:
-        The network, the number of nonzero singular values, and the number of all.
+        The network, the number of nonzero singular values, and the number of all singular values.
     """
     weight = first_layer(checkpoint.theta)
     name = next(key for key, t in checkpoint.theta.items() if t is weight)
@@ -149,16 +153,16 @@ def cut_singular_values(checkpoint: Network) -> tuple[Network, int, int]:
 
 
 def free_multipliers(released: Released) -> Adapted:
-    """Assume no sign of the multipliers and no margin, which holds for any loss at any time."""
+    """Allow multipliers of any sign and assume no margin, which is valid for any loss at any time."""
     attack = WeightDecay.like(released.attack, lam_init=SIGNED_RANGE)
     findings = {"objective": "weight-decay, free multipliers"}
     return _choose_better(released, attack=attack, findings=findings)
 
 
 def tied_multipliers(released: Released) -> Adapted:
-    """Compute multipliers from the candidates' outputs, because weight decay and loss are public."""
+    """Compute the multipliers from the outputs at candidates, because weight decay and loss are public."""
     if not released.public_facts["weight_decay"]:
-        return free_multipliers(released)  # without weight decay, nothing ties them
+        return free_multipliers(released)  # without weight decay, outputs determine no multipliers
     public = {name: released.public_facts[name] for name in ("weight_decay", "loss")}
     return _choose_better(
         released,
@@ -169,7 +173,7 @@ def tied_multipliers(released: Released) -> Adapted:
 
 
 def known_start(released: Released) -> Adapted:
-    """Subtract the initial weights. Their seed is often public, and then the weights are too."""
+    """Subtract the initial weights, which are public if the seed of the initialization is public."""
     return _choose_better(
         released,
         knowledge=_add_knowledge(released, "train", theta0=released.public_facts["theta0"]),
@@ -179,7 +183,7 @@ def known_start(released: Released) -> Adapted:
 
 
 def told_the_shift(released: Released) -> Adapted:
-    """Use the secret shift itself, to see what the defense is worth if the secret leaks."""
+    """Undo the secret shift, to see what the defense is worth if the secret leaks."""
     shift = released.public_facts["shift"].double().flatten()
     if released.public_facts["rewritten"]:
         return _undo_shift(released, shift)
@@ -187,15 +191,16 @@ def told_the_shift(released: Released) -> Adapted:
 
 
 def remove_shift(checkpoint: Network, theta0: dict[str, Tensor], shift: Tensor) -> Network:
-    """Return W - (b - b0) u^T in place of W, which the first layer would mix without a shift.
+    """Remove a known shift u of the training inputs from the first layer.
 
-    After training on x + u, W - W0 = C (X + 1 u^T) and b - b0 = C 1. So C X remains, for any C. The bias
-    does not change, because it equals C 1. The gates are still those of x + u, which matter for
-    stationarity but not for C X.
+    Training on shifted samples X + 1 u^T gives the weight update W - W0 = C (X + 1 u^T) and the bias update
+    b - b0 = C 1, for some coefficients C. The function replaces W by W - (b - b0) u^T, so that the weight
+    update becomes C X. The bias update C 1 does not depend on the shift, so the bias stays. The activation
+    patterns are still those of x + u, which matters for stationarity but not for C X.
 
     Args:
-        checkpoint: The network.
-        theta0: Initial weights.
+        checkpoint: The network, with first-layer weights W and biases b.
+        theta0: Initial weights, with W0 and b0 in the first layer.
         shift: (d,) shift u.
 
     Returns:
@@ -208,7 +213,7 @@ def remove_shift(checkpoint: Network, theta0: dict[str, Tensor], shift: Tensor) 
 
 
 def _undo_with_consensus(released: Released, balance: ShiftInference, constant: bool) -> Adapted:
-    """Undo the inferred shift. Without consensus, use the guess that a short attack fits best."""
+    """Undo the inferred shift. If the neurons disagree, undo the shift that a short attack fits best."""
     findings: dict[str, Any] = {"balance": balance.to_json()}
     if balance.consensus:
         return _undo_shift(released, balance.shift, findings=findings)
@@ -224,7 +229,7 @@ def _undo_with_consensus(released: Released, balance: ShiftInference, constant: 
 
 
 def _fit_shift_jointly(released: Released, start: float | Tensor) -> float:
-    """Fit a constant shift and candidates in turn: a short attack, then the shift in closed form."""
+    """Fit candidates by a short attack and a constant shift in closed form, in turn."""
     c = float(torch.as_tensor(start).mean())
     for _ in range(FIT_ROUNDS):
         moved = _undo_shift(released, c)
@@ -239,15 +244,15 @@ def _fit_shift_jointly(released: Released, start: float | Tensor) -> float:
 
 
 def _recenter(released: Released, shift: Tensor, kind: str) -> Adapted:
-    """Pose the same stationarity in x = z - u: W - b u^T = sum_i d_i x_i^T, b = sum_i d_i.
+    """Adapt the attack to inputs z = x + u, so that candidates are the unshifted samples x.
 
-    The gates are those of the network with bias b + W u. So weights and target differ, as in the NTK
-    objective: target = theta - theta0 with theta0 = (b u^T, W u). Its multipliers are free, and
-        candidates keep
-    the value range that they had without a shift.
+    The stationarity equations of the first layer in x are W - b u^T = sum_i d_i x_i^T and b = sum_i d_i. The
+    activation patterns are those of the network with the biases b + W u. The NTK objective covers this case:
+    the sum of gradients must equal theta - theta0 with theta0 = (b u^T, W u). The multipliers may have any
+    sign, and candidates keep the value range of unshifted samples.
 
     Args:
-        released: What the attacker has.
+        released: The released networks, and what the attacker knows.
         shift: (d,) shift u.
         kind: Name of the shift in the findings.
 
@@ -270,7 +275,7 @@ def _recenter(released: Released, shift: Tensor, kind: str) -> Adapted:
 
 
 def _choose_better(released: Released, **changes: Any) -> Adapted:
-    """Return the unchanged or the changed attack, whichever has the smaller residual in a short attack."""
+    """Return the unaware attack or the changed attack, whichever leaves the smaller residual in a trial."""
     changed = _adapt(released, **changes)
     options = {"unaware": _adapt(released), "adapted": changed}
     residuals = {name: _try_briefly(option)[0] for name, option in options.items()}
@@ -280,7 +285,7 @@ def _choose_better(released: Released, **changes: Any) -> Adapted:
 
 
 def _try_briefly(option: Adapted) -> tuple[float, Reconstruction]:
-    """Return the relative first-layer residual of a short attack, and its reconstruction."""
+    """Run a short attack. Return its relative residual in the first layer, and its reconstruction."""
     attack = option.attack.resolve_settings(option.checkpoint, option.knowledge)
     assert isinstance(attack, RestartSettings)
     short = attack.changed(restarts=1, steps=max(1, attack.steps // TRIAL_DIVISOR))
@@ -290,7 +295,7 @@ def _try_briefly(option: Adapted) -> tuple[float, Reconstruction]:
 
 
 def find_first_residual(reconstruction: Reconstruction) -> float | None:
-    """Return the best first-layer residual of all restarts, relative if the attack normalizes."""
+    """Return the smallest residual of the first layer over all restarts, None without a finite residual."""
     if not reconstruction.layers.numel():
         return None
     best = float(reconstruction.layers[:, :, 0].nan_to_num(nan=math.inf).min())
@@ -298,7 +303,7 @@ def find_first_residual(reconstruction: Reconstruction) -> float | None:
 
 
 def _add_knowledge(released: Released, source: str, **values: Any) -> Knowledge:
-    """Return the attacker knowledge with more values, and their source."""
+    """Return the attacker knowledge, extended by additional values and by the source of these values."""
     knowledge = released.knowledge
     return knowledge.replace(
         **values, provenance={**knowledge.provenance, **dict.fromkeys(values, source)}
@@ -314,7 +319,7 @@ def _adapt(released: Released, **changes: Any) -> Adapted:
     return replace(unchanged, **changes)
 
 
-# The key of a strategy is the name of its function.
+# All strategies by name. The name of a strategy is the name of its function, with hyphens.
 ADAPTIVE: dict[str, Strategy] = {
     strategy.__name__.replace("_", "-"): strategy
     for strategy in (

@@ -2,7 +2,7 @@
 
 The symbols f, b_i and N_r are those of residuum.theory.polynomial. In the r-dimensional span of the neurons:
 
-    M(v) = sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T             slices of f
+    M(v) = sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T             a slice of f in the direction v
     M(v1)^-1 M(v2) = V Lam V^-1,  rows of V^-1: the x_i up to scale
     b_k = <z_k, f(z_k)>,  z_k.x_i = [i = k]                  dual vectors
 
@@ -11,8 +11,9 @@ samples and distinct ratios of the x_i.v. It tries several pairs (v1, v2) and us
 eigenvalue gap. Levenberg-Marquardt steps on the stationarity equations of all neurons follow. If the rank
 condition fails, or if this method fails, residuum.attacks.exact.power searches for the samples instead.
 
-A checkpoint must have the form sum_j a_j sigma(W_j.x). It can be a polynomial network. If the activation is
-known, it can also be two tensors W (m, d) and a (m,), or a two-layer network d-m-1. A first-layer bias
+A checkpoint must contain a network sum_j a_j sigma(W_j.x). The network can be a polynomial network. If the
+activation is known, the checkpoint can also contain two tensors W (m, d) and a (m,), or a two-layer network
+d-m-1. A first-layer bias
 counts as a coordinate of the samples that is constantly 1.
 """
 
@@ -49,12 +50,12 @@ from residuum.theory.polynomial import (
 )
 
 PAIRS = 10  # number of random pairs of slices; the pair with the widest eigenvalue gap is used
-STEPS = 10  # number of Levenberg-Marquardt steps
+STEPS = 10  # number of Levenberg-Marquardt steps after the diagonalization
 CERTIFIED_RESIDUAL = 1e-3  # maximum relative residual of the equations of a certified sample
-# Maximum relative gap of |W_j|^2 = alpha a_j^2 at which the values of f at the neurons are trusted.
+# Maximum relative violation of the balance |W_j|^2 = alpha a_j^2 at which the network counts as a KKT point.
 BALANCE_LIMIT = 1e-2
-MIN_EIGENGAP = 1e-10  # minimum relative gap; closer eigenvalues have no unique eigenvectors
-# Names of the activations t^k.
+MIN_EIGENGAP = 1e-10  # minimum relative gap of two eigenvalues with unique eigenvectors
+# Names and exponents k of the activations t^k.
 POWERS = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}
 
 
@@ -68,22 +69,23 @@ def recover(
     steps: int = STEPS,
     seed: int = 0,
 ) -> Identification:
-    """Recover the samples and their weights, one sample for each dimension of the signal subspace.
+    """Recover the training samples of a polynomial network, and the weight of each sample.
 
-    If neither ``norm`` nor ``augmented`` is set, the samples are unit vectors, up to scale.
+    There is one sample for each dimension of the signal subspace. If neither ``norm`` nor ``augmented`` is
+    set, the scale of the samples is not known, and the samples are returned as unit vectors.
 
     Args:
         model: A polynomial network.
-        rank: Dimension of the signal subspace. By default, it is estimated from W.
-        norm: Common norm of the samples, if it is known.
-        augmented: Whether the last coordinate of the samples is the constant 1. This fixes their scale
-            and sign.
-        pairs: Number of pairs of slices.
+        rank: Dimension of the signal subspace. By default, it is estimated from the first-layer weights W.
+        norm: Common norm of all samples, if this norm is known.
+        augmented: Whether the last coordinate of the samples is the constant 1. This coordinate fixes the
+            scale and the sign of each sample.
+        pairs: Number of random pairs of matrices that are tried for the diagonalization.
         steps: Number of Levenberg-Marquardt steps.
-        seed: Seed of the random slices and starts.
+        seed: Seed of the random directions.
 
     Returns:
-        The samples, and the conditions under which they are the training samples.
+        The samples, and the conditions under which the samples are the training samples.
     """
     neurons = find_live_neurons(model)
     _check_arguments(neurons.degree, pairs, norm, augmented)
@@ -114,15 +116,16 @@ def recover(
 
 @dataclass(frozen=True)
 class SampleFit:
-    """Samples that fit the network.
+    """Samples that solve the stationarity equations of a network, exactly or approximately.
 
     Attributes:
-        x: (k, r) samples in the signal subspace.
-        b: (k,) weights.
-        residuals: (k,) relative residual of the equations of each sample.
-        residual: Relative residual of all equations.
-        eigengap: Relative gap of the eigenvalues.
-        is_real: Whether all eigenvalues are real.
+        x: (k, r) samples in the signal subspace of dimension r.
+        b: (k,) weight of each sample.
+        residuals: (k,) relative residual of the stationarity equations of each sample.
+        residual: Relative residual of all stationarity equations.
+        eigengap: Smallest relative gap of two eigenvalues in the diagonalization. Without a
+            diagonalization, it is 0.
+        is_real: Whether all eigenvalues in the diagonalization are real.
     """
 
     x: Tensor
@@ -134,20 +137,21 @@ class SampleFit:
 
     @property
     def is_verified(self) -> bool:
-        """True if the eigenvalues are real and distinct, and all equations hold."""
+        """True if the eigenvalues are real and distinct, and the equations of every sample hold."""
         is_distinct = self.is_real and self.eigengap > MIN_EIGENGAP
         return is_distinct and bool((self.residuals <= CERTIFIED_RESIDUAL).all())
 
 
 def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generator) -> SampleFit:
-    """Recover the samples by Theorem 4.1: diagonalize two slices together, and refine the result.
+    """Recover the samples by Theorem 4.1 of Shen et al. 2026, and refine them.
 
-    The function uses the pair with the widest eigenvalue gap. The gap is the smallest distance of two
-    eigenvalues divided by the largest absolute eigenvalue. The weights follow from dual vectors.
+    The theorem diagonalizes the matrix M(v1)^-1 M(v2), where M(v) is the slice of f in a random direction v.
+    The function uses the pair (v1, v2) with the widest eigenvalue gap. The gap is the smallest distance of
+    two eigenvalues divided by the largest absolute eigenvalue. The weights follow from dual vectors.
 
     Args:
-        f: The interpolated function.
-        pairs: Number of pairs of slices.
+        f: The function f, interpolated from the neurons.
+        pairs: Number of random pairs of slices.
         steps: Number of Levenberg-Marquardt steps.
         generator: Random number generator.
 
@@ -175,22 +179,23 @@ def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
 
 
 def _looks_like_kkt_point(report: Identification) -> bool:
-    """Return True if the network looks like a KKT point, which the theorem requires."""
+    """Return True if the network looks like a KKT point, as the exact recovery requires."""
     is_balanced = report.balance_gap <= BALANCE_LIMIT
     return is_balanced and report.outside <= CERTIFIED_RESIDUAL and report.is_checkable
 
 
 def refine(f: Interpolant, x: Tensor, b: Tensor, steps: int) -> tuple[Tensor, Tensor]:
-    """Refine samples by Levenberg-Marquardt on the stationarity equations, if this is affordable.
+    """Refine samples by Levenberg-Marquardt steps on the stationarity equations.
 
     Args:
-        f: The interpolated function.
+        f: The function f, interpolated from the neurons.
         x: (k, r) samples of length 1.
-        b: (k,) weights.
-        steps: Number of steps.
+        b: (k,) weight of each sample.
+        steps: Number of Levenberg-Marquardt steps.
 
     Returns:
-        The samples and weights. They are unchanged if the refinement would exceed ``BUDGET``.
+        The samples and their weights. If the steps would need more than ``BUDGET`` multiplications, the
+        function changes neither.
     """
     if estimate_refinement_cost(f, len(x), steps) > BUDGET:
         return x, b
@@ -202,19 +207,19 @@ def refine(f: Interpolant, x: Tensor, b: Tensor, steps: int) -> tuple[Tensor, Te
 
 
 def compute_stationarity_residuals(f: Interpolant, x: Tensor, b: Tensor) -> tuple[Tensor, float]:
-    """Compute the relative residuals of the stationarity equations.
+    """Compute the relative residuals of the stationarity equations for each sample and in total.
 
-    The residual of a sample is taken in the direction of its dual vector. It is the larger of two: one with
-    the neurons at their own size, and one with all neurons at the same size. Small neurons alone can raise
-    the rank of K. In this case their equations must hold too.
+    The residual of a sample is taken in the direction of its dual vector. The residual is the larger of two
+    values: one with the neurons at their own size, and one with all neurons at the same size. Small neurons
+    alone can raise the rank of the rank condition. In this case the equations of small neurons must hold too.
 
     Args:
-        f: The interpolated function.
+        f: The function f, interpolated from the neurons.
         x: (k, r) samples.
-        b: (k,) weights.
+        b: (k,) weight of each sample.
 
     Returns:
-        The residual (k,) of each sample, and the residual of all equations.
+        The relative residual (k,) of each sample, and the relative residual of all equations.
     """
     dual = torch.linalg.pinv(x)
     target, fitted = f.values, b * (f.directions @ x.T) ** (f.degree - 1)  # (m, r), (m, k)
@@ -234,17 +239,19 @@ def _relative_norm(error: Tensor, target: Tensor) -> Tensor:
 def fix_scale(
     x: Tensor, b: Tensor, alpha: int, norm: float | None, augmented: bool
 ) -> tuple[Tensor, Tensor, str]:
-    """Choose the scale t of each sample. All (t x, b / t^alpha) represent the same network.
+    """Choose the scale t of each sample x with weight b.
+
+    All pairs (t x, b / t^alpha) represent the same network, so the network does not determine t.
 
     Args:
         x: (k, d) samples of length 1.
-        b: (k,) weights.
+        b: (k,) weight of each sample.
         alpha: Degree of the network.
-        norm: Common norm of the samples, if it is known.
+        norm: Common norm of all samples, if this norm is known.
         augmented: Whether the last coordinate of the samples is the constant 1.
 
     Returns:
-        The samples, the weights, and a note on the scale.
+        The scaled samples, their weights, and a text that says how the scale was chosen.
 
     Raises:
         InputError: If ``augmented`` is set, but the last coordinate of a sample is zero.
@@ -252,7 +259,7 @@ def fix_scale(
     if augmented:
         if (x[:, -1].abs() < 1e-12).any():
             raise InputError(
-                "Augmented samples end in the constant 1; a recovered sample ends in 0.",
+                "With `augmented`, the last coordinate of each sample is 1; a recovered sample ends in 0.",
                 "Omit `augmented`.",
             )
         t, scale = 1 / x[:, -1], "fixed by the constant coordinate"
@@ -266,18 +273,23 @@ def fix_scale(
 def _check_arguments(degree: int, pairs: int, norm: float | None, augmented: bool) -> None:
     if degree < 3:
         raise InputError(
-            f"Samples are not identifiable from a network of degree {degree}; only an aggregate "
-            "of the samples is.",
-            "Use `measure_identifiability(model)`.",
+            f"The samples of a polynomial network of degree {degree} are not identifiable; the degree must "
+            "be at least 3.",
+            "Call `measure_identifiability(model)` to identify an aggregate of the samples.",
         )
     if pairs < 1:
-        raise InputError(f"At least one pair of slices is needed; got {pairs}.", "Use `pairs=10`.")
+        raise InputError(
+            f"The recovery needs at least one pair of slices; got {pairs}.", "Pass `pairs=10`."
+        )
     if norm is not None and not (0 < norm < float("inf")):
         raise InputError(
-            f"A norm must be positive and finite; got {norm}.", "Omit it if it is not known."
+            f"`norm` must be positive and finite; got {norm}.", "Omit `norm` if it is not known."
         )
     if norm is not None and augmented:
-        raise InputError("`norm` and `augmented` both fix the scale.", "Pass only one of them.")
+        raise InputError(
+            "`norm` and `augmented` both fix the scale of the samples; got both.",
+            "Pass only one of the two.",
+        )
 
 
 def _notes(
@@ -285,17 +297,17 @@ def _notes(
 ) -> list[str]:
     notes = []
     if exact is not None and not exact.is_real:
-        notes.append("no pair of slices had real eigenvalues: the samples are heuristic")
+        notes.append("no pair of slices had real eigenvalues, so the samples may be wrong")
     elif exact is not None and exact.eigengap <= MIN_EIGENGAP:
-        notes.append("eigenvalues of the slices coincide: the samples are heuristic")
+        notes.append("two eigenvalues of the slices coincide, so the samples may be wrong")
     if exact is not None and not report.is_checkable:
         notes.append(
-            f"r = {report.r}: in so few variables, some samples fit any form, so that nothing can "
-            "be checked"
+            f"the signal subspace has only {report.r} dimensions. In so few dimensions, some samples fit any "
+            "network, so a small residual does not confirm the samples"
         )
     if report.outside > CERTIFIED_RESIDUAL:
         notes.append(
-            f"{report.outside:.1e} of the norm of W lies outside the {report.r} dimensions"
+            f"{report.outside:.1e} of the norm of W lies outside the signal subspace of {report.r} dimensions"
         )
     bad = int((~(fit.residuals <= CERTIFIED_RESIDUAL)).sum())
     if bad:
@@ -304,16 +316,18 @@ def _notes(
         )
     if grown is not None and grown.equations is not None and grown.equations <= grown.unknowns:
         notes.append(
-            f"{grown.equations} independent equations for {grown.unknowns} unknowns: "
-            "a small residual proves nothing"
+            f"{grown.equations} independent equations cannot determine {grown.unknowns} unknowns, so a small "
+            "residual proves nothing"
         )
     if grown is not None and not grown.is_complete:
-        notes.append("the search exhausted its budget: with a lower rank it may find more samples")
+        notes.append(
+            "the search for samples exhausted its budget. Pass a lower rank to find more samples"
+        )
     return notes
 
 
 class PolynomialAttack(OneShotAttack):
-    """The exact attack on polynomial networks. It runs :func:`recover`."""
+    """The exact attack on polynomial networks, which runs :func:`recover`."""
 
     name: ClassVar[str] = "polynomial"
     has_residual: ClassVar[bool] = True
@@ -337,14 +351,14 @@ class PolynomialAttack(OneShotAttack):
         return "exact if its rank condition holds; `residuum identify` reports this condition"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Recover the samples. The result is one restart without steps.
+        """Recover the samples with :func:`recover`. The result counts as one restart without steps.
 
         Args:
             surface: The attack surface.
             knowledge: What the attacker knows.
 
         Returns:
-            The samples. The residual is that of all equations.
+            The samples, with the residual of all stationarity equations together.
         """
         identification = recover(surface.copy_module(), seed=self.seed)
         x, weights = identification.x, identification.weights
@@ -372,20 +386,23 @@ def identify(
     data: Dataset | None = None,
     seed: int = 0,
 ) -> Identification:
-    """Identify the samples of a network of degree >= 3, or aggregates of the samples for lower degrees.
+    """Identify the training samples of a polynomial network.
+
+    From a network of degree 3 or more, the function identifies samples. From a lower degree, it identifies
+    only aggregates of the samples.
 
     Args:
         released: The network.
         activation: Name in ``POWERS``, or poly:c0,c1,... The default is the activation of the network.
-        rank: Dimension of the signal subspace. By default, it is estimated from W.
-        norm: Common norm of the samples, if it is known.
+        rank: Dimension of the signal subspace. By default, it is estimated from the first-layer weights W.
+        norm: Common norm of all samples, if this norm is known.
         augmented: Whether the last coordinate of the samples is the constant 1. If the first layer has a
-            bias and ``norm`` is not set, this is always the case.
-        data: Samples whose minimum margin is reported. They have no other use.
-        seed: Seed of the random slices and starts.
+            bias and ``norm`` is not set, the coordinate is always 1.
+        data: Samples whose minimum margin is reported. The recovery does not use these samples.
+        seed: Seed of the random directions.
 
     Returns:
-        The samples or aggregates, and the conditions under which they are determined.
+        The samples or aggregates, and the conditions under which the network determines them.
     """
     model, has_bias = build_polynomial_network(released, activation)
     margin = None if data is None else _min_margin(model, data, has_bias)
@@ -403,7 +420,7 @@ def identify(
 def build_polynomial_network(
     released: Network, activation: str | None = None
 ) -> tuple[PolynomialNetwork, bool]:
-    """Build the polynomial network with the weights of a network.
+    """Convert a network to a polynomial network with the same weights.
 
     Args:
         released: The network.
@@ -414,7 +431,7 @@ def build_polynomial_network(
         first layer.
 
     Raises:
-        InputError: If the network has another form, or if its activation is not known.
+        InputError: If the network is not of the form sum_j a_j sigma(W_j.x), or if sigma is not known.
     """
     arch = released.architecture
     coefficients = None if activation is None else parse_activation(activation)
@@ -438,7 +455,7 @@ def build_polynomial_network(
 
 
 def parse_activation(text: str) -> tuple[float, ...]:
-    """Read the coefficients of an activation, c_0 first.
+    """Read the coefficients of a polynomial activation, constant coefficient first.
 
     Args:
         text: Name in ``POWERS``, or poly:c0,c1,...
@@ -447,7 +464,7 @@ def parse_activation(text: str) -> tuple[float, ...]:
         The coefficients.
 
     Raises:
-        InputError: If the text is not an activation.
+        InputError: If the text does not describe a polynomial activation.
     """
     if text in POWERS:
         return (*[0.0] * POWERS[text], 1.0)
@@ -461,7 +478,7 @@ def parse_activation(text: str) -> tuple[float, ...]:
         raise InputError(
             f"An activation must be {', '.join(POWERS)} or poly:c0,c1,... with finite numbers and a "
             f"nonzero last number; got {text[:40]!r}.",
-            "For t + t^3, pass poly:0,1,0,1.",
+            "For the activation t + t^3, pass poly:0,1,0,1.",
         )
     return coefficients
 
@@ -469,13 +486,19 @@ def parse_activation(text: str) -> tuple[float, ...]:
 def _read_tensors(
     arch: Architecture, theta: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor, bool] | None:
-    """Return W (m, d), a (m,) and whether W contains a bias, or None for a network of another form."""
+    """Read the first-layer weights W (m, d) and the output weights a (m,) of sum_j a_j sigma(W_j.x).
+
+    Returns:
+        W, a, and whether the last column of W is a bias. The result is None for a network of another form.
+    """
     if arch.kind == "polynomial":
         return theta["weight"], theta["coefficient"], False
     if arch.kind != "mlp":
         return None
     weight, bias = theta["layers.0.weight"], theta.get("layers.0.bias")
-    if len(arch.widths) == 2 and bias is not None:  # two tensors alone look like one layer
+    if (
+        len(arch.widths) == 2 and bias is not None
+    ):  # two tensors W and a look like one layer with a bias
         return weight, bias, False
     if len(arch.widths) == 3 and arch.outputs == 1 and "layers.1.bias" not in theta:
         coefficient = theta["layers.1.weight"][0]
@@ -486,15 +509,15 @@ def _read_tensors(
 
 
 def _min_margin(model: PolynomialNetwork, data: Dataset, has_bias: bool) -> float:
-    """Return min_i y_i Phi(x_i) for labels -1 and +1."""
+    """Return the minimum margin min_i y_i Phi(x_i) of a network Phi on samples x_i with labels y_i."""
     x, y = data.x.flatten(1).to(model.weight.dtype), data.y.flatten()
     if has_bias:
         x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
     if x.shape[1] != model.weight.shape[1] or len(y) != len(x) or not (y.abs() == 1).all():
         raise InputError(
             f"Margins need samples of {model.weight.shape[1] - has_bias} values with labels -1 and "
-            f"+1; got {x.shape[1] - has_bias} values.",
-            "Correct --data, or omit it.",
+            f"+1; got samples of {x.shape[1] - has_bias} values.",
+            "Correct --data, or omit --data.",
         )
     with torch.no_grad():
         return float((y * model(x)[:, 0]).min())

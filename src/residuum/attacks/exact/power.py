@@ -1,18 +1,21 @@
 """Recover samples by power iteration if there are fewer or noisier neurons than the rank condition requires.
 
-The function f is known at the unit neurons Z_j. It is a gradient: p(w) = <w, f(w)> = sum_i b_i (w.x_i)^alpha
-satisfies grad p = alpha f. The form with minimum norm and the known gradients has the same symmetry:
+The samples x_i with weights b_i define the form (homogeneous polynomial) p(w) = sum_i b_i (w.x_i)^alpha. Its
+gradient grad p = alpha f is known at the unit neurons Z_j, because training determines f(Z_j) there. The form
+with minimum norm that has these gradients is
 
     p(w) = sum_j (Z_j.w)^(alpha-1) (c_j.w),        sum_q K_pq c_q = f(Z_p)
     K_pq = ((Z_p.Z_q)^(alpha-1) I + (alpha-1) (Z_p.Z_q)^(alpha-2) Z_q Z_p^T) / alpha
 
 Power iteration w <- +-f(w) increases |p| and converges to spectrally isolated samples. The best end point
-becomes a new sample with weight p(w). Levenberg-Marquardt then refines all samples together on the
-stationarity equations (g_i = |b_i|^(1/alpha) x_i, s_i = sign b_i, row j as large as its neuron)
+becomes a new sample with weight p(w). Levenberg-Marquardt steps then refine all samples together on the
+stationarity equations
 
     sizes_j (f(Z_j) - sum_i s_i (Z_j.g_i)^(alpha-1) g_i) = 0
 
-The residual of these equations defines the form in which the search finds the next sample (deflation).
+in the scaled samples g_i = |b_i|^(1/alpha) x_i with signs s_i = sign b_i. The factor sizes_j makes equation j
+as large as neuron j. The misfit of these equations defines the form in which the search finds the next sample
+(deflation).
 """
 
 from __future__ import annotations
@@ -24,31 +27,32 @@ from torch import Tensor
 
 from residuum.theory.polynomial import Interpolant
 
-STARTS, POWER_STEPS = 48, 100  # number of random directions, and power steps of each
-SHIFT = 0.3  # share of the last direction in a step; prevents oscillation for an even form
-INNER, FINAL = 15, 100  # Levenberg-Marquardt steps after every sample, and at the end
-RESTARTS = 8  # maximum number of attempts
-CHEAP = 1 / 16  # attempts continue only while they use less than this share of the budget
-SOLVED = 1e-10  # a relative misfit below this is rounding
+STARTS, POWER_STEPS = 48, 100  # number of random directions, and of power iteration steps from each
+SHIFT = 0.3  # weight of the last direction in a power step; prevents oscillation for forms of even degree
+INNER, FINAL = 15, 100  # number of Levenberg-Marquardt steps after every new sample, and at the end
+RESTARTS = 8  # maximum number of attempts to find all samples
+CHEAP = 1 / 16  # a new attempt starts only while less than this share of the budget is spent
+SOLVED = 1e-10  # a relative misfit below this value is a rounding error
 FITTED = 1e-2  # maximum relative misfit of a good fit
 SAME = 10.0  # maximum ratio of the misfits of two equally good fits
-PROGRESS = 1e-3  # a sample that reduces the misfit by a smaller share is useless
-BUDGET = 2.0**36  # multiplications of one search, a few seconds
-KERNEL_SIDE = 1500  # maximum number of unknowns c for which the kernel is factorized
-RANK_TOLERANCE = 1e-10  # minimum eigenvalue of the kernel, as a share of the largest
+PROGRESS = 1e-3  # the search ends if a new sample reduces the misfit by less than this share
+BUDGET = 2.0**36  # maximum number of multiplications in one search, which take a few seconds
+KERNEL_SIDE = 1500  # maximum number of rows of a kernel matrix that is factorized
+# Minimum eigenvalue of the kernel matrix, as a share of the largest eigenvalue.
+RANK_TOLERANCE = 1e-10
 
 
 @dataclass(frozen=True)
 class GrownFit:
-    """Samples that a search has found one after the other.
+    """Samples that the search by power iteration has found one after the other.
 
     Attributes:
         x: (k, r) samples of length 1.
-        b: (k,) weights.
-        misfit: Relative misfit of all equations.
-        equations: Number of independent equations among the m r, None if there are too many to count.
-        unknowns: Number of unknowns, k r.
-        is_complete: Whether the search ended before it exhausted its budget.
+        b: (k,) weight of each sample.
+        misfit: Relative misfit of all stationarity equations.
+        equations: Number of independent stationarity equations, None if there are too many to count.
+        unknowns: Number k r of unknown values.
+        is_complete: Whether the search ended before it exhausted its budget of multiplications.
     """
 
     x: Tensor
@@ -61,12 +65,12 @@ class GrownFit:
 
 @dataclass(frozen=True)
 class Form:
-    """The form p with minimum norm.
+    """The form (homogeneous polynomial) p(w) = sum_j (Z_j.w)^(alpha-1) (c_j.w).
 
     Attributes:
-        directions: (m, r) directions Z.
-        coefficients: (m, r) coefficients c.
-        degree: Degree alpha.
+        directions: (m, r) directions Z_j of the neurons.
+        coefficients: (m, r) coefficient vectors c_j.
+        degree: Degree alpha of the form.
     """
 
     directions: Tensor
@@ -74,16 +78,17 @@ class Form:
     degree: int
 
     def gradient(self, w: Tensor) -> Tensor:
-        """Return grad p(w) / alpha (k, r) at points w (k, r)."""
+        """Return the gradient of the form p divided by its degree, (k, r), at points w (k, r)."""
         alpha, product = self.degree, w @ self.directions.T
         inner = (alpha - 1) * product ** (alpha - 2) * (w @ self.coefficients.T)
         return (inner @ self.directions + product ** (alpha - 1) @ self.coefficients) / alpha
 
 
 class Completion:
-    """A solver for the coefficients c, which factorizes the kernel once.
+    """A solver for the form with minimum norm whose gradients at the neurons are given.
 
-    Above KERNEL_SIDE unknowns, it uses the misfit itself as c and solves nothing.
+    The solver factorizes the kernel matrix of the neurons once. If the kernel matrix has more than
+    KERNEL_SIDE rows, the solver uses the given gradients themselves as the coefficients of the form.
     """
 
     def __init__(self, f: Interpolant) -> None:
@@ -101,12 +106,12 @@ class Completion:
         self.rank = int(is_large.sum())
 
     def complete(self, misfit: Tensor, solve: bool = True) -> Form:
-        """Return the form with minimum norm whose gradients equal a misfit.
+        """Return the form with minimum norm whose gradients at the neurons equal a misfit.
 
         Args:
-            misfit: (m, r) misfit.
-            solve: Whether to solve for the coefficients. Otherwise the misfit itself is used, which does not
-                amplify noise.
+            misfit: (m, r) misfit of the stationarity equations of m neurons.
+            solve: Whether to solve for the coefficients of the form. Otherwise the misfit itself becomes the
+                coefficients, which does not amplify noise.
 
         Returns:
             The form.
@@ -118,17 +123,18 @@ class Completion:
 
 
 def grow(f: Interpolant, max_samples: int, generator: torch.Generator) -> GrownFit:
-    """Search for samples one after the other.
+    """Search for samples one after the other by power iteration.
 
-    The first attempts are greedy. Further attempts use random orders, as long as they are cheap.
+    The first two attempts always add the sample with the largest weight. Further attempts add samples in a
+    random order, as long as the attempts together use a small share of the budget.
 
     Args:
-        f: The interpolated function.
+        f: The function f, interpolated from the neurons.
         max_samples: Maximum number of samples.
         generator: Random number generator.
 
     Returns:
-        The best fit of all attempts.
+        The fit with the smallest misfit of all attempts.
     """
     completion, budget = Completion(f), Budget()
     best: tuple[float, Tensor, Tensor] | None = None
@@ -152,21 +158,21 @@ class Budget:
     remaining: float = BUDGET
 
     def spend(self, cost: float) -> bool:
-        """Subtract a cost if the budget covers it. Return True in this case."""
+        """Subtract a cost from the budget, and return True. If the cost exceeds the budget, return False."""
         is_covered = cost <= self.remaining
         self.remaining -= cost if is_covered else 0
         return is_covered
 
 
 def run_power_iteration(form: Form, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Run the shifted power iteration from random unit vectors.
+    """Run the shifted power iteration on a form from random unit vectors.
 
     Args:
-        form: The form p.
+        form: The form p, a homogeneous polynomial.
         generator: Random number generator.
 
     Returns:
-        The end points (k, r), and the values of p there (k,).
+        The end points (k, r), and the values (k,) of p at the end points.
     """
     r = form.directions.shape[1]
     w = _normalize(torch.randn(STARTS, r, generator=generator, dtype=torch.float64))
@@ -182,65 +188,70 @@ def levenberg_marquardt(
     """Solve the stationarity equations by the Levenberg-Marquardt method.
 
     The damping is multiplied by four after a step that increases the misfit, and divided by five after a step
-    that reduces it. The iteration ends at rounding, at a minimum, or if a step with little damping gains
-    almost nothing.
+    that reduces the misfit. The iteration ends if the misfit is a rounding error, at a minimum, or if a step
+    with little damping reduces the misfit by almost nothing.
 
     Args:
-        f: The interpolated function.
-        g: (k, r) initial scaled samples.
+        f: The function f, interpolated from m neurons.
+        g: (k, r) initial samples, scaled by |b|^(1/alpha) with their weights b and the degree alpha.
         sign: (k,) signs of the weights.
         steps: Maximum number of steps.
         damping: Initial damping.
 
     Returns:
-        The scaled samples (k, r), and the misfit (m, r).
+        The scaled samples (k, r), and the misfit (m, r) of the equations.
     """
     error, total = misfit(f, g, sign), target_norm(f)
     for _ in range(steps):
         normal, slope = normal_equations(f, g, sign, error)
         normal.diagonal().mul_(1 + damping).add_(1e-14 * normal.diagonal().max())
         trial = g + torch.linalg.solve(normal, slope.flatten()).reshape(g.shape)
-        after = misfit(f, trial, sign)
-        gain = float(error.norm() - after.norm())
-        if gain > 0:  # False for NaN
-            g, error = trial, after
+        trial_error = misfit(f, trial, sign)
+        gain = float(error.norm() - trial_error.norm())
+        if gain > 0:  # the comparison is False if the misfit is NaN
+            g, error = trial, trial_error
             if gain < 1e-6 * float(error.norm()) and damping < 1e-2:
                 break
             damping = max(damping / 5, 1e-14)
         elif damping > 1e6 or (damping < 1e-6 and error.norm() < SOLVED * total):
-            break  # at rounding, or at a minimum
+            break  # the misfit is a rounding error, or the samples are at a minimum
         else:
             damping = max(4 * damping, 1e-8)
     return g, error
 
 
 def misfit(f: Interpolant, g: Tensor, sign: Tensor) -> Tensor:
-    """Return sizes_j (F_j - sum_i s_i (Z_j.g_i)^(alpha-1) g_i).
+    """Return the misfit sizes_j (f(Z_j) - sum_i s_i (Z_j.g_i)^(alpha-1) g_i) of the stationarity equations.
 
     Args:
-        f: The interpolated function.
-        g: (k, r) scaled samples.
-        sign: (k,) signs of the weights.
+        f: The function f of degree alpha, its m neurons Z_j, and the sizes of the neurons.
+        g: (k, r) samples g_i, scaled by |b_i|^(1/alpha) with their weights b_i.
+        sign: (k,) signs s_i of the weights.
 
     Returns:
-        (m, r) misfit.
+        (m, r) misfit of each equation.
     """
     fitted = (sign * (f.directions @ g.T) ** (f.degree - 1)) @ g
     return f.sizes[:, None] * (f.values - fitted)
 
 
 def target_norm(f: Interpolant) -> float:
-    """Return the norm of the targets, which is that of the neurons, because sizes f(Z) = +-W."""
+    """Return the norm of the values that the samples must fit.
+
+    The norm equals the norm of the weights W of the neurons, because these values are +-W.
+    """
     return float((f.sizes[:, None] * f.values).norm())
 
 
 def estimate_refinement_cost(f: Interpolant, samples: int, steps: int) -> float:
-    """Estimate the multiplications of Levenberg-Marquardt: the normal equations and their solution.
+    """Estimate how many multiplications a refinement by Levenberg-Marquardt steps needs.
+
+    Each step builds the normal equations and solves them.
 
     Args:
-        f: The interpolated function.
+        f: The function f, interpolated from the neurons.
         samples: Number of samples.
-        steps: Number of steps.
+        steps: Number of Levenberg-Marquardt steps.
 
     Returns:
         The number of multiplications.
@@ -256,19 +267,21 @@ def _grow_once(
     budget: Budget,
     attempt: int,
 ) -> tuple[float, Tensor, Tensor]:
-    """Search for samples once, and return the smallest number of samples that fits about as well.
+    """Search for samples once, and return the smallest set of samples with an almost minimum misfit.
 
-    Even attempts search the completed form, odd attempts the unsolved form. The first two are greedy.
+    Attempts with an even number search the form whose gradients equal the misfit. Attempts with an odd number
+    use the misfit itself as the coefficients of the form. The first two attempts always add the sample with
+    the largest weight, and further attempts add a random sample.
 
     Args:
         completion: The solver for the form.
         max_samples: Maximum number of samples.
         generator: Random number generator.
-        budget: The remaining budget.
-        attempt: Number of the attempt.
+        budget: The number of multiplications that the search may still use.
+        attempt: Number of the attempt, from 0.
 
     Returns:
-        The relative misfit, the scaled samples g and the signs.
+        The relative misfit, the samples scaled by |b|^(1/alpha) with their weights b, and the signs of b.
     """
     f, alpha = completion.f, completion.f.degree
     total, error = target_norm(f), f.sizes[:, None] * f.values
@@ -297,16 +310,16 @@ def _grow_once(
 
 
 def _deflate(f: Interpolant, g: Tensor, sign: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the samples, with the best weight of the last sample, and the remaining misfit.
+    """Fit the weight of the last sample, and subtract this sample from the misfit.
 
     Args:
-        f: The interpolated function.
-        g: (k, r) scaled samples.
+        f: The function f, interpolated from m neurons.
+        g: (k, r) samples, scaled by |b|^(1/alpha) with their weights b and the degree alpha.
         sign: (k,) signs of the weights.
-        error: (m, r) misfit without the last sample.
+        error: (m, r) misfit of the equations without the last sample.
 
     Returns:
-        The scaled samples and the misfit.
+        The scaled samples, and the remaining misfit.
     """
     direction = _normalize(g[-1:])
     product = f.directions @ direction.T
@@ -318,10 +331,10 @@ def _deflate(f: Interpolant, g: Tensor, sign: Tensor, error: Tensor) -> tuple[Te
 def _select_smallest_fit(
     f: Interpolant, history: list[tuple[float, Tensor, Tensor]], budget: Budget
 ) -> tuple[float, Tensor, Tensor]:
-    """Return the good fit with the fewest samples, because more samples can always fit noise."""
-    smallest = min(error for error, _, _ in history)
-    good = [h for h in history if h[0] <= min(SAME * smallest, FITTED)]
-    error, g, sign = good[0] if good else min(history, key=lambda h: h[0])
+    """Return the fit with the fewest samples of all good fits, because additional samples fit noise."""
+    smallest_misfit = min(error for error, _, _ in history)
+    good_fits = [fit for fit in history if fit[0] <= min(SAME * smallest_misfit, FITTED)]
+    error, g, sign = good_fits[0] if good_fits else min(history, key=lambda fit: fit[0])
     steps = FINAL if budget.spend(estimate_refinement_cost(f, len(g), FINAL)) else INNER
     if steps == FINAL or budget.spend(estimate_refinement_cost(f, len(g), INNER)):
         g, remaining = levenberg_marquardt(f, g, sign, steps)
@@ -332,15 +345,16 @@ def _select_smallest_fit(
 def normal_equations(
     f: Interpolant, g: Tensor, sign: Tensor, error: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Compute J^T J and J^T error, where J is the derivative of the fitted values with respect to g.
+    """Compute J^T J and J^T error, where J is the derivative of the fitted values in the samples.
 
-    J_(j,c),(i,a) = A_ji g_ic Z_ja + B_ji [c = a]. The code expands the products, so that it never forms J.
+    J_(j,c),(i,a) = A_ji g_ic Z_ja + B_ji [c = a], with (m, k) matrices A and B of coefficients and the
+    directions Z of the neurons. The code expands the products, so that it never forms J.
 
     Args:
-        f: The interpolated function.
-        g: (k, r) scaled samples.
+        f: The function f, interpolated from m neurons.
+        g: (k, r) samples, scaled by |b|^(1/alpha) with their weights b and the degree alpha.
         sign: (k,) signs of the weights.
-        error: (m, r) misfit.
+        error: (m, r) misfit of the equations.
 
     Returns:
         J^T J (k r, k r) and J^T error (k, r).

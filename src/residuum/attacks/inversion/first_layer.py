@@ -14,12 +14,12 @@ from residuum.surfaces.surface import Surface
 
 
 class FirstLayerWeights(Baseline):
-    """Return the rows of the first weight matrix as images, longest first. Labels are unknown (0)."""
+    """Return the rows of the first weight matrix as candidates, longest first. All labels are 0 (unknown)."""
 
     name: ClassVar[str] = "first-layer-weights"
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply. For example, the rows of a convolution are no images.
+        """Return why the attack does not apply: the rows of the first layer must be as large as samples.
 
         Args:
             surface: The attack surface.

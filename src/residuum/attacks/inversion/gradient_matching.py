@@ -1,21 +1,25 @@
 """Invert: find samples whose gradients add up to an optimizer state or to the weight update.
 
-This attack works for any module, by differentiating twice automatically. ``engine/generic.py`` is the squared
-case with the multipliers of every objective. Here we add what is known about single gradients in federated
-learning:
+This attack works for any module, because automatic differentiation computes both derivatives. It generalizes
+the squared distance of ``engine/generic.py`` by distances and multipliers that are known from attacks on
+single gradients in federated learning:
 
-    T(x, lam) = sum_i grad_theta <u_i, Phi(theta; x_i)>          u_i from lam_i, the label and Phi(x_i)
+    T(x, lam) = sum_i grad_theta <u_i, Phi(theta; x_i)>          u_i from lam_i, the label and Phi
     squared   sum_l w_l |t_l - T_l|^2 / |t_l|^2
     cosine    sum_l w_l (1 - <t_l, T_l> / |t_l| |T_l|)           t = optimizer state, or theta0 - theta
 
-Here l runs over layers, or there is one term for the network. The sums of an optimizer state over several
-batches, or of a full training, have a wrong scale in each layer, but the right cosine. ``invert`` uses
-cosines per layer, multipliers of every rival class, and the fading sparse prior. ``geiping2020`` is the
-published attack that it is compared with: Geiping, Bauermeister, Droege, Moeller 2020, "Inverting Gradients".
-It uses one cosine of the network with the gradient of the loss itself, total variation, and signed steps of
-Adam. Rows of a first dense layer are mixtures of the samples themselves. So no prior has to choose a basin,
-and signed steps make more progress in the same number of steps. On a chain of dense layers ``invert`` is
-``geiping2020`` with multipliers.
+Phi is the network with weights theta, x_i are the candidates and lam_i their multipliers. Here l runs over
+layers, or there is one term for the whole network. The gradients of several batches, or of a full training,
+add up to a sum with a wrong scale in each layer, but the right cosine.
+
+``invert`` uses one cosine for each layer, multipliers of every rival class (each class but the label), and a
+sparse prior that fades out. ``geiping2020`` is the published attack with which we compare ``invert``:
+Geiping, Bauermeister, Droege, Moeller 2020, "Inverting Gradients". This attack uses one cosine for the whole
+network, the gradient of the loss itself, total variation, and signed steps of Adam.
+
+On a chain of dense layers, ``invert`` is ``geiping2020`` with multipliers. There, rows of the first layer are
+mixtures of the samples, so the prior matters little, and signed steps make more progress in the same number
+of steps.
 """
 
 from __future__ import annotations
@@ -41,22 +45,22 @@ from residuum.settings import RestartSettings
 from residuum.stationarity import Theta, by_layer, parameters
 from residuum.surfaces.surface import CHANGE, MOMENT, Surface
 
-RECORD_EVERY = 25  # steps between two records of the residuals
-MIN_NORM = 1e-30  # squared norms are at least this large before a division
+RECORD_EVERY = 25  # number of steps between two records of the residuals
+MIN_NORM = 1e-30  # minimum squared norm in a division
 
 
 @dataclass(frozen=True)
 class MatchingRule:
-    """How gradients are compared and how candidates move.
+    """How the attack compares gradients and moves candidates.
 
     Attributes:
-        distance: "squared" or "cosine".
-        per_layer: Use the mean over layers instead of one distance over all parameters.
-        multipliers: "rivals" for a free nonnegative multiplier of every other class
-            (``objectives.Moment``), or "loss" for the derivative of the loss at the candidates' outputs.
+        distance: Name of the distance between gradients: "squared" or "cosine".
+        per_layer: Whether to use the mean distance over layers instead of one distance over all parameters.
+        multipliers: "rivals" for a free nonnegative multiplier of every class but the label
+            (``objectives.Moment``), or "loss" for the derivative of the loss at the outputs for a candidate.
         prior: Name of the prior on candidates.
-        weight: Weight of the prior, relative to a distance that is 1 if nothing is fitted.
-        signed: Step by the sign of the gradient.
+        weight: Weight of the prior, relative to a distance of 1 for gradients that fit nothing.
+        signed: Whether candidates move by the sign of the derivative.
     """
 
     distance: str = "cosine"
@@ -70,29 +74,29 @@ class MatchingRule:
         """Measure the distance between two gradients.
 
         Args:
-            target: The gradient to fit.
-            total: The sum of gradients of the candidates.
+            target: The gradient that the candidates must fit.
+            total: The sum of gradients at the candidates.
             groups: Names of the parameters of every layer.
 
         Returns:
-            (L,) distances of all layers, or (1,) of all parameters together.
+            (L,) distances of L layers, or (1,) the distance over all parameters together.
         """
         name_groups = list(groups.values()) if self.per_layer else [sum(groups.values(), ())]
         return torch.stack([self._distance(target, total, names) for names in name_groups])
 
     def _distance(self, target: Theta, total: Theta, names: tuple[str, ...]) -> Tensor:
-        """Return the distance over some parameters, which is 1 if nothing is fitted.
+        """Return the distance between two gradients over some parameters.
 
-        The cosine ignores the size of the sum, because an attacker who does not know the number of steps
-        does not know this size.
+        The cosine distance ignores the size of the gradients, because an attacker who does not know the
+        number of training steps does not know this size.
 
         Args:
-            target: The gradient to fit.
-            total: The sum of gradients of the candidates.
+            target: The gradient that the candidates must fit.
+            total: The sum of gradients at the candidates.
             names: Names of the parameters.
 
         Returns:
-            The distance.
+            The distance: 0 for a perfect fit, and 1 for a sum that fits nothing.
         """
 
         def inner(a: Theta, b: Theta) -> Tensor:
@@ -114,27 +118,28 @@ DENSE = replace(GEIPING, multipliers="rivals")
 ASSUMPTION = (
     "invert assumes that the optimizer state, or the weight update, is a sum of gradients at samples, "
     "with the activation patterns of the final weights. The longer the training, the less this holds. "
-    ""
 )
 
 
 def read_gradient_sum(surface: Surface) -> Theta:
-    """Return what a sum of loss gradients must equal: the optimizer state, or W0 - W."""
+    """Return the vector that the sum of loss gradients must equal: the optimizer state, or W0 - W."""
     sign = -1.0 if surface.name == CHANGE else 1.0
     return {name: sign * t for name, t in surface.target.items()}
 
 
 def covectors(matching: MatchingRule, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-    """Compute u from the multipliers of every rival class, or from the derivative of the loss.
+    """Compute the vectors u_i that weight the outputs of the network in the sum of gradients.
+
+    The vectors follow from the multipliers of every class but the label, or from the derivative of the loss.
 
     Args:
-        matching: How gradients are compared.
-        outputs: (m, C) outputs of the network.
+        matching: How the attack compares gradients.
+        outputs: (m, C) outputs of the network at m candidates.
         labels: (m,) labels of the candidates.
         lam: Multipliers of the candidates.
 
     Returns:
-        u (m, C).
+        (m, C) vectors u_i.
     """
     if matching.multipliers == "rivals":
         return Moment().covectors(0, outputs, labels, lam)
@@ -146,11 +151,11 @@ def covectors(matching: MatchingRule, outputs: Tensor, labels: Tensor, lam: Tens
 
 
 class GradientMatching(RestartSettings, Attack):
-    """Match gradients at candidates with the weight update from known initial weights.
+    """Find candidates whose gradients add up to the weight update from known initial weights.
 
     Attributes:
-        matching: How gradients are compared.
-        is_published: This is a published attack that others are compared with.
+        matching: How the attack compares gradients.
+        is_published: Whether the attack is a published one that only serves for comparison.
     """
 
     name: ClassVar[str] = "invert"
@@ -161,7 +166,7 @@ class GradientMatching(RestartSettings, Attack):
     is_published: ClassVar[bool] = False
 
     def choose_matching(self, surface: Surface) -> MatchingRule:
-        """Return how gradients of this network are compared, see the head of this file."""
+        """Return how the attack compares gradients of this network, which depends on its layers."""
         is_chain = not self.is_published and surface.chain is not None
         return DENSE if is_chain else self.matching
 
@@ -178,7 +183,7 @@ class GradientMatching(RestartSettings, Attack):
         if surface.name != self.surface:
             return {
                 CHANGE: "needs the initial weights theta0; pass them with --init",
-                MOMENT: "needs the state of an optimizer, from the file or from a live one",
+                MOMENT: "needs an optimizer state, from the file or from a live optimizer",
             }[self.surface]
         if surface.task == "regression" and surface.outputs > 1:
             return "needs one output or classes; a regression of several outputs is not supported"
@@ -186,7 +191,7 @@ class GradientMatching(RestartSettings, Attack):
 
     def why_applies(self, surface: Surface) -> str:
         """Return why the attack applies."""
-        return "gradients of samples add up to it, for any network"
+        return "in any network, gradients of samples add up to the weight update or optimizer state"
 
     def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
         """Return why an audit skips the attack although the attack applies.
@@ -199,20 +204,22 @@ class GradientMatching(RestartSettings, Attack):
             The reason, or "" if the audit runs the attack.
         """
         if self.is_published:
-            return "a published attack that invert is compared with; name it to run it"
+            return f"{self.name} is a published attack for comparison; name {self.name} to run it"
         if surface.chain is None:
             return ""
-        return "a chain of dense layers: moment, ntk and unmix are more accurate; name it to run it"
+        return (
+            f"moment, ntk and unmix are more accurate on dense layers; name {self.name} to run it"
+        )
 
     def reconstruct(
         self, surface: Surface, knowledge: Knowledge, *, watch: Watcher | None = None, **_: Any
     ) -> Reconstruction:
-        """Run the restarts one after another, each with its share of ``seconds``.
+        """Run the restarts one after another. Each restart gets its share of the time limit ``seconds``.
 
         Args:
             surface: The attack surface.
             knowledge: What the attacker knows.
-            watch: Called with the progress of every restart.
+            watch: Function that receives the progress of every restart.
 
         Returns:
             The candidates of all restarts.
@@ -248,14 +255,14 @@ class GradientMatching(RestartSettings, Attack):
 
 
 class OptimizerStateMatching(GradientMatching):
-    """Match gradients at candidates with an optimizer state."""
+    """Find candidates whose gradients add up to an optimizer state."""
 
     name: ClassVar[str] = "invert-moment"
     surface: ClassVar[str] = MOMENT
 
 
 class Geiping2020(GradientMatching):
-    """Match gradients as Geiping et al. 2020 do: the published attack that ``invert`` is compared with."""
+    """Match gradients with the published attack of Geiping et al. 2020, for comparison with ``invert``."""
 
     name: ClassVar[str] = "geiping2020"
     matching: ClassVar[MatchingRule] = GEIPING
@@ -263,7 +270,7 @@ class Geiping2020(GradientMatching):
 
 
 class Geiping2020OptimizerState(Geiping2020):
-    """The same attack on an optimizer state."""
+    """The published attack of Geiping et al. 2020, applied to an optimizer state."""
 
     name: ClassVar[str] = "geiping2020-moment"
     surface: ClassVar[str] = MOMENT
@@ -271,7 +278,7 @@ class Geiping2020OptimizerState(Geiping2020):
 
 @dataclass
 class SolvedRestart:
-    """The result of a restart: candidates, multipliers, and records of the loss and of every layer."""
+    """The result of a restart: candidates, multipliers, and records of the loss and of layer distances."""
 
     x: Tensor
     lam: Tensor
@@ -282,7 +289,7 @@ class SolvedRestart:
 
 
 class Problem:
-    """The network, what its gradients must add up to, and what a candidate is."""
+    """The optimization problem: a network, the vector that gradients must add up to, and the candidates."""
 
     def __init__(
         self,
@@ -307,25 +314,25 @@ class Problem:
         self.prior = self._prior()
 
     def _prior(self) -> Prior:
-        """Return the prior, which is none for samples that are no images."""
+        """Return the prior on candidates. Samples that are no images have no prior."""
         if len(self.shape) < 2:
             return Prior()
         knowledge = self.knowledge.replace(shape=self.shape)
         return PRIORS[self.matching.prior](self.matching.weight, knowledge=knowledge)
 
     def total(self, x: Tensor, lam: Tensor) -> Theta:
-        """Compute T, differentiable in x and lam.
+        """Compute the sum T(x, lam) of gradients at candidates x, differentiable in x and lam.
 
         Args:
             x: (m, *shape) candidates.
             lam: Multipliers of the candidates.
 
         Returns:
-            The sum of gradients.
+            The sum of gradients for every parameter.
         """
         leaves = {name: t.clone().requires_grad_() for name, t in parameters(self.model).items()}
         outputs = functional_call(self.model, leaves, (x,))
-        # u depends on the candidates. It is not differentiated in theta.
+        # The output weights u depend on the candidates, but they are constants in the gradient by theta.
         fixed_outputs = functional_call(self.model, parameters(self.model), (x,))
         u = covectors(self.matching, fixed_outputs, self.labels, lam)
         terms = torch.autograd.grad(
@@ -334,20 +341,22 @@ class Problem:
         return dict(zip(leaves, terms, strict=True))
 
     def solve(self, run: int, seconds: float, watch: Watcher | None = None) -> SolvedRestart:
-        """Run a restart. Schedules follow the steps, or the clock if the clock is ahead.
+        """Run one restart.
 
-        Candidates and multipliers start at random. Multipliers are scaled so that the sum is as large as
-        the target. Adam moves both. Multipliers are kept nonnegative, and candidates inside the known
-        value range. If time runs out, the schedules have finished too, so that a short restart is fast
-        and not broken.
+        Candidates and multipliers start at random. Multipliers are scaled so that the sum of gradients is
+        as long as the vector that it must equal. Adam moves candidates and multipliers. Multipliers stay
+        nonnegative, and candidates stay inside the known value range.
+
+        The schedules of the learning rate and of the prior follow the steps, or the time if more than the
+        same share of the time is over. A restart that runs out of time has therefore finished its schedules.
 
         Args:
             run: Number of the restart.
             seconds: Time budget of the restart.
-            watch: Called with the progress.
+            watch: Function that receives the progress.
 
         Returns:
-            The result.
+            The candidates, the multipliers, and records of the distances.
         """
         settings, start = self.settings, time.monotonic()
         generator = stream(self.matching.multipliers, settings.seed, run)
@@ -357,11 +366,8 @@ class Problem:
         lam = (self._scale(x, lam.to(x)) * lam.to(x)).requires_grad_()
         rate = float(lam.detach().mean()) * settings.lr_x
         adam = torch.optim.Adam([{"params": [x], "lr": 1.0}, {"params": [lam], "lr": 1.0}])
-        box, share, solved = (
-            self.knowledge.box(x[0].detach()),
-            0.0,
-            SolvedRestart(x, lam, [], [], [], ""),
-        )
+        box, share = self.knowledge.box(x[0].detach()), 0.0
+        result = SolvedRestart(x, lam, [], [], [], "")
         for step in range(settings.steps):
             share = max(share, step / settings.steps, (time.monotonic() - start) / seconds)
             if step and share >= 1:
@@ -373,11 +379,11 @@ class Problem:
                     loss, (x, lam), allow_unused=True, materialize_grads=True
                 )
             if step % RECORD_EVERY == 0:
-                solved.steps.append(step)
-                solved.loss.append(loss.detach().cpu().double())
-                solved.layers.append(distances.detach().cpu().double().expand(len(self.groups)))
+                result.steps.append(step)
+                result.loss.append(loss.detach().cpu().double())
+                result.layers.append(distances.detach().cpu().double().expand(len(self.groups)))
                 if watch is not None:
-                    record = solved.loss[-1][None], solved.layers[-1][None]
+                    record = result.loss[-1][None], result.layers[-1][None]
                     watch(AttackProgress(step, settings.steps, *record, tuple(self.groups)))
             if not bool(loss.isfinite()):
                 break
@@ -392,18 +398,18 @@ class Problem:
                 lam.clamp_(min=0)
                 if box is not None:
                     x.copy_(x.clamp(*box))
-        finite = bool(x.isfinite().all())
-        solved.status = (
-            "diverged" if not finite else "time" if step < settings.steps - 1 else "finished"
+        is_finite = bool(x.isfinite().all())
+        result.status = (
+            "diverged" if not is_finite else "time" if step < settings.steps - 1 else "finished"
         )
-        solved.x, solved.lam = x.detach().double().cpu(), lam.detach().double().cpu()
-        return solved
+        result.x, result.lam = x.detach().double().cpu(), lam.detach().double().cpu()
+        return result
 
     def _penalty(self, x: Tensor) -> Tensor:
         return self.prior.penalty(x[None], x.new_ones(1, len(x)))[0]
 
     def _scale(self, x: Tensor, lam: Tensor) -> float:
-        """Return the factor with which the candidates' gradients are as long as the target."""
+        """Return the factor that makes the sum of gradients as long as the vector that it must equal."""
         with second_derivatives():
             total = self.total(x, lam)
         names = [name for group in self.groups.values() for name in group]
@@ -415,9 +421,9 @@ class Problem:
         return target_norm / total_norm if total_norm > 0 else 1.0
 
     def describe_comparison(self, name: str) -> str:
-        """Return a note that says what was compared."""
+        """Return a note that says how the attack compared gradients."""
         scope = f"{len(self.groups)} layers" if self.matching.per_layer else "the whole network"
         return (
-            f"{name}: {self.matching.distance} of the gradients over {scope}, multipliers by "
-            f"{self.matching.multipliers}, prior {self.matching.prior}"
+            f"{name} matched gradients by their {self.matching.distance} distance over {scope}, with "
+            f"multipliers by {self.matching.multipliers} and the prior {self.matching.prior}"
         )

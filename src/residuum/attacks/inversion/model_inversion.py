@@ -17,27 +17,28 @@ from residuum.surfaces.surface import Surface
 
 
 class Baseline(OneShotAttack):
-    """An attack without an equation. It fits no weights, so it decides nothing."""
+    """An attack that fits no weights, so its candidates are only a comparison and show no leak."""
 
     is_baseline: ClassVar[bool] = True
 
     def why_applies(self, surface: Surface) -> str:
-        """Return why the attack applies."""
+        """Return why the attack applies: a baseline applies to every network."""
         return "baseline"
 
 
 class ModelInversion(ModelInversionSettings, Baseline):
-    """Find inputs that increase one output (for one output, half of them decrease it).
+    """Find inputs that increase the output of a label. For a single output, half of the inputs decrease it.
 
-    x starts at sigma N(0, 1) and moves by gradient steps of ``lr_x``. It stays inside the value range, if
-    that is known. Otherwise it stays inside a ball of radius sqrt(d) around the origin, because the
-    output of a homogeneous network has no maximum. Candidates are weighted by |output|.
+    Candidates start at random, with standard deviation ``sigma``, and move by gradient steps of ``lr_x``.
+    Candidates stay inside the value range if the range is known. Otherwise candidates of d values stay inside
+    a ball of radius sqrt(d) around the origin, because the output of a homogeneous network has no maximum.
+    The weight of a candidate is the output of its label, but at least 0.
     """
 
     name: ClassVar[str] = "model-inversion"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Increase the output of each label, in steps relative to the candidates' size.
+        """Increase the output of the label of each candidate by gradient steps of a fixed length.
 
         Args:
             surface: The attack surface.

@@ -6,16 +6,17 @@ in a point in d dimensions. A further hyperplane through the same point is unlik
 needs neither labels nor multipliers:
 
     draw    d - 1 of the hyperplanes closest to a random point of the known range. They meet in a line.
-            Hyperplanes through the same two samples contain the line between them. Let l be the number of
-            further hyperplanes that contain the line.
-    cross   the line with the other hyperplanes nearby. If m of them cross it within WIDTH of each other, and
-            m + l >= GROUP, the crossing is a corner.
+            Hyperplanes through the same two samples contain the line between the samples. Let l be the number
+            of further hyperplanes that contain the line.
+    cross   the line with the other hyperplanes nearby. If m hyperplanes cross the line within WIDTH of each
+            other, and m + l >= GROUP, the crossing is a corner.
     settle  the corner by least squares on the hyperplanes that pass through it.
-    count   the boundaries within eps of the corner, k_eps: those of the first layer in excess of d, and those
-            of each other layer. Let lam_eps be the mean count at the corners of any d hyperplanes.
-    rank    by  s = sum over layers of  max_eps -log P(Poisson(lam_eps) >= k_eps),  minus MARGIN_PENALTY times
-            the deviation of the margin from that of the best corners. If training ended at the maximum
-            margin, its samples share one margin.
+    count   the boundaries within eps of the corner, k_eps: the boundaries of the first layer in excess of d,
+            and the boundaries of each other layer. Let lam_eps be the mean count at the corners of any d
+            hyperplanes.
+    rank    the corners by  s = sum over layers of  max_eps -log P(Poisson(lam_eps) >= k_eps),  minus
+            MARGIN_PENALTY times the deviation of the margin from the margin of the best corners. If training
+            ended at the maximum margin, the training samples share one margin.
 
 A recovered row differs from its sample by less than a percent in all columns. Small tables are difficult,
 because few hyperplanes lie on their rows. In fewer than four dimensions, every point of the range is close
@@ -42,52 +43,56 @@ from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.surfaces.surface import Surface
 from residuum.theory.rows import margins
 
-# Distances are shares of the range, which is scaled to [0, 1] in each column.
-MIN_COLUMNS, MAX_COLUMNS = 4, 10
-EPS = (1e-4, 3e-4, 1e-3)  # maximum distances of a boundary from a sample on it
+# All distances below are shares of the value range, which is scaled to [0, 1] in each column.
+MIN_COLUMNS, MAX_COLUMNS = 4, 10  # limits of the number of columns of a table
+# Distances within which an activation boundary counts as passing through a sample.
+EPS = (1e-4, 3e-4, 1e-3)
 GROUP = 3  # minimum number of hyperplanes that cross a line in a corner
-WIDTH = 4e-4  # maximum distance between the first and the last of these crossings
-SPARE = 7  # the lines use hyperplanes among the d + SPARE closest ones
-CROSSING = 60  # number of close hyperplanes whose crossings are computed
-DRAWS = 8  # lines at each point
-BATCH = 500  # points in each batch
+# Maximum distance between the first and the last of the crossings of a line that form a corner.
+WIDTH = 4e-4
+SPARE = 7  # lines are drawn from the d + SPARE hyperplanes closest to a random point, in d columns
+CROSSING = 60  # number of close hyperplanes whose crossings with a line are computed
+DRAWS = 8  # number of lines near each random point
+BATCH = 500  # number of random points in each batch
 RATE = 60_000  # lines per second on one core; fixed, so that results do not depend on the machine
-MAX_LINES, MAX_POINTS = 3_000_000, 30_000  # bound the time and memory
-LINES_PER_POINT = 40  # limits the scored points, so that scoring takes no longer than drawing
+# Maximum numbers of lines and of scored corners, which bound the time and the memory.
+MAX_LINES, MAX_POINTS = 3_000_000, 30_000
+LINES_PER_POINT = 40  # lines for each scored corner, so that scoring takes no longer than drawing
 FLAT = 0.05  # minimum sine of the angle between a line and a hyperplane with a reliable crossing
-CONTAINING = (
-    5e-3  # maximum sine of the angle between a line and a hyperplane that contains the line
-)
-MAX_DISTANCE = 1.5  # maximum distance of a crossing from the point
-NO_CROSSING = 1e9  # position that marks a missing crossing
-STEEP = 1e-3  # minimum determinant of the unit normals that define a corner
-DEAD = 1e-3  # neurons below this share of the longest row are dead
-SAME = 1e-4  # maximum 1 - cosine of two equal hyperplanes
-CELL = 0.01  # one corner is scored in each cell of this size
+# Maximum sine of the angle between a line and a hyperplane that contains the line.
+CONTAINING = 5e-3
+MAX_DISTANCE = 1.5  # maximum distance of a crossing from the origin of its line
+NO_CROSSING = 1e9  # position on a line that marks a missing crossing
+STEEP = 1e-3  # minimum determinant of the unit normals of hyperplanes that define a corner
+DEAD = 1e-3  # neurons with weights shorter than this share of the longest weight vector are dead
+SAME = 1e-4  # maximum of 1 - cosine for two equal hyperplanes
+CELL = 0.01  # side of a grid cell; at most one corner in each cell is scored
 MIN_SEPARATION = 0.05  # minimum distance of two distinct corners, in at least one column
-OUTSIDE = 0.02  # distance by which a corner may lie outside the range
-# Penalty for the deviation of a margin from the median of the best corners, and limit of the deviation. The
-# penalty applies only if the margins of the best corners themselves deviate by less than SHARED_MARGIN.
+OUTSIDE = 0.02  # distance by which a corner may lie outside the value range
+# The score of a corner falls by MARGIN_PENALTY times the relative deviation of its margin from the median
+# margin of the best corners. The deviation counts up to MAX_DEVIATION. The penalty applies only if the
+# margins of the best corners themselves deviate from their median by less than SHARED_MARGIN.
 MARGIN_PENALTY, MAX_DEVIATION = 20.0, 0.5
 BEST_CORNERS, SHARED_MARGIN = 12, 0.15
-CANDIDATES = 240
-# Probability that a corner is within 5% of a row in every column: sigmoid(a + b s). Fitted on 960 corners of
-# four networks (80 rows of five columns) that appear in no published result. Of the 29 corners with a
-# probability above 0.95, 28 were true.
+CANDIDATES = 240  # maximum number of returned corners
+# Constants (a, b) of the probability that a corner is within 5% of a table row in every column. This
+# probability is sigmoid(a + b s), where s is the score of the corner. The constants were fitted on 960
+# corners of four networks (80 rows of five columns) that appear in no published result. Of the 29 corners
+# with a probability above 0.95, 28 were rows.
 CONFIDENCE = (-5.2, 0.18)
 ASSUMES = (
     "corners assumes that training moved the activation boundaries of a ReLU network onto training samples. "
-    "It needs the value range of the columns."
+    "The attack needs the value range of the columns."
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Planes:
-    """Hyperplanes in the range, which is scaled to [0, 1] in each column.
+    """Activation boundaries (hyperplanes) of a layer, with the value range scaled to [0, 1] in each column.
 
     Attributes:
-        normals: (N, d) unit normals.
-        offsets: (N,) offsets.
+        normals: (N, d) unit normals of the hyperplanes.
+        offsets: (N,) offsets of the hyperplanes, which contain the points x with normal . x + offset = 0.
     """
 
     normals: Tensor
@@ -95,11 +100,11 @@ class Planes:
 
     @classmethod
     def from_layer(cls, weight: Tensor, bias: Tensor, low: Tensor, high: Tensor) -> Planes:
-        """Return the distinct hyperplanes of a layer.
+        """Return the distinct activation boundaries of a layer as hyperplanes.
 
         Args:
-            weight: (h, d) weights.
-            bias: (h,) biases.
+            weight: (h, d) weights of the layer.
+            bias: (h,) biases of the layer.
             low: (d,) lower bounds of the columns.
             high: (d,) upper bounds of the columns.
 
@@ -112,7 +117,8 @@ class Planes:
         rows = rows / rows[:, :-1].norm(dim=1, keepdim=True).clamp(min=1e-30)
         unit = F.normalize(rows)
         is_equal = (unit @ unit.T).abs() > 1 - SAME
-        first = is_equal.int().argmax(1) == torch.arange(len(rows))  # first of equal hyperplanes
+        # Keep only the first of several equal hyperplanes.
+        first = is_equal.int().argmax(1) == torch.arange(len(rows))
         return cls(rows[first, :-1], rows[first, -1])
 
     def distances(self, x: Tensor) -> Tensor:
@@ -127,19 +133,27 @@ class Planes:
             count: Number of hyperplanes for each point.
 
         Returns:
-            (n, count) indices, closest first. There are fewer columns if there are fewer hyperplanes.
+            (n, count) indices of hyperplanes, closest first. If the layer has fewer than ``count``
+            hyperplanes, the result contains all of them.
         """
         return self.distances(x).topk(min(count, len(self.offsets)), 1, largest=False).indices
 
     def intersect(self, index: Tensor) -> Tensor:
-        """Return the points (k, d) inside the range where the hyperplanes with indices (n, d) meet."""
+        """Return the points (k, d) inside the value range at which the d hyperplanes of each row meet.
+
+        Args:
+            index: (n, d) indices of hyperplanes.
+
+        Returns:
+            (k, d) points.
+        """
         normals, offsets = self.normals[index], self.offsets[index]
         is_steep = torch.linalg.det(normals).abs() > STEEP
         x = torch.linalg.solve(normals[is_steep], -offsets[is_steep])
         return x[is_inside(x)]
 
     def settle(self, x: Tensor) -> Tensor:
-        """Move points (n, d) by least squares onto the hyperplanes close to them, in narrowing rounds."""
+        """Move points (n, d) by least squares onto hyperplanes nearby, which are fewer in each round."""
         d, widest = x.shape[1], EPS[-1]
         squares = (self.normals[:, :, None] * self.normals[:, None]).flatten(1)
         for share in (1, 2, 3):
@@ -155,7 +169,7 @@ Counter = Callable[[Tensor], list[Tensor]]
 
 
 def make_upper_counter(chain: MLP, low: Tensor, high: Tensor) -> Counter:
-    """Return a function that counts the boundaries of the layers above the first near given points.
+    """Return a function that counts activation boundaries near points, in all layers above the first.
 
     The distance of a point from the boundary of a neuron is estimated as |z| / |dz/dx|, where z is the
     pre-activation of the neuron.
@@ -167,7 +181,7 @@ def make_upper_counter(chain: MLP, low: Tensor, high: Tensor) -> Counter:
 
     Returns:
         A function from points (n, d) to one tensor (n, len(EPS)) for each hidden layer above the first. The
-        tensor holds the number of boundaries within each eps.
+        tensor holds the number of boundaries within each distance in EPS.
     """
     layers = [
         (
@@ -202,8 +216,8 @@ class Corners:
 
     Attributes:
         x: (k, d) corners.
-        score: (k,) score s of each corner.
-        lines: Number of lines that were drawn.
+        score: (k,) score of each corner, which is high if chance hardly explains its number of boundaries.
+        lines: Number of random lines that the search has drawn.
     """
 
     x: Tensor
@@ -218,10 +232,11 @@ def search_corners(
     count_upper: Counter | None = None,
     margin: Callable[[Tensor], Tensor] | None = None,
 ) -> Corners:
-    """Search for corners on random lines and rank them.
+    """Search for corners, which are points on many activation boundaries, on random lines, and rank them.
 
-    A row of the table lies on more boundaries than expected by chance. The score uses the tails of Poisson
-    distributions with the rates of chance corners (:func:`sample_chance_corners`).
+    A row of the table lies on more boundaries than expected by chance. The score of a corner is the negative
+    logarithm of the probability that a Poisson variable reaches its number of boundaries. The mean of the
+    Poisson variable is the mean number at random corners (:func:`sample_chance_corners`).
 
     Args:
         planes: Hyperplanes of the first layer.
@@ -249,7 +264,7 @@ def search_corners(
     chance_counts = count_layers(sample_chance_corners(planes, generator))
     score = torch.zeros(len(x), dtype=torch.float64)
     for counts, chance in zip(count_layers(x), chance_counts, strict=True):
-        # The clamp removes the contribution of training samples to the mean.
+        # Training samples among the random corners would raise the mean, so large counts are clamped.
         rates = chance.clamp(max=3).double().sum(0) / max(1, len(chance))
         # Probability that a Poisson variable with this rate is at least as large as the count.
         tails = torch.from_numpy(gammainc(counts.numpy(), rates.clamp(min=1e-6).numpy()))
@@ -264,7 +279,7 @@ def search_corners(
 
 
 def _thin(planes: Planes, x: Tensor, max_points: int) -> Tensor:
-    """Return one point for each cell: the point on most hyperplanes. Rows are found many times."""
+    """Return the point on most hyperplanes in each grid cell, because lines find each row many times."""
     passing = [(planes.distances(batch) < EPS[-1]).sum(1) for batch in x.split(20 * BATCH)]
     x = x[torch.cat(passing).argsort(descending=True, stable=True)]
     cell = (x / CELL).floor().unique(dim=0, return_inverse=True)[1]
@@ -273,21 +288,23 @@ def _thin(planes: Planes, x: Tensor, max_points: int) -> Tensor:
 
 
 def count_excess(planes: Planes, x: Tensor) -> Tensor:
-    """Count the hyperplanes near each point, in excess of the d hyperplanes that meet in any corner.
+    """Count the hyperplanes near each point, and subtract the d hyperplanes that meet in any corner.
 
     Args:
         planes: Hyperplanes of the first layer.
         x: (k, d) points.
 
     Returns:
-        (k, len(EPS)) counts within each eps.
+        (k, len(EPS)) number of hyperplanes within each distance in EPS, minus d, and at least 0.
     """
     distance, d = planes.distances(x), x.shape[1]
     return torch.stack([(distance < eps).sum(1) - d for eps in EPS], 1).clamp(min=0)
 
 
 def sample_chance_corners(planes: Planes, generator: torch.Generator) -> Tensor:
-    """Sample corners of any d hyperplanes close to random points.
+    """Sample points at which any d hyperplanes meet, close to random points.
+
+    These corners show how many activation boundaries lie near a corner by chance.
 
     Args:
         planes: Hyperplanes of the first layer.
@@ -315,12 +332,13 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
         generator: Random number generator.
 
     Returns:
-        (k, d) points inside the range.
+        (k, d) points inside the value range.
     """
     n, d = around.shape
     close = planes.nearest(around, CROSSING)
     A = planes.normals[close]
-    c = planes.offsets[close] + (A @ around[..., None])[..., 0]  # relative to the given point
+    # The offsets c are relative to the points in ``around``.
+    c = planes.offsets[close] + (A @ around[..., None])[..., 0]
     spare = min(d + SPARE, close.shape[1])
     picked = torch.rand(n, DRAWS, spare, generator=generator).topk(d - 1, 2).indices
     point = torch.arange(n)[:, None, None]
@@ -333,7 +351,7 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
     contains_line = (slope.abs() < CONTAINING) & (distance.abs() < EPS[-1])
     containing = contains_line.sum(2) - (d - 1)
     t = -distance / slope
-    # The values for missing crossings differ from each other, so that they form no group.
+    # Missing crossings get positions far from each other, so that they form no group.
     missing = NO_CROSSING * (1 + torch.arange(t.shape[2], dtype=torch.float64))
     crosses = (slope.abs() > FLAT) & (t.abs() < MAX_DISTANCE)
     t = torch.where(crosses, t, missing).sort(2).values
@@ -351,17 +369,17 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
 
 
 def is_inside(x: Tensor) -> Tensor:
-    """Return the mask (n,) of the points inside the range, with a tolerance."""
+    """Return the mask (n,) of the points (n, d) inside the value range, with a tolerance of OUTSIDE."""
     return ((x > -OUTSIDE) & (x < 1 + OUTSIDE)).all(1)
 
 
 def _select_distinct(x: Tensor, score: Tensor) -> Tensor:
     """Return indices of corners that differ by MIN_SEPARATION in at least one column, best first."""
-    free, index = torch.ones(len(x), dtype=torch.bool), []
+    is_selectable, index = torch.ones(len(x), dtype=torch.bool), []
     for i in score.argsort(descending=True, stable=True).tolist():
-        if free[i]:
+        if is_selectable[i]:
             index.append(i)
-            free &= (x - x[i]).abs().amax(1) > MIN_SEPARATION
+            is_selectable &= (x - x[i]).abs().amax(1) > MIN_SEPARATION
             if len(index) == CANDIDATES:
                 break
     return torch.tensor(index, dtype=torch.long)
@@ -395,8 +413,8 @@ class Hyperplanes(OneShotAttack):
             return "needs a chain of dense layers with ReLU between them"
         if chain.hidden < 1 or chain.linears[0].bias is None:
             return (
-                "needs a hidden layer with a bias, because without a bias all hyperplanes meet in the "
-                "origin"
+                "needs a hidden layer with a bias, because all activation boundaries without a bias meet in "
+                "the origin"
             )
         if len(chain.linears[0].weight) <= columns + 1:
             return (
@@ -404,15 +422,15 @@ class Hyperplanes(OneShotAttack):
                 "hyperplanes meet in a point"
             )
         if knowledge.value_range is None:
-            return "needs the range of the columns; pass --value-range"
+            return "needs the value range of the columns; pass --value-range"
         return ""
 
     def why_applies(self, surface: Surface) -> str:
         """Return a short reason why the attack applies."""
-        return "in few dimensions, hyperplanes of the first layer meet on training samples"
+        return "with few columns, activation boundaries of the first layer meet on training samples"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Search for corners on as many lines as ``seconds`` allow at RATE.
+        """Search for corners on random lines. The time limit ``seconds`` decides the number of lines.
 
         Args:
             surface: The attack surface.
@@ -422,7 +440,7 @@ class Hyperplanes(OneShotAttack):
             The corners. Those with the highest scores come first.
 
         Raises:
-            InputError: If there is no corner.
+            InputError: If no corner was found.
         """
         chain, shape = surface.chain, surface.sample_shape(knowledge)
         assert chain is not None
@@ -448,7 +466,7 @@ class Hyperplanes(OneShotAttack):
         corners = search_corners(planes, lines, self.seed, count_upper, shared_margin)
         if not len(corners.x):
             raise InputError(
-                "The corners attack found no point where enough hyperplanes meet.",
+                "The corners attack found no point at which enough activation boundaries meet.",
                 "Use another attack.",
             )
         limit = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES
@@ -457,8 +475,8 @@ class Hyperplanes(OneShotAttack):
         confidence = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * corners.score[:limit]).float()
         selection = Selection.from_candidates(x, labels, torch.arange(len(x)), confidence)
         note = (
-            f"corners: {corners.lines} lines of {len(planes.offsets)} hyperplanes; according to their "
-            f"scores, {float(confidence.sum()):.0f} of the candidates are rows"
+            f"corners drew {corners.lines} lines from {len(planes.offsets)} hyperplanes. According to "
+            f"the scores, about {float(confidence.sum()):.0f} of the candidates are table rows"
         )
         return Reconstruction.from_candidates(
             self.name, x, labels, torch.ones(len(x)), knowledge, selection=selection, notes=(note,)

@@ -1,4 +1,8 @@
-"""The unmixing attack: separate the rows of the first layer, and choose signs, sizes and effort."""
+"""The unmixing attack: separate the rows of the first layer into training samples.
+
+``ica.py`` separates the rows into sources, which are samples up to a sign and a size. This file chooses
+the sign and the size of each source, and the amount of computation.
+"""
 
 from __future__ import annotations
 
@@ -16,53 +20,59 @@ from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.settings import UnmixSettings
 from residuum.surfaces.surface import MOMENT, Surface
 
-SPEED = {"cpu": 1e10, "cuda": 1e12}  # products and tanh per second, a cautious estimate
-LADDER = (  # from one rank, one strength and one start to all of them
+# Multiplications and tanh evaluations per second on each kind of device, a cautious estimate.
+SPEED = {"cpu": 1e10, "cuda": 1e12}
+LADDER = (  # amounts of computation, smallest first; the last is the full default
     Effort(ranks=(0.8,), strengths=(4.0,), starts=1, rounds=1, partitions=()),
     Effort(ranks=(0.8,), strengths=(4.0,), partitions=()),
     Effort(ranks=(0.8, 0.6), partitions=()),
     Effort(),
 )
 OUTSIDE = 0.02  # share of the values of a source that may leave the known value range
-SLACK = 0.05  # distance by which a value may leave the range, as a share of the range
+SLACK = 0.05  # distance by which a value may leave the value range, as a share of this range
 # Probability that a source has |NCC| > 0.8 with a training sample: sigmoid(a + b s), where s is the share of
 # all runs that contain the source. Fitted on 217 sources of four networks, two on 40 photos
 # (3072-300-300-1) and two on 20 digits (64-200-200-1), with seven runs each. Of the sources in at least half
 # of the runs, 84% were true. Of the sources in one run, 56% were true.
 CONFIDENCE, BASE_RATE = (-2.8, 5.4), 0.56
-# See ``runs_disagree``. The value lies in a gap that was measured on images which appear in no published
-# result. With 400 images and 300 neurons, the runs agree on 4.6% of the rank, and 2 of these 11 sources are
-# true. With 400 and 250 images and 150 neurons, they agree on 6.2% and 7.9%, and 14 of these 20 are true.
+# If the runs agree on fewer sources than this share of the rank, no confidence is shown (``runs_disagree``).
+# The value was measured on images that appear in no published result. With 400 images and 300 neurons, the
+# number of agreed sources is 4.6% of the rank, and 2 of these 11 sources are true. With 400 and 250 images
+# and 150 neurons, the number of agreed sources is 6.2% and 7.9% of the rank, and 14 of these 20 are true.
 AGREED = 0.055
-# Minimum number of values of a sample. On 20 and 60 digits of 64 values, 1 of 40 sources was true, although
-# the confidence predicted 26.
+# Minimum number of values of a sample for which a confidence is shown. On 20 and 60 digits of 64 values, 1 of
+# 40 sources was true, although the confidence predicted 26.
 CONFIDENT_VALUES = 784
 SMALL = (
     f"no confidence is shown. For samples with fewer than {CONFIDENT_VALUES} values, repeated runs of the "
     "attack can agree on candidates that are no training samples"
 )
 DISAGREEING = (
-    "no confidence is shown. The runs agree on almost no source, as in a layer that contains more samples "
-    "than clean directions. There, agreement may not separate true sources from false ones"
+    "no confidence is shown. The runs agree on almost no source. This happens if a layer contains more "
+    "samples than singular directions above the noise. Agreement of runs may then not separate training "
+    "samples from false candidates"
 )
 ASSUMES = (
     "unmix assumes that the initial weights were small or are known, so that the rows of the input layer are "
-    "mixtures of samples. It also assumes that samples are sparse in their differences (images, series) or "
-    "values (tables). It needs neither labels nor convergence."
+    "mixtures of samples. The attack also assumes that samples are sparse in their differences (images, "
+    "series) or values (tables). The attack needs neither labels nor convergence."
 )
 
 
 def confidence_by_share(share: Tensor, runs: int, values: int, rank: int = 0) -> Tensor:
-    """Return the probability that each source is true, based on the share of runs that contain it.
+    """Return the probability that each source is a training sample.
+
+    The probability grows with the share of the runs that contain the source.
 
     Args:
         share: (k,) share of the runs that contain each distinct source.
         runs: Number of runs.
         values: Number of values of a sample.
-        rank: Number of clean directions of the layer, 0 if it is not known.
+        rank: Number of singular directions of the layer above the noise, 0 if the number is not known.
 
     Returns:
-        (k,) probabilities. They are NaN for small samples, and if the runs agree on almost no source.
+        (k,) probabilities. The probabilities are NaN if samples have few values, or if the runs agree on
+            almost no source.
     """
     if values < CONFIDENT_VALUES or (runs > 1 and runs_disagree(share, runs, rank)):
         return torch.full_like(share, torch.nan)
@@ -74,14 +84,14 @@ def confidence_by_share(share: Tensor, runs: int, values: int, rank: int = 0) ->
 def runs_disagree(share: Tensor, runs: int, rank: int) -> bool:
     """Return True if the runs agree on almost no source.
 
-    Runs agree on a source if at least two of them, and at least a quarter, contain it. If they agree on
-    fewer sources than the share ``AGREED`` of the rank, the layer contains more samples than can be
-    separated.
+    The runs agree on a source if at least two runs, and at least a quarter of all runs, contain it. If the
+    number of agreed sources is below the share ``AGREED`` of the rank, the layer contains more samples than
+    can be separated.
 
     Args:
         share: (k,) share of the runs that contain each distinct source.
         runs: Number of runs.
-        rank: Number of clean directions of the layer.
+        rank: Number of singular directions of the layer above the noise.
 
     Returns:
         True if the runs disagree.
@@ -90,42 +100,44 @@ def runs_disagree(share: Tensor, runs: int, rank: int) -> bool:
 
 
 def choose_effort(seconds: float, rank: int, values: int, device: str) -> Effort:
-    """Choose the most thorough effort that should finish in time. The clock has no influence.
+    """Choose the largest amount of computation that should finish within the time limit.
+
+    The choice uses a fixed speed for each kind of device and never measures time, so it is reproducible.
 
     Args:
         seconds: Time limit.
-        rank: Number of clean directions of the layer.
-        values: Number of values of a source in the sparse domain.
+        rank: Number of singular directions of the layer above the noise.
+        values: Number of values of a source in the domain in which samples are sparse.
         device: Device of the attack.
 
     Returns:
-        The effort.
+        The amount of computation.
     """
-    allowed = seconds * SPEED["cuda" if device.startswith("cuda") else "cpu"]
+    work_limit = seconds * SPEED["cuda" if device.startswith("cuda") else "cpu"]
 
     def work(effort: Effort) -> float:
         r = [share * rank for share in effort.ranks]
-        once = sum(4 * values * k**2 + 40 * values * k + 60 * k**3 for k in r)
-        starts = len(effort.strengths) * effort.starts * effort.rounds * effort.iterations
-        return once * starts * (1 + len(effort.partitions) / 4)
+        work_per_iteration = sum(4 * values * k**2 + 40 * values * k + 60 * k**3 for k in r)
+        iterations = len(effort.strengths) * effort.starts * effort.rounds * effort.iterations
+        return work_per_iteration * iterations * (1 + len(effort.partitions) / 4)
 
-    fitting = [effort for effort in LADDER if work(effort) <= allowed]
-    return fitting[-1] if fitting else LADDER[0]
+    affordable_efforts = [effort for effort in LADDER if work(effort) <= work_limit]
+    return affordable_efforts[-1] if affordable_efforts else LADDER[0]
 
 
 def apply_settings(settings: UnmixSettings, effort: Effort) -> Effort:
-    """Apply the rank, strength and starts of the settings to an effort. The value 0 means "not set".
+    """Apply the rank, the strength and the number of starts that a user has set.
 
-    A single rank or strength leaves too few runs that could agree. In this case there are ``restarts`` runs
-    with different random starts. If the effort has no time for clusters of neurons, an overfull layer uses
-    no clusters either.
+    The value 0 means "not set". If the user sets a single rank or strength, too few runs remain that could
+    agree. The attack then makes ``restarts`` runs with different random starts. If the time limit leaves no
+    time for clusters of neurons, the attack uses no clusters for an overfull layer either.
 
     Args:
         settings: Settings of the attack.
-        effort: The effort that the time allows.
+        effort: The amount of computation that fits the time limit.
 
     Returns:
-        The effort with the settings.
+        The amount of computation with the values of the settings.
     """
     ranks = (settings.rank,) if settings.rank else effort.ranks
     strengths = (settings.strength,) if settings.strength else effort.strengths
@@ -145,19 +157,23 @@ def apply_settings(settings: UnmixSettings, effort: Effort) -> Effort:
 def estimate_signs_and_sizes(
     sources: Sources, layer: InputLayer, knowledge: Knowledge, centers: Tensor
 ) -> tuple[Tensor, Tensor, str]:
-    """Estimate the signs and sizes of the sources by votes of the network, the bias and the value range.
+    """Estimate the sign and the size of each source.
+
+    The network, the bias and the known value range vote on the sign. The size follows from the value range,
+    or else from the bias.
 
     Args:
-        sources: The sources.
-        layer: The layer on the input.
+        sources: The sources, separated from the rows of the layer.
+        layer: The layer that receives the input.
         knowledge: What the attacker knows.
-        centers: (groups,) first source of each group. All members of a group get consistent signs.
+        centers: (groups,) index of the first version of each source. All versions of a source get
+            consistent signs.
 
     Returns:
-        (k,) signs, (k,) sizes, and a note on the evidence for them.
+        (k,) signs, (k,) sizes, and a note on the evidence for the signs and sizes.
     """
     X = sources.x[centers].double()
-    # The sources are in float32, so singular values below SOUND of the largest are rounding.
+    # The sources are in float32, so singular values below SOUND times the largest one are rounding errors.
     C = torch.linalg.lstsq(X.T, layer.rows.double().T, rcond=SOUND, driver="gelsd").solution.T
     activation = (C.square() * (layer.weight.double() @ X.T)).sum(0)
     votes, voters = 1.5 * activation.sign(), ["the network"]
@@ -176,7 +192,7 @@ def estimate_signs_and_sizes(
         voters.append("the range")
         size_note = "size by the range"
     sign = torch.where(votes < 0, -1.0, 1.0)
-    # Each version of a source has the sign of its center, relative to the version.
+    # A version of a source gets the sign of the first version, times the sign of their inner product.
     relative = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
     evidence = f"sign by {', '.join(voters)}; {size_note}"
     return relative * sign[sources.group], size[sources.group], evidence
@@ -185,8 +201,8 @@ def estimate_signs_and_sizes(
 def find_largest_factors(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Find the largest factors that keep almost all values of the sources within the bounds.
 
-    A pixel that is always dark has bounds close to its mean, so noise would leave the bounds. The function
-    therefore widens the bounds a little.
+    The bounds of a pixel that is always dark are close to the mean of the pixel, so noise would leave the
+    bounds. The function therefore widens the bounds a little.
 
     Args:
         x: (k, d) sources.
@@ -203,7 +219,7 @@ def find_largest_factors(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 class Unmix(UnmixSettings, OneShotAttack):
-    """An attack that separates the rows of the input layer into samples (``ica.py``)."""
+    """An attack that separates the rows of the layer on the input into training samples (``ica.py``)."""
 
     name: ClassVar[str] = "unmix"
     pace: ClassVar[str] = "sized"
@@ -230,7 +246,7 @@ class Unmix(UnmixSettings, OneShotAttack):
         return "the rows of the input layer mix samples, and sparse samples can be separated"
 
     def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why an audit skips the attack: an audit compares samples, not patches.
+        """Return why an audit skips the attack: an audit can compare whole samples, but not patches.
 
         Args:
             surface: The attack surface.
@@ -243,19 +259,21 @@ class Unmix(UnmixSettings, OneShotAttack):
         if isinstance(layer, str) or layer.is_sample:
             return ""
         return (
-            "it recovers patches, which an audit cannot compare with samples; "
-            "use `residuum attack` to see them"
+            "the attack recovers patches, which an audit cannot compare with samples; "
+            "run `residuum attack` to see the patches"
         )
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Separate the layer into sources. ``seconds`` decides the effort.
+        """Separate the rows of the layer on the input into sources.
+
+        The time limit ``seconds`` of the settings decides the amount of computation.
 
         Args:
             surface: The attack surface.
             knowledge: What the attacker knows.
 
         Returns:
-            The sources. Those on which most runs agree come first.
+            The sources as candidates. Sources that most runs contain come first.
         """
         layer = read_input_layer(surface, knowledge)
         assert isinstance(layer, InputLayer)
@@ -294,16 +312,16 @@ class Unmix(UnmixSettings, OneShotAttack):
     def _notes(
         self, layer: InputLayer, sources: Sources, domain: str, evidence: str
     ) -> tuple[str, ...]:
-        """Return notes on the assumptions about the samples, and on the runs."""
-        assumption = f"{self.name}: assumes that samples or patches are sparse in their {domain}"
+        """Return a note on the assumption about the samples, and a note on the runs."""
+        assumption = f"{self.name} assumes that samples or patches are sparse in their {domain}"
         if len(layer.shape) == 1 and domain == "coordinates":
             assumption += (
-                ", because their shape is not known. Pass the shape of images; "
-                "for time series, set the domain to series"
+                ", because the shape of the samples is not known. For images, pass their shape. For time "
+                "series, set the domain to series"
             )
         runs = (
-            f"{self.name}: {sources.rank} clean directions, {sources.runs[0]} runs on the layer and "
-            f"{sources.runs[1]} on clusters of its neurons; {evidence}"
+            f"{self.name}: {sources.rank} directions above the noise, {sources.runs[0]} runs on the layer, "
+            f"{sources.runs[1]} runs on clusters of neurons; {evidence}"
         )
         if layer.initial_share != 1:
             runs += f"; {layer.initial_share:.3g} times the initial weights were subtracted"

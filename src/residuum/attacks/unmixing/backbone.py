@@ -48,34 +48,37 @@ from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.surfaces.surface import MOMENT, WEIGHTS, Surface
 
-LEADING = 0.03  # unmixing uses directions above this share of the largest singular value
-DRIFT = 3e-4  # the same for the wider span that contains the features as they changed in training
-MAX_RANK_SHARE = (
-    0.5  # leading directions per neuron; a layer with more directions hides the samples
-)
-CANDIDATES = 32  # number of sources to invert
-UNMIXING = 0.3  # share of the time for unmixing
+# The first step unmixes the leading directions: those with singular values above this share of the largest.
+LEADING = 0.03
+# The third step uses a wider span, because the features of an image changed during training. This span
+# contains the directions with singular values above this share of the largest.
+DRIFT = 3e-4
+# Maximum number of leading directions, as a share of the number of neurons. More directions hide the samples.
+MAX_RANK_SHARE = 0.5
+CANDIDATES = 32  # number of sources that the attack inverts to images
+UNMIXING = 0.3  # share of the time limit that the attack spends on unmixing
 SAME = 0.9  # minimum cosine of two versions of the same image
-# Probability that an image has NCC > 0.8 with a training image: sigmoid(a + b log10(share outside)). Fitted
-# on 61 images (54 of them true) of four networks that appear in no published result. The networks were
-# trained on 20 and 50 CIFAR images and on 20 digits.
+# Constants (a, b) of the probability that an image has NCC > 0.8 with a training image. This probability is
+# sigmoid(a + b log10(s)), where s is the share of the image's features outside the span of the dense layer.
+# The constants were fitted on 61 images (54 of them training images) of four networks that appear in no
+# published result. The networks were trained on 20 and 50 CIFAR images and on 20 digits.
 CONFIDENCE = (-18.2, -5.9)
 ASSUMES = (
     "trunk assumes that the first dense layer behind the convolutions had small or known initial weights, "
-    "or that the optimizer state contains its last gradients. It also assumes fewer samples than half the "
-    "number of neurons in this layer."
+    "or that the optimizer state contains the last gradients of this layer. The attack also assumes that the "
+    "number of samples is less than half the number of neurons in this layer."
 )
 
 
 @dataclass(frozen=True)
 class Descent:
-    """Settings of a descent with Adam.
+    """Settings of a gradient descent on images with Adam.
 
     Attributes:
         steps: Number of steps.
-        rate: Learning rate at the start. It falls to a tenth at the end.
-        prior: Weight of the sparse prior at the start. It falls to a tenth at the end.
-        noise: Standard deviation of the initial images, as a share of the value range.
+        rate: Learning rate at the start. The rate falls to a tenth at the end.
+        prior: Weight of the sparse image prior at the start. The weight falls to a tenth at the end.
+        noise: Standard deviation of the random initial images, as a share of the value range.
     """
 
     steps: int
@@ -85,20 +88,20 @@ class Descent:
 
 
 INVERT, SETTLE = Descent(150, 0.05, 0.3), Descent(250, 0.03, 0.03)
-PRIOR_DECAY = 0.1  # share of the prior at the end of a descent
+PRIOR_DECAY = 0.1  # weight of the prior at the end of a descent, as a share of the initial weight
 
 
 @dataclass(frozen=True, eq=False)
 class BackboneLayer:
-    """A dense layer behind a backbone.
+    """A dense layer behind the convolutions and pooling (backbone) of a network.
 
     Attributes:
         name: Name of the layer.
-        rows: (h, D) rows minus their initial weights.
-        shape: Shape of the features, (channels, height, width) if they are maps.
-        rank: Number of leading directions of ``rows``.
-        span: (r, D) directions that span the features.
-        initial_share: The share of the initial weights that was subtracted.
+        rows: (h, D) rows of the weight matrix minus their initial weights.
+        shape: Shape of the features that the layer receives, (channels, height, width) for feature maps.
+        rank: Number of leading singular directions of ``rows``.
+        span: (r, D) singular directions that span the features of training images.
+        initial_share: Factor with which the initial weights were subtracted.
     """
 
     name: str
@@ -116,7 +119,7 @@ class Backbone:
     """
 
     class _Reached(Exception):
-        """Carries the features past the layers above."""
+        """Exception that carries the features out of the forward pass and skips the layers above."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         self.model, self.layer = model, model.get_submodule(name)
@@ -134,7 +137,10 @@ class Backbone:
             return reached.args[0]
         finally:
             hook.remove()
-        raise InputError("The layer behind the backbone was not reached.", "Use another attack.")
+        raise InputError(
+            "The forward pass of the network did not reach the dense layer behind the backbone.",
+            "Use another attack.",
+        )
 
 
 class _FeatureMaps(TorchFunctionMode):
@@ -152,9 +158,9 @@ class _FeatureMaps(TorchFunctionMode):
 
 
 def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
-    """Find the first dense layer behind a backbone.
+    """Find the first dense layer behind the convolutions and pooling of a network.
 
-    The layer receives one feature vector for each sample, and not the sample itself.
+    This layer receives one feature vector for each sample, and not the sample itself.
 
     Args:
         model: The network.
@@ -162,7 +168,7 @@ def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
 
     Returns:
         The name of the layer, and the shape of the feature maps that form its input. The result is ("", ())
-        if there is no such layer.
+        if the network has no dense layer behind a backbone.
     """
     probe = torch.randn(2, *shape, generator=stream("probe")).to(next(model.parameters()))
     inputs: dict[str, Tensor] = {}
@@ -182,7 +188,8 @@ def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
         for hook in hooks:
             hook.remove()
     for name, x in inputs.items():
-        if x.ndim != 2 or len(x) != len(probe):  # rows of a layer on tokens mix more than samples
+        # The rows of a layer on tokens mix several vectors of each sample.
+        if x.ndim != 2 or len(x) != len(probe):
             continue
         if x.numel() == probe.numel() and torch.equal(x.flatten(), probe.flatten()):
             return "", ()
@@ -197,15 +204,16 @@ def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
 def read_backbone_layer(surface: Surface, knowledge: Knowledge) -> BackboneLayer | str:
     """Read the dense layer behind the backbone and subtract its initial weights.
 
-    The conditions are those of the input layer, but the rows mix features. The number of leading directions
-    must be at most half the number of neurons. Only then is the span that of the features, and not of noise.
+    The layer must fit into memory, and its initial weights must be small or known. The number of leading
+    singular directions must be at most half the number of neurons. Only then do these directions span the
+    features of training images, and not noise.
 
     Args:
         surface: The attack surface.
         knowledge: What the attacker knows.
 
     Returns:
-        The layer, or the first condition that is not met.
+        The layer, or a text that names the first condition that fails.
     """
     sample_shape = surface.sample_shape(knowledge)
     if len(sample_shape) < 3:
@@ -213,15 +221,15 @@ def read_backbone_layer(surface: Surface, knowledge: Knowledge) -> BackboneLayer
     name, shape = find_dense_layer(surface.copy_module(), sample_shape)
     if not name:
         return (
-            "no dense layer lies behind a backbone: the first dense layer receives the input, or there "
-            "is none"
+            "no dense layer lies behind a backbone: the first dense layer receives the input, or the "
+            "network has no dense layer"
         )
     if name not in surface.equations:
         return f"the optimizer state lacks {name}, the first dense layer"
     rows = surface.target[f"{name}.weight"].float()
     if (needed := estimate_layer_bytes(*rows.shape)) > MAX_BYTES:
         return (
-            f"it would need about {needed / 2**30:.1f} GiB of memory; the limit is "
+            f"the attack would need about {needed / 2**30:.1f} GiB of memory; the limit is "
             f"{MAX_BYTES / 2**30:.0f} GiB"
         )
     initial_share, theta0 = 1.0, knowledge.theta0
@@ -256,7 +264,7 @@ def invert_features(
     prior: Prior,
     box: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
-    """Find images with given features by descent on a distance of their features.
+    """Find images with given features by gradient descent on a distance that depends on the features.
 
     Args:
         backbone: Function from images (k, *shape) to features (k, D).
@@ -264,10 +272,10 @@ def invert_features(
         distance: Function from features (k, D) to distances (k,).
         descent: Settings of the descent.
         prior: Prior for images.
-        box: Lower and upper bounds of the values, None if they are not known.
+        box: Lower and upper bounds of the pixel values, None if the bounds are not known.
 
     Returns:
-        The images (k, *shape), and their distances (k,).
+        The images (k, *shape), and the distances (k,) of their features.
     """
     x = x.detach().clone().requires_grad_()
     ones, adam = x.new_ones(1, len(x)), torch.optim.Adam([x], descent.rate)
@@ -288,13 +296,13 @@ def invert_features(
 
 
 def distance_from_source(source: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the function 1 - NCC(f, source) of features f (k, D), row by row."""
+    """Return the function that maps features f (k, D) to 1 - NCC(f, source) for each row of ``source``."""
     target = F.normalize(source - source.mean(1, keepdim=True))
     return lambda f: 1 - (F.normalize(f - f.mean(1, keepdim=True)) * target).sum(1)
 
 
 def distance_from_span(V: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the function 1 - |V f|^2 / |f|^2, the share of features f outside the rows of V (r, D)."""
+    """Return the function that maps features f to 1 - |V f|^2 / |f|^2, their share outside the rows of V."""
     return lambda f: 1 - (F.normalize(f) @ V.T).square().sum(1)
 
 
@@ -330,14 +338,16 @@ class BehindBackbone(OneShotAttack):
         return "the first dense layer spans the features of training images, which few images share"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Run all three steps within ``seconds`` of a reference machine.
+        """Unmix the layer into sources, invert the sources to images, and move the images onto the span.
+
+        The time limit ``seconds`` of the settings is converted to a number of steps of a reference machine.
 
         Args:
             surface: The attack surface.
             knowledge: What the attacker knows.
 
         Returns:
-            The candidates. Those with features close to the span come first.
+            The candidates. Images with the smallest share of their features outside the span come first.
         """
         layer = read_backbone_layer(surface, knowledge)
         assert isinstance(layer, BackboneLayer)
@@ -375,7 +385,7 @@ class BehindBackbone(OneShotAttack):
         return result.replace(selection=select_images(x, labels, share_outside), notes=notes)
 
     def _share_of_steps(self, backbone: Backbone, x: Tensor) -> float:
-        """Return the share of the steps of both descents that ``seconds`` allow."""
+        """Return the share of the steps of both descents that fit into the time limit ``seconds``."""
         if self.seconds == math.inf:
             return 1.0
 
@@ -393,35 +403,35 @@ class BehindBackbone(OneShotAttack):
         maps = "x".join(map(str, layer.shape))
         directions = (
             f"{self.name}: {layer.name} receives features {maps}, which span {len(layer.span)} "
-            f"directions, {layer.rank} of them leading; {runs[0]} runs of unmix on these"
+            f"directions, {layer.rank} of them leading; unmix ran {runs[0]} times on the leading directions"
         )
         if layer.initial_share != 1:
             directions += f"; {layer.initial_share:.3g} times the initial weights were subtracted"
         return (
             directions,
             f"{self.name}: the features of the recovered images have at least "
-            f"{float(share_outside[0]):.1e} of their energy outside this span, "
+            f"{float(share_outside[0]):.1e} of their energy outside the span of {layer.name}, "
             f"{float(share_outside.median()):.1e} in the median",
         )
 
 
 class BehindBackboneOptimizerState(BehindBackbone):
-    """The same attack on an optimizer state."""
+    """The attack behind a backbone, applied to an optimizer state instead of the weights."""
 
     name: ClassVar[str] = "trunk-moment"
     surface: ClassVar[str] = MOMENT
 
 
 def select_images(x: Tensor, labels: Tensor, share_outside: Tensor) -> Selection:
-    """Select distinct images.
+    """Select images that differ from each other, those with the most reliable features first.
 
     Args:
         x: (k, *shape) images, sorted by ``share_outside``.
         labels: (k,) labels.
-        share_outside: (k,) share of the energy of their features outside the span.
+        share_outside: (k,) share of the energy of the features outside the span of the dense layer.
 
     Returns:
-        The selection. Images with the smallest share outside the span come first.
+        The selection. Images with the smallest ``share_outside`` come first.
     """
     unit = F.normalize(x.flatten(1))
     index = find_distinct(unit, SAME)

@@ -17,18 +17,19 @@ Hyvarinen 1999.
     X^ = Q K V_r^T      the samples, up to their order and one factor for each row
 
 The attack assumes only the span of the rows and the sparse differences of the samples. If there are more
-samples than clean directions, the layer separates incompletely or not at all. The attack then separates
+samples than singular directions above the noise (*clean directions*), the rows separate incompletely or not
+at all. The attack then separates
 clusters of neurons one by one, because each cluster mixes fewer samples.
 
-``estimate_signs_and_sizes`` chooses the factor of each source. Three voters choose the sign: the network (a
-sample enters the rows of the neurons that it activates), the bias (C 1 contains positive multiples of all
-samples), and the known value range. The size is the largest that stays in the value range, or follows from
-the bias.
+``estimate_signs_and_sizes`` chooses the sign and the size of each source. Three votes decide the sign: the
+network (a sample enters the rows of the neurons that it activates), the bias (C 1 contains positive multiples
+of all samples), and the known value range. The size is the largest size at which the source stays in the
+value range. If the value range is not known, the size follows from the bias.
 
 A single start of the iteration usually ends in a poor optimum. A run is therefore a small population: it
 has a few starts, followed by rounds in which every member starts again from the sparsest sources of several
-other members. Runs differ in rank and strength a, and share only V. A source that several runs find is
-probably true.
+other members. Runs use different ranks r and strengths a, and share only the singular vectors V. A source
+that several runs find is probably a training sample.
 """
 
 from __future__ import annotations
@@ -50,14 +51,18 @@ from residuum.attacks.random_streams import stream
 from residuum.errors import InputError
 from residuum.networks.spectrum import noise_edge
 
-ROUNDING = 1e-7  # rounding of float32, as a share of the largest singular value
-CLIFF = 10.0  # ratio of two singular values that separates the samples from the rest
-SOUND = 1e-5  # singular values of float32 sources below this share of the largest are rounding
+# Singular values of float32 weights below this share of the largest singular value are rounding errors.
+ROUNDING = 1e-7
+# Minimum ratio of two successive singular values if the first comes from samples and the second from noise.
+CLIFF = 10.0
+# Singular values of float32 sources below this share of the largest singular value are rounding errors.
+SOUND = 1e-5
 SAME = 0.9  # minimum cosine of two versions of the same source
-COLUMNS = 1 << 16  # columns of a wide layer that are converted to float64 at a time
+COLUMNS = 1 << 16  # number of columns of a wide layer that are converted to float64 at a time
 Domain = Callable[[Tensor], Tensor]
 DISTINCT = 0.5  # maximum cosine, in the whitened domain, of two sources in the same solution
-SMOOTH = 0.6  # sources below this share of the median roughness resemble smooth images of any kind
+# Sources with a roughness below this share of the median roughness are unseparated mixtures.
+SMOOTH = 0.6
 
 
 @dataclass(frozen=True)
@@ -65,22 +70,23 @@ class Effort:
     """The amount of computation of the attack.
 
     Attributes:
-        ranks: Ranks of the runs, as shares of the clean rank.
-        strengths: Strengths a of the contrast. Large values suit sharp edges.
-        starts: Number of members of a population.
-        rounds: Number of rounds of a population.
-        iterations: Number of iterations in each round.
+        ranks: Ranks of the runs, as shares of the number of singular directions above the noise.
+        strengths: Strengths a of the contrast log cosh(a y). Large values suit images with sharp edges.
+        starts: Number of starting points of a run.
+        rounds: Number of rounds of a run. After each round, the starting points exchange sources.
+        iterations: Number of FastICA iterations in each round.
         partitions: Numbers of clusters into which the attack divides the neurons.
         cluster_ranks: Ranks of the runs on clusters, as shares of the rank of the clusters. By default only
-            the first is used.
-        overfull: If the runs agree on less than this share of the sources, the layer counts as overfull.
-            The attack then uses ``overfull_partitions`` and all ``cluster_ranks`` too. Runs agree on a
-            source if at least half of them contain it.
+            the attack uses the first rank only.
+        overfull: If the runs agree on less than this share of the sources, the layer counts as overfull: it
+            contains too many samples. The attack then also uses ``overfull_partitions`` and all
+            ``cluster_ranks``. The runs agree on a source if at least half of the runs contain it.
         overfull_partitions: Additional numbers of clusters for an overfull layer.
-        lost: If the runs agree on less than this share, the attack uses every partition twice and with
-            every strength. This requires ``partitions``.
-        repeats: Number of runs for each rank. They differ only in their random start.
-        max_sources: Maximum number of returned sources, as a multiple of the clean rank.
+        lost: If the runs agree on less than this share of the sources, the attack uses every partition
+            twice and with every strength. This requires ``partitions``.
+        repeats: Number of runs for each rank. Repeated runs differ only in their random starting points.
+        max_sources: Maximum number of returned sources, as a multiple of the number of singular directions
+            above the noise.
     """
 
     ranks: tuple[float, ...] = (0.8, 0.6, 1.0, 0.7, 0.5, 0.9)
@@ -99,17 +105,17 @@ class Effort:
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """The separated sources.
+    """The sources into which the attack separated the rows of a layer.
 
     Attributes:
         x: (k, d) sources of length 1, with the signs that the neurons suggest. Sources on which most runs
             agree come first.
         support: (k,) share of the runs on the whole layer that contain the source.
         cluster_support: (k,) share of the runs on clusters of neurons that contain the source.
-        group: (k,) number of the source of which a row is a version.
+        group: (k,) number of the distinct source of which each row of ``x`` is a version.
         runs: Number of runs on the whole layer, and number of runs on clusters.
-        rank: Number of clean directions of the layer.
-        edge: Edge of the noise, as a share of the largest singular value.
+        rank: Number of singular directions of the layer above the noise.
+        edge: Largest singular value of the noise, as a share of the largest singular value of the layer.
     """
 
     x: Tensor
@@ -122,7 +128,7 @@ class Sources:
 
     @property
     def centers(self) -> Tensor:
-        """Index (groups,) of the first row of each source, which is the mean of its versions."""
+        """Indices (groups,) of the first version of each distinct source: the mean of all its versions."""
         numbers = range(int(self.group.max()) + 1)
         return torch.stack([(self.group == g).nonzero()[0, 0] for g in numbers])
 
@@ -142,18 +148,19 @@ def unmix(
     Args:
         rows: (h, d) mixtures of samples.
         shape: Shape of a sample.
-        effort: Amount of computation. The default is the full effort.
-        domain: Name in ``DOMAINS``. The default is "differences" if samples have a shape, and "coordinates"
-            if they are vectors.
-        rank: Number of clean directions. If it is 0, it is estimated from the singular values.
-        seed: Seed of the random starts.
-        seconds: Time limit. After it, no new run starts, except that the first run always does.
+        effort: Amount of computation. The default is the largest amount.
+        domain: Name in ``DOMAINS`` of the domain in which samples are sparse. The default is "differences"
+            if samples have more than one axis, and "coordinates" if samples are vectors.
+        rank: Number of singular directions above the noise. If the number is 0, it is estimated from the
+            singular values.
+        seed: Seed of the random starting points.
+        seconds: Time limit. After the limit, no new run starts. The first run always starts.
 
     Returns:
         The sources.
 
     Raises:
-        InputError: If the layer has fewer than two clean directions.
+        InputError: If fewer than two singular directions of the layer exceed the noise.
     """
     effort, end = effort or Effort(), time.monotonic() + seconds
     sparse_domain = DOMAINS[choose_domain(domain, shape)]
@@ -161,7 +168,7 @@ def unmix(
     layer = replace(layer, rank=rank or layer.rank)
     if layer.rank < 2:
         raise InputError(
-            f"Unmixing needs at least two clean directions; this layer has {layer.rank}.",
+            f"Unmixing needs at least two singular directions above the noise; this layer has {layer.rank}.",
             "Pass the initial weights, or use another attack.",
         )
     separate = partial(_separate, shape=shape, domain=sparse_domain, effort=effort)
@@ -179,12 +186,13 @@ def unmix(
             )
             clusters = [rows[neurons] for neurons in cluster_neurons(layer, k, generator)]
             layers = [Layer.from_rows(cluster) for cluster in clusters if bool(cluster.any())]
-            # A partition with one strength counts as one run, because its clusters share samples.
+            # All clusters of a partition count as one run for each strength, because they share samples.
             if sources := separate(layers, share, strengths, generator):
                 step = len(strengths)
                 sources_by_run += [torch.cat(sources[i::step]) for i in range(step)]
     versions, run = torch.cat(sources_by_run), _run_numbers(sources_by_run)
-    if len(partitions) > len(effort.partitions):  # overfull layer: unseparated mixtures are smooth
+    # An overfull layer yields unseparated mixtures, which are smooth.
+    if len(partitions) > len(effort.partitions):
         rough = roughness(versions.reshape(-1, *shape), sparse_domain)
         is_rough = rough >= SMOOTH * rough.nanmedian()  # False for a source of zeros
         versions, run = versions[is_rough], run[is_rough.cpu()]
@@ -200,16 +208,17 @@ def unmix(
 def _choose_partitions(
     effort: Effort, sources_by_run: list[Tensor]
 ) -> tuple[list[tuple[float, int, int]], tuple[float, ...]]:
-    """Return the partitions (share of the rank, number of clusters, repeat) and the strengths.
+    """Choose how to divide the neurons into clusters, and the strengths of the contrast.
 
-    The less the runs agree, the more partitions and strengths are used.
+    The less the runs on the whole layer agree, the more partitions and strengths are used.
 
     Args:
         effort: Amount of computation.
         sources_by_run: Sources of every run on the whole layer.
 
     Returns:
-        The partitions and the strengths.
+        The partitions, each as (share of the rank, number of clusters, number of the repeat), and the
+        strengths.
     """
     first = [(effort.cluster_ranks[0], k, 0) for k in effort.partitions]
     versions, first_strength = torch.cat(sources_by_run), effort.strengths[:1]
@@ -229,7 +238,7 @@ def _choose_partitions(
 
 
 def _run_numbers(sources_by_run: list[Tensor]) -> Tensor:
-    """Return the number (k,) of the run of each source."""
+    """Return for each source the number (k,) of the run that found the source."""
     lengths = torch.tensor([len(x) for x in sources_by_run])
     return torch.arange(len(sources_by_run)).repeat_interleave(lengths)
 
@@ -244,24 +253,25 @@ def _separate(
     domain: Domain,
     effort: Effort,
 ) -> list[Tensor]:
-    """Separate every layer with every strength. The sources (r, d) have length 1.
+    """Separate the rows of every layer with every strength of the contrast into sources of length 1.
 
-    All layers are separated in one batch, so all use the same rank: a share of their median rank. Layers with
-    fewer neurons than this rank are skipped. A sample enters only the rows of neurons that it activates. Of
-    +x and -x, the true sample therefore has positive products with the rows that contain it:
-    sum_j c_j^2 <w_j, x> > 0, where c is its column of C.
+    All layers are separated in one batch, so all use the same rank r: a share of their median rank. Layers
+    with fewer neurons than r are skipped.
+
+    A sample x enters only the rows w_j of neurons that the sample activates. The sign of x is therefore the
+    sign at which sum_j c_j^2 <w_j, x> > 0, where c_j is the coefficient of x in the row w_j.
 
     Args:
-        layers: The layers.
-        share: Rank as a share of the median rank of the layers.
-        strengths: Strengths of the contrast.
+        layers: The layers, whose rows are mixtures of samples.
+        share: Rank r as a share of the median rank of the layers.
+        strengths: Strengths a of the contrast log cosh(a y).
         generator: Random number generator.
         shape: Shape of a sample.
         domain: Domain in which samples are sparse.
         effort: Amount of computation.
 
     Returns:
-        The sources, for each layer and within it for each strength.
+        The sources (r, d) for each pair of a layer and a strength. The pairs of the first layer come first.
     """
     r = max(2, round(share * sorted(layer.rank for layer in layers)[len(layers) // 2]))
     layers = [layer for layer in layers if len(layer.U) > r]
@@ -277,7 +287,7 @@ def _separate(
         for _ in strengths:
             B = next(Q) @ K
             C, singular = torch.linalg.solve_ex(B, A, left=False)
-            if singular:  # two sources of a small cluster coincide
+            if singular:  # B is singular if two sources of a small cluster of neurons coincide
                 C = A @ torch.linalg.pinv(B)
             sign = (C.square() * (A @ B.T)).sum(0).sign()
             sources.append(torch.nn.functional.normalize(B @ V) * sign[:, None])
@@ -293,7 +303,7 @@ class Layer:
         S: Singular values, largest first.
         V: Right singular vectors, one in each row.
         rank: Number of singular values above the noise.
-        edge: Edge of the noise, as a share of the largest singular value.
+        edge: Largest singular value of the noise, as a share of the largest singular value of the layer.
     """
 
     U: Tensor
@@ -331,11 +341,11 @@ class Layer:
 
 
 def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
-    """Estimate how many singular values of the rows come from training samples, and the noise edge.
+    """Estimate how many singular values of a layer come from training samples.
 
-    Singular values count if they are above the noise edge and above rounding. An optimizer state or a
-    weight update contains no noise of the initialization. There the count ends at the cliff, which is the
-    largest ratio of two successive singular values, if that ratio is at least ten.
+    Singular values count if they exceed the largest singular value of the noise (the noise edge) and the
+    rounding errors. An optimizer state or a weight update contains no noise of the initialization. Its count
+    ends at the largest ratio of two successive singular values, if that ratio is at least ten.
 
     Args:
         values: Singular values, largest first.
@@ -343,7 +353,8 @@ def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
         d: Number of columns.
 
     Returns:
-        The number of clean directions, and the noise edge as a share of the largest singular value.
+        The number of singular values from samples, and the noise edge as a share of the largest singular
+        value.
     """
     rank, edge = noise_edge(values, h, d)
     floor = ROUNDING * float(values[0])
@@ -356,7 +367,7 @@ def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
 
 
 def differences(x: Tensor) -> Tensor:
-    """Return the first differences (k, N) of samples (k, *shape) along their last two axes or only axis."""
+    """Return the first differences (k, N) of samples (k, *shape) along their last two axes or single axis."""
     by_axis = [x.diff(dim=axis).flatten(1) for axis in range(-1, -min(x.ndim - 1, 2) - 1, -1)]
     return torch.cat(by_axis, 1)
 
@@ -367,7 +378,7 @@ def series(x: Tensor) -> Tensor:
 
 
 def coordinates(x: Tensor) -> Tensor:
-    """Return the values themselves (k, N), because tables and embeddings have no neighboring values."""
+    """Return the values (k, N) of samples unchanged, for tables and embeddings without neighboring values."""
     return x.flatten(1)
 
 
@@ -382,12 +393,12 @@ def choose_domain(name: str, shape: tuple[int, ...]) -> str:
     """Choose the domain in which samples are sparse.
 
     Args:
-        name: Key of ``DOMAINS``. For "auto" or "", the shape decides.
+        name: Key of ``DOMAINS``. For "auto" or "", the shape of a sample decides.
         shape: Shape of a sample.
 
     Returns:
-        The name. If the shape decides, it is "differences" if samples have more than one axis, and
-        "coordinates" otherwise.
+        The key of the domain. If the shape decides, the key is "differences" for samples with more than one
+        axis, and "coordinates" otherwise.
     """
     if name in DOMAINS:
         return name
@@ -395,17 +406,17 @@ def choose_domain(name: str, shape: tuple[int, ...]) -> str:
 
 
 def whiten(directions: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
-    """Whiten directions in a domain: Z = (differences - mean) K^T has unit covariance.
+    """Map directions to the domain in which samples are sparse, and whiten the result.
 
-    After whitening, every mixture of independent sources is a rotation of the sources. The search is then
-    limited to orthogonal r x r matrices.
+    The result Z = (mapped directions - mean) K^T has unit covariance. After whitening, every mixture of
+    independent sources is a rotation of the sources. The search is then limited to orthogonal r x r matrices.
 
     Args:
-        directions: (r, *shape) directions.
+        directions: (r, *shape) directions that span the rows of a layer.
         domain: Domain in which samples are sparse.
 
     Returns:
-        Z (N, r) and K (r, r).
+        The whitened directions Z (N, r) and the whitening matrix K (r, r).
     """
     G = domain(directions).T
     G = G - G.mean(0)
@@ -415,14 +426,14 @@ def whiten(directions: Tensor, domain: Domain) -> tuple[Tensor, Tensor]:
 
 
 def polar(P: Tensor, tolerance: float = 1e-4, max_iterations: int = 40) -> Tensor:
-    """Return the nearest orthogonal matrices, (P P^T)^(-1/2) P.
+    """Return the orthogonal matrix (P P^T)^(-1/2) P that is nearest to each matrix P.
 
-    On a GPU, the function uses the Newton-Schulz iteration, which needs only matrix products. Eigenvalues
-    take ten times as long there.
+    On a GPU, the function uses the Newton-Schulz iteration, which needs only matrix products. An
+    eigenvalue decomposition takes ten times as long on a GPU.
 
     Args:
         P: (..., r, r) matrices.
-        tolerance: Maximum error of Q^T Q at which the iteration stops.
+        tolerance: Maximum difference between Q^T Q and the identity at which the iteration stops.
         max_iterations: Maximum number of iterations.
 
     Returns:
@@ -445,12 +456,12 @@ def polar(P: Tensor, tolerance: float = 1e-4, max_iterations: int = 40) -> Tenso
 
 
 def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float = 1e-4) -> Tensor:
-    """Run symmetric FastICA with the contrast log cosh(a y) on P problems with B starts each.
+    """Run symmetric FastICA with the contrast log cosh(a y) from B starting points for each of P problems.
 
     Args:
-        Z: (P, N, r) whitened data.
-        Q: (P, B, r, r) starts, with one source in each row.
-        a: (P,) strengths of the contrast.
+        Z: (P, N, r) whitened data of each problem.
+        Q: (P, B, r, r) starting points, with one source in each row.
+        a: (P,) strength a of the contrast in each problem.
         iterations: Maximum number of iterations.
         tolerance: Maximum change of a source at which the iteration stops.
 
@@ -470,12 +481,12 @@ def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float =
 
 
 def contrast(Z: Tensor, Q: Tensor, a: Tensor) -> Tensor:
-    """Return the contrast E log cosh(a y) / a of every source. Sparse sources have small values.
+    """Return the contrast E log cosh(a y) / a of every source y. Sparse sources have small contrasts.
 
     Args:
         Z: (P, N, r) whitened data.
-        Q: (P, B, r, r) solutions, with one source in each row.
-        a: (P,) strengths of the contrast.
+        Q: (P, B, r, r) solutions of P problems from B starting points, with one source in each row.
+        a: (P,) strength a of the contrast in each problem.
 
     Returns:
         (P, B, r) contrasts.
@@ -488,18 +499,18 @@ def contrast(Z: Tensor, Q: Tensor, a: Tensor) -> Tensor:
 def run_population(
     Z: Tensor, a: Tensor, starts: int, rounds: int, iterations: int, generator: torch.Generator
 ) -> Tensor:
-    """Run FastICA from several starts, which exchange sources between rounds.
+    """Run FastICA from several starting points, whose solutions exchange sources between rounds.
 
     Args:
-        Z: (P, N, r) whitened data.
-        a: (P,) strengths of the contrast.
-        starts: Number of starts.
+        Z: (P, N, r) whitened data of each problem.
+        a: (P,) strength a of the contrast log cosh(a y) in each problem.
+        starts: Number of starting points.
         rounds: Number of rounds.
         iterations: Maximum number of iterations in each round.
         generator: Random number generator.
 
     Returns:
-        (P, r, r) the best solution of each problem.
+        (P, r, r) solution of each problem with the sparsest sources.
     """
     P, _, r = Z.shape
     Q = torch.linalg.qr(torch.randn(P, starts, r, r, generator=generator))[0].to(Z)
@@ -514,19 +525,19 @@ def run_population(
 
 
 def cross_solutions(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Tensor:
-    """Build the starts of the next round from the sparsest distinct sources of several members.
+    """Build the starting points of the next round from the sparsest distinct sources of several solutions.
 
-    FastICA finds only some of the sources from each start, and different starts find different sources. Each
-    new start combines about three in five of the members. Missing rows are filled with small noise, which
-    ``polar`` turns into directions orthogonal to the sources.
+    FastICA finds only some of the sources from each starting point, and different starting points lead to
+    different sources. Each new starting point combines the sources of about three in five solutions. Missing
+    rows are filled with small noise, which ``polar`` turns into directions orthogonal to the sources.
 
     Args:
-        Q: (B, r, r) solutions of the members.
-        sparse: (B, r) contrasts of their sources.
+        Q: (B, r, r) solutions from B starting points.
+        sparse: (B, r) contrast of each source, which is small for sparse sources.
         generator: Random number generator.
 
     Returns:
-        (B, r, r) starts, not orthogonal yet.
+        (B, r, r) new starting points, not orthogonal yet.
     """
     B, r, _ = Q.shape
     pool, score = Q.reshape(B * r, r), sparse.flatten()
@@ -554,50 +565,50 @@ def find_distinct(rows: Tensor, similarity: float) -> Tensor:
         Indices of the selected rows, in ascending order.
     """
     is_similar = ((rows @ rows.T).abs() >= similarity).numpy()
-    selected, free = [], np.ones(len(rows), dtype=bool)
+    selected, is_selectable = [], np.ones(len(rows), dtype=bool)
     for i in range(len(rows)):
-        if free[i]:
+        if is_selectable[i]:
             selected.append(i)
-            free &= ~is_similar[i]
+            is_selectable &= ~is_similar[i]
     return torch.tensor(selected)
 
 
 def cluster_neurons(layer: Layer, k: int, generator: torch.Generator) -> list[Tensor]:
-    """Divide the neurons of a layer into groups with similar directions.
+    """Divide the neurons of a layer into clusters with similar weight vectors.
 
-    If there are more samples than clean directions, the whole layer cannot be separated. Neurons that are
-    active on the same samples mix fewer samples.
+    If there are more samples than singular directions above the noise, the rows of the whole layer cannot be
+    separated. A cluster of neurons that are active on the same samples mixes fewer samples.
 
     Args:
         layer: The layer.
-        k: Number of groups.
+        k: Number of clusters.
         generator: Random number generator.
 
     Returns:
-        Indices of the neurons in each group.
+        Indices of the neurons in each cluster.
     """
     rows = torch.nn.functional.normalize(layer.U * layer.S)[:, : layer.rank]
     seed = int(torch.randint(2**31, (), generator=generator))
     with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("ignore")  # clusters can be empty if rows are zero or few
+        warnings.simplefilter("ignore")  # kmeans2 warns if a cluster is empty
         _, label = kmeans2(rows.cpu().numpy(), k, minit="++", seed=seed)
     return [torch.from_numpy(label == i).nonzero().flatten() for i in range(k)]
 
 
 def sparseness(y: Tensor) -> Tensor:
-    """Return E|y| / sqrt(E y^2) of each source (k,). Sparse sources have small values."""
+    """Return the ratio E|y| / sqrt(E y^2) of each source y (k,). Sparse sources have small ratios."""
     return y.abs().mean(1) / y.square().mean(1).sqrt()
 
 
 def roughness(x: Tensor, domain: Domain) -> Tensor:
-    """Return the energy in the sparse domain divided by the energy around the mean.
+    """Return the energy of sources in the domain in which samples are sparse, relative to their variance.
 
     Args:
         x: (k, *shape) sources.
         domain: Domain in which samples are sparse.
 
     Returns:
-        (k,) ratios.
+        (k,) energy in that domain divided by the energy around the mean.
     """
     centered = x.flatten(1) - x.flatten(1).mean(1, keepdim=True)
     return domain(x).square().sum(1) / centered.square().sum(1)
@@ -607,12 +618,12 @@ def match_runs(x: Tensor, versions: Tensor, run: Tensor) -> Tensor:
     """Find the runs that contain a version of each source.
 
     Args:
-        x: (k, d) sources.
+        x: (k, d) sources to look for.
         versions: (n, d) sources of all runs.
-        run: (n,) number of the run of each of them.
+        run: (n,) number of the run that found each of these sources.
 
     Returns:
-        (k, runs) True if the run contains a source that is similar to the given source.
+        (k, runs) Whether each run contains a source that is similar to each source in ``x``.
     """
     member = torch.nn.functional.one_hot(run).to(versions)
     in_run = [
@@ -626,36 +637,37 @@ def merge_sources(
 ) -> tuple[Tensor, Tensor]:
     """Merge the versions of each source and sort the sources, best first.
 
-    A group starts with an ungrouped source: first the sources that most runs contain, and among these the
-    sparsest. It takes all ungrouped sources that are similar. The result lists, in this order:
+    The function groups similar sources greedily. Each group starts with the ungrouped source that most runs
+    contain, and if several do, with the sparsest of these sources. The group takes all ungrouped sources that
+    are similar to the first one. The result lists, in this order:
 
-    - the mean of each group of at least two runs, unless it is similar to an earlier mean;
-    - the sparsest member of each of these groups, because means are blurred;
-    - the sources of single runs, sparsest first.
+    - the mean of each group from at least two runs, unless the mean is similar to an earlier mean;
+    - the sparsest source of each of these groups, because means are blurred;
+    - the sources that only one run contains, sparsest first.
 
     Args:
         x: (k, d) sources of all runs.
         run: (k,) number of the run of each source.
-        sparse: (k,) sparseness of each source.
+        sparse: (k,) ratio E|y| / sqrt(E y^2) of each source y, which is small for sparse sources.
         max_sources: Maximum number of returned sources.
 
     Returns:
-        The sources, and the group of each.
+        The sources, and the number of the group of each source.
     """
     support = match_runs(x, x, run).sum(1).cpu()
     cosines, x, sparse = (x @ x.T).cpu(), x.cpu(), sparse.cpu()
     order = (support - 0.999 * sparse.argsort().argsort() / len(x)).argsort(descending=True)
-    free = torch.ones(len(x), dtype=torch.bool)
+    is_ungrouped = torch.ones(len(x), dtype=torch.bool)
     means, members, singles = torch.empty_like(x), list[Tensor](), list[Tensor]()
     for i in order.tolist():
-        if not free[i]:
+        if not is_ungrouped[i]:
             continue
-        index = (free & (cosines[i].abs() >= SAME)).nonzero().flatten()
-        free[index] = False
+        index = (is_ungrouped & (cosines[i].abs() >= SAME)).nonzero().flatten()
+        is_ungrouped[index] = False
         if support[i] < 2:
             singles.append(x[i])
             continue
-        sign = cosines[i, index].sign()  # most members decide the sign of the group
+        sign = cosines[i, index].sign()  # the majority of the sources decides the sign of the group
         rows = x[index] * (sign * (1.0 if sign.sum() >= 0 else -1.0))[:, None]
         mean, n = torch.nn.functional.normalize(rows.mean(0), dim=0), len(members)
         if n and float((means[:n] @ mean).abs().max()) >= SAME:

@@ -18,26 +18,28 @@ from residuum.attacks.unmixing.ica import COLUMNS, DOMAINS, ROUNDING, Effort, La
 from residuum.records import Knowledge
 from residuum.surfaces.surface import WEIGHTS, Surface
 
-MAX_BYTES = 16 * 2**30  # the attack rejects layers that need more memory before it reads them
-# The largest weight must lie in this range, so that sums of squares stay finite in float32.
+MAX_BYTES = 16 * 2**30  # maximum memory in bytes; the attack rejects layers that need more
+# The largest absolute weight must lie in this range, so that sums of squares stay finite in float32.
 MIN_WEIGHT, MAX_WEIGHT = (1e-12, 1e12)
-VISIBLE = 0.1  # noise of the initialization above this share of S_1 hides the samples
+# Maximum singular value of the initial weights, as a share of the largest singular value of the layer. Larger
+# initial weights hide the samples.
+VISIBLE = 0.1
 TOO_FEW_DIRECTIONS = "fewer than two directions of the first layer exceed the noise"
 LARGE_INITIALIZATION = "the initial weights are neither small nor known"
 
 
 @dataclass(frozen=True, eq=False)
 class InputLayer:
-    """The layer on the input, whose rows are unmixed.
+    """The layer that receives the input, and whose rows are mixtures of training samples.
 
     Attributes:
-        rows: (h, d) rows on the attack surface, minus the initial weights.
-        bias: (h,) bias, None if the layer has none.
-        weight: (h, d) weights in the network.
+        rows: (h, d) rows of the attacked weights or optimizer state, minus the initial weights.
+        bias: (h,) bias, None if the layer has no bias.
+        weight: (h, d) weights of the layer in the network.
         shape: Shape of a sample, or of a patch of a sample.
         is_sample: Whether each row mixes samples. Otherwise it mixes patches of samples.
-        rank: Number of clean directions.
-        initial_share: The share c of the initial weights that the weights still contain.
+        rank: Number of singular directions of the rows above the noise.
+        initial_share: The share c of the initial weights that the trained weights still contain.
     """
 
     rows: Tensor
@@ -51,10 +53,11 @@ class InputLayer:
 
 @lru_cache(maxsize=2)  # the attack first asks whether it applies, and then runs
 def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -> InputLayer | str:
-    """Read the layer on the input and subtract its initial weights.
+    """Read the layer that receives the input and subtract its initial weights.
 
-    The conditions, in the order of their cost: there is such a layer, it fits into memory, its initial
-    weights are small or known, and at least two directions exceed their noise.
+    The function checks four conditions, the cheapest first. The network has a layer that receives the input.
+    The layer fits into memory. Its initial weights are small or known. At least two singular directions
+    exceed the noise of the initial weights.
 
     Args:
         surface: The attack surface.
@@ -62,7 +65,7 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
         domain: Domain in which samples are sparse.
 
     Returns:
-        The layer, or the first condition that is not met.
+        The layer, or a text that names the first condition that fails.
     """
     name, shape, is_sample = find_input_layer(
         surface.copy_module(), surface.sample_shape(knowledge)
@@ -87,8 +90,8 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
         bias = None if bias is None else bias - initial_share * theta0[f"{name}.bias"].to(bias)
     largest = float(rows.abs().max())
     if largest and not MIN_WEIGHT <= largest <= MAX_WEIGHT:
-        return f"the largest weight of the first layer is {largest:.1g}: its squares would overflow or vanish"
-    layer = Layer.from_rows(rows) if bool(rows.any()) else None  # None for a frozen or dead layer
+        return f"the largest weight of the first layer is {largest:.1g}: its square would overflow or vanish"
+    layer = Layer.from_rows(rows) if bool(rows.any()) else None  # all rows of a frozen layer are 0
     if layer is None or layer.rank < 2:
         return TOO_FEW_DIRECTIONS
     if theta0 is None and surface.name == WEIGHTS and layer.edge > VISIBLE:
@@ -106,9 +109,9 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
 
 
 def estimate_layer_bytes(h: int, d: int) -> int:
-    """Estimate the peak memory of ``Layer.from_rows``.
+    """Estimate the peak memory of the singular value decomposition in ``Layer.from_rows``.
 
-    The memory holds the rows, a block of them twice in float64, U and V.
+    The memory holds the rows, two copies of a block of the rows in float64, and the singular vectors.
 
     Args:
         h: Number of rows.
@@ -123,7 +126,7 @@ def estimate_layer_bytes(h: int, d: int) -> int:
 
 def _describe_excess(needed: int) -> str:
     return (
-        f"it would need about {needed / 2**30:.1f} GiB of memory; the limit is "
+        f"the attack would need about {needed / 2**30:.1f} GiB of memory; the limit is "
         f"{MAX_BYTES / 2**30:.0f} GiB"
     )
 
@@ -131,17 +134,17 @@ def _describe_excess(needed: int) -> str:
 def find_input_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...], bool]:
     """Find the layer that receives the samples.
 
-    The layer is dense, or a convolution with a stride equal to its kernel. Each row is then a sum over
-    samples or patches. The function runs the model on a random input and looks for the layer whose input
-    equals it.
+    The layer is dense, or a convolution with a stride equal to its kernel. Each row of the layer is then a
+    sum over samples or patches. The function runs the model on random samples and looks for the layer
+    that receives the same values.
 
     Args:
         model: The network.
         shape: Shape of a sample.
 
     Returns:
-        The name of the layer, the shape of what its rows mix, and whether this is a complete sample. The
-        name is "" if there is no such layer.
+        The name of the layer, the shape of the samples or patches that its rows mix, and whether the rows
+        mix complete samples. The name is "" if no layer receives the samples.
     """
     probe = torch.randn(2, *shape, generator=stream("probe")).to(next(model.parameters()))
     shapes: dict[str, tuple[int, ...]] = {}
@@ -179,8 +182,8 @@ def estimate_initial_share(rows: Tensor, initial: Tensor) -> float:
     """Estimate the share c of the initial weights W0 in W = c W0 + (sum of samples).
 
     A regression of W on W0 is biased, because W0 has components along the samples. The estimate therefore
-    uses only the component of W0 that is orthogonal to the weight update W - c W0. This update depends on c,
-    so the estimate is repeated a few times.
+    uses only the component of W0 that is orthogonal to the weight update W - c W0. The weight update
+    depends on c, so the estimate is repeated a few times.
 
     Args:
         rows: (h, d) weights W.
