@@ -1,4 +1,4 @@
-"""Networks: families, activations and their surrogates, recognition, homogeneity."""
+"""Networks: supported kinds, activations and smooth surrogates, recognition from weights, homogeneity."""
 
 from residuum.networks.activations import (
     ACTIVATIONS,

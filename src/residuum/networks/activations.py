@@ -34,10 +34,10 @@ class Activation(nn.Module, ABC):
 
     @abstractmethod
     def derivative(self, z: Tensor) -> Tensor:
-        """Return the factor that the backward pass uses as the derivative at z."""
+        """Return the factor that the backward pass uses as the derivative at the pre-activations z."""
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """Return the derivative of ``derivative`` at z, which is zero unless a subclass overrides this."""
+        """Return the second derivative at z: zero, unless a subclass overrides this method."""
         return torch.zeros_like(z)
 
     def jet(self, z: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -46,15 +46,15 @@ class Activation(nn.Module, ABC):
 
 
 class ReLU(nn.ReLU, Activation):
-    """The function max(z, 0) with derivative 1[z > 0], which is zero at the kink as in PyTorch."""
+    """The function max(z, 0). Its derivative is 1 for z > 0 and 0 elsewhere, as in PyTorch."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """Return 1[z > 0] in the dtype of z."""
+        """Return the derivative in the dtype of z: 1 for z > 0 and 0 elsewhere."""
         return (z > 0).to(z.dtype)
 
 
 class _SmoothBackward(torch.autograd.Function):
-    """A function of z with a smooth derivative of sharpness alpha, in backward and forward mode."""
+    """Base class of autograd functions of z whose derivative is smooth and has the sharpness alpha."""
 
     generate_vmap_rule = True
 
@@ -66,7 +66,7 @@ class _SmoothBackward(torch.autograd.Function):
 
 
 class _SigmoidBackward(_SmoothBackward):
-    """Forward relu(z); backward and forward-mode derivative sigmoid(alpha z)."""
+    """Compute relu(z). Autograd uses the derivative sigmoid(alpha z) in backward and forward mode."""
 
     @staticmethod
     def forward(z: Tensor, alpha: float) -> Tensor:
@@ -84,7 +84,7 @@ class _SigmoidBackward(_SmoothBackward):
 
 
 class _SoftmaxBackward(_SmoothBackward):
-    """Forward max over the first dimension; backward and forward-mode derivative softmax(alpha z)."""
+    """Compute the maximum of z over its first dimension. Autograd uses the derivative softmax(alpha z)."""
 
     @staticmethod
     def forward(z: Tensor, alpha: float) -> Tensor:
@@ -102,9 +102,9 @@ class _SoftmaxBackward(_SmoothBackward):
 
 
 class Surrogate(Activation):
-    """A smooth replacement for a kink, with the derivative sigmoid(sharpness z).
+    """A smooth replacement for ReLU, with the derivative sigmoid(sharpness z).
 
-    For a maximum of several values, softmax takes the place of sigmoid. ReLU is the maximum of z and 0.
+    The method ``maximum`` replaces a maximum of several values. It uses softmax instead of sigmoid.
     """
 
     default_sharpness: float
@@ -114,44 +114,47 @@ class Surrogate(Activation):
         self.sharpness = self.default_sharpness if sharpness is None else sharpness
 
     def derivative(self, z: Tensor) -> Tensor:
-        """Return s = sigmoid(sharpness z)."""
+        """Return the derivative sigmoid(sharpness z) that the backward pass uses."""
         return torch.sigmoid(self.sharpness * z)
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """Return sharpness s (1 - s), the derivative of the backward rule."""
+        """Return the second derivative sharpness s (1 - s), where s = sigmoid(sharpness z)."""
         s = self.derivative(z)
         return self.sharpness * s * (1 - s)
 
     @abstractmethod
     def maximum(self, z: Tensor) -> Tensor:
-        """Return the maximum over the first dimension, smoothed in the backward pass."""
+        """Return the maximum of z over its first dimension. Its derivative is smooth."""
 
 
 class SigmoidReLU(Surrogate):
-    """ReLU with the derivative sigmoid(alpha z) instead of 1[z > 0] (Haim et al. 2022)."""
+    """ReLU, but the backward pass uses the derivative sigmoid(alpha z) (Haim et al. 2022).
+
+    alpha is the sharpness.
+    """
 
     default_sharpness = 150.0
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return max(z, 0)."""
+        """Return max(z, 0). If gradients are enabled, the backward pass is smooth."""
         if not torch.is_grad_enabled():  # there will be no backward pass
             return z.clamp_min(0)
         return _SigmoidBackward.apply(z, self.sharpness)
 
     def maximum(self, z: Tensor) -> Tensor:
-        """Return the exact maximum, whose derivative is softmax(alpha z)."""
+        """Return the exact maximum of z over its first dimension, with the derivative softmax(alpha z)."""
         return _SoftmaxBackward.apply(z, self.sharpness) if torch.is_grad_enabled() else z.amax(0)
 
 
 class Softplus(Surrogate):
-    """The function softplus(beta z) / beta with its true derivative (Loo et al. 2024)."""
+    """The function softplus(beta z) / beta of sharpness beta, with its true derivative (Loo et al. 2024)."""
 
     default_sharpness = 50.0
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return softplus(beta z) / beta, without the linear cut-off of PyTorch.
+        """Return softplus(beta z) / beta, where beta is the sharpness.
 
-        The cut-off would make the derivatives inconsistent.
+        PyTorch replaces softplus by z for large z. We do not, because the derivatives would not fit.
 
         Args:
             z: Pre-activations.
@@ -162,12 +165,12 @@ class Softplus(Surrogate):
         return torch.logaddexp(self.sharpness * z, torch.zeros_like(z)) / self.sharpness
 
     def maximum(self, z: Tensor) -> Tensor:
-        """Return log sum exp(beta z) / beta with its true derivative."""
+        """Return the smooth maximum log(sum exp(beta z)) / beta over the first dimension of z."""
         return torch.logsumexp(self.sharpness * z, 0) / self.sharpness
 
 
 class Polynomial(Activation):
-    """The polynomial sum_k c_k z^k, with c_0 first: ``Polynomial((0, 0, 0, 1))`` is z^3."""
+    """The polynomial sum_k c_k z^k with coefficients c_k: ``Polynomial((0, 0, 0, 1))`` is z^3."""
 
     def __init__(self, coefficients: tuple[float, ...]) -> None:
         super().__init__()
@@ -185,75 +188,75 @@ class Polynomial(Activation):
         return len(self.coefficients) - 1
 
     def forward(self, z: Tensor) -> Tensor:
-        """Return sum_k c_k z^k, computed with Horner's rule."""
+        """Return the polynomial sum_k c_k z^k, computed with Horner's rule."""
         return _horner(self.coefficients, z)
 
     def derivative(self, z: Tensor) -> Tensor:
-        """Return sum_k k c_k z^(k-1)."""
+        """Return the derivative sum_k k c_k z^(k-1) of the polynomial."""
         return _horner(_differentiate(self.coefficients), z)
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """Return sum_k k (k-1) c_k z^(k-2)."""
+        """Return the second derivative sum_k k (k-1) c_k z^(k-2) of the polynomial."""
         return _horner(_differentiate(_differentiate(self.coefficients)), z)
 
 
 class Linear(nn.Identity, Activation):
-    """The identity."""
+    """The identity function, as the activation of a linear network."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """Return ones."""
+        """Return the derivative of the identity, which is 1 everywhere, in the shape of z."""
         return torch.ones_like(z)
 
 
 class GELU(nn.GELU, Activation):
-    """The function z F(z) with the normal distribution function F, whose density is f."""
+    """The function z F(z), where F is the distribution function of the standard normal distribution."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """Return F + z f."""
+        """Return the derivative F(z) + z f(z) with the normal distribution F and its density f."""
         return torch.special.ndtr(z) + z * _density(z)
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """Return (2 - z^2) f."""
+        """Return the second derivative (2 - z^2) f(z) with the standard normal density f."""
         return (2 - z.square()) * _density(z)
 
 
 class SiLU(nn.SiLU, Activation):
-    """The function z s with s = sigmoid(z)."""
+    """The function z sigmoid(z)."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """Return s (1 + z (1 - s))."""
+        """Return the derivative s (1 + z (1 - s)), where s = sigmoid(z)."""
         s = torch.sigmoid(z)
         return s * (1 + z * (1 - s))
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """Return s (1 - s) (2 + z (1 - 2 s))."""
+        """Return the second derivative s (1 - s) (2 + z (1 - 2 s)), where s = sigmoid(z)."""
         s = torch.sigmoid(z)
         return s * (1 - s) * (2 + z * (1 - 2 * s))
 
 
 class Tanh(nn.Tanh, Activation):
-    """The function t = tanh(z)."""
+    """The hyperbolic tangent tanh(z)."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """Return 1 - t^2."""
+        """Return the derivative 1 - tanh(z)^2."""
         return 1 - torch.tanh(z).square()
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """Return -2 t (1 - t^2)."""
+        """Return the second derivative -2 t (1 - t^2), where t = tanh(z)."""
         t = torch.tanh(z)
         return -2 * t * (1 - t.square())
 
 
 class Sigmoid(nn.Sigmoid, Activation):
-    """The function s = 1 / (1 + exp(-z))."""
+    """The logistic function 1 / (1 + exp(-z))."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """Return s (1 - s)."""
+        """Return the derivative s (1 - s), where s = sigmoid(z)."""
         s = torch.sigmoid(z)
         return s * (1 - s)
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """Return s (1 - s) (1 - 2 s)."""
+        """Return the second derivative s (1 - s) (1 - 2 s), where s = sigmoid(z)."""
         s = torch.sigmoid(z)
         return s * (1 - s) * (1 - 2 * s)
 
@@ -262,11 +265,11 @@ class ELU(nn.ELU, Activation):
     """The function that is z for z > 0 and exp(z) - 1 for z <= 0."""
 
     def derivative(self, z: Tensor) -> Tensor:
-        """Return 1 for z > 0 and exp(z) for z <= 0."""
+        """Return the derivative: 1 for z > 0 and exp(z) for z <= 0."""
         return z.clamp(max=0).exp()
 
     def second_derivative(self, z: Tensor) -> Tensor:
-        """Return 0 for z > 0 and exp(z) for z <= 0."""
+        """Return the second derivative: 0 for z > 0 and exp(z) for z <= 0."""
         return torch.where(z > 0, 0.0, z.clamp(max=0).exp())
 
 
@@ -275,13 +278,13 @@ def _density(z: Tensor) -> Tensor:
 
 
 def canonical(name: str) -> str:
-    """Return the key in ``ACTIVATIONS`` for a name such as LeakyReLU, leaky-relu or swish."""
+    """Return the key in ``ACTIVATIONS`` for any spelling of a name, such as LeakyReLU or leaky-relu."""
     plain = re.sub(r"[-_ ]", "", name.lower())
     return {"leakyrelu": "leaky_relu", "swish": "silu", "logistic": "sigmoid"}.get(plain, plain)
 
 
 def is_unsupported(name: str) -> bool:
-    """Return True if ``name`` is an activation that no string supports, such as Mish or relu6."""
+    """Return True if architecture strings do not support the activation ``name``, such as Mish or relu6."""
     return UNSUPPORTED.fullmatch(canonical(name)) is not None
 
 
@@ -296,7 +299,7 @@ def _differentiate(coefficients: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(k * c for k, c in enumerate(coefficients))[1:]
 
 
-# LeakyReLU needs no explicit derivative. It is smoothed where a forward calls it (``surrogates.py``).
+# LeakyReLU needs no explicit derivative, because ``surrogates.py`` smooths its calls in a forward pass.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": ReLU,
     "linear": Linear,

@@ -33,7 +33,8 @@ from residuum.networks.network import Network
 from residuum.networks.probing import probe_inputs
 from residuum.records import Knowledge
 
-# Modules with f(a z) = a f(z) for a > 0 that treat every channel alike. Dropout does nothing in evaluation.
+# Modules with f(a z) = a f(z) for a > 0 that treat all channels in the same way. Dropout layers belong to
+# these modules, because they do nothing in evaluation mode.
 HOMOGENEOUS = (
     *(ReLU, Linear, nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Identity),
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
@@ -44,17 +45,22 @@ POOLING = (
     *(nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveAvgPool3d),
 )
 CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-MAX_SWEEPS = 10_000  # over all layers; 2 hidden layers need about 20, 10 about 300, 20 about 1000
-CONVERGED = 1e-13  # largest change of a log factor in the last sweep
-UNCHANGED = 1e-10  # largest log factor of a network that is balanced already, in float64
-ROUNDINGS = 100  # the same for coarser number formats, in units of their rounding
-NOTABLE = 1.1  # factor from which on the reader is told that neurons were rescaled
-SAME = 1e-9  # share of the largest output by which rounding may change the outputs of a module
+# Largest number of balancing sweeps over all layers. Networks with 2 hidden layers need about 20 sweeps,
+# networks with 20 hidden layers about 1000.
+MAX_SWEEPS = 10_000
+CONVERGED = 1e-13  # balancing stops if no log factor changes by more than this in a sweep
+UNCHANGED = 1e-10  # a float64 network is balanced already if no log factor exceeds this
+# A network of a coarser number format is balanced already if no log factor exceeds this many rounding errors.
+ROUNDINGS = 100
+NOTABLE = 1.1  # a note tells the reader if a neuron was rescaled by a larger factor than this
+SAME = (
+    1e-9  # largest change of the outputs that counts as rounding, as a share of the largest output
+)
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Names of the weight (h, n, ...) and of the bias (h,) of a layer, None without a bias."""
+    """Parameter names of a layer: of its weight, and of its bias (None for a layer without a bias)."""
 
     weight: str
     bias: str | None
@@ -62,10 +68,10 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Tensors:
-    """A layer in float64: its weight as (h, units, positions) and its bias (h,), zero without one.
+    """A layer of h neurons in float64: its weight (h, units, positions) and its bias (h,).
 
-    The units are the neurons or channels of the layer below, a single one for the input. A dense layer
-    behind a flattened image has several positions per channel.
+    The units are the neurons or channels of the layer below. The network input counts as a single unit. A
+    dense layer behind a flattened image has several positions per channel. A missing bias is zero.
     """
 
     weight: Tensor
@@ -75,8 +81,8 @@ class _Tensors:
 def attacked_form(network: Network, knowledge: Knowledge) -> Network:
     """Return the network that attacks work on.
 
-    Initial weights and an optimizer state belong to the weights as they are, so a network of which the
-    attacker knows either is attacked as it is. Any other network is attacked in its canonical form.
+    If the attacker knows initial weights or optimizer state, the network is attacked without changes, because
+    both fit only the unscaled weights. Any other network is attacked in its canonical form.
 
     Args:
         network: The network as it was read.
@@ -85,8 +91,8 @@ def attacked_form(network: Network, knowledge: Knowledge) -> Network:
     Returns:
         The network in its canonical form, or ``network`` itself.
     """
-    is_free = knowledge.theta0 is None and knowledge.moment is None
-    return canonical(network) if is_free else network
+    may_rescale = knowledge.theta0 is None and knowledge.moment is None
+    return canonical(network) if may_rescale else network
 
 
 @torch.no_grad()
@@ -96,18 +102,18 @@ def canonical(network: Network) -> Network:
     Neurons are rescaled until the norms of their incoming weights (with the bias) and of their outgoing
     weights are equal. Neurons without incoming weights and bias, or without outgoing weights, are left out,
     and the architecture changes with them. This covers MLPs and convnets with ReLU, LeakyReLU or no
-    activation, and live ``nn.Sequential`` modules of dense layers, ungrouped convolutions, such activations,
+    activation, and live ``nn.Sequential`` modules of dense layers, ungrouped convolutions, these activations,
     pooling and flattening. In a live module, whose architecture cannot change, the weights of dead neurons
     become zero instead.
 
-    Any other network is returned as it is: smooth activations, normalization layers and modules with a
-    forward of their own. So are networks of which no output depends on the input.
+    Any other network is returned as it is: networks with smooth activations or normalization layers, modules
+    with a forward of their own, and networks whose outputs do not depend on the input.
 
     Args:
         network: The network.
 
     Returns:
-        The canonical form, the same one however the neurons of ``network`` were rescaled. It is
+        The canonical form, which does not depend on the scales of the neurons of ``network``. It is
         ``network`` itself if nothing changes by more than rounding. If neurons were left out, or rescaled
         by a factor of more than 1.1, a sentence in ``assumptions`` says so.
 
@@ -147,7 +153,7 @@ def canonical(network: Network) -> Network:
 
 
 def _homogeneous_layers(network: Network) -> list[_Layer] | None:
-    """Return the layers with weights, first to last, None if their neurons cannot be rescaled."""
+    """Return the layers with weights, first layer first, or None if their neurons cannot be rescaled."""
     if network.live is not None:
         return _layers_in_sequence(network)
     module = network.module
@@ -161,14 +167,16 @@ def _homogeneous_layers(network: Network) -> list[_Layer] | None:
 
 
 def _layers_in_sequence(network: Network) -> list[_Layer] | None:
-    """Return the layers with weights of a live ``nn.Sequential``, None if any part does not fit.
+    """Return the layers with weights of a live ``nn.Sequential``, or None if a module is not supported.
 
-    A layer that is used twice has parameters under its first name only, so it does not fit.
+    A layer that is used twice has parameters under its first name only, so it is not supported.
     """
     if network.live is None or type(network.live) is not nn.Sequential:
         return None
     layers: list[_Layer] = []
-    is_flat = True  # the last dimension holds the neurons, not the positions of channels
+    is_flat = (
+        True  # True while the last dimension of the activations holds neurons, not image positions
+    )
     for name, module in network.live.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
             is_flat = True
@@ -187,7 +195,7 @@ def _layers_in_sequence(network: Network) -> list[_Layer] | None:
 
 
 def _read(network: Network, layers: list[_Layer]) -> list[_Tensors] | None:
-    """Return the layers in float64, None if the inputs of one are no multiple of the units below."""
+    """Return the layers in float64, or None if the inputs of a layer do not fit the units below."""
     tensors: list[_Tensors] = []
     for layer in layers:
         weight = network.theta[layer.weight].detach().double().cpu()
@@ -204,10 +212,10 @@ def _read(network: Network, layers: list[_Layer]) -> list[_Tensors] | None:
 def _alive(tensors: list[_Tensors]) -> list[Tensor]:
     """Return for every hidden layer which neurons have incoming and outgoing weights.
 
-    A neuron that is left out takes weights of its neighbors with it, so this repeats until nothing changes.
+    If a neuron is left out, its neighbors lose weights. So the search repeats until nothing changes.
     """
     alive = [torch.ones_like(layer.bias, dtype=torch.bool) for layer in tensors]
-    masks = [torch.ones(1, dtype=torch.bool), *alive]  # of the input, and of every layer
+    masks = [torch.ones(1, dtype=torch.bool), *alive]  # masks of the input and of every layer
     nonzero = [layer.weight.ne(0).any(2) for layer in tensors]
     while True:
         before = sum(int(mask.sum()) for mask in masks)
@@ -227,15 +235,15 @@ def _take(tensors: list[_Tensors], alive: list[Tensor]) -> list[_Tensors]:
 
 
 def _masks(tensors: list[_Tensors], alive: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return for every layer which of its rows and units are alive. Inputs and outputs always are."""
+    """Return masks of the live rows and units of every layer. Network inputs and outputs are always alive."""
     inputs, outputs = (torch.ones(n, dtype=torch.bool) for n in (1, len(tensors[-1].bias)))
     return [*alive, outputs], [inputs, *alive]
 
 
 def _log_factors(tensors: list[_Tensors]) -> list[Tensor] | None:
-    """Return log a_j of the neurons of every hidden layer that balance the network.
+    """Return the logarithms of the factors that balance the neurons, one tensor (h,) per hidden layer.
 
-    None if weights differ by so many orders of magnitude that squared norms are no numbers in float64.
+    Return None if weights differ by so many orders of magnitude that squared norms overflow in float64.
     """
     ends = torch.ones(1, dtype=torch.float64), torch.ones_like(tensors[-1].bias)
     # The largest weights are balanced first, so that squares of extreme weights stay within range.
@@ -249,7 +257,8 @@ def _log_factors(tensors: list[_Tensors]) -> list[Tensor] | None:
     scaled = _rescale(tensors, logs)
     squares = [layer.weight.square().sum(2) for layer in scaled]
     biases = [layer.bias.square() for layer in scaled]
-    # u_j = a_j^2 solves u_j ||w_j||^2 = ||v_j||^2 / u_j, with the factors of both neighbors in the norms.
+    # For a neuron with incoming weights w and outgoing weights v, the squared factor u solves
+    # u ||w||^2 = ||v||^2 / u. The norms include the factors of the neighboring layers.
     u = [ends[0], *(torch.ones_like(s) for s in logs), ends[1]]
     for _ in range(MAX_SWEEPS):
         change = 0.0
@@ -280,7 +289,7 @@ def _rescale(tensors: list[_Tensors], logs: list[Tensor]) -> list[_Tensors]:
 def _with_fewer_neurons(
     network: Network, layers: list[_Layer], tensors: list[_Tensors], alive: list[Tensor]
 ) -> Network:
-    """Return the network with these weights, and with as many neurons as they have."""
+    """Return the network with the weights ``tensors``, which belong only to the neurons that are alive."""
     arch = network.architecture
     hidden = tuple(int(mask.sum()) for mask in alive)
     inputs = arch.widths[:1] if arch.image_shape is None else ()
@@ -289,7 +298,7 @@ def _with_fewer_neurons(
 
 
 def _fill(tensors: list[_Tensors], balanced: list[_Tensors], alive: list[Tensor]) -> list[_Tensors]:
-    """Return all neurons, with zero for the weights and biases of those that are not alive."""
+    """Return the balanced layers with all neurons. Weights and biases of dead neurons are zero."""
     filled = []
     layers = zip(tensors, balanced, *_masks(tensors, alive), strict=True)
     for before, layer, rows, columns in layers:
@@ -322,7 +331,7 @@ def _computes_the_same(network: Network, other: Network) -> bool:
 
 
 def _note(dropped: int, largest: float, action: str) -> tuple[str, ...]:
-    """Return the sentence for the reader, none if nothing notable changed."""
+    """Return a sentence about removed and rescaled neurons, or () if nothing notable changed."""
     is_rescaled = largest > math.log(NOTABLE)
     if not dropped and not is_rescaled:
         return ()

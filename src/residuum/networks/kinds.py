@@ -44,9 +44,9 @@ EXAMPLE = (
 )
 # An architecture string can come from an untrusted file, so the network that it describes is limited.
 MAX_PARAMETERS = 10**9
-MAX_LENGTH = 2000  # characters of an architecture string
-# Assumptions about a bare weights file. They are saved with the weights, so they have at most
-# metadata.MAX_TEXT characters.
+MAX_LENGTH = 2000  # largest length of an architecture string in characters
+# Sentences about a file of weights without metadata. They are saved with the weights, so each sentence has at
+# most metadata.MAX_TEXT characters.
 ASSUMED_RELU = (
     "the activation is assumed to be ReLU, because weights do not show it. If it differs, this result is "
     "invalid: pass --arch ...,activation=gelu (or silu, tanh, leaky_relu, ...)"
@@ -57,7 +57,9 @@ ASSUMED_STRIDES = (
 )
 Named = tuple[str, Tensor]
 BIAS_RULES = {
-    "first": lambda layer, depth: layer == 0,  # homogeneous
+    "first": lambda layer, depth: (
+        layer == 0
+    ),  # a ReLU network is then homogeneous in its parameters
     "hidden": lambda layer, depth: layer < depth - 1,
     "all": lambda layer, depth: True,
     "none": lambda layer, depth: False,
@@ -65,13 +67,13 @@ BIAS_RULES = {
 
 
 def bias_rule(has: Sequence[bool]) -> str:
-    """Return the name of the rule by which layers have biases.
+    """Return the rule that says which layers of a network have biases.
 
     Args:
-        has: Whether each layer has a bias, first layer to last.
+        has: Whether each layer has a bias, first layer first.
 
     Returns:
-        A key of ``BIAS_RULES``.
+        A key of ``BIAS_RULES``, such as "first" if only the first layer has a bias.
 
     Raises:
         ArchitectureError: If no rule fits.
@@ -80,7 +82,7 @@ def bias_rule(has: Sequence[bool]) -> str:
         if list(has) == [applies(i, len(has)) for i in range(len(has))]:
             return rule
     raise ArchitectureError(
-        f"Biases must follow one of the rules {', '.join(BIAS_RULES)}; this network has them in "
+        f"Biases must follow one of the rules {', '.join(BIAS_RULES)}; this network has biases in "
         f"layers {[i for i, b in enumerate(has) if b]} of {len(has)}.",
         "Train with biases in the first layer, in all but the last, in all, or in none.",
     )
@@ -91,8 +93,8 @@ class Trace:
     """The values of one forward pass of an MLP.
 
     Attributes:
-        inputs: The inputs of every layer l, (n, h_l).
-        pre: The pre-activations of every layer l, (n, h_{l+1}).
+        inputs: The inputs of every layer, (n, inputs of the layer) for n samples.
+        pre: The pre-activations of every layer, (n, neurons of the layer).
     """
 
     inputs: list[Tensor]
@@ -100,17 +102,17 @@ class Trace:
 
     @property
     def output(self) -> Tensor:
-        """Network output, (n, C)."""
+        """The C outputs of the network for n samples, (n, C)."""
         return self.pre[-1]
 
 
 class MLP(nn.Module):
-    """A fully connected network d-h_1-...-C.
+    """A fully connected network (multilayer perceptron).
 
     With ReLU and a bias in the first layer only, the network is homogeneous in its parameters.
 
     Args:
-        widths: The widths d, h_1, ..., C.
+        widths: Number of inputs, number of neurons of every hidden layer, and number of outputs.
         bias: A key of ``BIAS_RULES``.
         activation: The activation, ReLU by default.
     """
@@ -133,7 +135,7 @@ class MLP(nn.Module):
 
     @property
     def linears(self) -> list[nn.Linear]:
-        """The layers, first to last."""
+        """The linear layers, first layer first."""
         return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
 
     @property
@@ -142,7 +144,7 @@ class MLP(nn.Module):
         return len(self.layers) - 1
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs (n, C) for inputs (n, ...)."""
+        """Return the C outputs (n, C) for n inputs x (n, ...)."""
         return self.trace(x).output
 
     def trace(self, x: Tensor) -> Trace:
@@ -154,18 +156,19 @@ class MLP(nn.Module):
         return Trace(inputs[:-1], pre)
 
     def signals(self, trace: Trace, covectors: Tensor, index: Tensor | None = None) -> list[Tensor]:
-        """Return the backward signals d_l = d<u_r, Phi(x_r)> / d pre_l of every layer.
+        """Return the backward signals of every layer for R covectors u_r.
 
-        The gradient of <u_r, Phi(x_r)> with respect to the weight of layer l is the outer product
-        d_l[r] inputs[l][r].
+        The signal is the derivative of <u_r, Phi(x_r)> in the pre-activations of the layer, where Phi(x_r) is
+        the output for the sample of row r. The gradient of <u_r, Phi(x_r)> in the weight of a layer is the
+        outer product of this signal and the input of the layer.
 
         Args:
-            trace: The forward pass.
-            covectors: The vectors u_r, (R, C).
+            trace: The values of the forward pass.
+            covectors: The covectors u_r, (R, C) for C outputs.
             index: The sample of each row, (R,). If None, row i belongs to sample i.
 
         Returns:
-            One (R, h_{l+1}) tensor per layer, first layer to last.
+            One tensor (R, neurons of the layer) per layer, first layer first.
         """
         signals = [covectors]
         for layer in range(len(self.layers) - 1, 0, -1):
@@ -176,10 +179,10 @@ class MLP(nn.Module):
 
 
 def dense_chain(model: nn.Module) -> MLP | None:
-    """Return the network if it has the interface of an MLP, else None.
+    """Return the network if it has the interface of a chain of dense layers, as an MLP has, else None.
 
-    The interface is ``linears``, ``activation``, ``trace`` and ``signals``. Closed forms, the explicit engine
-    and their certificates use this function instead of testing for the class.
+    The interface is ``linears``, ``activation``, ``trace`` and ``signals``. Code that works only for chains
+    of dense layers calls this function instead of testing for the class.
 
     Args:
         model: Any module.
@@ -196,8 +199,8 @@ class ConvNet(nn.Module):
     """A network of 3x3 convolutions with stride 2, followed by one linear layer.
 
     Args:
-        input_shape: Shape of one image, (c, h, w).
-        channels: Channels of every convolution.
+        input_shape: Shape of one image, (channels, height, width).
+        channels: Number of output channels of every convolution.
         outputs: Number of outputs.
         bias: A key of ``BIAS_RULES``.
         activation: The activation, ReLU by default.
@@ -227,7 +230,7 @@ class ConvNet(nn.Module):
         self.input_shape = input_shape
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs (n, C) for images (n, c, h, w), which may be flattened."""
+        """Return the C outputs (n, C) for n images x, which may be flattened."""
         x = x.reshape(len(x), *self.input_shape)
         for convolution in self.convolutions:
             x = self.activation(convolution(x))
@@ -235,7 +238,9 @@ class ConvNet(nn.Module):
 
 
 class PolynomialNetwork(nn.Module):
-    """The network Phi(x) = sum_j a_j sigma(w_j . x) without bias (Shen et al. 2026, section 4).
+    """The network Phi(x) = sum_j a_j sigma(w_j . x) without biases (Shen et al. 2026, section 4).
+
+    The neurons j of the hidden layer have incoming weights w_j and outgoing weights a_j.
 
     Args:
         inputs: Number of input values.
@@ -252,7 +257,7 @@ class PolynomialNetwork(nn.Module):
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the outputs (n, 1) for inputs (n, ...)."""
+        """Return the outputs (n, 1) for n inputs x (n, ...)."""
         return (self.activation(x.flatten(1) @ self.weight.T) @ self.coefficient)[:, None]
 
 
@@ -280,7 +285,7 @@ class Architecture:
         """Parse an architecture string.
 
         Args:
-            text: Such as ``mlp:784-1000-1000-1``.
+            text: Architecture string, such as ``mlp:784-1000-1000-1``.
 
         Returns:
             The architecture in its canonical form.
@@ -314,12 +319,15 @@ class Architecture:
                 f"Widths must be between 1 and {MAX_PARAMETERS}; got {text[:80]!r}.", EXAMPLE
             )
         if kind.rank not in (None, len(shape)):
-            form = "one input width" if kind.rank == 1 else "CxHxW"
+            form = "one input width" if kind.rank == 1 else "the input shape CxHxW"
             raise ArchitectureError(
-                f"{name} needs {form} first; got {first!r}.", f"Example: --arch {kind.example}."
+                f"The architecture {name} needs {form} first; got {first!r}.",
+                f"Example: --arch {kind.example}.",
             )
         for option in options:
-            require_known(option, kind.options, f"{name} has no option", ArchitectureError)
+            require_known(
+                option, kind.options, f"The architecture {name} has no option", ArchitectureError
+            )
         if kind.rank == 1:
             return kind.check(cls(name, (*shape, *widths), None, options))
         return kind.check(cls(name, widths, shape, options))
@@ -353,8 +361,8 @@ class Kind:
     Attributes:
         module: Class of the networks.
         example: Example of an architecture string.
-        rank: Number of dimensions of the input at the start of a string: 1 for a width, 3 for CxHxW, None
-            for any.
+        rank: Number of dimensions of the input at the start of a string: 1 for an input width, 3 for an input
+            shape CxHxW, None for any number.
         options: Options of the string with their default values.
     """
 
@@ -372,13 +380,14 @@ class Kind:
         raise NotImplementedError
 
     def describe(self, model: Any) -> Architecture | None:
-        """Return the architecture of an instance of ``module``, None if no string can describe it."""
+        """Return the architecture of a live network of this kind, or None if no string can describe it."""
         return None
 
     def recognize(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
-        """Return the architecture that fits these tensors, with the names of its parameters.
+        """Return the architecture of this kind that fits the tensors of a file, or None.
 
-        A kind whose shapes are ambiguous returns None. Its files need ``--arch``.
+        A kind whose architectures cannot be told apart by shapes returns None. Files of such a kind need
+        ``--arch``.
 
         Args:
             state: Tensors by name.
@@ -394,7 +403,7 @@ class Kind:
 
 
 class _Layered(Kind):
-    """A kind of layers whose biases follow a rule, with one activation between them."""
+    """A kind of network whose biases follow a rule and whose hidden layers share one activation."""
 
     options: Mapping[str, str] = {"bias": "first", "activation": "relu"}
 
@@ -415,16 +424,16 @@ class _Layered(Kind):
             raise ArchitectureError(
                 f"Architecture strings do not support activation={activation}.", UNSUPPORTED_ADVICE
             )
-        for got, choices in ((bias, BIAS_RULES), (activation, ACTIVATIONS)):
-            require_known(got, choices, "No choice", ArchitectureError)
+        require_known(bias, BIAS_RULES, "No bias rule", ArchitectureError)
+        require_known(activation, ACTIVATIONS, "No activation", ArchitectureError)
         return replace(arch, options={**arch.options, "activation": activation})
 
     def assumptions(self, arch: Architecture) -> tuple[str, ...]:
-        """Return the assumption about the activation, if there is a hidden layer."""
+        """Return the assumption that the activation is ReLU, if the network has a hidden layer."""
         return (ASSUMED_RELU,) if arch.image_shape or len(arch.widths) > 2 else ()
 
     def _options(self, layers: list[Any], activation: nn.Module) -> dict[str, str]:
-        """Return the options of a live network."""
+        """Return the bias rule and the activation of a live network as options of its string."""
         names: dict[type, str] = {kind: name for name, kind in ACTIVATIONS.items()}
         name = names.get(type(activation))
         if name is None:
@@ -496,7 +505,8 @@ class _ConvNet(_Layered):
 
 class _Polynomial(Kind):
     module, example = PolynomialNetwork, "polynomial:12-36-1,coefficients=0/0/0/1"
-    options: Mapping[str, str] = {"coefficients": ""}  # never equal, so strings always contain it
+    # No network has the default coefficients, so every string contains its coefficients.
+    options: Mapping[str, str] = {"coefficients": ""}
 
     def check(self, arch: Architecture) -> Architecture:
         if len(arch.widths) != 3 or arch.widths[2] != 1:
@@ -539,7 +549,7 @@ class _LiveModule(Kind):
 
     def build(self, arch: Architecture) -> nn.Module:
         raise ArchitectureError(
-            f"{arch} stands for a live module; a file holds its weights, not the code of its forward.",
+            f"{arch} stands for a live module; a file holds the weights of the module, not its code.",
             "Load the weights into the module and pass the module itself to rs.audit or rs.attack.",
         )
 
@@ -582,39 +592,40 @@ def recognize_by_kind(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[s
 
 
 def kind_of(model: nn.Module) -> Kind | None:
-    """Return the kind whose class is exactly the class of ``model``, None if there is none."""
+    """Return the network kind whose class is exactly the class of ``model``, or None."""
     return next((kind for kind in KINDS.values() if type(model) is kind.module), None)
 
 
 def split_vectors(state: Mapping[str, Tensor]) -> tuple[list[Named], list[Named]]:
-    """Return the tensors of two or more dimensions, and the other tensors."""
+    """Split a state dict into weights (two or more dimensions) and vectors, such as biases."""
     weights = [(name, t) for name, t in state.items() if t.ndim >= 2]
     return weights, [(name, t) for name, t in state.items() if t.ndim < 2]
 
 
 def likely_orders(weights: list[Named]) -> tuple[list[Named], list[Named]]:
-    """Return the weights sorted by name with matrices after convolutions, and in file order."""
+    """Return two likely orders of the layers: by name, with matrices after convolutions, and by file."""
     return sorted(weights, key=lambda named: (-named[1].ndim, natural_key(named[0]))), weights
 
 
 def attach_vectors(order: list[Named], vectors: list[Named]) -> list[tuple[str, ...]] | None:
-    """Assign every vector to the weight with the same stem, else to a weight that fits its size.
+    """Assign every bias to the weight of its layer, by its name or else by its size.
 
     Args:
-        order: Weights in the order of the layers.
-        vectors: Biases.
+        order: Names and weights in the order of the layers.
+        vectors: Names and values of the biases.
 
     Returns:
-        For every layer the names of its weight and its vector. None if a vector fits no layer.
+        For every layer the names of its weight and its bias. None if a bias fits no layer.
     """
     layers: list[tuple[str, ...]] = []
     remaining = dict(vectors)
     for i, (name, weight) in enumerate(order):
         stem = name.removesuffix("weight")
-        fits = [n for n, b in remaining.items() if b.shape == weight.shape[:1]]
-        same_stem = [n for n in fits if stem != name and n == stem + "bias"]
-        # Size decides only if it is unambiguous: one vector per layer, or a single vector.
-        same_size = fits if len(vectors) == len(order) or (len(vectors) == 1 and i == 0) else []
+        fitting = [n for n, b in remaining.items() if b.shape == weight.shape[:1]]
+        same_stem = [n for n in fitting if stem != name and n == stem + "bias"]
+        # The size of a bias decides only if every layer has a bias, or only the first layer.
+        is_decisive = len(vectors) == len(order) or (len(vectors) == 1 and i == 0)
+        same_size = fitting if is_decisive else []
         chosen = same_stem or sorted(same_size, key=natural_key)[:1]
         for vector in chosen:
             del remaining[vector]
@@ -623,7 +634,7 @@ def attach_vectors(order: list[Named], vectors: list[Named]) -> list[tuple[str, 
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """Return a sort key by which layer10 comes after layer2."""
+    """Return a sort key for names with numbers, by which layer10 comes after layer2."""
     pieces = re.split(r"(\d+)", name)
     return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in pieces]
 
@@ -631,9 +642,9 @@ def natural_key(name: str) -> list[tuple[int, int, str]]:
 def find_chain(state: Mapping[str, Tensor]) -> list[tuple[str, ...]] | None:
     """Find the layers of an MLP from the shapes of its tensors.
 
-    Layer names differ between projects, and safetensors files lose the order of the tensors. So the chain
-    d -> h_1 -> ... -> C is looked for in the order of the names, then in the order of the file, and then in
-    all orders, of which exactly one must fit.
+    Layer names differ between projects, and safetensors files lose the order of the tensors. So we look for
+    a chain of layers in the order of the names, then in the order of the file, and then in all orders. In
+    the last case exactly one order must fit.
 
     Args:
         state: Tensors by name.
@@ -656,7 +667,7 @@ def _is_chain(order: Iterable[Named]) -> bool:
 
 
 def _chains(weights: list[Named], limit: int = 2) -> list[list[Named]]:
-    """Return the only order of the weights that forms a chain, [] if there is none or more than one."""
+    """Return the order of the weights that forms a chain of layers, or [] unless exactly one order does."""
     chains: list[list[Named]] = []
 
     def extend(chain: list[Named], remaining: list[Named]) -> None:

@@ -1,4 +1,4 @@
-"""Measure which activation boundaries of a network pass through records.
+"""Measure which activation boundaries of a network pass through records of a data set.
 
 Training moves the activation boundaries of ReLU neurons onto training samples, and leaves them there. A
 training sample at which a ReLU's input is exactly zero is a kink.
@@ -13,19 +13,23 @@ and P is the pool of records, members and non-members together.
     T(x)  = sum_j llr(r_j(x)) / m_j                              the statistic
     B(x)  = number of neurons with r_j(x) < 2e-3, where a bundle counts once
 
-llr is the logarithm of a likelihood ratio. Without training on x, r has the density 0.8 at zero, as |N(0, 1)|
-has. With probability pi training moved r close to zero, to a density proportional to 1/(r + r0) on [0, R].
-This density is nearly uniform in log r, so no tolerance has to be chosen.
+llr is the logarithm of a likelihood ratio. If x was not in training, we assume that r has the density 0.8 at
+zero, like |N(0, 1)|. If x was in training, then with probability pi training moved r close to zero, to a
+density proportional to 1/(r + r0) on [0, R]. This density is nearly uniform in log r, so no tolerance has to
+be chosen.
 
-T and B do not change if a neuron is rescaled by c > 0 and the next layer by 1/c. Neurons that do not change
-the output are left out. s_j, m_j and this choice are symmetric functions of the pool. So if the members of a
-list are exchangeable with held-out records, so are their statistics, and ranks are valid p-values.
+T and B do not change if a neuron is rescaled by c > 0 and its outgoing weights by 1/c. Neurons that do not
+change the output are left out. The scales s_j, the bundle sizes m_j and the choice of neurons are symmetric
+functions of the pool. So if the members of a list are exchangeable with held-out records, their statistics
+are exchangeable too, and ranks are valid p-values.
 
-Weight decay makes neurons share a boundary. Each of them would vote, for non-members too. On breast cancer
-with weight decay 1e-2 the weights 1 / m_j raised the named members from 12% to 16%.
+Weight decay makes several neurons share a boundary. Without the weights 1 / m_j each of these neurons would
+add evidence, for non-members too. On breast cancer data with weight decay 1e-2, the weights raised the share
+of members that the test identifies from 12% to 16%.
 
 Convolutional layers are left out, because every position of every channel has its own boundary. On six small
-convolutional networks the dense layer behind them named 23% of the members, all layers together 11%.
+convolutional networks, the dense layer behind the convolutions identified 23% of the members, and all layers
+together 11%.
 """
 
 from __future__ import annotations
@@ -42,33 +46,43 @@ from torch.overrides import TorchFunctionMode
 
 from residuum.errors import ArchitectureError, DataError
 
-# First guesses that were never tuned. With pi, r0 or R three times as large, or pi three times as small, 39
-# development networks named between 3 points fewer and 1 point more of their members.
-PI = 0.03  # share of neurons that training moved onto a record
-R = 1e-2  # beyond this distance a neuron carries no information
-R0 = 3e-5  # below this distance rounding and the last steps of training blur the distance
+# PI, R and R0 are first guesses that were never tuned. On 39 development networks the share of members that
+# the test identifies changed by -3 to +1 percentage points if one of them was three times as large, or PI
+# three times as small.
+PI = 0.03  # share of neurons whose boundary training moved onto a training record
+R = 1e-2  # largest distance from its boundary at which a neuron carries information about a record
+R0 = 3e-5  # distances below this limit are blurred by rounding and by the last steps of training
 NULL_DENSITY = 0.8  # density of |N(0, 1)| at zero, sqrt(2 / pi)
 A = PI / (NULL_DENSITY * math.log(R / R0))
-BACKGROUND = math.log(1 - PI)  # what a neuron away from its boundary adds
-# Distance up to which a record lies on a boundary. Rounding weights to bfloat16 moves r by 1e-3 (rms), so at
-# 1e-3 an eighth of the accepted members would lie on fewer than two. 6% of held-out records lie on two at
-# width 256.
+# Log likelihood ratio of a neuron whose boundary is far from the record.
+BACKGROUND = math.log(1 - PI)
+# A record counts as lying on a boundary up to this distance. Rounding weights to bfloat16 moves distances by
+# 1e-3 (rms). With the limit 1e-3 an eighth of the accepted members would lie on fewer than two boundaries.
+# With this limit 6% of held-out records lie on two boundaries if the network has the width 256.
 ON_BOUNDARY = 2e-3
-PARALLEL = 0.9999  # |cos| above which pre-activations differ by sqrt(2e-4), about R: one boundary
-NEGLIGIBLE = 1e-7  # of the largest effect in a layer: lost in the rounding of a float32 output
-DECOY_NOISE = 0.1  # standard deviations: a decoy lies off the boundaries of its record
-MAX_BUNDLED = 8192  # neurons of a layer whose pairwise cosines fit in half a gigabyte
-BLOCK_BYTES = 1 << 27  # size of the activations of a block of records
+# Two neurons share a boundary if the |cosine| of their pre-activations is larger. Their normalized
+# pre-activations then differ by at most sqrt(2e-4), which is about the distance R.
+PARALLEL = 0.9999
+# A neuron is left out if its effect is a smaller share of the largest effect in its layer, because rounding to
+# float32 hides such an effect.
+NEGLIGIBLE = 1e-7
+DECOY_NOISE = (
+    0.1  # noise of a decoy in standard deviations of a column; it moves the decoy off boundaries
+)
+MAX_BUNDLED = 8192  # largest number of neurons whose pairwise cosines fit in half a gigabyte
+BLOCK_BYTES = (
+    1 << 27
+)  # memory for the activations of the records that are processed at once, in bytes
 DIVERGED = "Use a network whose training did not diverge."
 
 
 @dataclass(frozen=True, eq=False)
 class KinkScores:
-    """The statistic and the boundaries of n records.
+    """The evidence that training moved activation boundaries onto n records.
 
     Attributes:
-        statistic: T, (n,).
-        boundaries: B by layer, (n, layers).
+        statistic: The sum of log likelihood ratios of every record, (n,).
+        boundaries: The number of boundaries on which every record lies, by layer, (n, layers).
     """
 
     statistic: Tensor
@@ -77,13 +91,13 @@ class KinkScores:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """The neurons of one layer as the statistic needs them.
+    """Scales and weights of the h neurons of one layer. Both are 0 for a neuron that is left out.
 
     Attributes:
-        inverse_scale: 1/s_j (h,), 0 for a neuron that is left out.
-        weight: 1/m_j (h,), 0 for a neuron that is left out.
-        parallel: Which neurons with a smaller index share the boundary of a neuron, (h, h), or None if
-            every neuron has its own boundary.
+        inverse_scale: One over the root mean square of the pre-activations of each neuron, (h,).
+        weight: One over the number of neurons that share the boundary of each neuron, (h,).
+        parallel: Mask (h, h) of pairs of neurons that share a boundary, with the smaller index first. None
+            if every neuron has its own boundary.
     """
 
     inverse_scale: Tensor
@@ -101,7 +115,7 @@ class ActivationBoundaries:
 
     @classmethod
     def measure(cls, module: nn.Module, pool: Tensor) -> ActivationBoundaries:
-        """Measure the scales, bundles and effects of all neurons.
+        """Measure the scale of every neuron, its effect on the outputs, and which neurons share a boundary.
 
         Weights, pre-activations and records must be finite.
 
@@ -120,7 +134,9 @@ class ActivationBoundaries:
             sums = sums or [_Sums.zeros(z) for z, _ in recorded]
             for total, (z, effect) in zip(sums, recorded, strict=True):
                 total.add(z, effect)
-        if not any(total.effects.any() for total in sums):  # saturated outputs have no derivative
+        if not any(
+            total.effects.any() for total in sums
+        ):  # derivatives of saturated outputs are zero
             for total in sums:
                 total.effects += 1
         layers = tuple(total.layer(len(pool)) for total in sums)
@@ -128,18 +144,18 @@ class ActivationBoundaries:
 
     @property
     def neurons(self) -> int:
-        """Number of neurons that count."""
+        """Number of neurons that enter the statistic."""
         return sum(int((layer.weight > 0).sum()) for layer in self.layers)
 
     @torch.no_grad()
     def score(self, x: Tensor) -> KinkScores:
-        """Return T and B of every record.
+        """Score records by their distances from the activation boundaries.
 
         Args:
             x: Records, (n, *shape).
 
         Returns:
-            The statistic and the number of boundaries.
+            The statistic of every record and the number of boundaries on which it lies.
         """
         statistic, boundaries = [], []
         for block in _blocks(len(x), self.numbers_per_record):
@@ -158,15 +174,15 @@ class ActivationBoundaries:
 
 
 def make_decoys(x: Tensor, deviation: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a noisy copy of every record: like the record, but off the boundaries that training moved.
+    """Return a decoy of every record: a noisy copy, which lies off the boundaries that training moved.
 
     Args:
         x: Records, (n, *shape).
-        deviation: Standard deviation of every column, (*shape). A column with zero stays as it is.
+        deviation: Standard deviation of every column, (*shape). Columns with deviation zero do not change.
         generator: Random generator of the noise.
 
     Returns:
-        Decoys (n, *shape) in float64.
+        The decoys (n, *shape) in float64.
     """
     noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
     return x.double() + DECOY_NOISE * deviation.double() * noise
@@ -174,10 +190,10 @@ def make_decoys(x: Tensor, deviation: Tensor, generator: torch.Generator) -> Ten
 
 @dataclass(eq=False)
 class _Sums:
-    """Sums over the pool for one layer.
+    """Sums over all records for one layer of h neurons with pre-activations z.
 
-    products: sum of z z^T (h, h), or of z^2 (h,) if no bundles are looked for.
-    effects: sum over records of the squared derivative of the output in the activation, (h,).
+    products: sum of z z^T (h, h), or of z^2 (h,) if the layer is too wide to compare all pairs of neurons.
+    effects: sum of the squared derivatives of the output in the activation of each neuron, (h,).
     """
 
     products: Tensor
@@ -196,7 +212,7 @@ class _Sums:
         has_products = self.products.ndim == 2
         squares = self.products.diagonal() if has_products else self.products
         scale = (squares / n).sqrt()
-        effect = self.effects.sqrt() * scale  # does not change if the neuron is rescaled
+        effect = self.effects.sqrt() * scale  # the product does not change if a neuron is rescaled
         counts = effect > NEGLIGIBLE * effect.max()
         inverse = torch.where(counts, 1 / scale.where(counts, 1), 0)
         if not has_products:
@@ -209,7 +225,7 @@ class _Sums:
 
 
 def _score_layer(z: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
-    """Return T (n,) and B (n,) of one layer."""
+    """Return the sum of log likelihood ratios (n,) and the number of boundaries (n,) of one layer."""
     r = z.abs() * layer.inverse_scale
     # If all pre-activations of a layer are zero, no boundary passes through the record.
     is_silent = (z == 0).all(1)
@@ -219,7 +235,7 @@ def _score_layer(z: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
     statistic = z.new_full((len(z),), BACKGROUND * float(layer.weight.sum()))
     statistic.index_add_(0, record, gain * layer.weight[neuron])
     is_on = is_close & (r < ON_BOUNDARY)
-    if layer.parallel is not None:  # of parallel neurons the first counts
+    if layer.parallel is not None:  # neurons that share a boundary count once
         is_on &= is_on.double() @ layer.parallel.double() == 0
     return statistic.cpu(), is_on.sum(1).cpu()
 
@@ -227,9 +243,9 @@ def _score_layer(z: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
 class _Recorder(TorchFunctionMode):
     """Record the input of every piecewise linear activation, wherever a forward calls it.
 
-    layers: the input z (n, h) of each activation less the point where it bends, with zeros (n, h) that
-        are added to its output, so that the effect of the neuron on the network can be differentiated.
-    numbers: how many numbers the functions called by the forward returned.
+    layers: for each activation, its input minus the point where the activation bends, (n, h), and an offset
+        of zeros, (n, h), that is added to its output. The derivative in the offset is the effect of a neuron.
+    numbers: how many numbers the functions returned that the forward pass called.
     """
 
     def __init__(self, n: int, with_effects: bool) -> None:
@@ -255,10 +271,12 @@ class _Recorder(TorchFunctionMode):
         offset = torch.zeros_like(result, requires_grad=self.with_effects)
         if self.with_effects:
             result = result + offset
-        if is_in_place:  # what autograd saved is the copy
+        if is_in_place:  # autograd saved the copy, so the original tensor may change
             result = z.copy_(result)
         self.layers += [(z_before - bend if bend else z_before, offset) for bend in bends]
-        self.numbers += 6 * z.numel()  # the copies above, and what the statistic makes of them
+        self.numbers += (
+            6 * z.numel()
+        )  # estimated size of the copies above and of the statistic's tensors
         return result
 
     def _counts(self, z: Tensor) -> bool:
@@ -266,7 +284,7 @@ class _Recorder(TorchFunctionMode):
 
 
 def _bends(called: str, args: Any, kwargs: dict[str, Any]) -> tuple[float, ...]:
-    """Return the inputs at which the function bends: () if it is no piecewise linear activation."""
+    """Return the inputs at which a piecewise linear activation bends, or () for any other function."""
     name = called.partition(".")[0].removesuffix("_")
     if name in ("relu", "leaky_relu", "prelu", "rrelu"):
         return (0.0,)
@@ -275,7 +293,7 @@ def _bends(called: str, args: Any, kwargs: dict[str, Any]) -> tuple[float, ...]:
     if name == "hardtanh":
         low = _argument(args, kwargs, 1, "min_val", -1.0)
         return (low, _argument(args, kwargs, 2, "max_val", 1.0))
-    if name in ("clamp", "clamp_min"):  # of which a cut at zero is a ReLU
+    if name in ("clamp", "clamp_min"):  # a clamp with the minimum 0 is a ReLU
         low, high = _argument(args, kwargs, 1, "min"), _argument(args, kwargs, 2, "max")
         return (0.0,) if isinstance(low, int | float) and low == 0 and high is None else ()
     return ()
@@ -286,10 +304,12 @@ def _argument(args: Any, kwargs: dict[str, Any], index: int, name: str, default:
 
 
 def _record(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tensor, Tensor]]:
-    """Return z (n, h) of every layer with the derivative of the output in each activation, (n, h)."""
-    # The derivative is that of a generic combination of the outputs. It is zero without effects.
+    """Return for every layer the pre-activations and the derivatives of the output in the activations."""
+    # The output that is differentiated is a random combination of all outputs. If ``with_effects`` is False,
+    # the derivatives are zero. Both tensors of a layer are (n, h).
     recorder = _Recorder(len(x), with_effects)
-    theta = {name: p.detach() for name, p in module.named_parameters()}  # keeps the graph small
+    # Detached weights keep the autograd graph small.
+    theta = {name: p.detach() for name, p in module.named_parameters()}
     with torch.set_grad_enabled(with_effects), recorder:
         outputs = functional_call(module, theta, (_as_input(module, x),))
     offsets = [offset for _, offset in recorder.layers]

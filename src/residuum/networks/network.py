@@ -32,8 +32,8 @@ class Network(Record):
         input_shape: Shape of one sample, () if it is not known.
         labels: Class names by output.
         task: "binary", "multiclass" or "regression" if the releaser stated it, else "".
-        assumptions: Sentences about what had to be guessed while reading.
-        source_names: The names of the parameters in the file or module that they were read from.
+        assumptions: Sentences about what had to be guessed while reading the file.
+        source_names: For each parameter, its name in the file or module from which it was read.
         live: A live module that no architecture string describes. It is code, so it is never saved.
     """
 
@@ -52,31 +52,31 @@ class Network(Record):
             self.__dict__["arch"] = str(self.arch)
 
     def replace(self, **changes: Any) -> Self:
-        """Return a copy with some fields changed."""
+        """Return a copy of the network with some fields changed."""
         if "architecture" in self.__dict__:
             changes.setdefault("arch", self.architecture)
-        copied = super().replace(**changes)
-        if "_skeleton" in self.__dict__ and copied.arch == self.arch:
-            copied.__dict__["_skeleton"] = self._skeleton
-        return copied
+        network = super().replace(**changes)
+        if "_skeleton" in self.__dict__ and network.arch == self.arch:
+            network.__dict__["_skeleton"] = self._skeleton
+        return network
 
     @cached_property
     def architecture(self) -> Architecture:
-        """The parsed architecture."""
+        """The architecture that was parsed from the architecture string."""
         return Architecture.parse(self.arch)
 
     @cached_property
     def module(self) -> nn.Module:
-        """The module with these weights, in evaluation mode. It is shared, so do not change it."""
+        """The module with the weights of the network, in evaluation mode. Do not change this shared module."""
         return self._load(torch.float64 if self._is_double else None)
 
     @cached_property
     def double_module(self) -> nn.Module:
-        """The module in float64, in evaluation mode. It is shared, so do not change it."""
+        """The module in float64 and in evaluation mode. Do not change this shared module."""
         return self.module if self._is_double else self._load(torch.float64)
 
     def copy_module(self, dtype: torch.dtype | None = None) -> nn.Module:
-        """Return a module that the caller may change, in the given number format or its own."""
+        """Return a copy of the module, which the caller may change. None keeps the dtype of the weights."""
         module = copy.deepcopy(self.double_module if dtype == torch.float64 else self.module)
         return module if dtype is None else module.to(dtype)
 
@@ -86,17 +86,17 @@ class Network(Record):
 
     @cached_property
     def chain(self) -> MLP | None:
-        """The module if it is a chain of dense layers, else None."""
+        """The module if the network is a chain of dense layers, else None."""
         return dense_chain(self.module)
 
     @property
     def outputs(self) -> int:
-        """Number of outputs."""
+        """Number of outputs of the network."""
         return self.architecture.outputs
 
     @property
     def inferred_task(self) -> str:
-        """Task of the network: regression if the releaser stated it, else from the number of outputs."""
+        """Task of the network: "regression" if the releaser stated this task, else "binary" or "multiclass"."""
         if self.task == "regression":
             return "regression"
         return "binary" if self.outputs == 1 else "multiclass"
@@ -104,14 +104,15 @@ class Network(Record):
     @cached_property
     @torch.no_grad()
     def homogeneity_order(self) -> float | None:
-        """Measured order of homogeneity, None if the network is not homogeneous."""
+        """Measured order of homogeneity in the parameters, None if the network is not homogeneous."""
         inputs = probe_inputs(self.architecture.inputs)
         if self.live is not None and math.prod(self.input_shape) == inputs.shape[1]:
-            inputs = inputs.reshape(len(inputs), *self.input_shape)  # user code may need the shape
+            # The code of a live module may need samples in their shape.
+            inputs = inputs.reshape(len(inputs), *self.input_shape)
         return homogeneity_order(self.double_module, inputs)
 
     def sample_shape(self, knowledge: Knowledge) -> tuple[int, ...]:
-        """Return the shape of one sample: as the attacker knows it, else as the network states it.
+        """Return the shape of one sample, from the attacker's knowledge or else from the network.
 
         Args:
             knowledge: What the attacker knows.
@@ -140,14 +141,14 @@ class Network(Record):
         last = max((columns.last for columns in knowledge.typed_columns), default=0)
         if last >= inputs:
             raise InputError(
-                f"A sample has {inputs} columns, counted from 0; a type is known for column {last}.",
+                f"A sample has {inputs} columns, counted from 0; a type was passed for column {last}.",
                 "Correct --columns.",
             )
         return shape
 
     @cached_property
     def _skeleton(self) -> nn.Module:
-        """The module on the meta device, with shapes and without numbers."""
+        """The module on the meta device. Its parameters have shapes, but no numbers."""
         with torch.device("meta"):
             return self.architecture.build()
 
@@ -156,7 +157,7 @@ class Network(Record):
         return any(tensor.dtype == torch.float64 for tensor in self.theta.values())
 
     def _load(self, dtype: torch.dtype | None) -> nn.Module:
-        """Return a module with these weights. It shares their memory if the number format is the same."""
+        """Return a module with the weights of the network. If the dtype is the same, memory is shared."""
         module = copy.deepcopy(self._skeleton if self.live is None else self.live)
         theta = {name: t.detach().to(dtype or t.dtype) for name, t in self.theta.items()}
         expected = dict(module.named_parameters()) if self.live is not None else module.state_dict()
@@ -170,11 +171,11 @@ class Network(Record):
         if self.live is None:
             module.load_state_dict(theta, strict=True, assign=True)
         else:
-            module.to(next(iter(theta.values())).dtype)  # buffers too
+            module.to(next(iter(theta.values())).dtype)  # also converts the buffers
             module.load_state_dict({**module.state_dict(), **theta}, strict=True)
         return module.eval()
 
 
 def first_layer(theta: Mapping[str, Tensor]) -> Tensor:
-    """Return the weight of the layer that receives the input: the first tensor that is not a vector."""
+    """Return the weight of the first layer: the first parameter with two or more dimensions."""
     return next(t for t in theta.values() if t.ndim >= 2)

@@ -9,7 +9,8 @@ differentiable except at kinks. A network is refused with the reason if
 - the outputs of a sample depend on other samples, or
 - an operation has no second derivative.
 
-With weights scaled by c, this module also measures whether Phi(c theta; x) = c^L Phi(theta; x), and L.
+The module also measures whether the outputs Phi(theta; x) are homogeneous in the weights theta:
+Phi(c theta; x) = c^L Phi(theta; x) for all c > 0, with the order L.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ from residuum.networks.activations import SigmoidReLU
 from residuum.networks.kinds import dense_chain
 from residuum.networks.surrogates import Kinks
 
-# Differences by rounding between batch sizes, as a share of the largest output. Keras always computes in
-# float32.
+# Largest difference between outputs for different batch sizes that counts as rounding, as a share of the
+# largest output. Keras always computes in float32.
 SAME = {torch.float64: 1e-9, torch.float32: 1e-4}
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
 
 @dataclass(frozen=True)
 class Probe:
-    """What :func:`probe` measured.
+    """What :func:`probe` measured on a network.
 
     Attributes:
         outputs: Number of outputs.
-        is_flat: Whether the forward returns the outputs as (n,).
-        notes: Sentences that a reader of the results should know.
+        is_flat: Whether the forward pass returns a vector (n,) of outputs instead of (n, 1).
+        notes: Sentences about the network for readers of the results.
     """
 
     outputs: int
@@ -74,11 +75,11 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
     The network runs in evaluation mode and in float64, as in certificates and most attacks.
 
     Args:
-        model: The network. It does not change.
+        model: The network, which does not change.
         shape: Shape of one sample.
 
     Returns:
-        The number of outputs, their form, and notes.
+        The number of outputs, whether the forward pass returns them as a vector, and notes.
 
     Raises:
         ArchitectureError: If attacks do not apply to the network.
@@ -86,7 +87,7 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
     name = type(model).__name__
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ArchitectureError(
-            f"Attacks must see the kinks of a network; TorchScript hides those of this {name}.",
+            f"Attacks must see the kinks of a network; TorchScript hides the kinks of this {name}.",
             "Pass the Python module: net.load_state_dict(scripted.state_dict()). For a fully connected "
             "network, scripted.state_dict() alone is enough.",
         )
@@ -109,15 +110,15 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
         raise ArchitectureError(
             f"A network must return the same outputs for the same sample; the forward of this {name} "
             "draws random numbers in evaluation mode.",
-            "Draw them under `if self.training:`, or call F.dropout(x, training=self.training).",
+            "Draw random numbers under `if self.training:`, or call F.dropout(x, training=self.training).",
         )
     size = float(rows.abs().max()) or 1.0
     error = float((rows[0] - single.reshape(-1)).abs().max())
     if not error <= SAME.get(outputs.dtype, 1e-9) * size:
         raise ArchitectureError(
-            f"The outputs of a sample must depend on that sample only; those of this {name} change with "
-            "the other samples of the batch.",
-            "If it uses batch norm, set track_running_stats=True.",
+            f"The outputs of a sample must depend on that sample only; the outputs of this {name} change "
+            "with the other samples of the batch.",
+            "If the network uses batch norm, set track_running_stats=True.",
         )
     _check_twice_differentiable(model, x)
     kinks.unsmoothed.update(hidden.seen - {*kinks.unsmoothed})
@@ -125,9 +126,9 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
 
 
 class _Hidden(TorchDispatchMode):
-    """Record the kinks of exported graphs, which ``Kinks`` cannot see.
+    """Record functions with kinks in exported graphs.
 
-    An exported graph calls no function by its name.
+    ``Kinks`` intercepts functions by name, but an exported graph calls operators without these names.
     """
 
     def __init__(self) -> None:
@@ -144,7 +145,7 @@ class _Hidden(TorchDispatchMode):
 
 
 def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Return the outputs, (n, C) or (n,), or raise ``ArchitectureError``."""
+    """Return the outputs (n, C) or (n,) of a network, or raise ``ArchitectureError`` with the reason."""
     name = type(model).__name__
     try:
         outputs = model(x)
@@ -170,12 +171,12 @@ def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     if not isinstance(outputs, Tensor) or outputs.ndim not in (1, 2) or len(outputs) != len(x):
         got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
         raise ArchitectureError(
-            f"A network must return (n, outputs); for {len(x)} samples this one returned {got}.",
+            f"A network must return (n, outputs); for {len(x)} samples this network returned {got}.",
             "Pass a module whose forward returns one row of outputs per sample, such as the logits.",
         )
     if not outputs.isfinite().all():
         raise ArchitectureError(
-            f"Outputs must be finite; those of this {name} for random samples are not.",
+            f"Outputs must be finite; the outputs of this {name} for random samples are not.",
             "Use a network whose training did not diverge.",
         )
     return outputs
@@ -190,7 +191,7 @@ def _runs(model: nn.Module, x: Tensor) -> bool:
 
 
 def _check_twice_differentiable(model: nn.Module, x: Tensor) -> None:
-    """Differentiate by the weights and then by the sample, as every attack does."""
+    """Check that outputs can be differentiated by the weights and then by the sample, as attacks do."""
     name, x = type(model).__name__, x.detach().requires_grad_()
     leaves = {n: p.detach().requires_grad_() for n, p in model.named_parameters()}
     try:
@@ -216,13 +217,16 @@ def _check_twice_differentiable(model: nn.Module, x: Tensor) -> None:
         ) from problem
     if slope is None:
         raise ArchitectureError(
-            f"The outputs of a network must have a gradient in the sample; those of this {name} have none.",
+            f"The outputs of a network must have a gradient in the sample; this {name} has no such gradient.",
             "Remove `.detach()`, torch.no_grad() and rounding from its forward.",
         )
 
 
 def _notes(model: nn.Module, kinks: Kinks, outputs: Tensor) -> Iterator[str]:
-    """Yield notes of at most 200 characters, the limit of texts in a file."""
+    """Yield notes about a network for readers of the results.
+
+    A note has at most 200 characters, because the notes are saved in the metadata of files.
+    """
     if kinks.seen:
         yield f"attacks smooth these kinks: {', '.join(sorted(kinks.seen))}"
     if unsmoothed := sorted(name for name in kinks.unsmoothed if kinks.unsmoothed[name]):
@@ -255,7 +259,7 @@ def _notes(model: nn.Module, kinks: Kinks, outputs: Tensor) -> Iterator[str]:
 
 @contextmanager
 def second_derivatives() -> Iterator[None]:
-    """Use kernels with second derivatives. The kernels of fused attention have none."""
+    """Disable the kernels of fused attention in PyTorch, because they have no second derivatives."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -266,33 +270,37 @@ def second_derivatives() -> Iterator[None]:
 
 
 def add_output_dimension(module: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> Tensor:
-    """Reshape outputs from (n,) to (n, 1). This is a forward hook.
+    """Reshape outputs from (n,) to (n, 1). This function is a forward hook.
 
     Args:
-        module: Not used.
-        inputs: Not used.
+        module: The module of the hook, which is not used.
+        inputs: The inputs of the module, which are not used.
         outputs: Outputs, (n,).
 
     Returns:
-        Outputs, (n, 1).
+        The outputs, (n, 1).
     """
     return outputs[:, None]
 
 
-# Scales on both sides of 1. They are close to 1, so that no output of a deep network overflows or underflows.
+# Factors by which the weights are scaled. The factors are close to 1, so that no output of a deep network
+# overflows or underflows.
 SCALES = (0.7, 0.9, 1.1, 1.4)
-TOLERANCE = 1e-6  # of the order: float64 outputs of a homogeneous network agree to many more digits
+# Largest difference between two estimates of the order. For a homogeneous network in float64 the estimates
+# agree to many more digits.
+TOLERANCE = 1e-6
 
 
 def homogeneity_order(model: nn.Module, x: Tensor) -> float | None:
-    """Measure the order L in which a network is homogeneous in its parameters.
+    """Measure the order in which a network is homogeneous in its parameters.
 
-    Every scale c and every output that is not tiny give an estimate
-    L = log(Phi(c theta) / Phi(theta)) / log c. The network is homogeneous if all estimates agree to 1e-6.
+    The outputs Phi are computed for the parameters theta and for the scaled parameters c theta. Every output
+    that is not tiny gives an estimate log(Phi(c theta) / Phi(theta)) / log c of the order. The network is
+    homogeneous if all estimates agree to 1e-6.
 
     Args:
-        model: The network. It is evaluated in float64.
-        x: Inputs.
+        model: The network, which is evaluated in float64.
+        x: Inputs of the network.
 
     Returns:
         The order, or None if the network is not homogeneous.
@@ -331,17 +339,18 @@ def probe_inputs(inputs: int, count: int = 8) -> Tensor:
 
 
 def balance(model: nn.Module) -> float | None:
-    """Return sum_j |in_j - out_j| / sum_j max(in_j, out_j) over the hidden neurons of an MLP.
+    """Return how far the hidden neurons of an MLP are from being balanced.
 
-    in_j = ||w_j||^2 + b_j^2 and out_j = ||v_j||^2 are the incoming and the outgoing squared norm of a neuron.
-    They are equal at every KKT point of a ReLU network. So a large value shows without any data that the
-    weights are far from a KKT point, or that they were rewritten after training.
+    The result is sum_j |in_j - out_j| / sum_j max(in_j, out_j) over the hidden neurons j, where in_j is the
+    squared norm of the incoming weights and the bias, and out_j is the squared norm of the outgoing weights.
+    Both norms are equal at every KKT point of a ReLU network. So a large value shows without any data that
+    the weights are far from a KKT point, or that the weights were rewritten after training.
 
     Args:
         model: Any network.
 
     Returns:
-        A number between 0 and 1, or None if the network is no MLP with hidden neurons.
+        A number between 0 (balanced) and 1, or None if the network is no MLP with hidden neurons.
     """
     chain, gap, total = dense_chain(model), 0.0, 0.0
     for lower, upper in pairwise(chain.linears if chain else ()):

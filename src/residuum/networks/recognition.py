@@ -1,7 +1,7 @@
 """Recognize the network to which a bare state dict belongs, or explain why it is not recognized.
 
-A file holds no ``forward``. Pooling, activations and skip connections leave no tensor. So the obstacles that
-this module reports are those that names and shapes show, and there can be others.
+A file holds tensors, but no ``forward``. Pooling, activations and skip connections leave no tensor. So this
+module reports only obstacles that the names and shapes of tensors show. There can be other obstacles.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ SUPPORTED = (
     "From weights alone, residuum can read fully connected networks, convnets (3x3 convolutions of stride 2, "
     "one linear layer, no pooling) and polynomial networks"
 )
-# Two networks are compared on random samples, half of them with large values, half with small ones.
+# Number of random samples on which two networks are compared, and the spread of the samples. Half of the
+# samples have large values, and half have small values.
 SAMPLES, SPREAD = 64, 3.0
 ADAPTER, BATCH_NORM, CONVOLUTION = "an adapter", "batch norm", "convolutions"
 ATTENTION, EMBEDDING = "attention", "an embedding"
-NAME_PATTERNS = {  # kinds of layers that cannot be read, by the names of their tensors
+NAME_PATTERNS = {  # kinds of layers that residuum cannot read, with a pattern of their tensor names
     ADAPTER: r"(^|[._])(lora|ia3_l|hada_w|lokr_w)",
     BATCH_NORM: r"(^|\.)(running_mean|running_var|num_batches_tracked)$",
     ATTENTION: r"attn|attention|in_proj_|[qkv]_proj|\bqkv\b",
@@ -56,7 +57,7 @@ ORDER_ADVICE = (
 
 
 def recognize(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]]:
-    """Return the architecture that fits the tensors, and where each parameter is stored.
+    """Return the architecture that fits the tensors of a file, and the tensor of each parameter.
 
     Args:
         state: Tensors by name.
@@ -99,11 +100,11 @@ def same_function(
         )
         x[: SAMPLES // 2] /= SPREAD**2
         expected = _outputs(network, x, shape or arch.image_shape or (arch.inputs,))
-        if expected is None:  # try flattened images
+        if expected is None:  # the network may accept only flattened images
             expected = _outputs(network, x, (arch.inputs,))
         if not isinstance(expected, Tensor):
             continue
-        if expected.ndim == 1 and arch.outputs == 1:  # one output without a dimension
+        if expected.ndim == 1 and arch.outputs == 1:  # the network returns (n,) instead of (n, 1)
             expected = expected[:, None]
         theta = {name: state[source].detach().cpu().double() for name, source in names.items()}
         for activation in ACTIVATIONS:
@@ -117,7 +118,7 @@ def same_function(
 
 
 def _outputs(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Any:
-    """Return the outputs, None if the network does not accept samples of this shape."""
+    """Return the outputs of a network, or None if the network does not accept samples of this shape."""
     try:
         with torch.no_grad():
             return model(x.reshape(len(x), *shape))
@@ -128,7 +129,7 @@ def _outputs(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Any:
 def _candidates(
     state: Mapping[str, Tensor], shape: tuple[int, ...]
 ) -> Iterator[tuple[Architecture, dict[str, str]]]:
-    """Yield the layered networks that have these tensors."""
+    """Yield the architectures with layers that fit the tensors in ``state``, each with parameter names."""
     for find in (recognize, partial(_match_convnet, shape=shape)):
         try:
             arch, names = find(state)
@@ -187,7 +188,7 @@ def _explain_mismatch(state: Mapping[str, Tensor], arch: Architecture) -> tuple[
 
 
 def _order_by_shape(weights: list[Named], shapes: list[Size]) -> list[list[Named]]:
-    """Return the only order of the weights with these shapes, [] if two weights could be swapped."""
+    """Return the only order of the weights that has these shapes, or [] if two weights could be swapped."""
     of_shape = {w.shape: (name, w) for name, w in weights}
     if not len(of_shape) == len(weights) == len(shapes) or of_shape.keys() != {*shapes}:
         return []
@@ -195,7 +196,7 @@ def _order_by_shape(weights: list[Named], shapes: list[Size]) -> list[list[Named
 
 
 def obstacles(state: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Return the kinds of layers that cannot be read, each with the names of its tensors."""
+    """Return the kinds of layers in ``state`` that residuum cannot read, each with its tensor names."""
     patterns = {kind: re.compile(text, re.IGNORECASE) for kind, text in NAME_PATTERNS.items()}
     names_of = {kind: [*filter(pattern.search, state)] for kind, pattern in patterns.items()}
     normalized = {name.rpartition(".")[0] for name in names_of[BATCH_NORM]}
@@ -212,13 +213,13 @@ def refuse_by_name(state: Mapping[str, Tensor]) -> None:
     """Refuse adapters, batch norm and transformers by the names of their tensors.
 
     This check comes before the checks of shapes and values. The two matrices of an adapter have the shapes
-    of an MLP. Batch norm and transformers have integer tensors, and an error about those would not help.
+    of an MLP. Batch norm and transformers have integer tensors, and an error about integers would not help.
 
     Args:
         state: Tensors by name.
 
     Raises:
-        CheckpointError: If there are such layers.
+        CheckpointError: If the names show an adapter, batch norm or a transformer.
     """
     present = obstacles(state).keys()
     has_integers = any(not t.is_floating_point() and not t.is_complex() for t in state.values())
@@ -232,7 +233,7 @@ def _explain_unreadable(state: Mapping[str, Tensor]) -> tuple[str, str]:
 
 
 def _list_obstacles(state: Mapping[str, Tensor]) -> str:
-    """Return all obstacles in words, each with its first tensor. Without any, list the first tensors."""
+    """List the layers that residuum cannot read, or the first tensors if there are no such layers."""
     phrases = [
         f"{kind} ({names[0]!r} {list(state[names[0]].shape)}"
         + (f" and {len(names) - 1} more)" if len(names) > 1 else ")")
@@ -243,7 +244,7 @@ def _list_obstacles(state: Mapping[str, Tensor]) -> str:
 
 
 def _advise(state: Mapping[str, Tensor]) -> str:
-    """Return what the user can do with weights that were not recognized."""
+    """Return advice for a user whose weights were not recognized."""
     present = obstacles(state).keys()
     if not present:
         return ORDER_ADVICE
@@ -262,15 +263,15 @@ def _advise(state: Mapping[str, Tensor]) -> str:
 
 
 def guess_convnet(state: Mapping[str, Tensor]) -> Architecture | None:
-    """Return the convnet for square images that has these shapes, None if there is none.
+    """Return the architecture of a convnet for square images that fits the shapes of the tensors.
 
-    Shapes do not show strides and pooling, so the network can be another one.
+    Shapes do not show strides and pooling, so the tensors can also belong to another network.
 
     Args:
         state: Tensors by name.
 
     Returns:
-        The architecture, or None.
+        The architecture, or None if no convnet fits.
     """
     weights, vectors = kinds.split_vectors(state)
     for order in kinds.likely_orders(weights):

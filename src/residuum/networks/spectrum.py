@@ -1,15 +1,16 @@
 """Count the directions of a layer that stand out of the noise of its initialization.
 
-Gradient descent adds combinations of the training samples to the first layer, W1 = W0 + C X. If W0 is iid
-noise of scale s, the rest of the spectrum is that of noise. Its squares lie between
-s^2 (sqrt h - sqrt d)^2 and s^2 (sqrt h + sqrt d)^2 and follow the law of Marchenko and Pastur. The upper
-end is the noise edge. The scale is estimated from the spectrum itself: after r directions are removed,
+Gradient descent adds combinations of the training samples X to the initial weights W0 of the first layer. The
+trained weights are W1 = W0 + C X with coefficients C. If the entries of the (h, d) matrix W0 are iid noise of
+scale s, most squared singular values of W1 follow the Marchenko-Pastur distribution between
+s^2 (sqrt h - sqrt d)^2 and s^2 (sqrt h + sqrt d)^2. The upper end of this interval is the noise edge. The scale is
+estimated from the singular values sigma_i: after r directions are removed,
 s^2 = sum_{i>r} sigma_i^2 / ((h - r)(d - r)), and r is the smallest number for which the largest remaining
-value does not exceed the edge of this scale.
+singular value does not exceed the noise edge of this scale.
 
-Any decreasing spectrum has such an r, so the remaining values must also have the shape of noise. The count
-is the number of directions that training left in W1. It does not bound the number of samples: two inputs can
-reveal twenty samples, because gates separate samples too.
+Any decreasing spectrum has such an r, so the remaining singular values must also have the shape of noise. The
+result is the number of directions that training left in W1. It does not bound the number of samples: two
+inputs can reveal twenty samples, because the gates of the neurons separate samples too.
 """
 
 from __future__ import annotations
@@ -19,25 +20,29 @@ import math
 import torch
 from torch import Tensor
 
-VISIBLE = 1e-2  # share of the largest singular value
-MIN_NOISE_VALUES = 20  # fewer singular values show no shape
-MAX_MISFIT = 0.05  # relative distance of the remaining values from the quantiles of noise
-TRACY_WIDOM = 3.2724  # 99.9% quantile of the law of the largest eigenvalue of real noise
+# If the noise edge exceeds this share of the largest singular value, the initialization counts as visible.
+VISIBLE = 1e-2
+MIN_NOISE_VALUES = (
+    20  # fewer singular values do not show whether their distribution is that of noise
+)
+MAX_MISFIT = 0.05  # largest relative distance of singular values from the quantiles of pure noise
+TRACY_WIDOM = 3.2724  # 99.9% quantile of the Tracy-Widom distribution for real matrices (beta = 1)
 
 
 def count_directions(values: Tensor, h: int, d: int) -> tuple[int | None, str]:
     """Count the singular values of an (h, d) layer that come from training.
 
-    They cannot be counted if the initialization is visible: no singular value exceeds its noise edge, or the
-    noise edge exceeds 1% of the largest singular value, or all singular values exceed 1% of the largest.
+    These singular values cannot be counted if the initialization is visible: no singular value exceeds the
+    noise edge, or the noise edge exceeds 1% of the largest singular value, or all singular values exceed 1%
+    of the largest one.
 
     Args:
-        values: Singular values, largest first.
-        h: Number of rows.
-        d: Number of columns.
+        values: Singular values of the weights, largest first.
+        h: Number of rows of the weights.
+        d: Number of columns of the weights.
 
     Returns:
-        The number with the threshold in words, or None with the reason.
+        The number and the threshold in words, or None and the reason why the values cannot be counted.
     """
     r, edge = noise_edge(values, h, d)
     if r == 0:
@@ -61,15 +66,16 @@ def count_directions(values: Tensor, h: int, d: int) -> tuple[int | None, str]:
 def singular_values(weight: Tensor) -> Tensor:
     """Return the singular values of a weight up to a common factor, largest first.
 
-    For a convolution they are those of its (out, in * k * k) filters.
+    The weight of a convolution is flattened to a matrix with one filter per row.
 
     Args:
-        weight: Weight, (h, ...).
+        weight: Weight of a layer with h neurons or channels, (h, ...).
 
     Returns:
         Singular values in float64.
     """
-    # The small triangle R of W = QR has the same singular values. This is three times as fast.
+    # The triangular factor of the QR decomposition has the same singular values, and its decomposition is
+    # three times as fast.
     matrix = weight.detach().double().flatten(1)
     largest = matrix.abs().max()
     tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
@@ -77,14 +83,14 @@ def singular_values(weight: Tensor) -> Tensor:
 
 
 def rank_above(values: Tensor, tolerance: float) -> int:
-    """Return the number of singular values above ``tolerance`` times the largest.
+    """Return the number of singular values above ``tolerance`` times the largest singular value.
 
     Args:
         values: Singular values.
-        tolerance: Share of the largest value.
+        tolerance: Share of the largest singular value.
 
     Returns:
-        The number.
+        The number of singular values.
     """
     return int((values > tolerance * values.max()).sum())
 
@@ -92,17 +98,17 @@ def rank_above(values: Tensor, tolerance: float) -> int:
 def noise_edge(values: Tensor, h: int, d: int) -> tuple[int, float]:
     """Estimate the noise edge of a layer and the number of singular values above it.
 
-    The largest square of (h, d) noise varies about (sqrt h + sqrt d)^2 by Tracy and Widom's law in
-    units of (sqrt h + sqrt d)(1/sqrt h + 1/sqrt d)^(1/3) (Johnstone 2001). One matrix of noise in a
-    thousand exceeds the edge.
+    The largest squared singular value of an (h, d) noise matrix varies about (sqrt h + sqrt d)^2. In units of
+    (sqrt h + sqrt d)(1/sqrt h + 1/sqrt d)^(1/3) it follows the Tracy-Widom distribution (Johnstone 2001).
+    One noise matrix in a thousand has a singular value above the edge.
 
     Args:
-        values: Singular values, largest first.
-        h: Number of rows.
-        d: Number of columns.
+        values: Singular values of the layer, largest first.
+        h: Number of rows of the weights.
+        d: Number of columns of the weights.
 
     Returns:
-        The number r of values above the edge, and the edge as a share of the largest value.
+        The number of singular values above the edge, and the edge as a share of the largest singular value.
     """
     squares = values.square()
     removed = torch.arange(len(values), dtype=torch.float64)
@@ -110,23 +116,23 @@ def noise_edge(values: Tensor, h: int, d: int) -> tuple[int, float]:
     remaining = squares.flip(0).cumsum(0).flip(0)
     ends, unit = rows + columns, (rows + columns) * (1 / rows + 1 / columns) ** (1 / 3)
     edges = remaining / (rows * columns).square() * (ends.square() + TRACY_WIDOM * unit)
-    r = int((squares <= edges).nonzero()[0])  # the last value is always below its edge
+    r = int((squares <= edges).nonzero()[0])  # the smallest singular value is always below its edge
     return r, math.sqrt(float(edges[r] / squares[0])) if squares[0] > 0 else 0.0
 
 
 def is_noise(values: Tensor, h: int, d: int) -> bool:
-    """Return True if values are distributed like the singular values of (h, d) noise of some scale.
+    """Return True if values are distributed like the singular values of an (h, d) noise matrix of any scale.
 
-    The singular values of noise hardly vary: those of a k by k matrix are closer than 2/k to the
-    quantiles in 999 of 1000 draws.
+    The singular values of noise hardly vary: in 999 of 1000 draws of a k by k matrix, the relative distance
+    of its singular values from the expected quantiles is less than 2/k.
 
     Args:
         values: Singular values, largest first.
-        h: Number of rows.
-        d: Number of columns.
+        h: Number of rows of the matrix.
+        d: Number of columns of the matrix.
 
     Returns:
-        False also if there are fewer than 20 values.
+        True if the values have the distribution of noise. False if there are fewer than 20 values.
     """
     if len(values) < MIN_NOISE_VALUES:
         return False
@@ -137,23 +143,24 @@ def is_noise(values: Tensor, h: int, d: int) -> bool:
 
 
 def noise_quantiles(h: int, d: int, grid: int = 20_000) -> Tensor:
-    """Return the expected singular values of (h, d) noise of scale 1 by the law of Marchenko and Pastur.
+    """Return the expected singular values of an (h, d) noise matrix of scale 1 (Marchenko-Pastur).
 
-    Squares t have the density sqrt((b - t)(t - a))/t on [a, b], up to a factor. With
-    t = (a + b)/2 + (b - a)/2 cos u, the density in u is sin(u)^2/t.
+    A squared singular value t has the density sqrt((b - t)(t - a))/t up to a factor, between
+    a = (sqrt h - sqrt d)^2 and b = (sqrt h + sqrt d)^2. With t = (a + b)/2 + (b - a)/2 cos u, the density in
+    u is sin(u)^2/t.
 
     Args:
-        h: Number of rows.
-        d: Number of columns.
+        h: Number of rows of the matrix.
+        d: Number of columns of the matrix.
         grid: Number of points of the numerical integration.
 
     Returns:
-        Quantiles (min(h, d),), largest first.
+        Expected singular values (min(h, d),), largest first.
     """
     a, b = (math.sqrt(h) - math.sqrt(d)) ** 2, (math.sqrt(h) + math.sqrt(d)) ** 2
     u = (torch.arange(grid, dtype=torch.float64) + 0.5) * (math.pi / grid)
     t = (a + b) / 2 + (b - a) / 2 * u.cos()
-    share = (u.sin().square() / t).cumsum(0)
+    cumulative = (u.sin().square() / t).cumsum(0)
     count = min(h, d)
-    levels = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    return t[torch.searchsorted(share, levels * share[-1])].sqrt()
+    probabilities = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    return t[torch.searchsorted(cumulative, probabilities * cumulative[-1])].sqrt()

@@ -1,12 +1,12 @@
 """Replace the kinks of any network with smooth surrogates while its ``forward`` runs.
 
-Gradient descent on gradients needs the derivative of a gate. At a true kink this derivative is zero wherever
-it exists. ReLU and similar activations are a smooth function plus a gate, and a maximum over a window is a
-gate with more than two sides:
+Attacks descend on an objective that contains gradients, so they need second derivatives. A function with a
+kink, such as ReLU, has the second derivative zero wherever it exists. ReLU and similar activations are a
+smooth function plus a gate, and a maximum over a window is a gate with more than two sides:
 
     relu(z) = gate(z)     leaky(z) = a z + (1 - a) gate(z)     clip(z) = low + gate(z - low) - gate(z - high)
 
-The surrogate provides the gate and the maximum (``activations.py``). Functions are intercepted by name while
+A surrogate (``activations.py``) replaces the gate and the maximum. Functions are intercepted by name while
 the forward runs, whether they are called as modules, functions or methods, in place or not. All other
 functions run unchanged.
 """
@@ -31,14 +31,14 @@ Size = int | tuple[int, ...] | list[int]
 
 
 class Kinks(TorchFunctionMode):
-    """A context in which a surrogate replaces every kink that is called.
+    """A context in which a surrogate replaces every call of a function with a kink, such as ReLU.
 
     Args:
-        surrogate: The replacement for ReLU and for maxima.
+        surrogate: The smooth replacement for ReLU and for maxima.
 
     Attributes:
-        seen: How often each kind of kink was called.
-        unsmoothed: How often kinks without a surrogate were called. They run unchanged.
+        seen: Number of replaced calls, by kind of function.
+        unsmoothed: Number of calls of functions with kinks that have no replacement. They run unchanged.
     """
 
     def __init__(self, surrogate: Surrogate) -> None:
@@ -58,8 +58,8 @@ class Kinks(TorchFunctionMode):
             is_in_place = called != name or kwargs.get("inplace", default)
             named = {k: v for k, v in kwargs.items() if k not in ("input", "inplace")}
             z, *options = args[:position] or (kwargs["input"],)
-            # Whole numbers are no activations. The backward pass needs the values before they are
-            # overwritten.
+            # Tensors of whole numbers are no activations. An in-place function overwrites values that the
+            # backward pass needs, so they are copied.
             is_real = z.is_floating_point()
             copied = z.clone() if is_in_place else z
             smoothed = rule(self.surrogate, copied, *options, **named) if is_real else None
@@ -72,11 +72,11 @@ class Kinks(TorchFunctionMode):
 
 
 def with_surrogate(model: nn.Module, surrogate: Surrogate) -> nn.Module:
-    """Return a network whose forward uses a surrogate instead of every kink.
+    """Return a network whose forward pass uses a smooth surrogate instead of ReLU and other kinks.
 
     Args:
-        model: Any network. It does not change.
-        surrogate: The replacement.
+        model: Any network, which does not change.
+        surrogate: The smooth replacement.
 
     Returns:
         A copy that shares the weights with ``model``.
@@ -100,7 +100,7 @@ def _leaky(gate: Surrogate, z: Tensor, negative_slope: float = 0.01) -> Tensor:
 
 
 def _prelu(gate: Surrogate, z: Tensor, weight: Tensor) -> Tensor:
-    """Apply one slope per channel, which is the second dimension."""
+    """Apply a PReLU with one slope per channel. The channels are the second dimension of z."""
     slope = weight.view(-1, *[1] * (z.ndim - 2)) if weight.numel() > 1 else weight
     return slope * z + (1 - slope) * gate(z)
 
@@ -116,7 +116,7 @@ def _clip(gate: Surrogate, z: Tensor, min_val: float = -1.0, max_val: float = 1.
 
 
 def _clamp(gate: Surrogate, z: Tensor, min: Any = None, max: Any = None) -> Tensor | None:
-    """Return the gate for a clamp at zero, which is a ReLU. Other bounds only keep numbers in range."""
+    """Smooth a clamp with the minimum 0, which is a ReLU. Return None for a clamp with other bounds."""
     is_relu = isinstance(min, int | float) and min == 0 and max is None
     return gate(z) if is_relu else None
 
@@ -132,7 +132,10 @@ def _pool(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> Tensor | None:
-    """Return the maximum over windows (k_1 k_2, ..., out_1, out_2). Padding is never the maximum."""
+    """Return the smooth maximum over the windows of a pooling layer, or None for unsupported options.
+
+    The padding is never the maximum.
+    """
     kernel, pad = _repeat(kernel_size, dims), _repeat(padding, dims)
     step = kernel if stride is None or stride == [] else _repeat(stride, dims)
     if return_indices or _repeat(dilation, dims) != (1,) * dims:
@@ -145,11 +148,12 @@ def _pool(
         outside = [p, max(0, last * s + k - size - p), *outside]  # the last dimension first
     if any(outside):
         z = F.pad(z, outside, value=torch.finfo(z.dtype).min)
-    # The entries of a window become the first dimension, so that sums over them run along images.
+    # The entries of a window become the first dimension, which is faster, because a sum over the entries then
+    # runs along whole images.
     first = z.ndim - dims
     for i, (k, s) in enumerate(zip(kernel, step, strict=True)):
         dim = first + 2 * i
-        if k == s:  # the same as below, and faster
+        if k == s:  # windows that do not overlap need no unfold, which is slower
             z = z.narrow(dim, 0, z.shape[dim] // k * k).unflatten(dim, (-1, k))
         else:
             z = z.unfold(dim, k, s).movedim(-1, dim + 1)
@@ -160,7 +164,7 @@ def _pool(
 def _adaptive(
     dims: int, gate: Surrogate, z: Tensor, output_size: Any, return_indices: bool = False
 ) -> Tensor | None:
-    """Return the maximum over windows of equal size, None if the windows differ in size."""
+    """Return the smooth maximum over windows of equal size, or None if the windows differ in size."""
     sizes = z.shape[-dims:]
     requested = output_size if isinstance(output_size, tuple | list) else (output_size,) * dims
     counts = [size if n is None else n for n, size in zip(requested, sizes, strict=True)]
@@ -176,7 +180,8 @@ def _repeat(size: Size, dims: int) -> tuple[int, ...]:
 
 
 Rule = Callable[..., Tensor | None]
-# By function: the kind of kink, its rule, and the position of the argument ``inplace``.
+# For each function with a kink: its kind, the rule that smooths it, and the position of its argument
+# ``inplace``.
 RULES: dict[str, tuple[str, Rule, int]] = {
     "relu": ("ReLU", _relu, 1),
     "leaky_relu": ("LeakyReLU", _leaky, 2),
@@ -189,7 +194,7 @@ RULES: dict[str, tuple[str, Rule, int]] = {
     **{f"max_pool{n}d": ("max-pooling", partial(_pool, n), 7) for n in (1, 2, 3)},
     **{f"adaptive_max_pool{n}d": ("max-pooling", partial(_adaptive, n), 3) for n in (1, 2, 3)},
 }
-UNSMOOTHED = {  # kinks without a rule
+UNSMOOTHED = {  # functions with kinks that no rule smooths
     "abs", "amax", "amin", "fractional_max_pool2d", "hardshrink", "hardsigmoid", "hardswish", "max",
     "max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices", "maximum", "median",
     "min", "minimum", "sign", "softshrink", "sort", "threshold", "_threshold", "topk",

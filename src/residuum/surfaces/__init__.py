@@ -1,1 +1,1 @@
-"""Attack surfaces of a release."""
+"""Attack surfaces of a release: tensors that gradients at the training samples must explain."""

@@ -1,7 +1,7 @@
-"""The layers above frozen layers of an MLP, as a network of their own.
+"""Treat the layers above the frozen layers of an MLP as a network of their own: the head.
 
-The inputs of this network are the features that the frozen layers compute. So the candidates of an attack
-are features, and they are compared with the features of the data.
+The inputs of the head are the features that the frozen layers compute. So the candidates of an attack on the
+head are features, and they are compared with the features of the data.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from residuum.records import Dataset, Knowledge
 from residuum.stationarity import by_layer, moved_layers
 
 FEATURES_NOTE = (
-    "{} were frozen, so training saw samples only through fixed features: candidates are features, "
-    "compared with those of the data ({} numbers each); features are not samples, but inverting them "
-    "may be possible; layers are numbered from the first one that moved"
+    "the layers {} were frozen, so training saw samples only through fixed features: candidates are features "
+    "({} numbers each), compared with the features of the data; features are not samples, but inverting "
+    "features may be possible; layers are numbered from the first layer that moved"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """The trained layers above frozen layers, as a network.
+    """The trained layers above the frozen layers of an MLP, as a network of their own.
 
     Attributes:
         checkpoint: The network of the trained layers.
@@ -41,13 +41,13 @@ class Head:
 
     @property
     def note(self) -> str:
-        """Explanation of the candidates and scores for users."""
+        """Sentence that tells users that candidates and scores are about features, not samples."""
         inputs = self.checkpoint.architecture.inputs
         return FEATURES_NOTE.format(", ".join(self.frozen), inputs)
 
     @torch.no_grad()
     def compute_features(self, data: Dataset) -> Dataset:
-        """Return the samples as the head receives them: their features instead of their values."""
+        """Return the samples with their values replaced by the features that the frozen layers compute."""
         dtype = next(self.body.parameters()).dtype
         features = [self.body(batch.flatten(1).to(dtype)) for batch in data.x.split(1000)]
         return data.replace(x=torch.cat(features).to(data.x.dtype), mean=None)
@@ -55,8 +55,8 @@ class Head:
     def translate_knowledge(self, knowledge: Knowledge) -> Knowledge:
         """Translate knowledge about the full network to the head.
 
-        The layers get the head's numbers. Facts about samples, such as their shape and value range, are
-        removed, because they do not hold for features.
+        Layers are renumbered as in the head. Facts about samples, such as their shape and value range, are
+        removed, because these facts do not hold for features.
 
         Args:
             knowledge: What the attacker knows about the full network.
@@ -80,8 +80,8 @@ class Head:
 def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
     """Return the head of an MLP whose first layers were frozen.
 
-    Training then saw the samples only through fixed features. The layers above are a network of their own,
-    whose samples are the outputs of ``body``. An attack on this network reconstructs features.
+    Training then saw the samples only through the features that the frozen layers compute. The layers above
+    are a network of their own, whose samples are these features. An attack on the head reconstructs features.
 
     Args:
         checkpoint: The full network.
@@ -116,11 +116,11 @@ def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
 
 
 def renumber_layers(theta: dict[str, Tensor], first: int) -> dict[str, Tensor]:
-    """Return the layers from number ``first`` on, numbered from 0.
+    """Return the parameters of layer ``first`` and of all later layers, with layers renumbered from 0.
 
     Args:
-        theta: Parameters by name.
-        first: Number of the first layer to return.
+        theta: Parameters by name, such as "layers.2.weight".
+        first: Number of the first layer to return, which becomes layer 0.
 
     Returns:
         The parameters by their new names.

@@ -10,7 +10,7 @@ from residuum.networks.spectrum import count_directions, rank_above, singular_va
 from residuum.records import Record
 from residuum.records.published import Count
 
-# Fractions of the largest singular value. Ranks count the singular values above each of them.
+# Thresholds as fractions of the largest singular value. For each threshold we count the larger singular values.
 TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
 
 
@@ -18,7 +18,7 @@ TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
 class ParameterSummary(Record):
     """One parameter tensor: its name, shape, number of entries and Euclidean norm.
 
-    The norm is null in JSON if it is too large for a JSON number.
+    In JSON the norm is null if the norm is too large for a JSON number.
     """
 
     name: str
@@ -29,7 +29,7 @@ class ParameterSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class Inspection(Record):
-    """What a network is, measured from its weights.
+    """What the weights of a network show before any attack.
 
     Args:
         arch: Architecture string.
@@ -40,13 +40,14 @@ class Inspection(Record):
         parameters: Number of weights.
         bytes: Size of the weights in memory.
         dtype: Number format of the weights.
-        homogeneity_order: Measured order, None if the network is not homogeneous.
-        directions: Number of directions that training left in the first layer, None if it is not known.
-        directions_of: The noise level above which directions were counted, or why they are not known.
-        ranks: Number of singular values of the first layer above each share of the largest one.
-        balance: Gap between the incoming and outgoing norms of the hidden neurons of an MLP (0 if all are
-            balanced), None for other networks.
-        assumptions: Sentences about what had to be guessed while reading.
+        homogeneity_order: Measured order of homogeneity in the weights, None if the network is not homogeneous.
+        directions: Number of singular directions of the first layer that come from training, None if the
+            number is not known.
+        directions_of: The threshold above which directions were counted, or why their number is not known.
+        ranks: Number of singular values of the first layer above each share of the largest singular value.
+        balance: Gap between the incoming and outgoing norms of the hidden neurons of an MLP (0 if all
+            neurons are balanced), None for other networks.
+        assumptions: Sentences about what had to be guessed while reading the file.
     """
 
     arch: str
@@ -65,15 +66,15 @@ class Inspection(Record):
     assumptions: tuple[str, ...] = ()
 
     def directions_for(self, samples: int | None) -> tuple[int | None, str]:
-        """Return ``directions`` and ``directions_of`` for a known number of samples.
+        """Return the number of directions from training, given the number of training samples.
 
-        More samples than inputs fill every direction, so the number of directions then says nothing.
+        If there are more samples than inputs, training fills every direction, and the number says nothing.
 
         Args:
-            samples: Number of training samples, None if it is not known.
+            samples: Number of training samples, None if the number is not known.
 
         Returns:
-            The number of directions, or None, and its explanation.
+            The number of directions, or None, and an explanation.
         """
         if self.directions is not None and samples is not None and samples > self.inputs:
             return None, f"more samples ({samples}) than inputs ({self.inputs})"
@@ -81,11 +82,11 @@ class Inspection(Record):
 
 
 def inspect_network(network: Network) -> Inspection:
-    """Measure a network. No data is needed.
+    """Measure what the weights of a network show. No data is needed.
 
     Homogeneity and balance show whether the theory of the attacks applies. The directions of the first layer
-    are those that exceed the noise of its initialization. None of these numbers predicts how many samples
-    can be reconstructed.
+    are the singular directions that exceed the noise of its initialization. None of these numbers predicts how
+    many samples can be reconstructed.
 
     Args:
         network: The network to measure.

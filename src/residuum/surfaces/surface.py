@@ -1,14 +1,18 @@
-"""Attack surfaces: tensors of a release that equal a sum over the training samples.
+"""Attack surfaces: tensors of a release that equal a sum of gradients at the training samples x_i.
 
     target = sum_i grad_theta <u_i, Phi(theta; x_i)>
+
+Phi(theta; x) are the outputs of the network with weights theta, and u_i weights the outputs for sample i.
 
 ===============  ===============  =================================================================
 surface          target           why the target is such a sum
 ===============  ===============  =================================================================
-weights          theta            in the limit: training has converged (KKT, weight decay)
+weights          theta            holds in the limit of converged training (KKT, weight decay)
 weights - start  theta - theta0   every training step added gradients at the samples
-moment           m                momentum and Adam store a mean of recent gradients
+moment           mean gradient    momentum and Adam store a mean of recent gradients
 ===============  ===============  =================================================================
+
+``theta0`` are the initial weights.
 
 If an attack finds nothing, this is evidence of absence only if the attack fits the layers that carry
 information. If the initial weights are known, these are the layers that moved by more than rounding.
@@ -37,13 +41,15 @@ WEIGHTS, CHANGE, MOMENT = "weights", "weights - start", "moment"
 
 @dataclass(frozen=True, eq=False)
 class Surface:
-    """An attack surface of one release.
+    """An attack surface of a release: tensors that a weighted sum of gradients must equal.
 
     Attributes:
         name: A key of ``SURFACES``.
         checkpoint: The network, with the weights at which gradients are taken.
-        target: The target of the sum by parameter name, in the dtype of the weights.
-        layers: Names of the layers that carry information.
+        target: The tensors that the weighted sum of gradients must equal, by parameter name, in the dtype of
+            the weights.
+        layers: Names of the layers that an attack must fit. If an attack does not fit these layers, finding
+            nothing proves nothing.
     """
 
     name: str
@@ -53,7 +59,10 @@ class Surface:
 
     @property
     def equations(self) -> tuple[str, ...]:
-        """Layers in which the sum must equal the target: those that moved or have a moment."""
+        """Names of the layers in which the weighted sum of gradients must equal the target.
+
+        These are the layers that training moved or, for optimizer state, that have a mean gradient.
+        """
         if self.name == MOMENT:
             layers = by_layer(self.target).items()
             return tuple(
@@ -63,11 +72,11 @@ class Surface:
 
     @property
     def chain(self) -> MLP | None:
-        """The network as a chain of dense layers, None if it is not such a chain."""
+        """The network as a chain of dense layers, or None for other networks."""
         return self.checkpoint.chain
 
     def copy_module(self) -> nn.Module:
-        """Return a copy of the network with these weights. The caller may change it."""
+        """Return a copy of the module, which the caller may change."""
         return self.checkpoint.copy_module()
 
     @property
@@ -81,22 +90,22 @@ class Surface:
         return self.checkpoint.inferred_task
 
     def sample_shape(self, knowledge: Knowledge) -> tuple[int, ...]:
-        """Return the shape of one sample."""
+        """Return the shape of one sample, from the attacker's knowledge or else from the network."""
         return self.checkpoint.sample_shape(knowledge)
 
 
 def build_weights_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
-    """Build the surface of the weights themselves.
+    """Build the attack surface whose target is the weights themselves.
 
     Args:
         checkpoint: The network.
-        knowledge: What the attacker knows. The initial weights determine which layers moved.
+        knowledge: What the attacker knows. Known initial weights show which layers moved.
 
     Returns:
-        The surface.
+        The attack surface.
     """
     target = {name: t.detach() for name, t in checkpoint.theta.items()}
-    # For a network that is run as it is, we do not know which layer receives the input, so we take all.
+    # For a live module, we do not know which layer receives the input, so the attack must fit all layers.
     first = tuple(by_layer(target))[: 1 if checkpoint.live is None else None]
     if knowledge.theta0 is None:
         return Surface(WEIGHTS, checkpoint, target, first)
@@ -105,17 +114,17 @@ def build_weights_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
 
 
 def build_update_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
-    """Build the surface of the weight update W - W0.
+    """Build the attack surface whose target is the weight update, trained weights minus initial weights.
 
     Args:
         checkpoint: The network.
-        knowledge: What the attacker knows, with the initial weights.
+        knowledge: What the attacker knows, which must include the initial weights.
 
     Returns:
-        The surface.
+        The attack surface.
 
     Raises:
-        InputError: If the initial weights are not known, do not fit, or equal the weights.
+        InputError: If the initial weights are not known, do not fit the network, or equal its weights.
     """
     if (theta0 := knowledge.theta0) is None:
         raise InputError(
@@ -125,42 +134,44 @@ def build_update_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
     surface = build_weights_surface(checkpoint, knowledge)
     if not surface.layers:
         raise InputError(
-            "An attack on the weight update needs weights that moved; these equal the initial weights.",
-            "Pass the weights before training, not those after it.",
+            "An attack on the weight update needs weights that moved; these weights equal the initial "
+            "weights.",
+            "Pass the weights before training, not the weights after training.",
         )
     target = {name: t - theta0[name].to(t) for name, t in surface.target.items()}
     return Surface(CHANGE, checkpoint, target, surface.layers)
 
 
 def build_moment_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
-    """Build the surface of the mean of recent gradients that the optimizer stores.
+    """Build the attack surface whose target is the mean of recent gradients in the optimizer state.
 
     Args:
         checkpoint: The network.
-        knowledge: What the attacker knows, with the optimizer state.
+        knowledge: What the attacker knows, which must include the optimizer state.
 
     Returns:
-        The surface.
+        The attack surface.
 
     Raises:
         InputError: If the optimizer state is not known, or does not fit the network.
     """
     if (moments := knowledge.moment) is None:
         raise InputError(
-            "This attack needs optimizer state, from the file or as attacker knowledge; there is none.",
+            "This attack needs optimizer state, from the file or as attacker knowledge; neither has optimizer "
+            "state.",
             "Pass the training checkpoint, or Knowledge(moment=rs.read_moment(optimizer, model)).",
         )
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}
-    if wrong := [name for name, t in moments.items() if t.shape != shapes.get(name)]:
+    if misfits := [name for name, t in moments.items() if t.shape != shapes.get(name)]:
         raise InputError(
-            f"A moment must have the names and shapes of the weights; {wrong[0]!r} does not.",
+            f"Optimizer state must have the names and shapes of the weights; {misfits[0]!r} does not.",
             "Pass the state of the optimizer that trained this network.",
         )
-    # A parameter without state was frozen. Its target is zero.
+    # A parameter without optimizer state was frozen, so its target is zero.
     padded = {name: moments.get(name, torch.zeros(())).expand(shapes[name]) for name in shapes}
     target = {name: t.detach().to(checkpoint.theta[name]) for name, t in padded.items()}
     layers = tuple(layer for layer, names in by_layer(target).items() if {*names} & {*moments})
-    # Only the first layer of a network is judged, as for weights without known initial weights.
+    # An attack must fit only the first layer, as if the initial weights were not known.
     return Surface(MOMENT, checkpoint, target, layers[: 1 if checkpoint.live is None else None])
 
 
@@ -171,11 +182,12 @@ SURFACES: dict[str, Callable[[Network, Knowledge], Surface]] = {
 }
 
 
-SURFACE_CHOICES = {"weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}  # names that users type
+# The attack surfaces by the names that users pass with --surface.
+SURFACE_CHOICES = {"weights": WEIGHTS, "change": CHANGE, "moment": MOMENT}
 
 
 def resolve_surface(name: str, knowledge: Knowledge) -> str:
-    """Return the surface that a user names.
+    """Return the internal name of an attack surface for the name that a user passes.
 
     Args:
         name: A key of ``SURFACE_CHOICES``.
@@ -185,27 +197,27 @@ def resolve_surface(name: str, knowledge: Knowledge) -> str:
         The key of ``SURFACES``.
 
     Raises:
-        InputError: If there is no such surface, or the attacker does not know enough for it.
+        InputError: If the name is not known, or the attacker does not know enough for this attack surface.
     """
-    require_known(name, SURFACE_CHOICES, "No surface")
+    require_known(name, SURFACE_CHOICES, "No attack surface")
     missing = {"change": knowledge.theta0, "moment": knowledge.moment}
     if name in missing and missing[name] is None:
         what = "initial weights (--init, --base)" if name == "change" else "optimizer state"
         raise InputError(
-            f"--surface {name} needs {what}; none are known to the attacker.", "Omit --surface."
+            f"--surface {name} needs {what}, which the attacker does not know.", "Omit --surface."
         )
     return SURFACE_CHOICES[name]
 
 
 def build_surfaces(checkpoint: Network, knowledge: Knowledge) -> dict[str, Surface]:
-    """Build every surface of a release for which the attacker knows enough.
+    """Build every attack surface of a release for which the attacker knows enough.
 
     Args:
         checkpoint: The network.
         knowledge: What the attacker knows.
 
     Returns:
-        The surfaces by name, in the order of ``SURFACES``.
+        The attack surfaces by name, in the order of ``SURFACES``.
     """
     needs = {CHANGE: knowledge.theta0, MOMENT: knowledge.moment}
     names = [name for name in SURFACES if name not in needs or needs[name] is not None]
@@ -218,7 +230,7 @@ def _find_moved_layers(checkpoint: Network, theta0: Theta) -> tuple[str, ...]:
     if {name: t.shape for name, t in theta0.items()} != shapes:
         raise InputError(
             f"The initial weights must be weights of {checkpoint.arch or 'the same network'}; "
-            "these have other names or shapes.",
+            "the weights in this file have other names or shapes.",
             "Pass the initial weights of this network.",
         )
     return moved_layers(checkpoint.theta, theta0)

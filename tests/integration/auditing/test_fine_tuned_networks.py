@@ -102,7 +102,7 @@ def test_a_head_on_frozen_layers_is_a_network_on_their_features(folder: Path) ->
     told = head.translate_knowledge(rs.Knowledge(theta0=start, shape=(1, 8, 8), value_range=(0, 1)))
     assert told.known_names == ("theta0",)
     assert torch.equal((told.theta0 or {})["layers.0.weight"], start["layers.1.weight"])
-    assert "compared with those of the data" in head.note
+    assert "compared with the features of the data" in head.note
 
 
 def test_where_the_first_layer_moved_there_is_no_head(folder: Path) -> None:

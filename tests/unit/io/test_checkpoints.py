@@ -982,9 +982,13 @@ class Twice(Own):
         (nn.Sequential(nn.Linear(2, 1), nn.GELU()), (3,), "of shape (3,); the forward of Seq"),
         (CNN, (), "needs the shape of one sample"),
         (CNN, (1, 5, 5), "of shape (1, 5, 5); the forward of Sequential raised:"),
-        (nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Flatten(0)), (), "this one returned (4,)"),
-        (Twice(nn.Linear(2, 1), nn.GELU()), (), "for 2 samples this one returned (4, 1)"),
-        (nn.LSTM(2, 2), (4, 2), "this one returned tuple"),
+        (
+            nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Flatten(0)),
+            (),
+            "this network returned (4,)",
+        ),
+        (Twice(nn.Linear(2, 1), nn.GELU()), (), "for 2 samples this network returned (4, 1)"),
+        (nn.LSTM(2, 2), (4, 2), "this network returned tuple"),
     ],
 )
 def test_a_module_that_cannot_run_is_refused_with_the_reason(
