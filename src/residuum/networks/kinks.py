@@ -63,8 +63,8 @@ ON_BOUNDARY = 2e-3
 # Two neurons share a boundary if the |cosine| of their pre-activations is larger. Their normalized
 # pre-activations then differ by at most sqrt(2e-4), which is about the distance R.
 PARALLEL = 0.9999
-# A neuron is left out if its effect is a smaller share of the largest effect in its layer, because rounding to
-# float32 hides such an effect.
+# A neuron is left out if its effect is a smaller share of the largest effect in its layer, because rounding
+# to float32 hides such an effect.
 NEGLIGIBLE = 1e-7
 DECOY_NOISE = (
     0.1  # noise of a decoy in standard deviations of a column; it moves the decoy off boundaries

@@ -67,7 +67,7 @@ class Network(Record):
 
     @cached_property
     def module(self) -> nn.Module:
-        """The module with the weights of the network, in evaluation mode. Do not change this shared module."""
+        """The module with the weights of the network, in evaluation mode. Do not change it: it is shared."""
         return self._load(torch.float64 if self._is_double else None)
 
     @cached_property
@@ -96,7 +96,7 @@ class Network(Record):
 
     @property
     def inferred_task(self) -> str:
-        """Task of the network: "regression" if the releaser stated this task, else "binary" or "multiclass"."""
+        """Task of the network: "regression" if the releaser said so, else "binary" or "multiclass"."""
         if self.task == "regression":
             return "regression"
         return "binary" if self.outputs == 1 else "multiclass"

@@ -3,8 +3,8 @@
 Gradient descent adds combinations of the training samples X to the initial weights W0 of the first layer. The
 trained weights are W1 = W0 + C X with coefficients C. If the entries of the (h, d) matrix W0 are iid noise of
 scale s, most squared singular values of W1 follow the Marchenko-Pastur distribution between
-s^2 (sqrt h - sqrt d)^2 and s^2 (sqrt h + sqrt d)^2. The upper end of this interval is the noise edge. The scale is
-estimated from the singular values sigma_i: after r directions are removed,
+s^2 (sqrt h - sqrt d)^2 and s^2 (sqrt h + sqrt d)^2. The upper end of this interval is the noise edge. The
+scale is estimated from the singular values sigma_i: after r directions are removed,
 s^2 = sum_{i>r} sigma_i^2 / ((h - r)(d - r)), and r is the smallest number for which the largest remaining
 singular value does not exceed the noise edge of this scale.
 

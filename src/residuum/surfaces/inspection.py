@@ -10,7 +10,7 @@ from residuum.networks.spectrum import count_directions, rank_above, singular_va
 from residuum.records import Record
 from residuum.records.published import Count
 
-# Thresholds as fractions of the largest singular value. For each threshold we count the larger singular values.
+# Thresholds as fractions of the largest singular value. The rank is the number of larger singular values.
 TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
 
 
@@ -40,7 +40,8 @@ class Inspection(Record):
         parameters: Number of weights.
         bytes: Size of the weights in memory.
         dtype: Number format of the weights.
-        homogeneity_order: Measured order of homogeneity in the weights, None if the network is not homogeneous.
+        homogeneity_order: Measured order of homogeneity in the weights, None if the network is not
+            homogeneous.
         directions: Number of singular directions of the first layer that come from training, None if the
             number is not known.
         directions_of: The threshold above which directions were counted, or why their number is not known.
@@ -85,8 +86,8 @@ def inspect_network(network: Network) -> Inspection:
     """Measure what the weights of a network show. No data is needed.
 
     Homogeneity and balance show whether the theory of the attacks applies. The directions of the first layer
-    are the singular directions that exceed the noise of its initialization. None of these numbers predicts how
-    many samples can be reconstructed.
+    are the singular directions that exceed the noise of its initialization. None of these numbers predicts
+    how many samples can be reconstructed.
 
     Args:
         network: The network to measure.

@@ -157,8 +157,7 @@ def build_moment_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
     """
     if (moments := knowledge.moment) is None:
         raise InputError(
-            "This attack needs optimizer state, from the file or as attacker knowledge; neither has optimizer "
-            "state.",
+            "This attack needs optimizer state, from the file or as attacker knowledge; both have none.",
             "Pass the training checkpoint, or Knowledge(moment=rs.read_moment(optimizer, model)).",
         )
     shapes = {name: t.shape for name, t in checkpoint.theta.items()}

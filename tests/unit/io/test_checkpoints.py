@@ -943,7 +943,7 @@ def test_any_other_module_is_kept_as_given(name: str, tmp_path: Path) -> None:
     assert not next(zeros.copy_module().parameters()).any()
     assert next(model.parameters()).any()
     with pytest.raises(
-        ArchitectureError, match="stands for a live module; a file holds its weights"
+        ArchitectureError, match="stands for a live module; a file holds the weights of the module"
     ):
         load_checkpoint(save_checkpoint(checkpoint, tmp_path / "m"))
     back = Network.load(checkpoint.save(tmp_path / "record"))
