@@ -1,1 +1,1 @@
-"""Evaluation of the attack's objective: explicit gradients for MLPs, automatic differentiation otherwise."""
+"""Loss of an attack and its gradients: explicit formulas for MLPs, automatic differentiation otherwise."""

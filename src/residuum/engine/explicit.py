@@ -1,6 +1,6 @@
-"""Explicit forward, backward and double backward passes of the attack's objective, for MLPs.
+"""Loss of an attack on an MLP and its gradients, by explicit forward, backward and double backward passes.
 
-All R runs are evaluated together. The objective is
+All R runs are evaluated together. The loss of a run is
 
     L = sum_l w_l || target_l - T_l ||^2,    T_l = sum_i d_l(x_i) (a_{l-1}(x_i), 1)^T
 
@@ -11,8 +11,9 @@ Adjoints       with E_l = dL/dT_l = -2 w_l (target_l - T_l):
   of z         zbar_l = dbar_l o (d_{l+1} W_{l+1}) o s''(z_l) + abar_l o s'(z_l)
   of a         abar_{l-1} = d_l E_l + zbar_l W_l                                          (l downwards)
 
-Shapes: x is (R, m, d) and u is (R, m, C). All runs share the weights. Wherever a derivative of s appears,
-s' is the backward rule of the surrogate, as in automatic differentiation of the surrogate.
+Shapes: x is (R, m, d) and u is (R, m, C). All runs share the weights. The activation is s, and o is the
+elementwise product. If the activation has a smooth surrogate, s' and s'' are the derivatives of the
+surrogate.
 
 If the intermediate results of all candidates do not fit into the workspace, the candidates are processed in
 chunks, in two passes. The first pass sums T_l over the chunks. The second pass computes the adjoints of each
@@ -62,59 +63,63 @@ from residuum.networks import MLP, Activation
 from residuum.stationarity import Theta
 
 Errors = list[tuple[Tensor, Tensor | None] | None]
-Products = list[tuple[list[Tensor], list[Tensor]]]  # pre and ungated of every gradient point
+Products = list[
+    tuple[list[Tensor], list[Tensor]]
+]  # pre-activations and d_{l+1} W_{l+1}, for theta and theta0
 
-WORKSPACE = (
-    2 * 2**30
-)  # bytes of intermediate results; above this, candidates are processed in chunks
-CHUNK = WORKSPACE // 8  # bytes of one chunk's intermediate results
-LIVE_TENSORS = 10  # per hidden unit, alive at the same time: five of the pass, five of its adjoint
-CANDIDATE_COPIES = (
-    10  # state, best point, two optimizer states, working copy, gradient, temporaries
-)
+# Memory in bytes for intermediate results. If they do not fit, candidates are processed in chunks.
+WORKSPACE = 2 * 2**30
+CHUNK = WORKSPACE // 8  # memory in bytes for the intermediate results of one chunk of candidates
+# Numbers that are stored at the same time for each candidate and hidden unit: five in the backward pass and
+# five in the double backward pass.
+LIVE_TENSORS = 10
+# Tensors of the size of the candidates: state, best point, two optimizer states, working copy, gradient and
+# temporary tensors.
+CANDIDATE_COPIES = 10
 
 
 class Covectors(Protocol):
-    """The methods of an objective that the engine calls."""
+    """Protocol of the methods that the engine calls to weight the gradients of candidates."""
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u of the candidates.
+        """Return the covectors u of the candidates, which weight the gradients of the outputs.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (R, m, C).
-            labels: Labels (m,) or (R, m).
-            lam: Multipliers (R, m, ...).
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (R, m, C).
+            labels: Labels of the candidates, (m,) or (R, m).
+            lam: Multipliers of the candidates (R, m, ...).
 
         Returns:
-            u, with the shape of the outputs.
+            The covectors u, with the shape of the outputs.
         """
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Map the derivative in u to the derivatives in the outputs and in lam.
+        """Map the derivative of the loss in u to its derivatives in the outputs and in lam.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (R, m, C).
-            labels: Labels (m,) or (R, m).
-            lam: Multipliers (R, m, ...).
-            ubar: Derivative of the loss in u.
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (R, m, C).
+            labels: Labels of the candidates, (m,) or (R, m).
+            lam: Multipliers of the candidates (R, m, ...).
+            ubar: Derivative of the loss with respect to the covectors u.
 
         Returns:
-            The derivative in the outputs, or None if u does not depend on them, and the derivative in lam.
+            The derivative in the outputs, or None if u does not depend on the outputs, and the derivative in
+            lam.
         """
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """Candidates with their multipliers and labels.
+    """Candidates for training samples, with their multipliers and labels.
 
     Attributes:
-        x: Candidates (R, m, d).
-        lam: Multipliers of the plain sum (R, m, ...).
-        labels: Labels, (m,) if all runs share them, otherwise (R, m).
+        x: Candidates (R, m, d): m flattened samples in each of R runs.
+        lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
+        labels: Labels, (m,) if all runs have the same labels, otherwise (R, m).
     """
 
     x: Tensor
@@ -125,22 +130,24 @@ class Candidates:
         return Candidates(self.x[:, rows], self.lam[:, rows], self.labels[..., rows])
 
     def select_run(self, run: int) -> Candidates:
-        """Return the candidates of one run, without the leading dimension."""
+        """Return the candidates of one run, without the dimension of the runs."""
         labels = self.labels if self.labels.ndim == 1 else self.labels[run]
         return Candidates(self.x[run], self.lam[run], labels)
 
 
 @dataclass(frozen=True)
 class _Tape:
-    """Intermediate results at one gradient point that the adjoint needs. Lists are in layer order.
+    """Intermediate results of an MLP's forward and backward pass, which the double backward pass needs.
+
+    All lists are in the order of the layers.
 
     Attributes:
-        inputs: a_{l-1} of shape (R, m, h). The first is x.
-        outputs: z_D of shape (R, m, C).
-        slopes: s'(z_l) of the hidden layers.
-        curvatures: s''(z_l) of the hidden layers.
-        ungated: d_{l+1} W_{l+1}, before the multiplication by s'(z_l).
-        signals: d_l. The last is u.
+        inputs: Inputs a_{l-1} of the layers, of shape (R, m, h). The first input is x.
+        outputs: Outputs z_D of the network, of shape (R, m, C).
+        slopes: First derivatives s'(z_l) of the activation in the hidden layers.
+        curvatures: Second derivatives s''(z_l) of the activation in the hidden layers.
+        ungated: Backward signals d_{l+1} W_{l+1} before the multiplication by s'(z_l).
+        signals: Backward signals d_l of the layers. The last signal is the covectors u.
     """
 
     inputs: list[Tensor]
@@ -153,10 +160,10 @@ class _Tape:
 
 @dataclass(frozen=True)
 class ChunkPlan:
-    """Division of the candidates into chunks.
+    """Division of the candidates into chunks that are evaluated one after another.
 
     Attributes:
-        size: Candidates in a chunk.
+        size: Number of candidates in a chunk.
         cached: Number of chunks whose matrix products are stored for the second pass.
         count: Number of chunks.
     """
@@ -167,14 +174,17 @@ class ChunkPlan:
 
 
 class ExplicitEquation:
-    """The objective at one or several gradient points (theta, theta0), which are MLPs of the same shape.
+    """Loss of an attack on an MLP, and its gradients, by explicit formulas.
+
+    The gradients of the MLP are taken at the released weights theta, the initial weights theta0, or both.
 
     Args:
-        points: The networks at which gradients are taken.
-        target: Tensors, by parameter name, that the sum must equal.
-        layer_weights: w_l. A layer with weight zero can be measured but does not enter the loss.
-        workspace: Bytes that intermediate results may take.
-        chunk: Bytes that the intermediate results of one chunk may take.
+        points: Copies of the network with the weights at which gradients are taken.
+        target: Tensors by parameter name that the weighted sum of gradients must equal.
+        layer_weights: Weight w_l of every layer in the loss. A layer with weight zero can be measured but
+            does not enter the loss.
+        workspace: Memory in bytes that the intermediate results of all candidates may take.
+        chunk: Memory in bytes that the intermediate results of one chunk of candidates may take.
     """
 
     def __init__(
@@ -186,9 +196,8 @@ class ExplicitEquation:
         chunk: int = CHUNK,
     ) -> None:
         self.workspace, self.chunk = workspace, chunk
-        self.half = (
-            False  # round factors of matrix products to bfloat16; the solver sets it for its search
-        )
+        # If True, factors of matrix products are rounded to bfloat16. The solver sets this during its search.
+        self.half = False
         self.points = [
             [(p.weight.detach(), _bias(p.bias)) for p in point.linears] for point in points
         ]
@@ -201,7 +210,7 @@ class ExplicitEquation:
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """Input dimension, hidden widths and number of outputs."""
+        """Number of inputs, widths of the hidden layers, and number of outputs of the MLP."""
         weights = [weight for weight, _ in self.points[0]]
         return (weights[0].shape[1], *(len(weight) for weight in weights))
 
@@ -213,7 +222,8 @@ class ExplicitEquation:
             candidates: Number of candidates m of each run.
 
         Returns:
-            A single chunk if everything fits into the workspace, otherwise several of about the same size.
+            A plan with a single chunk if all candidates fit into the workspace, otherwise with several chunks
+            of about equal size.
         """
         _, *hidden, outputs = self.widths
         unit_bytes = runs * len(self.points) * self.target[0][0].element_size()
@@ -222,7 +232,7 @@ class ExplicitEquation:
         candidate_bytes = LIVE_TENSORS * unit_bytes * (sum(hidden) + outputs)
         size = max(1, min(candidates, self.chunk // candidate_bytes))
         count = -(-candidates // size)
-        size = -(-candidates // count)  # all chunks have this size, except perhaps the last
+        size = -(-candidates // count)  # all chunks have this size, but the last one can be smaller
         cached = self.workspace // (size * unit_bytes * (2 * sum(hidden) + outputs))
         return ChunkPlan(size, min(count, cached), count)
 
@@ -233,16 +243,18 @@ class ExplicitEquation:
         activation: Activation,
         measure: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Evaluate the squared residuals and the gradients of the loss.
+        """Evaluate the squared residuals of the layers, and the gradients of the loss in x and lam.
 
         Args:
-            candidates: The candidates.
-            objective: Computes the covectors.
-            activation: The activation, with the surrogate's derivatives.
-            measure: Whether to compute the residuals. A step of the solver needs only the gradients.
+            candidates: The candidates, with their multipliers and labels.
+            objective: Computes the covectors u, which weight the gradients of the outputs.
+            activation: Activation of the network, with the derivatives of its smooth surrogate.
+            measure: Whether to compute the residuals of the layers. A step of the solver needs only the
+                gradients.
 
         Returns:
-            Squared residuals of the layers (R, L), zeros without ``measure``, and the gradients in x and lam.
+            The squared residuals of the layers (R, L), which are zero if ``measure`` is False, and the
+            gradients of the loss in x and lam.
         """
         runs, count = candidates.x.shape[:2]
         plan = self.plan(runs, count)
@@ -271,14 +283,14 @@ class ExplicitEquation:
         return squares, grad_x, grad_lam
 
     def pre_activations(self, x: Tensor, activation: Activation) -> list[Tensor]:
-        """Return the pre-activations of the hidden layers at theta.
+        """Return the pre-activations of the hidden layers, with the released weights theta.
 
         Args:
             x: Samples (..., d).
-            activation: The activation.
+            activation: Activation of the network.
 
         Returns:
-            z_l of every hidden layer.
+            The pre-activations z_l of each hidden layer (..., h).
         """
         hidden = []
         for weight, bias in self.points[0][:-1]:
@@ -289,15 +301,17 @@ class ExplicitEquation:
     def compute_errors(
         self, candidates: Candidates, objective: Covectors, activation: Activation
     ) -> Errors:
-        """Compute E_l at the candidates, for :meth:`pull_back` with a fixed residual.
+        """Compute the derivative E_l of the loss in the sum of gradients T_l, for each layer l.
+
+        With these derivatives, :meth:`pull_back` differentiates the sum while the residual is held fixed.
 
         Args:
-            candidates: The candidates.
-            objective: Computes the covectors.
-            activation: The activation, with the surrogate's derivatives.
+            candidates: The candidates, with their multipliers and labels.
+            objective: Computes the covectors u, which weight the gradients of the outputs.
+            activation: Activation of the network, with the derivatives of its smooth surrogate.
 
         Returns:
-            E_l for the weight and bias of every layer, None for layers with weight zero.
+            E_l for the weight matrix and the bias of every layer, None for layers that are not in the loss.
         """
         sums: Errors | None = None
         size = self.plan(*candidates.x.shape[:2]).size
@@ -315,16 +329,18 @@ class ExplicitEquation:
         objective: Covectors,
         activation: Activation,
     ) -> tuple[Tensor, Tensor]:
-        """Differentiate sum_l <E_l, T_l(x)> in x, with E fixed.
+        """Differentiate sum_l <E_l, T_l(x)> in the candidates x, with the derivatives E_l held fixed.
+
+        T_l is the weighted sum of gradients in layer l, and E_l is the derivative of the loss in T_l.
 
         Args:
-            candidates: The candidates.
-            errors: E_l of every layer.
-            objective: Computes the covectors.
-            activation: The activation, with the surrogate's derivatives.
+            candidates: The candidates, with their multipliers and labels.
+            errors: Derivatives E_l of every layer, from :meth:`compute_errors`.
+            objective: Computes the covectors u, which weight the gradients of the outputs.
+            activation: Activation of the network, with the derivatives of its smooth surrogate.
 
         Returns:
-            The gradient in x, and the terms of the candidates (R, m).
+            The gradient in x, and the term of every candidate in the sum (R, m).
         """
         tapes = self._record(candidates, objective, activation, self._no_products())
         grad_x, _, ubars = self._adjoints(tapes, errors, candidates, objective)
@@ -341,16 +357,17 @@ class ExplicitEquation:
         activation: Activation,
         products: Products,
     ) -> list[_Tape]:
-        """Run the forward and backward passes at every gradient point.
+        """Run the forward and backward passes of the MLP with every set of weights (theta, theta0).
 
         Args:
-            candidates: The candidates.
-            objective: Computes the covectors.
-            activation: The activation, with the surrogate's derivatives.
-            products: Matrix products at each point. Empty lists are filled, and filled lists are reused.
+            candidates: The candidates, with their multipliers and labels.
+            objective: Computes the covectors u, which weight the gradients of the outputs.
+            activation: Activation of the network, with the derivatives of its smooth surrogate.
+            products: Matrix products for each set of weights. Empty lists are filled, and filled lists are
+                reused.
 
         Returns:
-            The intermediate results at every point.
+            The intermediate results for every set of weights.
         """
         matmul = self._matmul()
         tapes = []
@@ -377,17 +394,20 @@ class ExplicitEquation:
         return partial(multiply, half=True) if self.half else torch.matmul
 
     def _subtract(self, sums: Errors | None, tapes: list[_Tape], measure: bool) -> Errors:
-        """Subtract the terms of these candidates from target_l - T_l over the candidates so far.
+        """Subtract the gradients of a chunk of candidates from the residual of every layer.
 
-        If w_l > 0, the entry of the weight matrix is multiplied by -2 w_l, the factor of E_l.
+        The residual is target_l - T_l, with the sum T_l over the candidates of earlier chunks.
+
+        If the layer weight w_l is positive, the residual of the weight matrix is multiplied by -2 w_l, so
+        that it equals the derivative E_l at the end.
 
         Args:
-            sums: The differences over the candidates so far, None before the first chunk.
-            tapes: Intermediate results of these candidates.
-            measure: Whether layers with weight zero are needed too.
+            sums: Residuals after the earlier chunks, None before the first chunk.
+            tapes: Intermediate results of the candidates of this chunk.
+            measure: Whether the residuals of layers with weight zero are needed.
 
         Returns:
-            The new differences, None for layers that are not needed.
+            The new residuals, None for layers that are not needed.
         """
         runs = len(tapes[0].inputs[0])
         differences: Errors = []
@@ -413,7 +433,10 @@ class ExplicitEquation:
         return differences
 
     def _finish(self, sums: Errors, runs: int, measure: bool) -> tuple[Errors, Tensor]:
-        """Return E_l of every layer, None where w_l = 0, and the squared norms (R, L)."""
+        """Return the derivative of the loss in each layer's sum, and the squared residuals (R, L).
+
+        The derivative is None for layers with weight zero.
+        """
         squares = self.target[0][0].new_zeros(runs, len(self.target))
         errors: Errors = []
         for i, difference in enumerate(sums):
@@ -437,12 +460,12 @@ class ExplicitEquation:
         candidates: Candidates,
         objective: Covectors,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return the gradients in x and lam, summed over gradient points, and in u at each point."""
+        """Return the gradients of the loss in x and lam, and in u for each set of weights (theta, theta0)."""
         grad_x: Tensor | None = None
         grad_lam, ubars = torch.zeros_like(candidates.lam), []
         for point, tape in enumerate(tapes):
-            # The backward chain begins at u = d_D, so the derivative in u is the last dbar. The loss
-            # depends on lam through u, and also on the outputs if the objective uses them in u.
+            # The backward pass begins at u = d_D, so the derivative in u is the last dbar. The loss depends
+            # on lam through u. If u depends on the outputs, the loss depends on the outputs through u too.
             ubar, zbars = self._propagate_up(point, tape, errors)
             outbar, lambar = objective.pullback(
                 point, tape.outputs, candidates.labels, candidates.lam, ubar
@@ -457,20 +480,24 @@ class ExplicitEquation:
     def _propagate_up(
         self, point: int, tape: _Tape, errors: Errors
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Return the derivative in u, and the zbar_l that depend on dbar_l, first layer first."""
+        """Return the derivative of the loss in u, and the terms of dL/dz_l that come from the backward pass.
+
+        The layers are visited from the first to the last.
+        """
         layers, matmul = self.points[point], self._matmul()
         dbar: Tensor | None = None
         zbars: list[Tensor | None] = []
         for i, error in enumerate(errors):
-            # d_{l-1} = (d_l W_l) o s'(z_{l-1}), so dbar_{l-1} is multiplied by the gate and by W_l^T.
+            # d_{l-1} = (d_l W_l) o s'(z_{l-1}), so dbar_{l-1} is multiplied by the slope s'(z_{l-1}) and by
+            # W_l^T.
             if dbar is not None:
                 dbar = matmul(dbar * tape.slopes[i - 1], layers[i][0].T)
-            # T_l itself depends on d_l: this adds a_{l-1} E_l^T for the weights and e_l for the bias.
+            # The sum T_l also depends on d_l. This adds a_{l-1} E_l^T for the weights and e_l for the bias.
             if error is not None:
                 dbar = accumulate(dbar, tape.inputs[i], error[0].transpose(1, 2), half=self.half)
                 if error[1] is not None:
                     dbar = dbar.add_(error[1][:, None])
-            # The gate s'(z_l) of the backward chain depends on z_l, which contributes s''.
+            # The slope s'(z_l) in the backward pass depends on z_l, which contributes the factor s''(z_l).
             if i < len(layers) - 1:
                 zbars.append(None if dbar is None else dbar * tape.ungated[i] * tape.curvatures[i])
         assert dbar is not None
@@ -484,20 +511,24 @@ class ExplicitEquation:
         zbar: Tensor | None,
         zbars: list[Tensor | None],
     ) -> Tensor:
-        """Return the derivative in x, from the derivative ``zbar`` in the outputs, last layer first."""
+        """Return the derivative of the loss in x, from the derivative ``zbar`` in the outputs.
+
+        The layers are visited from the last to the first.
+        """
         layers, matmul = self.points[point], self._matmul()
         for i in range(len(layers) - 1, -1, -1):
-            # a_{l-1} is used twice: in z_l = a_{l-1} W_l^T, and in T_l, where it is multiplied by d_l.
+            # The input a_{l-1} is used twice: in z_l = a_{l-1} W_l^T, and in T_l = d_l^T a_{l-1}.
             abar = None if zbar is None else matmul(zbar, layers[i][0])
             if (error := errors[i]) is not None:
                 abar = accumulate(abar, tape.signals[i], error[0], half=self.half)
             if i == 0:
-                break  # a_0 is x
-            # z_{l-1} is used twice too: in the gate of the backward chain, and in s(z_{l-1}).
+                break  # a_0 is the candidate x, so abar is the result
+            # The pre-activation z_{l-1} is used twice: in the slope s'(z_{l-1}) of the backward pass, and in
+            # s(z_{l-1}).
             zbar = zbars[i - 1]
             if abar is not None:
-                above = abar * tape.slopes[i - 1]
-                zbar = above if zbar is None else zbar.add_(above)
+                from_activation = abar * tape.slopes[i - 1]
+                zbar = from_activation if zbar is None else zbar.add_(from_activation)
         assert abar is not None
         return abar
 
@@ -507,7 +538,7 @@ def _bias(bias: Tensor | None) -> Tensor | None:
 
 
 def multiply(a: Tensor, weight: Tensor, half: bool = False) -> Tensor:
-    """Multiply a batch of matrices by a matrix that they share.
+    """Multiply a batch of matrices by one shared matrix.
 
     Args:
         a: Matrices (..., k).
@@ -535,19 +566,19 @@ def accumulate(
     half: bool = False,
     cancels: bool = False,
 ) -> Tensor:
-    """Return beta total + alpha a b for batches of matrices, with one batched product.
+    """Return beta * total + alpha * (a @ b) for batches of matrices.
 
     Args:
-        total: The running total (R, m, n), None for zero.
+        total: Matrices (R, m, n) to which the product is added, None for zero.
         a: Matrices (R, m, k).
         b: Matrices (R, k, n).
-        beta: Factor of the total.
-        alpha: Factor of the product.
+        beta: Factor of ``total``.
+        alpha: Factor of the matrix product.
         half: Whether to round a and b to bfloat16.
-        cancels: Whether the total and the product nearly cancel, so that the product must not be rounded.
+        cancels: Whether total and product nearly cancel. The product is then not rounded on a CPU.
 
     Returns:
-        The new total (R, m, n).
+        The result (R, m, n).
     """
     if total is None:
         total, beta = a.new_zeros(()), 0.0
@@ -566,7 +597,7 @@ def accumulate(
 
 @contextmanager
 def matmul_precision(tf32: bool) -> Iterator[None]:
-    """Use TF32 or full float32 for matrix products of float32 tensors inside this context."""
+    """Use TF32 if ``tf32``, otherwise full float32, for products of float32 matrices inside this context."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
@@ -577,18 +608,18 @@ def matmul_precision(tf32: bool) -> Iterator[None]:
 
 @lru_cache(maxsize=1)
 def cpu_has_bf16() -> bool:
-    """Return True if this CPU has bfloat16 instructions, False for torch releases that cannot tell."""
+    """Return True if this CPU has bfloat16 instructions, False if not or if torch cannot tell."""
     test = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
     return test is not None and bool(test())
 
 
 @dataclass(frozen=True)
 class EvaluationCost:
-    """Cost of an attack.
+    """Cost of evaluating the loss of an attack and its gradients once.
 
     Attributes:
-        flops: Operations of one evaluation, by layer.
-        memory: Peak memory in bytes, by purpose.
+        flops: Number of floating-point operations of one evaluation, by layer.
+        memory: Peak memory in bytes, by purpose (weights, candidates, workspace).
     """
 
     flops: tuple[int, ...]
@@ -603,36 +634,40 @@ def evaluation_cost(
     follows_outputs: bool = False,
     measure: bool = False,
 ) -> EvaluationCost:
-    """Estimate the cost of one evaluation.
+    """Estimate the operations and the memory of one evaluation of the loss and its gradients.
 
     Args:
-        equation: The equation.
+        equation: The explicit equation of the attacked MLP.
         runs: Number of runs R.
         candidates: Number of candidates m of each run.
         follows_outputs: Whether the covectors u depend on the network's outputs.
-        measure: Whether the residuals of all layers are computed.
+        measure: Whether the evaluation computes the residuals of all layers.
 
     Returns:
-        The operations and the memory.
+        The number of operations and the memory.
     """
     plan, widths = equation.plan(runs, candidates), equation.widths
-    repeated = max(0, candidates - plan.cached * plan.size) if plan.count > 1 else 0
+    repeated_candidates = max(0, candidates - plan.cached * plan.size) if plan.count > 1 else 0
     rows, points = runs * candidates, len(equation.points)
     flops = []
     for i, weight in enumerate(equation.layer_weights):
-        once = _count_products(i, len(widths) - 1, bool(weight), follows_outputs, measure)
-        once *= candidates
-        twice = (2 if i else 1) * repeated
-        flops.append(2 * points * runs * widths[i] * widths[i + 1] * (once + twice))
-    size = equation.target[0][0].element_size()
+        product_count = _count_products(i, len(widths) - 1, bool(weight), follows_outputs, measure)
+        first_products = product_count * candidates
+        repeated_products = (2 if i else 1) * repeated_candidates
+        flops.append(
+            2 * points * runs * widths[i] * widths[i + 1] * (first_products + repeated_products)
+        )
+    element_bytes = equation.target[0][0].element_size()
     parameters = sum(a * b for a, b in itertools.pairwise(widths))
-    live = size * points * runs * plan.size * LIVE_TENSORS * sum(widths[1:])
+    live_bytes = element_bytes * points * runs * plan.size * LIVE_TENSORS * sum(widths[1:])
     cached_width = 2 * sum(widths[1:-1]) + widths[-1]
-    cached = size * points * runs * plan.cached * plan.size * cached_width
+    cached_bytes = element_bytes * points * runs * plan.cached * plan.size * cached_width
     memory = {
-        "weights": size * parameters * (points + 1 + 2 * runs),  # points, target, two sums per run
-        "candidates": size * rows * widths[0] * CANDIDATE_COPIES,
-        "workspace": live + (cached if plan.count > 1 else 0),
+        "weights": element_bytes
+        * parameters
+        * (points + 1 + 2 * runs),  # the weights, the target, and two sums per run
+        "candidates": element_bytes * rows * widths[0] * CANDIDATE_COPIES,
+        "workspace": live_bytes + (cached_bytes if plan.count > 1 else 0),
     }
     return EvaluationCost(tuple(flops), memory)
 
@@ -640,5 +675,5 @@ def evaluation_cost(
 def _count_products(
     layer: int, depth: int, weighted: bool, follows_outputs: bool, measure: bool
 ) -> int:
-    below, above = layer > 0, layer < depth - 1 or follows_outputs
-    return 1 + 2 * below + (weighted or measure) + 2 * weighted + above
+    has_layer_below, needs_output_adjoint = layer > 0, layer < depth - 1 or follows_outputs
+    return 1 + 2 * has_layer_below + (weighted or measure) + 2 * weighted + needs_output_adjoint

@@ -1,10 +1,11 @@
-"""Gradients of the attack's objective for any network, without a gradient per candidate.
+"""Loss of an attack and its gradients for any network, without storing a gradient per candidate.
 
     L = sum_l w_l || target_l - T_l ||^2,    T = sum_i grad_theta <u_i, Phi(theta; x_i)>
 
-The gradient is linear in u, so T is one backward pass of the sum over candidates. The gradients in x and lam
-are a second backward pass, through the first. No (m, P) Jacobian is formed. If the graph of both passes does
-not fit into the workspace, the candidates are processed in chunks, in two passes:
+Phi is the network with weights theta. The gradient is linear in the covectors u_i, so one backward pass
+computes the sum T over candidates. The gradients in x and lam are a second backward pass, through the first.
+No Jacobian with a row per candidate and a column per weight is formed. If the graph of both passes does not
+fit into the workspace, the candidates are processed in chunks, in two passes:
 
 1. T is summed over the chunks without a graph. Then v_l = dL/dT_l = -2 w_l (target_l - T_l).
 2. dL = d <v, T> is a sum over candidates, so each chunk gives the gradients of its own candidates.
@@ -32,27 +33,31 @@ from residuum.errors import ArchitectureError
 from residuum.networks.probing import second_derivatives
 from residuum.stationarity import Theta, layer_squares, parameters
 
-WORKSPACE = 2 * 2**30  # bytes of one chunk, for its passes and their graphs
-# Memory of an evaluation over what a forward pass saves: the forward pass, the backward pass, the backward
-# pass through both, and temporaries.
+WORKSPACE = (
+    2 * 2**30
+)  # memory in bytes that a chunk of candidates may take, for its passes and their graphs
+# Ratio of the memory of an evaluation to the memory that a forward pass saves. An evaluation has a forward
+# pass, a backward pass, a backward pass through these two, and temporary tensors.
 GRAPH_FACTOR = 8
 
 Derivatives = tuple[Tensor, Tensor, Tensor]  # squared residuals, gradient in x, gradient in lam
 
 
 class GenericEquation:
-    """The objective at one or several gradient points (theta, theta0) of the same network.
+    """Loss of an attack on any network, and its gradients, by automatic differentiation.
+
+    The gradients of the network are taken at the released weights theta, the initial weights theta0, or both.
 
     Args:
-        points: The networks at which gradients are taken.
-        target: Tensors, by parameter name, that the sum must equal.
-        groups: Names of the parameters of every layer.
-        layer_weights: w_l.
-        workspace: Bytes that one chunk of candidates may take.
+        points: Copies of the network with the weights at which gradients are taken.
+        target: Tensors by parameter name that the weighted sum of gradients must equal.
+        groups: Names of the parameters of each layer.
+        layer_weights: Weight w_l of every layer in the loss.
+        workspace: Memory in bytes that one chunk of candidates may take.
 
     Attributes:
-        side_by_side: Whether runs are evaluated together.
-        saved: Bytes that a forward pass saves per candidate, 0 before the first evaluation.
+        side_by_side: Whether all runs are evaluated in one pass.
+        saved: Memory in bytes that a forward pass saves per candidate, 0 before the first evaluation.
     """
 
     def __init__(
@@ -67,21 +72,22 @@ class GenericEquation:
         self.workspace, self.saved = workspace, 0
         self.thetas = [parameters(point) for point in points]
         self.side_by_side = layer_weights.is_cuda
-        # cuDNN has no second derivatives of recurrent layers, but PyTorch's own kernels do.
+        # cuDNN has no second derivatives of recurrent layers, but PyTorch's own kernels have them.
         self.is_recurrent = any(isinstance(module, nn.RNNBase) for module in points[0].modules())
 
     def evaluate(
         self, models: Sequence[nn.Module], objective: Covectors, candidates: Candidates
     ) -> Derivatives:
-        """Evaluate the squared residuals and the gradients of the loss of each run.
+        """Evaluate the squared residuals of the layers and the gradients of the loss, for each run.
 
         Args:
-            models: The networks at the gradient points, with the surrogate of this evaluation.
-            objective: Computes the covectors.
+            models: The network at each of the weights where gradients are taken, with smooth surrogates of
+                its ReLUs.
+            objective: Computes the covectors u, which weight the gradients of the outputs.
             candidates: The candidates, with x of shape (R, m, *shape).
 
         Returns:
-            Squared residuals of the layers (R, L), and the gradients in x and lam.
+            The squared residuals of the layers (R, L), and the gradients of the loss in x and lam.
         """
         runs, m = candidates.x.shape[:2]
         backend = torch.backends.cudnn.flags(enabled=False) if self.is_recurrent else nullcontext()
@@ -90,7 +96,10 @@ class GenericEquation:
             if self.side_by_side and runs > 1 and runs * m <= size:
                 try:
                     return self._evaluate_together(models, objective, candidates)
-                except (RuntimeError, ValueError):  # a forward method that vmap cannot transform
+                except (
+                    RuntimeError,
+                    ValueError,
+                ):  # vmap cannot transform the network's forward method
                     self.side_by_side = False
             by_run = [
                 self._evaluate_run(models, objective, candidates.select_run(run), size)
@@ -103,33 +112,34 @@ class GenericEquation:
     def _evaluate_run(
         self, models: Sequence[nn.Module], objective: Covectors, candidates: Candidates, size: int
     ) -> Derivatives:
-        """Evaluate one run in chunks.
+        """Evaluate the loss and the gradients of one run, in chunks of candidates.
 
-        If all candidates fit into one chunk, the residual is one graph, and its gradient is one pass
-        through it. Otherwise T is summed first, without a graph. With v = dL/dT held fixed, <v, T(chunk)>
-        has the same derivatives in the chunk's candidates as L. Every chunk is therefore evaluated twice,
-        and its graph is freed before the next chunk.
+        T is the weighted sum of gradients. If all candidates fit into one chunk, T is one graph, and one
+        backward pass through the graph gives the gradients of the loss L. Otherwise T is summed first,
+        without a graph. With v = dL/dT held fixed, <v, T(chunk)> has the same derivatives in the chunk's
+        candidates as L. Every chunk is therefore evaluated twice, and its graph is freed before the next
+        chunk.
 
         Args:
-            models: The networks at the gradient points.
-            objective: Computes the covectors.
+            models: The network at each of the weights where gradients are taken.
+            objective: Computes the covectors u, which weight the gradients of the outputs.
             candidates: The candidates of the run, with x of shape (m, *shape).
-            size: Candidates in a chunk.
+            size: Number of candidates in a chunk.
 
         Returns:
-            Squared residuals of the layers (L,), and the gradients in x and lam.
+            The squared residuals of the layers (L,), and the gradients of the loss in x and lam.
         """
         x, lam = candidates.x.detach().requires_grad_(), candidates.lam.detach().requires_grad_()
         labels = candidates.labels
 
         def total(rows: slice, keep_graph: bool) -> Theta:
-            """Return T of these candidates, differentiable in x and lam with ``keep_graph``."""
+            """Return the weighted sum of these candidates' gradients, with a graph if ``keep_graph``."""
             sums: Theta = {}
             for k, (model, theta) in enumerate(zip(models, self.thetas, strict=True)):
                 leaves = {name: t.detach().requires_grad_() for name, t in theta.items()}
                 chunk = x[rows] if keep_graph else x[rows].detach()
                 outputs = functional_call(model, leaves, (chunk,))
-                # u depends on x through the outputs. It is not differentiated in theta.
+                # The covectors u depend on x through the outputs. They are not differentiated in theta.
                 u = objective.covectors(k, outputs, labels[rows], lam[rows])
                 terms = torch.autograd.grad(
                     outputs,
@@ -168,19 +178,21 @@ class GenericEquation:
     def _evaluate_together(
         self, models: Sequence[nn.Module], objective: Covectors, candidates: Candidates
     ) -> Derivatives:
-        """Evaluate all runs in one pass by ``vmap``, with the same results as one after another.
+        """Evaluate the loss and the gradients of all runs in one pass by ``vmap``.
 
-        On a GPU, the time of a step of a small network is that of launching many small kernels. R runs
-        therefore take hardly longer than one run. The runs share theta. x, lam and, if they differ between
-        runs, the labels are mapped.
+        The results are the same as if the runs were evaluated one after another.
+
+        On a GPU, most of the time for a small network is spent on launching many small kernels, so R runs
+        take hardly longer than one run. The runs share theta. ``vmap`` maps over x, lam and, if they differ
+        between runs, the labels.
 
         Args:
-            models: The networks at the gradient points.
-            objective: Computes the covectors.
+            models: The network at each of the weights where gradients are taken.
+            objective: Computes the covectors u, which weight the gradients of the outputs.
             candidates: The candidates of all runs.
 
         Returns:
-            Squared residuals of the layers (R, L), and the gradients in x and lam.
+            The squared residuals of the layers (R, L), and the gradients of the loss in x and lam.
         """
 
         def evaluate_run(x: Tensor, lam: Tensor, labels: Tensor) -> Derivatives:
@@ -201,18 +213,18 @@ class GenericEquation:
         return evaluate_runs(candidates.x, candidates.lam, candidates.labels)
 
     def estimate_workspace(self, candidates: int) -> int:
-        """Return the estimated bytes of the passes of an evaluation, 0 before the first evaluation."""
+        """Return the estimated memory of an evaluation in bytes, 0 before the first evaluation."""
         once = GRAPH_FACTOR * self.saved
         return min(candidates * once, max(once, self.workspace))
 
     def _chunk_size(self, model: nn.Module, x: Tensor) -> int:
-        """Return how many candidates a chunk holds.
+        """Return how many candidates are evaluated at once.
 
-        The first call measures what a forward pass saves, with one sample and with two. This is also the
-        first time that the network runs on this device and in this number format.
+        The first call measures the memory that a forward pass saves, with one sample and with two. In this
+        call, the network runs for the first time on this device and in this number format.
 
         Args:
-            model: The network.
+            model: The network that is attacked.
             x: One sample (1, *shape).
 
         Returns:
@@ -230,14 +242,14 @@ class GenericEquation:
                 )
             except torch.OutOfMemoryError:
                 raise
-            except RuntimeError as problem:  # such as a tensor that stays on another device
+            except RuntimeError as problem:  # for example because a tensor stayed on another device
                 raise ArchitectureError(
                     f"The network must run on {x.device.type} in {str(x.dtype).removeprefix('torch.')}. Its "
                     f"forward method raised: {str(problem).splitlines()[0][:200]}",
                     "Register its tensors as buffers and create new tensors with the device and dtype of the "
                     "input, or use --device cpu.",
                 ) from problem
-            # The difference leaves out the weights, which do not depend on the number of samples.
+            # The difference between two samples and one does not include the weights.
             self.saved = max(1, double - single)
         return max(1, self.workspace // (GRAPH_FACTOR * self.saved))
 
@@ -251,21 +263,21 @@ def count_saved_bytes(model: nn.Module, theta: Theta, x: Tensor) -> int:
     """Count the bytes that a forward pass saves for the backward pass.
 
     Args:
-        model: The network.
-        theta: Its parameters by name.
+        model: The network that is attacked.
+        theta: Parameters of the network by name.
         x: Samples (n, *shape).
 
     Returns:
         The number of bytes.
     """
-    size = 0
+    saved_bytes = 0
 
     def count(t: Tensor) -> Tensor:
-        nonlocal size
-        size += t.numel() * t.element_size()
+        nonlocal saved_bytes
+        saved_bytes += t.numel() * t.element_size()
         return t
 
     leaves = {name: t.detach().requires_grad_() for name, t in theta.items()}
     with saved_tensors_hooks(count, lambda t: t):
         functional_call(model, leaves, (x.detach(),))
-    return size
+    return saved_bytes

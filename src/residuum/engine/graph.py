@@ -1,8 +1,8 @@
-"""Running steps of a solver fast: CUDA graphs on a GPU, and reuse of freed memory on a CPU.
+"""Tools that speed up the steps of a solver: CUDA graphs on a GPU, and reuse of freed memory on a CPU.
 
 The C library returns large freed blocks to the operating system, and the next step has to map and clear them
-again. For small attacks this takes most of the time. Higher thresholds keep up to TRIM_BYTES in the process.
-This works on Linux with glibc and does nothing elsewhere.
+again. For small attacks this takes most of the time. With higher thresholds, the process keeps up to
+TRIM_BYTES of freed memory. This works on Linux with glibc and does nothing on other systems.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from functools import cache
 
 import torch
 
-TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameters of mallopt
-TRIM_BYTES = 1 << 29  # freed memory that the process keeps
-MAX_MMAP_BYTES = 32 << 20  # the largest value that glibc accepts
+TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameter numbers of ``mallopt``, a function of glibc
+TRIM_BYTES = 1 << 29  # freed memory in bytes that the process keeps for reuse
+# Largest block in bytes that is served from freed memory. This is the largest value that glibc accepts.
+MAX_MMAP_BYTES = 32 << 20
 
 
 class Repeater:
-    """Repeats a step, from a CUDA graph on a GPU.
+    """Repeats a step of a solver. On a GPU, the step is replayed from a CUDA graph.
 
     On a GPU, the first call of :meth:`run` executes its steps normally, so that lazy initialization happens,
     and then captures ``chunk`` steps. Later calls replay the captured steps without the host.
 
     Args:
-        step: Changes tensors in place. It must not read their values on the host.
-        device: The device.
-        chunk: Number of steps to capture.
+        step: Function that changes tensors in place. The function must not read the tensors' values on the
+            host.
+        device: Device on which the step runs, such as "cpu" or "cuda".
+        chunk: Number of steps to capture in a CUDA graph.
     """
 
     def __init__(self, step: Callable[[], None], device: str, chunk: int) -> None:
@@ -54,7 +56,7 @@ class Repeater:
             self.step()
 
     def _capture(self) -> None:
-        """Capture steps, unless the step needs the host, as the forward method of a user may."""
+        """Capture steps in a CUDA graph. A step that needs the host, for example, cannot be captured."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -71,7 +73,7 @@ class Repeater:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Collect garbage now and not inside this context.
+    """Collect garbage before this context, and switch garbage collection off inside the context.
 
     If the graph of an earlier attack is freed while another graph is captured, the capture fails.
 
@@ -90,11 +92,11 @@ def _uncollected() -> Iterator[None]:
 
 @cache
 def keep_freed_memory() -> bool:
-    """Raise the thresholds once per process, and return whether this was possible."""
+    """Make the process keep freed memory for reuse, and return True if the system supports this."""
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None:  # another C library
+    if mallopt is None:  # the C library is not glibc
         return False
     return bool(mallopt(MMAP_THRESHOLD, MAX_MMAP_BYTES)) and bool(
         mallopt(TRIM_THRESHOLD, TRIM_BYTES)

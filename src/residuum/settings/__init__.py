@@ -1,6 +1,6 @@
-"""Settings of attacks and of training, as models that the command line and the documentation read too.
+"""Settings of attacks, training and verbs, as models for the command line and the documentation.
 
-Nothing here imports torch, so that help texts stay fast.
+No module of this package imports torch, so that help texts are fast.
 """
 
 from residuum.settings.attack_settings import (

@@ -1,7 +1,7 @@
-"""The settings of every attack, one model per attack.
+"""Settings of attacks, as one pydantic model per kind of attack.
 
-An attack class in ``residuum.attacks`` inherits its model, so that ``KKT(steps=3000)`` is an attack with
-these settings. The command line imports only the models, because importing the attacks takes seconds.
+A class of ``residuum.attacks`` inherits the model of its settings, so that ``KKT(steps=3000)`` is an attack
+with 3000 steps. The command line imports only the models, because importing the attacks takes seconds.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from residuum.settings.base import Settings
 if TYPE_CHECKING:
     import torch
 
-FAST_PRECISIONS = ("tf32", "bf16")  # float32 numbers with faster matrix products during the search
-LR_LAM = 0.01  # learning rate of the multipliers if neither the user nor the data decides it
-FALLBACKS = {"lr_lam": LR_LAM}  # values of the settings that the data usually decides
+FAST_PRECISIONS = ("tf32", "bf16")  # number formats that are float32 with faster matrix products
+LR_LAM = 0.01  # learning rate of the multipliers, if no setting and no prior for images decides it
+FALLBACKS = {"lr_lam": LR_LAM}  # values of settings that the attack usually chooses by the data
 NUMBERS = ("lr_x", "lr_lam", "sigma", "sharpness", "lam_min")
-PER_RUN = (*NUMBERS, "priors")  # settings that can differ between runs of one program
+PER_RUN = (*NUMBERS, "priors")  # settings that can differ between runs of one attack
 PRIOR_NAMES = (  # built-in priors, the keys of ``PRIORS``
     *("value-box", "haim2022-box", "haim2022-text-box", "loo2024-box", "multiplier-floor"),
     *("total-variation", "high-frequency", "sparse-gradients", "columns"),
@@ -29,53 +29,56 @@ PRIOR_NAMES = (  # built-in priors, the keys of ``PRIORS``
 
 
 class AttackSettings(Settings):
-    """Settings of every attack."""
+    """Settings that every attack has."""
 
     device: str = Field(default="cpu", description="Where the attack runs: cpu or cuda.")
     seed: int = Field(default=0, ge=0, description="Seed of all random numbers.")
     seconds: float = Field(
-        default=math.inf, gt=0, allow_inf_nan=True, description="Stop after this wall-clock time."
+        default=math.inf,
+        gt=0,
+        allow_inf_nan=True,
+        description="Stop the attack after this many seconds of wall-clock time.",
     )
 
     def to_entry(self) -> dict[str, Any]:
-        """Return the name of the attack and the settings that were set, for the list of an audit.
+        """Return the name of the attack and the settings that were set, as an entry of an audit's list.
 
-        None stands for a default. It is left out, because a configuration in TOML has no such value.
+        Settings with the value None are left out, because TOML has no such value. Their defaults apply.
         """
         names = {"attack", *self.model_fields_set}
         return {k: v for k, v in self.to_json().items() if k in names and v is not None}
 
 
 class SearchSettings(AttackSettings):
-    """Settings of attacks that optimize candidates."""
+    """Settings of attacks that optimize candidates for training samples."""
 
     candidates: int = Field(
         default=0,
         ge=0,
-        description="Candidates per restart; 0 for twice the known number of samples, or half the "
-        "neurons of the first layer.",
+        description="Number of candidates for training samples per restart; 0 for twice the known number "
+        "of samples, or half the neurons of the first layer.",
     )
     steps: int = Field(default=3000, gt=0, description="Number of steps of every restart.")
     lr_x: float = Field(default=0.01, gt=0, description="Learning rate of the candidates.")
     sigma: float = Field(
-        default=0.1, gt=0, description="Standard deviation of the initial candidates."
+        default=0.1, gt=0, description="Standard deviation of the random initial candidates."
     )
     dtype: Literal["auto", "tf32", "bf16", "float32", "float64"] = Field(
         default="auto",
-        description="Number format. tf32 and bf16 are float32 with rounded matrix products. auto is "
-        "tf32 on a GPU and float64 on the CPU.",
+        description="Number format of the attack. tf32 and bf16 are float32 with rounded matrix products. "
+        "auto is tf32 on a GPU and float64 on the CPU.",
     )
 
     @property
     def precision(self) -> str:
-        """Number format, where "auto" is tf32 on a GPU and float64 on the CPU."""
+        """Name of the number format of the attack. "auto" becomes tf32 on a GPU and float64 on the CPU."""
         if self.dtype != "auto":
             return self.dtype
         return "tf32" if self.device.startswith("cuda") else "float64"
 
     @property
     def numbers(self) -> torch.dtype:
-        """Number format in which candidates and weights are stored."""
+        """Number format in which the attack stores candidates and weights."""
         import torch
 
         return (
@@ -84,11 +87,13 @@ class SearchSettings(AttackSettings):
 
 
 class RestartSettings(SearchSettings):
-    """Settings of attacks with several restarts."""
+    """Settings of attacks that run several restarts."""
 
-    restarts: int = Field(default=4, gt=0, description="Number of independent runs.")
+    restarts: int = Field(default=4, gt=0, description="Number of independent runs of the attack.")
     lr_decay: float = Field(
-        default=0.1, ge=0, description="Factor on the learning rates at the end."
+        default=0.1,
+        ge=0,
+        description="Ratio of the last to the first learning rate.",
     )
 
 
@@ -96,9 +101,9 @@ class StationaritySettings(RestartSettings):
     """Settings of attacks that minimize the residual of a stationarity equation."""
 
     optimizer: Literal["adam", "sgd"] = Field(
-        default="adam", description="Optimizer of the candidates and multipliers."
+        default="adam", description="Optimizer that updates the candidates and the multipliers."
     )
-    momentum: float = Field(default=0.9, description="Momentum of sgd.")
+    momentum: float = Field(default=0.9, description="Momentum of the optimizer sgd.")
     lr_lam: float | None = Field(
         default=None,
         ge=0,
@@ -107,57 +112,68 @@ class StationaritySettings(RestartSettings):
     )
     lam_init: tuple[float, float] = Field(
         default=(0.0, 1.0),
-        description="Range of the initial stored multipliers, or their mean and standard deviation "
-        "if lam_distribution is normal.",
+        description="Range of the initial multipliers, in units of their scale. If lam_distribution is "
+        "normal: their mean and standard deviation.",
     )
     lam_distribution: Literal["uniform", "normal"] = Field(
         default="uniform", description="Distribution of the initial multipliers."
     )
     lam_scale: Literal["auto", "mean", "one"] = Field(
         default="auto",
-        description="Multipliers are stored as lam / scale. one is a plain sum. mean is 1/m, as in the "
-        "released code of Haim et al. auto makes candidates and target equally large at the start.",
+        description="Scale of the multipliers. one is a scale of 1. mean is 1/m for m candidates, as in the "
+        "released code of Haim et al. auto makes the weighted sum of gradients and its target "
+        "equally large at the start.",
     )
-    lam_min: float = Field(default=0.0, description="Smallest stored multiplier.")
+    lam_min: float = Field(
+        default=0.0, description="Smallest multiplier, in units of the scale of the multipliers."
+    )
     lam_every: int = Field(
         default=0,
         ge=0,
-        description="Solve for the best multipliers every so many steps; 0 for never.",
+        description="Number of steps after which the multipliers are set to the best values for the "
+        "candidates; 0 for never.",
     )
     surrogate: Literal["sigmoid", "softplus", "none"] = Field(
         default="sigmoid",
         description="Smooth function that replaces the derivative of the ReLU in the search.",
     )
     sharpness: float = Field(
-        default=150.0, gt=0, description="Sharpness of the surrogate at the end."
+        default=150.0, gt=0, description="Sharpness of the surrogate at the last step."
     )
     sharpness_from: float = Field(
-        default=10.0, description="Sharpness of the surrogate at the start, if it is annealed."
+        default=10.0,
+        description="Sharpness of the surrogate at the first step, if anneal is geometric.",
     )
     anneal: Literal["none", "geometric", "loo2024"] = Field(
-        default="geometric", description="How the surrogate sharpens during the search."
+        default="geometric",
+        description="How the sharpness of the surrogate increases during the search.",
     )
     normalize: bool = Field(
-        default=True, description="Divide the squared residual of each layer by that of its target."
+        default=True,
+        description="Divide the squared residual of each layer by the squared norm of the layer's target.",
     )
     layers: Literal["auto", "all", "first"] = Field(
         default="auto",
-        description="Layers whose residuals are minimized. auto is the first layer of an MLP, because "
-        "its other layers hardly leave their initialization, and all layers of any other network.",
+        description="Layers whose residuals are minimized. auto is the first layer of an MLP, because the "
+        "other layers of an MLP hardly leave their initialization, and all layers of any "
+        "other network.",
     )
     priors: tuple[tuple[str, Annotated[float, Field(ge=0)]], ...] | None = Field(
         default=None,
-        description="Names and weights of priors. By default those that suit the appearance of the "
-        f"data in the first layer. Known: {', '.join(PRIOR_NAMES)}.",
+        description="Names and weights of priors, which are penalties on the candidates. By default, the "
+        "priors suit the appearance of the data in the first layer. Known priors: "
+        f"{', '.join(PRIOR_NAMES)}.",
     )
     constraint: Literal["project", "penalty"] = Field(
         default="project",
-        description="project moves candidates into the known value range, and multipliers above "
-        "lam_min, after every step. penalty leaves this to the priors.",
+        description="How candidates are kept in the known value range, and multipliers at or above "
+        "lam_min. project moves them there after every step. penalty leaves this to the "
+        "priors.",
     )
     polish: float = Field(
         default=0.05,
-        description="Share of the steps at the end that use full float32, if dtype is tf32 or bf16.",
+        description="Share of the steps, at the end of the search, that use full float32 if dtype is tf32 "
+        "or bf16.",
     )
     compile: bool = Field(
         default=False, description="Fuse elementwise operations with torch.compile on a GPU."
@@ -168,49 +184,62 @@ class StationaritySettings(RestartSettings):
     )
     split_trigger: Literal["period", "stagnation", "gradient"] = Field(
         default="stagnation",
-        description="When candidates are split: every split_every steps (period), if the loss fell by "
-        "less than the share split_tolerance over that many steps (stagnation), or if the gradient "
-        "is at most split_tolerance, not earlier than that many steps after the last round (gradient).",
+        description="When candidates are split. period: every split_every steps. stagnation: if the loss "
+        "fell by less than the share split_tolerance within split_every steps. gradient: if "
+        "the norm of the gradient is at most split_tolerance, and at least split_every steps "
+        "have passed since the last splits.",
     )
     split_every: int = Field(
-        default=300, gt=0, description="Steps between rounds, see split_trigger."
+        default=300,
+        gt=0,
+        description="Number of steps between splits of candidates, see split_trigger.",
     )
     split_tolerance: float = Field(
-        default=0.1, description="Decrease of the loss or norm of the gradient, see split_trigger."
+        default=0.1,
+        description="Relative decrease of the loss, or norm of the gradient, below which candidates are "
+        "split, see split_trigger.",
     )
     split_threshold: float = Field(
         default=0.01,
         ge=0,
-        description="A candidate is unstable if its eigenvalue is below minus this.",
+        description="A candidate is split if the smallest eigenvalue of its splitting matrix is below "
+        "minus this threshold.",
     )
     split_relative: bool = Field(
         default=True,
-        description="Measure that eigenvalue relative to the loss over the candidates' squared length.",
+        description="Multiply split_threshold by the loss over the candidates' squared length, so that it "
+        "suits every network.",
     )
     split_cap: float = Field(
         default=0.1,
         ge=0,
-        description="Share of the candidates that one round can add, at least one.",
+        description="Share of the candidates that are split at the same step, at least one candidate.",
     )
     split_limit: int = Field(
         default=0,
         ge=0,
-        description="Largest number of candidates; 0 for four times the initial number.",
+        description="Largest number of candidates after splits; 0 for four times the initial number.",
     )
     split_eta: float = Field(
         default=0.0,
         ge=0,
-        description="Longest step of a split; 0 for half the candidates' median length.",
+        description="Largest distance by which a split moves a candidate; 0 for half the candidates' "
+        "median length.",
     )
     split_zero: float = Field(
-        default=1e-6, description="Relative squared residual at which the attack fits the weights."
+        default=1e-6,
+        description="Relative squared residual at which the attack fits the weights, so that no more "
+        "candidates are split.",
     )
     split_merge: bool = Field(
-        default=True, description="Merge and prune candidates before a round."
+        default=True,
+        description="Drop candidates with zero multipliers and merge similar candidates before candidates "
+        "are split.",
     )
     split_eps: float = Field(
         default=1e-3,
-        description="Level of the second-order stationarity that is reported at the end.",
+        description="Tolerance eps of the second-order stationarity that is reported at the end of the "
+        "search.",
     )
 
 
@@ -219,8 +248,8 @@ class KKTSettings(StationaritySettings):
 
     rivals: Literal["tied", "best"] = Field(
         default="tied",
-        description="With several classes: a multiplier for every tied rival class, or for the best "
-        "one only.",
+        description="Rival classes that have a multiplier, if there are several classes: every class that "
+        "ties with the best rival (tied), or the best rival only (best).",
     )
 
 
@@ -229,42 +258,55 @@ class NTKSettings(StationaritySettings):
 
     gradients: Literal["theta", "theta0", "both"] = Field(
         default="theta",
-        description="Where gradients are taken: at the final weights, at the initial weights, or both.",
+        description="Weights at which gradients are taken: the final weights (theta), the initial weights "
+        "(theta0), or both.",
     )
 
 
 class UnmixSettings(AttackSettings):
-    """Settings of unmixing. If rank or strength is set, restarts differ only in their random numbers."""
+    """Settings of the unmixing attack, which separates the rows of the first layer into samples.
+
+    If rank or strength is set, the restarts differ only in their random numbers.
+    """
 
     domain: Literal["auto", "differences", "series", "coordinates"] = Field(
         default="auto",
-        description="Representation in which samples are sparse. auto chooses by their shape.",
+        description="Representation in which the samples are sparse. auto chooses the representation by "
+        "the shape of the samples.",
     )
     rank: float = Field(
-        default=0.0, ge=0, le=1, description="Share of the clean directions; 0 to compare several."
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Share of the clean directions of the first layer to unmix; 0 to compare several "
+        "shares.",
     )
     strength: float = Field(
-        default=0.0, ge=0, description="Strength of the contrast; 0 to compare several."
+        default=0.0,
+        ge=0,
+        description="Strength of the contrast function; 0 to compare several strengths.",
     )
     starts: int = Field(
         default=0,
         ge=0,
-        description="Number of members of a run's population; 0 for as many as the time allows.",
+        description="Number of random starts that a run improves together; 0 for as many as the time "
+        "allows.",
     )
     restarts: int = Field(
-        default=4, gt=0, description="Number of independent runs, if rank or strength is set."
+        default=4,
+        gt=0,
+        description="Number of independent runs of the attack, if rank or strength is set.",
     )
 
 
 class ModelInversionSettings(SearchSettings):
-    """Settings of model inversion, a baseline."""
+    """Settings of model inversion, a baseline that maximizes the output of a class."""
 
-    steps: int = Field(default=200, gt=0, description="Steps of gradient ascent.")
+    steps: int = Field(default=200, gt=0, description="Number of steps of gradient ascent.")
 
 
-MODELS: dict[
-    str, type[AttackSettings]
-] = {  # by the name of the attack, for attacks of this package
+# Settings of the attacks of this package, by the name of the attack.
+MODELS: dict[str, type[AttackSettings]] = {
     "auto": StationaritySettings,
     "kkt": KKTSettings,
     "binary-kkt": KKTSettings,

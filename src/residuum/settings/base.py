@@ -1,4 +1,4 @@
-"""Base class of all settings: pydantic models that refuse wrong values with an error for users.
+"""Base class of all settings: a pydantic model that refuses wrong values with an error for users.
 
 Each setting is declared once, as a field with a default, bounds and a description. Constructors, the command
 line, ``config.toml`` and ``docs/settings.md`` are generated from these fields. This module does not import
@@ -18,14 +18,14 @@ from residuum.errors import InputError, did_you_mean
 
 BOUNDS = {"gt": "above", "ge": "at least", "le": "at most", "lt": "below"}
 EXPERT: dict[str, Any] = {"group": "expert"}  # marks a setting that few users need
-MAX_VALUE_LENGTH = 60  # characters of a refused value in an error message
+MAX_VALUE_LENGTH = 60  # number of characters of a refused value that an error message shows
 
 
 class Settings(BaseModel):
-    """Base of a group of settings. The constructor checks every value.
+    """Base class of a group of settings. The constructor checks the value of every setting.
 
     Raises:
-        InputError: If a name is unknown or a value is not allowed.
+        InputError: If there is no setting with a given name, or if a value breaks a rule.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -37,24 +37,25 @@ class Settings(BaseModel):
             raise input_error(type(self), problem) from problem
 
     def changed(self, **changes: Any) -> Self:
-        """Return a copy with other values. Settings that were never set keep their defaults.
+        """Return a copy of the settings with other values. Settings that were never set keep their defaults.
 
         Args:
-            **changes: New values by name. Unknown names and wrong values raise an ``InputError``.
+            **changes: New values by the name of the setting. Unknown names and wrong values raise an
+            ``InputError``.
 
         Returns:
-            The copy.
+            The copy with the new values.
         """
         values = {name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**{**values, **changes})
 
     def to_json(self) -> dict[str, Any]:
-        """Return all settings as plain values. An infinite number becomes null."""
+        """Return all settings as values for JSON. An infinite number becomes None."""
         return {name: _plain(getattr(self, name)) for name in type(self).model_fields}
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the settings that :meth:`to_json` wrote. Settings that are missing have their defaults."""
+        """Create settings from the values of :meth:`to_json`. Missing settings have their defaults."""
         fields = cls.model_fields
         may_be_infinite = {name for name, field in fields.items() if field.default == math.inf}
         return cls(
@@ -63,14 +64,14 @@ class Settings(BaseModel):
 
 
 def input_error(model: type[BaseModel], problem: ValidationError) -> InputError:
-    """Convert the first validation error of pydantic into an error with a rule, the value and a remedy.
+    """Convert pydantic's first validation error into an error with the rule, the value and a remedy.
 
     Args:
-        model: The model that refused the values.
-        problem: The error of pydantic.
+        model: Class of the settings that refused the values.
+        problem: Validation error that pydantic raised.
 
     Returns:
-        The error, for the caller to raise.
+        The error, which the caller raises.
     """
     fault = problem.errors()[0]
     path = [str(place) for place in fault["loc"]]
@@ -78,10 +79,12 @@ def input_error(model: type[BaseModel], problem: ValidationError) -> InputError:
     if fault["type"] == "extra_forbidden":
         return InputError(f"There is no setting {name!r}.", did_you_mean(name, tuple(fields)))
     value = repr(fault["input"])[:MAX_VALUE_LENGTH]
-    if name not in fields:  # a rule about several settings
-        return InputError(_sentence(fault["msg"]), "Correct one of these settings.")
+    if name not in fields:  # the rule that failed is about several settings
+        return InputError(
+            _sentence(fault["msg"]), "Change one of the settings that the rule names."
+        )
     field = fields[name]
-    remedy = "Leave it out." if field.default is None else f"The default is {field.default!r}."
+    remedy = f"Leave {name} out." if field.default is None else f"The default is {field.default!r}."
     if choices := choices_of(field):
         names = ", ".join(map(str, choices))
         return InputError(
@@ -97,13 +100,13 @@ def input_error(model: type[BaseModel], problem: ValidationError) -> InputError:
 
 
 def choices_of(field: FieldInfo) -> tuple[Any, ...]:
-    """Return the allowed words of a setting, () if any value is allowed."""
+    """Return the words that a setting accepts, () if the setting is not limited to certain words."""
     kinds = [field.annotation, *get_args(field.annotation)]
     return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
 
 
 def bounds_in_words(field: FieldInfo) -> str:
-    """Return the bounds of a number, such as "at least 0 and below 1"; "" if there are none."""
+    """Return the bounds of a numeric setting in words, such as "at least 0 and below 1"."""
     bounds = [
         f"{words} {getattr(rule, name):g}"
         for name, words in BOUNDS.items()

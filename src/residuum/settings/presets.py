@@ -1,7 +1,7 @@
-"""Presets: published settings exactly as released, and settings of residuum.
+"""Presets: settings of published attacks exactly as released, and settings that residuum recommends.
 
-If a paper gives only ranges, the preset is their geometric mean, and its comment says so. A preset names an
-attack and the settings that differ from the defaults of the attack.
+A preset names an attack and the settings that differ from the defaults of the attack. If a paper gives only
+the ranges of settings, the preset has the geometric mean of each range.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-AUTO = "auto"  # the attack that suits the network
+AUTO = "auto"  # name of the attack that suits the network
 
 
 @dataclass(frozen=True)
 class Preset:
-    """Settings of an attack.
+    """Published or recommended settings of an attack.
 
     Attributes:
         attack: Name of the attack, "auto" for the attack that suits the network.
-        settings: Values that differ from the defaults.
+        settings: Values of the settings that differ from the defaults of the attack.
     """
 
     attack: str = AUTO
@@ -50,15 +50,15 @@ def _haim(sigma: float, lr_x: float, lam_min: float, sharpness: float) -> Preset
 
 
 PRESETS: dict[str, Preset] = {
-    # Adam on the relative residual of the first layer, with a surrogate that sharpens. Chosen on networks
-    # trained on digits, with data seeds 0 and 1.
+    # The defaults of residuum: Adam on the relative residual of the first layer, with a surrogate that
+    # sharpens. We chose them on networks trained on digits, with data seeds 0 and 1.
     "residuum": Preset(),
-    # Haim et al. 2022, the four released runs.
+    # Settings of the four released runs of Haim et al. 2022.
     "haim2022-cifar-b9dfyspx": _haim(8.857e-4, 0.5549, 0.4983, 19.14),
     "haim2022-cifar-k60fvjdy": _haim(4.474e-3, 0.3462, 0.4936, 21.68),
     "haim2022-mnist-kcf9bhbi": _haim(3.498e-2, 0.03052, 0.4471, 149.9),
     "haim2022-mnist-rbijxft7": _haim(1.742e-3, 0.2821, 0.4153, 19.21),
-    # Buzaglo et al. 2023: geometric mean of the published ranges.
+    # Settings of Buzaglo et al. 2023: the geometric means of the published ranges.
     "buzaglo2023-multiclass": Preset(
         "multiclass-kkt",
         {
@@ -81,7 +81,7 @@ PRESETS: dict[str, Preset] = {
             "priors": (("haim2022-box", 1.0),),
         },
     ),
-    # Loo et al. 2024.
+    # Settings of the released code of Loo et al. 2024.
     "loo2024": Preset(
         "ntk",
         {
@@ -104,8 +104,9 @@ PRESETS: dict[str, Preset] = {
         },
     ),
     # Settings of residuum for known initial weights. Gradients at both theta and theta0 reconstruct twice as
-    # many images as the published settings. Best of twelve on MNIST with n=200 and data seed 5. The default
-    # prior for images was tuned on 40 separate CIFAR images: 28 exceed NCC 0.9 with it and 5 without it.
+    # many images as the published settings. These settings were the best of twelve on MNIST with n=200 and
+    # data seed 5. We tuned the default prior for images on 40 separate CIFAR images: 28 reconstructions
+    # exceed an NCC of 0.9 with this prior, and 5 without it.
     "ntk": Preset(
         "ntk",
         {
@@ -121,8 +122,8 @@ PRESETS: dict[str, Preset] = {
             "sigma": 0.2,
         },
     ),
-    # Shen et al. 2026: candidates are split every 20-40 thousand steps (the middle), with an eigenvalue
-    # below -0.1, at most half of the candidates, and eta at most 0.01 by line search.
+    # Settings of Shen et al. 2026. At most half of the candidates are split every 30,000 steps (published:
+    # 20,000 to 40,000) if their eigenvalue is below -0.1, with step lengths of at most 0.01 by line search.
     "shen2026": Preset(
         AUTO,
         {

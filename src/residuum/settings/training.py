@@ -1,4 +1,4 @@
-"""Settings of a training run. By default, training maximizes the margin."""
+"""Settings of the training of a network. By default, training maximizes the margin."""
 
 from __future__ import annotations
 
@@ -10,32 +10,36 @@ from pydantic import Field, model_validator
 from residuum.errors import InputError
 from residuum.settings.base import Settings
 
-LOSSES = ("logistic", "exponential", "squared", "cross_entropy")  # the keys of methods.LOSSES
+# Names of the training losses, which are the keys of ``methods.LOSSES``.
+LOSSES = ("logistic", "exponential", "squared", "cross_entropy")
 
 
 Initialization = Literal["small", "default", "lecun"]
 
 
 class TrainingConfig(Settings):
-    """How a network is initialized and trained, and when the training ends."""
+    """Settings of a training run: how a network is initialized and trained, and when the training ends."""
 
     method: Literal["margin", "gd", "sgd"] = Field(
         default="margin",
-        description="Descent on the logarithm of the loss with a safe step (margin), full batches (gd) "
-        "or mini-batches (sgd).",
+        description="How the loss decreases: descent on the logarithm of the loss with a safe step "
+        "(margin), gradient descent on full batches (gd) or on mini-batches (sgd).",
     )
     loss: Literal["", "logistic", "exponential", "squared", "cross_entropy"] = Field(
         default="",
-        description="The loss; by default logistic, cross_entropy or squared, depending on the task.",
+        description="Training loss; by default logistic, cross_entropy or squared, depending on the task.",
     )
-    steps: int = Field(default=5000, gt=0, description="Maximum number of steps.")
+    steps: int = Field(default=5000, gt=0, description="Maximum number of training steps.")
     lr: float = Field(default=0.01, gt=0, description="Learning rate of gd and sgd.")
     momentum: float = Field(
-        default=0.0, ge=0, lt=1, description="Momentum of gd and sgd; published runs used 0 or 0.9."
+        default=0.0, ge=0, lt=1, description="Momentum of gd and sgd. Published runs used 0 or 0.9."
     )
-    batch: int = Field(default=0, ge=0, description="Batch size of sgd.")
+    batch: int = Field(default=0, ge=0, description="Number of samples in a mini-batch of sgd.")
     weight_decay: float = Field(
-        default=0.0, ge=0, description="Weight decay w of gd and sgd: adds w theta to the gradient."
+        default=0.0,
+        ge=0,
+        description="Weight decay w of gd and sgd, which adds w theta to the gradient in the weights "
+        "theta.",
     )
     init: Initialization = Field(
         default="small",
@@ -43,33 +47,42 @@ class TrainingConfig(Settings):
         "init_scale. default is the default of torch. lecun has variance 1/fan_in and zero biases.",
     )
     init_scale: float = Field(
-        default=1e-4, ge=0, description="Scale of the first layer if init is small."
+        default=1e-4,
+        ge=0,
+        description="Scale of the initial weights of the first layer, if init is small.",
     )
-    dtype: Literal["float64", "float32"] = Field(default="float64", description="Number format.")
+    dtype: Literal["float64", "float32"] = Field(
+        default="float64", description="Number format of the training."
+    )
     seed: int = Field(
         default=0, ge=0, lt=2**63, description="Seed of the initial weights and of the batches."
     )
     seconds: float = Field(
-        default=math.inf, ge=0, allow_inf_nan=True, description="Stop after this wall-clock time."
+        default=math.inf,
+        ge=0,
+        allow_inf_nan=True,
+        description="Stop the training after this many seconds of wall-clock time.",
     )
     stop_margin: float = Field(
         default=math.inf,
-        gt=-math.inf,  # refuses nan
+        gt=-math.inf,  # a bound, so that nan is refused
         allow_inf_nan=True,
-        description="Stop at this normalized margin.",
+        description="Stop the training at this normalized margin.",
     )
     stop_residual: float = Field(
-        default=0.0, ge=0, description="Stop at this relative KKT residual; 0 for never."
+        default=0.0,
+        ge=0,
+        description="Stop the training at this relative KKT residual; 0 for never.",
     )
     stop_loss: float = Field(
-        default=0.0, ge=0, description="Stop at this training loss; 0 for never."
+        default=0.0, ge=0, description="Stop the training at this training loss; 0 for never."
     )
 
     @model_validator(mode="after")
     def _check_method(self) -> Self:
         if self.method == "sgd" and self.batch < 1:
             raise InputError(
-                f"sgd needs a batch size of at least 1; got {self.batch}.",
+                f"The method sgd needs a batch size of at least 1; got {self.batch}.",
                 "Pass --batch 50, or --method gd.",
             )
         if self.method == "margin" and (self.weight_decay or self.loss == "squared"):

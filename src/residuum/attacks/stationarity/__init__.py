@@ -1,1 +1,1 @@
-"""Attacks on the stationarity equation: KKT, weight decay, NTK and optimizer state."""
+"""Attacks that find samples whose gradients solve a stationarity equation, such as the KKT equation."""

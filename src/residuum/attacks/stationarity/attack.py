@@ -1,4 +1,4 @@
-"""The attack of the stationarity family: minimize the residual of one equation over candidates."""
+"""Attacks that minimize the residual of a stationarity equation over candidates for training samples."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from residuum.records import Knowledge, Reconstruction
 from residuum.settings import KKTSettings, NTKSettings, StationaritySettings
 from residuum.surfaces.surface import CHANGE, MOMENT, Surface
 
-SAVE_EVERY = 20.0  # seconds between saves of the state
+SAVE_EVERY = 20.0  # seconds between two saves of the search's state to its file
 SPLITTING = SampleSplitting()
 
 
 def make_grower(solver: Solver, strategy: GrowthStrategy = SPLITTING) -> Grower | None:
-    """Create the object that grows the candidates of a solver.
+    """Create the object that adds, splits and merges candidates during the search of a solver.
 
     Args:
-        solver: The solver.
-        strategy: How candidates grow.
+        solver: The solver of the attack.
+        strategy: Method that adds candidates during the search.
 
     Returns:
-        The grower, None if the settings of the solver disable growth.
+        The grower, None if the settings keep the number of candidates fixed.
     """
     return None if solver.config.split == "none" else Grower(solver, strategy)
 
@@ -49,23 +49,26 @@ def search(
     until: int | None = None,
     grower: Grower | None = None,
 ) -> SolverState:
-    """Run a search. After every evaluation step, candidates can grow and the time limit is checked.
+    """Run the search of a solver.
+
+    After every evaluation step, candidates can be added or merged, and the time limit is checked.
 
     Args:
-        solver: The solver.
-        path: File for the state. If it holds a state, the search continues from there.
-        watch: Receives the progress.
-        until: Pause at the first evaluation step that is not before this step. The search can continue from
-            the returned state.
-        grower: Grows the candidates. The default is :func:`make_grower` of this solver.
+        solver: The solver of the attack.
+        path: File for the state of the search. If the file holds a state, the search continues from that
+            state.
+        watch: Function that receives the progress of the attack.
+        until: Pause at the first evaluation step that is not before step ``until``. The search can continue
+            from the returned state.
+        grower: Adds and merges candidates. By default it is created by :func:`make_grower`.
 
     Returns:
-        The state at the end.
+        The state at the end of the search.
     """
     config, path = solver.config, None if path is None else Path(path)
     grower = grower or make_grower(solver)
-    start = saved = time.monotonic()
-    solver.deadline = start + config.seconds
+    start_time = last_save_time = time.monotonic()
+    solver.deadline = start_time + config.seconds
     state = load_state(path, solver.fingerprint, config.device) or solver.start()
     try:
         while not state.stopped and (until is None or state.step < until):
@@ -78,11 +81,11 @@ def search(
             if watch is not None:
                 watch(solver.progress(state))
             now = time.monotonic()
-            if not state.stopped and now - start > config.seconds:
+            if not state.stopped and now - start_time > config.seconds:
                 state = state.replace(stopped="time")
-            if path is not None and now - saved > SAVE_EVERY:
+            if path is not None and now - last_save_time > SAVE_EVERY:
                 state.save(path)
-                saved = now
+                last_save_time = now
     finally:
         if path is not None:
             state.save(path)
@@ -92,14 +95,15 @@ def search(
 def summarize_growth(
     grower: Grower | None, state: SolverState
 ) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...]]:
-    """Return notes about growth, and the second-order stationarity of the result.
+    """Return notes about candidates that were added, and the second-order stationarity of the result.
 
     Args:
-        grower: Grows the candidates, None without growth.
-        state: The final state.
+        grower: Adds and merges candidates, None if their number is fixed.
+        state: State at the end of the search.
 
     Returns:
-        The notes, and the stationarity of every run. Both are empty without growth.
+        The notes, and the stationarity of every run. The notes and the stationarity are empty without a
+        grower.
     """
     if grower is None or state.population is None:
         return (), ()
@@ -107,10 +111,10 @@ def summarize_growth(
     kinds = {event["kind"] for event in state.population.events}
     if grower.strategy.event not in kinds:
         cause = "no candidate was unstable" if kinds else "no round was due within the steps"
-        notes.append(f"growth: no candidate was added, {cause}")
+        notes.append(f"growth: no candidate was added, because {cause}")
     for run, reason in enumerate(state.population.stopped):
         if reason == "limit":
-            notes.append(f"growth: restart {run} stopped growing at its limit of candidates")
+            notes.append(f"growth: restart {run} reached its limit of candidates and added no more")
     return tuple(notes), tuple(grower.stationarity(state))
 
 
@@ -119,15 +123,15 @@ def _flat(tensor: Tensor) -> Tensor:
 
 
 class StationarityAttack(StationaritySettings, Attack):
-    """Base of the attacks that minimize the residual of a stationarity equation."""
+    """Base class of the attacks that minimize the residual of a stationarity equation."""
 
 
 class Stationarity(StationarityAttack):
-    """Attack that minimizes the residual of an objective's equation.
+    """Attack that minimizes the residual of the stationarity equation that its objective defines.
 
     Attributes:
-        objective: Target, gradients and multipliers of the equation.
-        strategy: How candidates grow, if the settings enable growth.
+        objective: Class that defines the target, the gradients and the multipliers of the equation.
+        strategy: Method that adds candidates, if the settings enable this.
         derived_from: The named class that a class created by :meth:`with_objective` or :meth:`with_strategy`
             comes from, None for a named class.
     """
@@ -140,10 +144,10 @@ class Stationarity(StationarityAttack):
 
     @classmethod
     def with_objective(cls, objective: type[Objective]) -> type[Stationarity]:
-        """Return this attack with another objective, and the name and surface of that objective.
+        """Return this attack with another objective, and with that objective's name and attack surface.
 
         Args:
-            objective: The objective.
+            objective: Class of the objective.
 
         Returns:
             A subclass of this attack.
@@ -162,10 +166,10 @@ class Stationarity(StationarityAttack):
 
     @classmethod
     def with_strategy(cls, strategy: GrowthStrategy) -> type[Stationarity]:
-        """Return this attack with another way to grow the candidates.
+        """Return this attack with another method that adds candidates during the search.
 
         Args:
-            strategy: How candidates grow.
+            strategy: Method that adds candidates during the search.
 
         Returns:
             A subclass of this attack.
@@ -174,7 +178,10 @@ class Stationarity(StationarityAttack):
         return type(cls.__name__, (cls,), {"__module__": cls.__module__, **members})
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        """Pickle an attack. A class that cannot be imported is stored as its named class and its changes."""
+        """Pickle an attack.
+
+        A class made at run time is stored as the named class that it comes from, and the changes.
+        """
         kind, named = type(self), type(self).derived_from
         if named is None:
             return super().__reduce_ex__(protocol)
@@ -190,10 +197,10 @@ class Stationarity(StationarityAttack):
         return not self.objective.__module__.startswith("residuum.")
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply.
+        """Return why the attack does not apply to a network.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface, such as the released weights or the weight update.
             knowledge: What the attacker knows.
 
         Returns:
@@ -203,14 +210,14 @@ class Stationarity(StationarityAttack):
         return why_not or ("" if surface.name == self.surface else f"needs {self.surface}")
 
     def why_applies(self, surface: Surface) -> str:
-        """Return why the attack applies."""
+        """Return why the attack applies to the network of an attack surface."""
         return self.objective().why_applies(surface)
 
     def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
         """Return why an audit skips the attack although it applies.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface, such as the released weights or the weight update.
             knowledge: What the attacker knows.
 
         Returns:
@@ -219,14 +226,14 @@ class Stationarity(StationarityAttack):
         return self.objective().why_skipped(surface.task, knowledge)
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the attack with the number of candidates, and priors that suit the data.
+        """Return the attack with resolved settings: number of candidates, and priors that suit the data.
 
         Args:
             network: The network that is attacked.
             knowledge: What the attacker knows.
 
         Returns:
-            The attack with its settings.
+            The attack with resolved settings.
         """
         for prior, _ in self.priors or ():
             require_known(prior, PRIORS, "No prior")
@@ -244,13 +251,13 @@ class Stationarity(StationarityAttack):
         watch: Watcher | None = None,
         per_run: Sequence[Attack] | None = None,
     ) -> Reconstruction:
-        """Run all restarts together, and continue from a saved state.
+        """Run all restarts of the attack together. If a state is saved, the attack continues from the state.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface, such as the released weights or the weight update.
             knowledge: What the attacker knows.
-            state_path: File for the state.
-            watch: Receives the progress.
+            state_path: File in which the state of the search is saved.
+            watch: Function that receives the progress of the attack.
             per_run: Settings of each restart, if they differ.
 
         Returns:
@@ -261,28 +268,30 @@ class Stationarity(StationarityAttack):
         grower = make_grower(solver, self.strategy)
         state = search(solver, state_path, watch, grower=grower)
         runs = self.restarts
-        status = tuple(state.stopped if alive else "diverged" for alive in state.alive.tolist())
+        run_statuses = tuple(
+            state.stopped if alive else "diverged" for alive in state.alive.tolist()
+        )
         lam, x = solver.multipliers(state.best_lam), state.best_x
         population = state.population or Population.start(runs, solver.problem.labels)
-        living = population.best_active.cpu().flatten()
+        has_candidate = population.best_active.cpu().flatten()
         notes, second_order = summarize_growth(grower, state)
         result = Reconstruction(
             attack=self.name,
-            x=_flat(x)[living],
-            labels=population.best_labels.cpu().flatten()[living],
-            lam=_flat(lam)[living],
-            run=torch.arange(runs).repeat_interleave(x.shape[1])[living],
+            x=_flat(x)[has_candidate],
+            labels=population.best_labels.cpu().flatten()[has_candidate],
+            lam=_flat(lam)[has_candidate],
+            run=torch.arange(runs).repeat_interleave(x.shape[1])[has_candidate],
             steps=torch.tensor(state.steps),
             loss=torch.stack(state.loss, 1),
             layers=torch.stack(state.layers, 1),
             layer_names=solver.problem.layer_names,
-            status=status,
+            status=run_statuses,
             knowledge=knowledge,
             settings=self.to_json(),
             seconds=time.monotonic() - start,
             notes=notes,
             events=population.events,
-            ident=population.best_ident.cpu().flatten()[living],
+            ident=population.best_ident.cpu().flatten()[has_candidate],
             second_order=second_order,
         )
         return result.replace(selection=select(result))
@@ -290,7 +299,7 @@ class Stationarity(StationarityAttack):
     def solver(
         self, network: Network, knowledge: Knowledge, per_run: Sequence[Attack] | None = None
     ) -> Solver:
-        """Create the solver of this attack. All settings must be resolved.
+        """Create the solver of this attack, whose settings must be resolved.
 
         Args:
             network: The network that is attacked.
@@ -316,17 +325,17 @@ class Stationarity(StationarityAttack):
         until: int,
         per_run: Sequence[Attack] | None = None,
     ) -> bool:
-        """Run the search up to step ``until`` and save its state. :meth:`run` can continue from there.
+        """Run the search up to step ``until`` and save its state. :meth:`run` can continue from the state.
 
         Args:
             network: The network that is attacked.
             knowledge: What the attacker knows.
-            state_path: File for the state.
+            state_path: File in which the state of the search is saved.
             until: Step at which the search pauses.
             per_run: Settings of each restart, if they differ.
 
         Returns:
-            True if steps are left.
+            True if the search is not complete.
         """
         attack = self.resolve_settings(network, knowledge)
         assert isinstance(attack, Stationarity)
@@ -349,28 +358,28 @@ def _restore(
 
 
 class BinaryKKT(KKTSettings, Stationarity):
-    """The KKT equation of a binary classifier (Haim et al. 2022)."""
+    """Attack on a binary classifier with the KKT equation of margin maximization (Haim et al. 2022)."""
 
     name: ClassVar[str] = "binary-kkt"
     objective: ClassVar[type[Objective]] = objectives.BinaryKKT
 
 
 class MulticlassKKT(KKTSettings, Stationarity):
-    """The KKT equation of a classifier with several outputs (Buzaglo et al. 2023)."""
+    """Attack on a classifier with several outputs, with its KKT equation (Buzaglo et al. 2023)."""
 
     name: ClassVar[str] = "multiclass-kkt"
     objective: ClassVar[type[Objective]] = objectives.MulticlassKKT
 
 
 class WeightDecay(Stationarity):
-    """The equation of a network trained with weight decay (Buzaglo et al. 2023)."""
+    """Attack on a network trained with weight decay (Buzaglo et al. 2023)."""
 
     name: ClassVar[str] = "weight-decay"
     objective: ClassVar[type[Objective]] = objectives.WeightDecay
 
 
 class NTK(NTKSettings, Stationarity):
-    """The equation of the weight update from known initial weights (Loo et al. 2024)."""
+    """Attack on the weight update from known initial weights (Loo et al. 2024)."""
 
     name: ClassVar[str] = "ntk"
     surface: ClassVar[str] = CHANGE
@@ -378,7 +387,7 @@ class NTK(NTKSettings, Stationarity):
 
 
 class OptimizerState(Stationarity):
-    """The equation of an optimizer state."""
+    """Attack on an optimizer state, which is a weighted sum of recent gradients."""
 
     name: ClassVar[str] = "moment"
     surface: ClassVar[str] = MOMENT
@@ -386,19 +395,19 @@ class OptimizerState(Stationarity):
 
 
 class Auto(StationarityAttack):
-    """The stationarity attack that suits the network: KKT for a classifier, weight decay for a regression."""
+    """Attack that suits the network: the KKT equation for classifiers, weight decay for regressions."""
 
     name: ClassVar[str] = "auto"
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the attack for the task of the network.
+        """Return the attack for the task of the network, with resolved settings.
 
         Args:
             network: The network that is attacked.
             knowledge: What the attacker knows.
 
         Returns:
-            The attack with its settings.
+            The attack with resolved settings.
         """
         network.check_weights()
         by_task: tuple[type[Stationarity], ...] = (BinaryKKT, MulticlassKKT, WeightDecay)
@@ -407,19 +416,19 @@ class Auto(StationarityAttack):
 
 
 class KKT(KKTSettings, StationarityAttack):
-    """The KKT attack: binary or multiclass, by the number of outputs."""
+    """KKT attack that is binary for a network with one output and multiclass for several outputs."""
 
     name: ClassVar[str] = "kkt"
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the attack for the number of outputs.
+        """Return the binary or multiclass KKT attack, by the network's number of outputs.
 
         Args:
             network: The network that is attacked.
             knowledge: What the attacker knows.
 
         Returns:
-            The attack with its settings.
+            The attack with resolved settings.
         """
         outputs = network.architecture.outputs
         chosen = BinaryKKT if outputs == 1 else MulticlassKKT

@@ -4,12 +4,13 @@ The splitting matrix of candidate x_i is
 
     S(x_i) = -2 sum_p w_p r_p Hess_x f_p(x_i),     f(x_i) = grad_theta <u_i, Phi(theta; x_i)>
 
-The residual r = target - sum_i f(x_i) is held fixed, and w are the weights of the layers in the loss. The
-multiplier lam_i is a factor of u_i, so it does not appear here. Tied multipliers depend on the outputs of the
-candidates inside f. The rival classes of a multiclass objective are held fixed.
+Phi is the network with weights theta, and p counts the weights. The residual r = target - sum_i f(x_i) is
+held fixed, and w are the weights of the layers in the loss. The multiplier lam_i is a factor of u_i, so it
+does not appear in this formula. Tied multipliers depend on the outputs of the candidates inside f. The rival
+classes of a multiclass objective are held fixed.
 
 The Hessian of the loss in all candidates is S plus the square 2 |sum_i f'(x_i)[v_i]|^2. S can therefore have
-negative curvature where the Hessian has none.
+negative eigenvalues although the Hessian has none.
 
 S is never formed. For MLPs, a product S v is a forward-mode derivative of the engine's gradient. For any
 other network, it is a third-order automatic derivative. The Lanczos method finds the smallest eigenpairs of
@@ -28,22 +29,23 @@ from torch.autograd import forward_ad
 from residuum.attacks.stationarity.problem import Problem
 from residuum.engine.explicit import Candidates
 
-ITERATIONS = (
-    20  # steps of Lanczos; enough to find negative curvature, but not for exact eigenvalues
-)
+# Steps of the Lanczos method: enough to find negative curvature, but not for exact eigenvalues.
+ITERATIONS = 20
 Product = Callable[[Tensor], Tensor]
 
 
 class Curvature:
-    """Products with S and with the Hessian of the loss at one point, for all candidates at once.
+    """Products of vectors with the splitting matrices S and with the Hessian of the loss.
 
-    The constructor computes the residual.
+    All products are at one point (x, lam), for all candidates at once.
+
+    The constructor computes the residual of the equation at this point.
 
     Args:
-        problem: The problem.
-        x: Candidates (R, m, *shape).
-        lam: Multipliers of the plain sum (R, m, ...).
-        sharpness: alpha or beta of the surrogate.
+        problem: The loss of the attack as a function of candidates and multipliers.
+        x: Candidates (R, m, *shape): m samples in each of R runs.
+        lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
     """
 
     def __init__(self, problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> None:
@@ -61,7 +63,7 @@ class Curvature:
 
         Args:
             v: Vectors v_i with the shape of x[:, rows].
-            rows: Candidates whose matrices are used.
+            rows: Candidates whose splitting matrices are used.
 
         Returns:
             S(x_i) v_i with the shape of v.
@@ -81,7 +83,7 @@ class Curvature:
         return _derivative_along(v, gradient, candidates)
 
     def multiply_hessian(self, v: Tensor) -> Tensor:
-        """Return Hess_x L v. In the Hessian, candidates interact through r."""
+        """Multiply the Hessian of the loss in all candidates by a vector v with the shape of x."""
         if (equation := self.problem.explicit) is None:
             return torch.stack([self._full_generic(run, vectors) for run, vectors in enumerate(v)])
         candidates, objective = self.problem.candidates(self.x, self.lam), self.problem.objective
@@ -94,16 +96,16 @@ class Curvature:
     def sum_of_gradients(
         self, run: int, x: Tensor, lam: Tensor, labels: Tensor
     ) -> dict[str, Tensor]:
-        """Compute sum_i f(x_i) of one run, for networks without the explicit engine.
+        """Compute the weighted sum of gradients sum_i f(x_i) of one run, by automatic differentiation.
 
         Args:
-            run: The run.
-            x: Candidates (m, *shape).
-            lam: Multipliers of the plain sum (m, ...).
-            labels: Labels (m,).
+            run: Index of the run.
+            x: Candidates (m, *shape) of one run.
+            lam: Multipliers of the candidates (m, ...), not divided by the solver's scale.
+            labels: Labels of the candidates (m,).
 
         Returns:
-            The sum by parameter name.
+            The sum of gradients by parameter name.
         """
         total: dict[str, Tensor] = {}
         for i, model in enumerate(self.problem.build_models(self.sharpness, run)):
@@ -117,7 +119,7 @@ class Curvature:
 
     @torch.enable_grad()
     def _residual(self, run: int) -> dict[str, Tensor]:
-        """Return -2 w r of one run by parameter name."""
+        """Return the residual of one run by parameter name, times -2 and the weight of its layer."""
         residual = self._residual_at(run, self.x[run].detach())
         weights = zip(self.problem.groups.values(), self.problem.layer_weights, strict=True)
         return {name: (-2 * w * residual[name]).detach() for names, w in weights for name in names}
@@ -141,16 +143,16 @@ class Curvature:
 def weighted_residuals(
     problem: Problem, x: Tensor, lam: Tensor, sharpness: float | Tensor
 ) -> Tensor:
-    """Compute sqrt(w) r, whose squared norm is the loss.
+    """Compute the residual times the square root of the layer weights. Its squared norm is the loss.
 
     Args:
-        problem: The problem.
-        x: Candidates (R, m, *shape).
-        lam: Multipliers of the plain sum (R, m, ...).
-        sharpness: alpha or beta of the surrogate.
+        problem: The loss of the attack as a function of candidates and multipliers.
+        x: Candidates (R, m, *shape): m samples in each of R runs.
+        lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
 
     Returns:
-        One row per run (R, P).
+        The weighted residual of every run (R, P), for P weights of the network.
     """
     curvature = Curvature(problem, x, lam, sharpness)
     blocks = []
@@ -169,7 +171,7 @@ def weighted_residuals(
 
 
 def _hessian_product(value: Tensor, x: Tensor, v: Tensor) -> Tensor:
-    """Return the Hessian of ``value`` in x times v, zero if ``value`` is linear in x."""
+    """Return the product of v with the Hessian of ``value`` in x, zero if ``value`` is linear in x."""
     (gradient,) = torch.autograd.grad(value, x, create_graph=True, materialize_grads=True)
     if not gradient.requires_grad:
         return torch.zeros_like(x)
@@ -178,7 +180,7 @@ def _hessian_product(value: Tensor, x: Tensor, v: Tensor) -> Tensor:
 
 
 def inner_product(a: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
-    """Compute the inner product over the parameters of ``b``.
+    """Compute the inner product of two dictionaries of tensors, over the names of ``b``.
 
     Args:
         a: Tensors by name, with at least the names of ``b``.
@@ -193,8 +195,8 @@ def inner_product(a: dict[str, Tensor], b: dict[str, Tensor]) -> Tensor:
 def _derivative_along(
     v: Tensor, gradient: Callable[[Candidates], Tensor], candidates: Candidates
 ) -> Tensor:
-    """Return the derivative of a gradient in x along v, in forward mode."""
-    # The derivative rule of the surrogate needs gradients to be enabled. No tensor requires a gradient.
+    """Return the directional derivative along v of a gradient in x, by forward-mode differentiation."""
+    # The surrogate's derivative rule runs only if gradients are enabled. No tensor here requires a gradient.
     with torch.enable_grad(), forward_ad.dual_level():
         dual = replace(candidates, x=forward_ad.make_dual(candidates.x, v.flatten(2)))
         tangent = forward_ad.unpack_dual(gradient(dual)).tangent
@@ -203,11 +205,11 @@ def _derivative_along(
 
 @dataclass(frozen=True)
 class LowestPairs:
-    """Smallest eigenpair of every S(x_i).
+    """Smallest eigenvalue of every candidate's splitting matrix, with its eigenvector.
 
     Attributes:
-        values: Eigenvalues (R, m).
-        vectors: Unit eigenvectors with the shape of x.
+        values: Smallest eigenvalues (R, m) of m candidates in R runs.
+        vectors: Unit eigenvectors with the shape of the candidates.
     """
 
     values: Tensor
@@ -221,18 +223,18 @@ def find_lowest_pairs(
     iterations: int = ITERATIONS,
     workspace: int = 2**31,
 ) -> LowestPairs:
-    """Find the smallest eigenpair of every S(x_i), in chunks of candidates that fit into the workspace.
+    """Find the smallest eigenpair of every candidate's splitting matrix, in chunks of limited memory.
 
     Args:
-        curvature: The splitting matrices.
-        start: Random numbers with the shape of x.
-        free: 1 for coordinates that may move both ways and 0 for the others, with the shape of x. None if all
-            coordinates may.
-        iterations: Steps of Lanczos.
-        workspace: Bytes that the vectors of a chunk may take.
+        curvature: Multiplies the splitting matrices by vectors.
+        start: Random start vectors of the Lanczos method, with the shape of the candidates x.
+        free: 1 for coordinates of candidates that can increase and decrease, 0 for coordinates at a bound,
+            with the shape of x. None if there are no bounds.
+        iterations: Number of steps of the Lanczos method.
+        workspace: Memory in bytes that the vectors of a chunk may take.
 
     Returns:
-        The eigenpairs.
+        The smallest eigenvalues and their eigenvectors.
     """
     x = curvature.x
     candidate_bytes = x.element_size() * len(x) * (iterations + 8) * x[0, 0].numel()
@@ -262,12 +264,13 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
     """Find the smallest eigenpairs of a batch of symmetric operators with the Lanczos method.
 
     Every vector is orthogonalized twice against all earlier vectors. If a Krylov space is exhausted early,
-    the remaining vectors are zero, and their diagonal entries are larger than all others.
+    the remaining Lanczos vectors are zero, and their diagonal entries in the tridiagonal matrix are larger
+    than all other entries.
 
     Args:
-        product: Multiplies all operators by vectors (..., d).
+        product: Multiplies each operator by its vector, for vectors (..., d).
         start: Start vectors (..., d).
-        iterations: Steps of Lanczos.
+        iterations: Number of steps of the Lanczos method.
 
     Returns:
         The smallest eigenvalues (...) and unit eigenvectors (..., d).
@@ -277,7 +280,7 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
     q = start / start.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(start.dtype).tiny)
     basis = start.new_zeros(*start.shape[:-1], iterations, start.shape[-1])
     diagonal = start.new_zeros(*start.shape[:-1], iterations)
-    off = torch.zeros_like(diagonal)
+    off_diagonal = torch.zeros_like(diagonal)
     scale = start.new_zeros(start.shape[:-1])
     for j in range(iterations):
         basis[..., j, :] = q
@@ -289,14 +292,14 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
         beta = w.norm(dim=-1)
         scale = torch.maximum(scale, torch.maximum(diagonal[..., j].abs(), beta))
         is_new = beta > tiny * scale
-        off[..., j] = torch.where(is_new, beta, 0.0)
+        off_diagonal[..., j] = torch.where(is_new, beta, 0.0)
         q = torch.where(is_new[..., None], w / torch.where(is_new, beta, 1.0)[..., None], 0.0)
     is_zero = basis.square().sum(-1) < 0.5
     is_zero[..., 0] = (
         False  # if the start vector is zero, the eigenvalue and the eigenvector are zero
     )
     diagonal = torch.where(is_zero, 4 * scale[..., None] + 1, diagonal)
-    side = off[..., : iterations - 1]
+    side = off_diagonal[..., : iterations - 1]
     matrix = torch.diag_embed(diagonal) + torch.diag_embed(side, 1) + torch.diag_embed(side, -1)
     values, vectors = torch.linalg.eigh(matrix)
     combined = (vectors[..., :, :1] * basis).sum(-2)
@@ -312,18 +315,20 @@ def measure_stationarity(
     start: Tensor,
     iterations: int = 2 * ITERATIONS,
 ) -> tuple[Tensor, Tensor]:
-    """Measure |grad_x L| and lam_min(Hess_x L), where L is the loss without priors.
+    """Measure the gradient norm and the smallest Hessian eigenvalue of the loss in the candidates.
+
+    Priors are not part of this loss.
 
     Args:
-        problem: The problem.
-        x: Candidates (R, m, *shape).
-        lam: Multipliers of the plain sum (R, m, ...).
-        sharpness: alpha or beta of the surrogate.
-        start: Start vectors of Lanczos with the shape of x.
-        iterations: Steps of Lanczos.
+        problem: The loss of the attack as a function of candidates and multipliers.
+        x: Candidates (R, m, *shape): m samples in each of R runs.
+        lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        start: Start vectors of the Lanczos method, with the shape of x.
+        iterations: Number of steps of the Lanczos method.
 
     Returns:
-        The norm of the gradient (R,), and the smallest eigenvalue of the Hessian (R,).
+        The norm of the gradient (R,), and the smallest eigenvalue of the Hessian (R,), for R runs.
     """
     gradient = problem.evaluate(x, lam, sharpness).grad_x.flatten(1).norm(dim=1)
     curvature = Curvature(problem, x, lam, sharpness)

@@ -14,17 +14,16 @@ from residuum.records import Knowledge
 from residuum.settings import LR_LAM, StationaritySettings
 from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES
 
-TYPED = 0.01  # weight of the prior for column types
-SPARSE, SLOW = (
-    60.0,
-    0.003,
-)  # weight of the sparse prior, and the learning rate of multipliers with it
-# Weights for multipliers of any sign, for photographs and for pen strokes. These multipliers must find their
-# sign first, so they have the usual learning rate.
+TYPED = 0.01  # weight of the prior that pulls each column of a table to its known type
+# Weight of the sparse prior for images, and the learning rate of the multipliers if this prior is used.
+SPARSE, SLOW = 60.0, 0.003
+# Weights of the sparse prior if multipliers can be negative, for photographs and for pen strokes. Such
+# multipliers must find their sign first, so their learning rate is not reduced.
 SIGNED_SPARSE, SIGNED_STROKES = 6.0, 0.6
-NEIGHBORS, STROKES = 0.5, 5.0  # half way between the rows of the table in ``Appearance``
-MIN_SIDE = 8  # pixels; neighboring pixels of smaller images are not informative
-LEADING = 0.1  # smallest singular value that is used, over the largest
+# Thresholds of ``Appearance`` between kinds of images: about half way between the measured values.
+NEIGHBORS, STROKES = 0.5, 5.0
+MIN_SIDE = 8  # smallest side of an image in pixels at which neighboring pixels are informative
+LEADING = 0.1  # smallest ratio to the largest singular value at which a singular vector is used
 
 
 def default_settings(
@@ -34,20 +33,22 @@ def default_settings(
     surface: str,
     is_signed: bool,
 ) -> dict[str, Any]:
-    """Choose the priors and the rate of the multipliers that were not set.
+    """Choose the priors and the learning rate of the multipliers, if they were not set.
 
-    Images get a sparse prior. If the multipliers can have any sign, the prior is weaker, and weaker again for
-    pen strokes. If column types are known, tables get a prior that pulls each column to its type.
+    Images get a sparse prior. If the multipliers can have any sign, the sparse prior is weaker, and for pen
+    strokes it is weaker again. If the types of a table's columns are known, the prior pulls each column to
+    its type.
 
-    The weights of the prior were chosen on images that no other measurement uses. With weight decay, 15 of 40
-    photographs exceed NCC 0.9 (4 without a prior). With known initial weights, 167 of 180 digits are closer
-    than 2.5 (140 with the weight for photographs).
+    We chose the weights of the sparse prior on images that no other measurement uses. For networks with
+    weight decay, 15 of 40 reconstructed photographs exceed an NCC of 0.9 (4 without a prior). With known
+    initial weights, 167 of 180 reconstructed digits have a distance below 2.5 to a training sample (140 with
+    the weight for photographs).
 
     Args:
         network: The network that is attacked.
         knowledge: What the attacker knows.
         settings: Settings of the attack.
-        surface: The attack surface.
+        surface: The attack surface, such as the released weights or the weight update.
         is_signed: True if the multipliers can have any sign.
 
     Returns:
@@ -58,9 +59,11 @@ def default_settings(
     rows, shape = mixture_rows(network, knowledge, surface), network.sample_shape(knowledge)
     is_dense = rows.ndim == 2 and rows.shape[1] == math.prod(shape)
     appearance = measure_appearance(rows, shape) if is_dense else Appearance()
-    signed = SIGNED_SPARSE if appearance.are_photographs else SIGNED_STROKES
+    signed_weight = SIGNED_SPARSE if appearance.are_photographs else SIGNED_STROKES
     priors = (
-        (("sparse-gradients", signed if is_signed else SPARSE),) if appearance.are_images else ()
+        (("sparse-gradients", signed_weight if is_signed else SPARSE),)
+        if appearance.are_images
+        else ()
     )
     if knowledge.columns is not None:
         priors = (("columns", TYPED),)
@@ -73,17 +76,18 @@ def default_settings(
 
 
 def mixture_rows(checkpoint: Network, knowledge: Knowledge, surface: str) -> Tensor:
-    """Return the first layer of the tensors that are mixtures of training samples.
+    """Return the first-layer weights, weight update or optimizer state that mixes training samples.
 
-    If the initial weights are large, the trained weights are no such mixtures, but the weight update is.
+    If the initial weights are large, the trained weights are not mixtures of training samples, but the weight
+    update is.
 
     Args:
-        checkpoint: The network.
+        checkpoint: The network that is attacked.
         knowledge: What the attacker knows.
         surface: Name of the attack surface.
 
     Returns:
-        The first layer of the optimizer state, of the weight update or of the weights.
+        The first layer of the tensors that the attack surface uses.
     """
     if surface == MOMENT:
         return first_layer({**checkpoint.theta, **(knowledge.moment or {})})
@@ -94,15 +98,17 @@ def mixture_rows(checkpoint: Network, knowledge: Knowledge, surface: str) -> Ten
 
 @dataclass(frozen=True)
 class Appearance:
-    """Appearance of the training data, estimated from the first layer. Both values are 0 without images.
+    """Appearance of the training data, estimated from the first layer of a network.
+
+    The values are 0 if the samples are not images.
 
     Rows of a trained first layer are mixtures of training samples, and so are its leading right singular
-    vectors. As images, these vectors have two properties that survive mixing:
+    vectors. If these vectors are viewed as images, they have two properties that survive mixing:
 
         neighbors   correlation of neighboring pixels, weighted by squared singular values
-        strokes     kurtosis of the pixels: fourth over squared second moment. It is large if most of the
-        image
-                    is empty, as around a pen stroke, and 3 for a normal distribution.
+        strokes     kurtosis of the pixels: fourth over squared second moment. Kurtosis is large
+                    if most of the image is empty, as around a pen stroke, and 3 for a normal
+                    distribution.
 
     We measured networks with two initializations (small and the default of torch) and 20 to 200 samples:
 
@@ -116,8 +122,8 @@ class Appearance:
     =======================  ===========  ===========
 
     Attributes:
-        neighbors: Correlation of neighboring pixels.
-        strokes: Kurtosis of the pixels.
+        neighbors: Correlation of neighboring pixels in the mixtures.
+        strokes: Kurtosis of the pixels in the mixtures.
     """
 
     neighbors: float = 0.0
@@ -125,7 +131,7 @@ class Appearance:
 
     @property
     def are_images(self) -> bool:
-        """Whether neighboring pixels are correlated, as in images."""
+        """Whether the data are images, because neighboring pixels are correlated."""
         return self.neighbors > NEIGHBORS
 
     @property
@@ -135,22 +141,22 @@ class Appearance:
 
 
 def measure_appearance(rows: Tensor, shape: tuple[int, ...]) -> Appearance:
-    """Measure the appearance of the training data.
+    """Measure the appearance of the training data from the weights of the first layer.
 
     Args:
-        rows: Weights of the first layer (h, d).
+        rows: Weights (h, d) of the first layer with h neurons and d inputs.
         shape: Shape of one sample.
 
     Returns:
-        The appearance, with values of 0 if the samples are no images of at least MIN_SIDE pixels.
+        The appearance. Its values are 0 unless the samples are images with sides of at least MIN_SIDE pixels.
     """
     if len(shape) < 2 or min(shape[-2:]) < MIN_SIDE or not bool(rows.isfinite().all()):
         return Appearance()
     _, s, vectors = torch.linalg.svd(rows.detach().float().cpu(), full_matrices=False)
     if not s[0] > 0:
         return Appearance()
-    leading = s > LEADING * s[0]
-    images, weight = vectors[leading].reshape(-1, *shape), s[leading].square()
+    is_leading = s > LEADING * s[0]
+    images, weight = vectors[is_leading].reshape(-1, *shape), s[is_leading].square()
 
     def mean(values: Tensor) -> float:
         return float((values * weight).sum() / weight.sum())

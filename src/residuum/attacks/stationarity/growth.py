@@ -1,9 +1,9 @@
-"""Growth of the candidate set: between evaluation steps, runs get new candidates in rounds.
+"""Growth of the candidate set: between evaluation steps of the search, runs get new candidates in rounds.
 
-A run has a round after a fixed number of steps, if its loss stagnates, or if its gradient is small. Each run
-has its own schedule. A round
+A run is one restart of the attack. A run has a round after a fixed number of steps, if its loss stagnates, or
+if its gradient is small. Each run has its own schedule. A round
 
-1. drops candidates without a multiplier and merges pairs that one candidate can replace (``merging.py``),
+1. drops candidates with zero multipliers, and merges pairs that one candidate can replace (``merging.py``),
 2. asks a strategy for new candidates, such as sample splitting (``splitting.py``),
 3. puts the new candidates into slots of the solver's tensors (``slots.py``) and records the events.
 
@@ -14,11 +14,11 @@ An event is a dictionary of plain values:
     step, run                  step of the solver, and number of the restart
     kind                       "prune", "merge", "stable" (no candidate was added), or the kind of the
     strategy parent                     the candidate that is dropped, merged into another candidate, or split
-    children                   the candidate that remains after a merge, or the new candidates eigenvalue, eta
-    eigenvalue and step length of a split; smallest eigenvalue of a stable run predicted
-    second-order change of the loss by this split alone obtained                   change of the loss by all
-    splits of the round, which share a residual loss_before, loss_after    loss without priors, with the
-    surrogate of this step
+    children                   the candidate that remains after a merge, or the new candidates
+    eigenvalue, eta            eigenvalue and step length of a split; smallest eigenvalue of a stable run
+    predicted                  second-order change of the loss by this split alone
+    obtained                   change of the loss by all splits of the round, which share a residual
+    loss_before, loss_after    loss without priors, with the surrogate of this step
 
 Candidates are identified by their number within the run (``slots.py``).
 """
@@ -47,20 +47,24 @@ from residuum.settings import StationaritySettings
 
 
 class Round:
-    """Input of a strategy: all runs at one step, including runs that are not due.
+    """Input of a growth strategy: the candidates of all runs at one step of the search.
+
+    Runs that may not grow at this step are included.
 
     Attributes:
-        solver: The solver.
-        step: Step of the solver.
-        sharpness: alpha or beta of the surrogate.
-        x: Candidates (R, m, *shape).
-        lam: Multipliers of the plain sum (R, m, ...).
-        active: Slots in use (R, m).
-        problem: The problem, with the labels of these candidates.
-        quota: How many candidates each run may get, 0 if it is not due.
-        generators: Random generator of each run for this round. ``noise`` is drawn from them first.
-        noise: Random numbers with the shape of x.
-        free: 1 for coordinates that may move both ways and 0 for the others, None if all may.
+        solver: The solver of the attack.
+        step: Number of the solver's step.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        x: Candidates (R, m, *shape): m slots in each of R runs.
+        lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
+        active: Mask of the slots that hold a candidate (R, m).
+        problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
+            labels.
+        quota: Largest number of new candidates of each run in this round, 0 for runs that may not grow now.
+        generators: Random generator of each run for this round, after ``noise`` was drawn from it.
+        noise: Normal random numbers with the shape of the candidates x.
+        free: 1 for coordinates of x that can increase and decrease, 0 for coordinates at a bound. None if
+            there are no bounds.
     """
 
     def __init__(
@@ -83,7 +87,7 @@ class Round:
 
     @property
     def runs(self) -> int:
-        """Number of runs."""
+        """Number of restarts that run together."""
         return len(self.x)
 
     @property
@@ -92,26 +96,27 @@ class Round:
         return self.solver.config
 
     def clamp(self, x: Tensor) -> Tensor:
-        """Project candidates into the known box."""
+        """Project candidates into the value range that the attacker knows."""
         knowledge = self.solver.box
         return x if knowledge is None else x.clamp(*box(knowledge, x))
 
     def median_length(self) -> Tensor:
-        """Return the median length of every run's candidates (R,)."""
+        """Return the median Euclidean norm of every run's candidates (R,)."""
         norms = self.x.flatten(2).norm(dim=2).masked_fill(~self.active, torch.nan)
         return norms.nanmedian(dim=1).values
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """Result of a strategy in one round.
+    """New candidates that a growth strategy proposes in one round.
 
     Attributes:
-        newcomers: New candidates of each run, with multipliers of the plain sum.
-        before: Loss without the new candidates (R,).
-        after: Loss with the new candidates (R,).
-        lowest: Smallest eigenvalue of each run's candidates (R,), nan if the strategy does not compute it.
-        note: Note for users, "" for none.
+        newcomers: New candidates of each run, with multipliers that are not divided by the solver's scale.
+        before: Loss of each run without the new candidates (R,).
+        after: Loss of each run with the new candidates (R,).
+        lowest: Smallest eigenvalue of the splitting matrices of each run's candidates (R,), nan if the
+            strategy computes no eigenvalues.
+        note: Text for users of the attack, "" if there is nothing to say.
     """
 
     newcomers: list[list[Newcomer]]
@@ -122,16 +127,16 @@ class Proposal:
 
 
 class GrowthStrategy:
-    """Base class of the methods that find new candidates.
+    """Base class of the methods that find new candidates during the search.
 
     Attributes:
-        event: Kind of the events of new candidates.
+        event: Name under which the addition of a candidate is recorded, such as "split".
     """
 
     event: ClassVar[str]
 
     def check(self, solver: Solver) -> None:
-        """Raise an ``InputError`` if the strategy does not work for this attack."""
+        """Raise an ``InputError`` if this way to find new candidates does not work for an attack."""
 
     def propose(self, now: Round) -> Proposal:
         """Return new candidates that do not raise the loss of any run."""
@@ -139,11 +144,11 @@ class GrowthStrategy:
 
 
 class Grower:
-    """Grows the candidates of a solver, between its evaluation steps.
+    """Adds, merges and drops candidates of a solver, between the solver's evaluation steps.
 
     Args:
-        solver: The solver.
-        strategy: Finds new candidates.
+        solver: The solver of the attack.
+        strategy: Method that finds new candidates.
     """
 
     def __init__(self, solver: Solver, strategy: GrowthStrategy) -> None:
@@ -151,21 +156,21 @@ class Grower:
         self.solver, self.strategy = solver, strategy
         self.problem, self.scale = solver.problem, solver.scale
         self.limit = self.settings.split_limit or 4 * solver.sizes[1]
-        self.note = ""  # of the first round with a note
+        self.note = ""  # text for users from the first round that has one
 
     @property
     def settings(self) -> StationaritySettings:
-        """Settings of growth."""
+        """Settings of the attack, which include those of growth."""
         return self.solver.config
 
     def next_round_step(self, step: int) -> int:
-        """Return the earliest step of the next round, as far as it is known in advance."""
+        """Return the next step at which candidates can be added, the last step if it is not known."""
         if self.settings.split_trigger != "period":
             return self.solver.config.steps
         return (step // self.settings.split_every + 1) * self.settings.split_every
 
     def run_due_rounds(self, state: SolverState) -> SolverState:
-        """Run a round for every run that is due, in full precision, and return the new state."""
+        """Add and merge candidates in all runs that are due, in full precision, and return the new state."""
         if state.stopped:
             return state
         with self.solver.precision(False):
@@ -188,18 +193,20 @@ class Grower:
         return self._settle(state, due, proposal)
 
     def _is_due(self, state: SolverState, run: int, sharpness: float | Tensor) -> bool:
-        """Return True if this run has a round now.
+        """Return True if candidates of this run may be merged and added now.
 
-        The trigger is the step, the gradient or a stagnating loss. A loss stagnates if its smallest value in
-        the second half of a period is hardly smaller than in the first half.
+        The settings decide whether this depends on the step, on the gradient or on a stagnating loss. A loss
+        stagnates if its smallest value in the second half of a period is hardly smaller than in the first
+        half.
 
         Args:
-            state: The current state.
-            run: The run.
-            sharpness: alpha or beta of the surrogate.
+            state: State of the search.
+            run: Index of the run.
+            sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+                softplus).
 
         Returns:
-            True if the run is due.
+            True if the run has a round of growth at this step.
         """
         settings, population = self.settings, get_population(state)
         is_over = state.step >= self.solver.config.steps
@@ -229,29 +236,30 @@ class Grower:
     def _stop(
         self, state: SolverState, due: list[int], sharpness: float | Tensor
     ) -> tuple[SolverState, list[int]]:
-        """Stop the growth of runs whose loss is zero or that hold the maximal number of candidates.
+        """Stop adding candidates in runs whose loss is zero or that hold the maximal number of candidates.
 
         Args:
-            state: The current state.
-            due: Runs that have a round now.
-            sharpness: alpha or beta of the surrogate.
+            state: State of the search.
+            due: Indices of the runs that may change their number of candidates at this step.
+            sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+                softplus).
 
         Returns:
-            The new state, and the runs that are still due.
+            The new state, and the indices of the runs that can still get candidates.
         """
         population, loss = get_population(state), self._evaluate(state, sharpness).loss
-        zero = self.settings.split_zero * self.problem.empty_loss
-        stopped = list(population.stopped)
+        zero_threshold = self.settings.split_zero * self.problem.empty_loss
+        stop_reasons = list(population.stopped)
         for run in due:
-            if float(loss[run]) <= zero:
-                stopped[run] = "zero loss"
+            if float(loss[run]) <= zero_threshold:
+                stop_reasons[run] = "zero loss"
             elif int(population.active[run].sum()) >= self.limit:
-                stopped[run] = "limit"
-        state = state.replace(population=population.replace(stopped=tuple(stopped)))
-        return state, [run for run in due if not stopped[run]]
+                stop_reasons[run] = "limit"
+        state = state.replace(population=population.replace(stopped=tuple(stop_reasons)))
+        return state, [run for run in due if not stop_reasons[run]]
 
     def _merge(self, state: SolverState, due: list[int], sharpness: float | Tensor) -> SolverState:
-        """Drop candidates without a multiplier, then merge pairs, and record both."""
+        """Drop candidates with zero multipliers, merge pairs of candidates, and record the events."""
         ident, problem = get_population(state).ident, self._problem_of(state)
         state, dropped = prune(problem, state, self.scale, sharpness, due)
         events: list[dict[str, Any]] = [
@@ -267,13 +275,13 @@ class Grower:
         return append_events(state, events)
 
     def create_generator(self, step: int, run: int) -> torch.Generator:
-        """Create the random generator of one run in one round.
+        """Create the random generator of one run in one round of growth.
 
-        It does not depend on other runs or on whether the attack was resumed.
+        The generator does not depend on other runs or on whether the attack was resumed.
 
         Args:
-            step: Step of the solver.
-            run: The run.
+            step: Number of the solver's step.
+            run: Index of the run.
 
         Returns:
             The generator.
@@ -283,14 +291,14 @@ class Grower:
     def draw_noise(self, x: Tensor, generators: list[torch.Generator]) -> Tensor:
         """Draw normal random numbers with the shape of x.
 
-        The numbers of a run do not depend on the number of slots of other runs.
+        The random numbers of a run do not depend on the number of slots of other runs.
 
         Args:
-            x: Candidates (R, m, *shape).
+            x: Candidates (R, m, *shape): m slots in each of R runs.
             generators: Random generator of each run.
 
         Returns:
-            Random numbers with the shape of x.
+            Normal random numbers with the shape of x.
         """
         max_slots = max(self.limit, x.shape[1])
         rows = [
@@ -300,7 +308,7 @@ class Grower:
         return torch.stack(rows).to(x)
 
     def _settle(self, state: SolverState, due: list[int], proposal: Proposal) -> SolverState:
-        """Put new candidates into slots, convert their multipliers to stored ones, and record events."""
+        """Put new candidates into slots, with multipliers divided by the scale, and record events."""
         ident = get_population(state).ident
         scales = torch.as_tensor(self.scale, dtype=state.lam.dtype).flatten().expand(len(state.x))
         stored = [
@@ -324,21 +332,22 @@ class Grower:
         return append_events(state, events)
 
     def stationarity(self, state: SolverState) -> list[dict[str, Any]]:
-        """Measure the second-order stationarity of the best point of every run.
+        """Measure the second-order stationarity of the loss L at the best point of every run.
 
         A point is eps-second-order stationary (Shen et al. 2026, Definition 5.1, with rho = 1) if
         |grad_x L| <= eps and lam_min(Hess_x L) >= -sqrt(eps).
 
         Args:
-            state: The final state.
+            state: State at the end of the search.
 
         Returns:
-            For every run, |grad_x L|, lam_min, eps, whether the point is stationary, and ``least_eps``, the
-            smallest eps for which it is.
+            A dictionary for every run: the norm |grad_x L|, the smallest eigenvalue lam_min of the Hessian,
+            eps, whether the point is stationary for eps, and ``least_eps``, the smallest eps for which the
+            point is stationary.
         """
         population = get_population(state)
         problem = self.problem.with_labels(population.best_labels)
-        last = self.solver.config.steps + 1  # no round has this step
+        last = self.solver.config.steps + 1  # no round uses the random stream of this step
         generators = [self.create_generator(last, run) for run in range(len(state.x))]
         start = self.draw_noise(state.x, generators)
         mask = population.best_active.view(*start.shape[:2], *[1] * (start.ndim - 2))
@@ -349,7 +358,7 @@ class Grower:
             )
         eps, rows = self.settings.split_eps, []
         for norm, value in zip(gradient.tolist(), lowest.tolist(), strict=True):
-            least = max(norm, min(value, 0.0) ** 2)
-            level = {"eps": eps, "least_eps": least, "stationary": least <= eps}
-            rows.append({"gradient": norm, "lowest_curvature": value, **level})
+            least_eps = max(norm, min(value, 0.0) ** 2)
+            verdict = {"eps": eps, "least_eps": least_eps, "stationary": least_eps <= eps}
+            rows.append({"gradient": norm, "lowest_curvature": value, **verdict})
         return rows

@@ -1,9 +1,10 @@
 """Pruning and merging of candidates, to make room before a round of growth.
 
-A candidate is dropped if its multiplier is zero and would stay zero.
+A candidate is dropped if its multiplier is zero and a step of the solver would keep it at zero.
 
-Inside an activation pattern, f is affine in x (Refael et al. 2025, Lemma 2). Two candidates with the same
-label and pattern therefore equal one candidate at their weighted mean, with the sum of their multipliers:
+Among samples x with the same activation pattern, the gradient f(x) of the network's output is affine in x
+(Refael et al. 2025, Lemma 2). Two candidates with the same label and pattern therefore equal one candidate at
+their weighted mean, with the sum of their multipliers:
 
     lam' = lam_1 + lam_2,   x' = (lam_1 x_1 + lam_2 x_2) / lam'
 
@@ -21,10 +22,10 @@ from residuum.attacks.stationarity.slots import get_population, remove_candidate
 from residuum.attacks.stationarity.solver import SolverState
 from residuum.networks import ReLU
 
-MAX_TRIES = 8  # pairs per round and run
-MAX_DISTANCE = (
-    0.1  # of a pair, over the length of its shorter candidate, for networks without patterns
-)
+MAX_TRIES = 8  # pairs of candidates that a run tries to merge in one round
+# Largest distance of two candidates that may merge, relative to the norm of the shorter one, in networks
+# without activation patterns.
+MAX_DISTANCE = 0.1
 
 
 def prune(
@@ -34,25 +35,26 @@ def prune(
     sharpness: float | Tensor,
     due: list[int],
 ) -> tuple[SolverState, Tensor]:
-    """Empty the slots whose multipliers are zero and would stay zero, in the runs that are due.
+    """Drop candidates whose multipliers are zero and would stay zero in the next step of the solver.
 
     Args:
-        problem: The problem, with the labels of the candidates.
-        state: The current state.
-        scale: Plain-sum multiplier over stored multiplier.
-        sharpness: alpha or beta of the surrogate.
-        due: Runs that have a round now.
+        problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
+            labels.
+        state: State of the search.
+        scale: Factor that turns stored multipliers into multipliers of the gradients.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        due: Indices of the runs that may change their number of candidates at this step.
 
     Returns:
-        The new state, and a mask of the slots (R, m) that were emptied.
+        The new state, and a mask of the dropped candidates (R, m).
     """
     active = torch.zeros_like(get_population(state).active)
     active[due] = get_population(state).active[due]
     gradient = problem.evaluate(state.x, state.lam * scale, sharpness).grad_lam
-    zero = (state.lam == 0).reshape(*active.shape, -1).all(2)
-    stays = gradient >= 0 if problem.objective.nonnegative else gradient == 0
-    stays = stays.reshape(*active.shape, -1).all(2)
-    dropped = active & zero & stays
+    is_zero = (state.lam == 0).reshape(*active.shape, -1).all(2)
+    stays_zero = gradient >= 0 if problem.objective.nonnegative else gradient == 0
+    stays_zero = stays_zero.reshape(*active.shape, -1).all(2)
+    dropped = active & is_zero & stays_zero
     return (remove_candidates(state, dropped) if bool(dropped.any()) else state), dropped
 
 
@@ -63,19 +65,21 @@ def merge(
     sharpness: float | Tensor,
     due: list[int],
 ) -> tuple[SolverState, list[tuple[int, int, int, float, float]]]:
-    """Merge pairs of candidates in the runs that are due, if the loss does not rise.
+    """Merge pairs of candidates into one candidate, if the loss of their run does not rise.
 
     Args:
-        problem: The problem, with the labels of the candidates.
-        state: The current state.
-        scale: Plain-sum multiplier over stored multiplier.
-        sharpness: alpha or beta of the surrogate.
-        due: Runs that have a round now.
+        problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
+            labels.
+        state: State of the search.
+        scale: Factor that turns stored multipliers into multipliers of the gradients.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
+        due: Indices of the runs that may change their number of candidates at this step.
 
     Returns:
-        The new state, and (run, merged slot, emptied slot, loss before, loss after) of every merge.
+        The new state, and for every merge the tuple (run, slot of the merged candidate, emptied slot, loss
+        before, loss after).
     """
-    # The loss of an exact fit consists of rounding errors, which do not tell whether a merge is good.
+    # If the fit is exact, the loss consists of rounding errors only, so a rise within rounding is accepted.
     rounding = 64 * torch.finfo(state.x.dtype).eps ** 2 * problem.empty_loss
     queues = {run: _pairs(problem, state, run) for run in due}
     merges = []
@@ -108,35 +112,35 @@ def merge(
 
 
 def _pairs(problem: Problem, state: SolverState, run: int) -> list[tuple[int, int]]:
-    """Return pairs with the same label, signs of multipliers and activation pattern, closest first."""
+    """Return pairs of slots with equal label, multiplier signs and activation pattern, closest first."""
     population = get_population(state)
     slots = population.active[run].nonzero()[:, 0]
     x = state.x[run, slots].flatten(1)
     lam = state.lam[run, slots].reshape(len(x), -1)
     signs, labels = lam.sign(), population.labels[run, slots]
-    fits = (labels[:, None] == labels[None]) & ((signs[:, None] * signs[None]) >= 0).all(2)
-    fits &= (lam != 0).any(1)[:, None] & (lam != 0).any(1)[None]
+    can_merge = (labels[:, None] == labels[None]) & ((signs[:, None] * signs[None]) >= 0).all(2)
+    can_merge &= (lam != 0).any(1)[:, None] & (lam != 0).any(1)[None]
     distance = torch.cdist(x, x)
     gates = activation_patterns(problem, state.x[run, slots])
     if gates is None:
         lengths = x.norm(dim=1)
-        fits &= distance <= MAX_DISTANCE * torch.minimum(lengths[:, None], lengths[None])
+        can_merge &= distance <= MAX_DISTANCE * torch.minimum(lengths[:, None], lengths[None])
     else:
-        fits &= gates @ gates.T >= gates.shape[1] - 0.5
-    index = torch.triu(fits, 1).nonzero()
+        can_merge &= gates @ gates.T >= gates.shape[1] - 0.5
+    index = torch.triu(can_merge, 1).nonzero()
     order = distance[index[:, 0], index[:, 1]].argsort()[: 4 * MAX_TRIES]
     return [(int(slots[a]), int(slots[b])) for a, b in index[order].tolist()]
 
 
 def activation_patterns(problem: Problem, x: Tensor) -> Tensor | None:
-    """Return the signs of all pre-activations of a ReLU MLP.
+    """Return the activation patterns of a ReLU MLP: the signs of all pre-activations.
 
     Args:
-        problem: The problem.
-        x: Candidates (m, *shape).
+        problem: The loss of the attack as a function of candidates and multipliers.
+        x: Candidates (m, *shape) of one run.
 
     Returns:
-        The signs (m, neurons), None for other networks.
+        The signs (m, neurons) as 1 and -1, None for networks that are not ReLU MLPs.
     """
     equation = problem.explicit
     if equation is None or not isinstance(problem.true_activation, ReLU):

@@ -1,4 +1,4 @@
-"""Objectives: the target, the gradients and the multipliers of each attack. All attacks share one loss.
+"""Objectives define the target, the gradients and the multipliers of each attack. All attacks share one loss.
 
     L(x, lam) = sum_l w_l || target_l - sum_i grad_l <u_i, Phi(x_i)> ||^2,   u = covectors(lam, ...)
 
@@ -41,17 +41,20 @@ from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES, WEIGHTS, Surface
 
 @dataclass(frozen=True)
 class Objective(ABC):
-    """Base class, with gradients at theta and the target theta. Subclasses define the multipliers.
+    """Base class of the equations that attacks solve. Subclasses define the multipliers.
 
-    The dataclass fields are options. Options that are also settings of the attack are taken from the attack.
+    By default, gradients are taken at the released weights theta, and their weighted sum must equal theta.
+
+    The dataclass fields are options of the objective. If the attack has a setting with the name of an option,
+    the option has the value of this setting.
 
     Attributes:
         name: Name of the objective.
-        paper: The publication.
-        surface: Name of the attack surface whose target the sum must equal.
-        task: Task of the certificate of the candidates, "" for the task of the network.
-        nonnegative: Whether multipliers must be nonnegative.
-        points: Gradient points: "theta", "theta0" or both.
+        paper: Publication of the equation.
+        surface: Name of the attack surface whose tensors the weighted sum of gradients must equal.
+        task: Task that a certificate of the candidates assumes, "" for the task of the network.
+        nonnegative: Whether the multipliers must be nonnegative.
+        points: Names of the weights at which gradients are taken: "theta", "theta0" or both.
     """
 
     name: ClassVar[str] = ""
@@ -63,7 +66,7 @@ class Objective(ABC):
 
     @classmethod
     def from_settings(cls, settings: AttackSettings, knowledge: Knowledge) -> Self:
-        """Create the objective with the options that the attack sets.
+        """Create the objective, with options from the settings of the attack.
 
         Args:
             settings: Settings of the attack.
@@ -77,15 +80,15 @@ class Objective(ABC):
 
     @property
     def follows_outputs(self) -> bool:
-        """Whether the covectors depend on the network's outputs, so that derivatives pass through them."""
+        """Whether the covectors u depend on the network's outputs, so that derivatives pass through u."""
         return False
 
     def gradient_points(self) -> tuple[str, ...]:
-        """Return where gradients are taken: "theta", "theta0", or both."""
+        """Return the names of the weights at which gradients are taken: "theta", "theta0", or both."""
         return self.points
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return why the objective does not apply.
+        """Return why the objective does not apply to a network.
 
         Args:
             outputs: Number of outputs of the network.
@@ -98,7 +101,7 @@ class Objective(ABC):
         return ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return why the objective applies, in a few words."""
+        """Return in a few words why the objective applies to a network."""
         return "applies to this network"
 
     def why_skipped(self, task: str, knowledge: Knowledge) -> str:
@@ -114,14 +117,14 @@ class Objective(ABC):
         return ""
 
     def check(self, outputs: int, knowledge: Knowledge) -> None:
-        """Refuse a network or knowledge that does not suit the objective. The task is not checked.
+        """Refuse a network or knowledge that does not suit the objective. The network's task is not checked.
 
         Args:
             outputs: Number of outputs of the network.
             knowledge: What the attacker knows.
 
         Raises:
-            InputError: If the objective does not apply.
+            InputError: If the objective does not apply to the network.
         """
         if why_not := self.why_not(outputs, "", knowledge):
             raise InputError(
@@ -130,19 +133,21 @@ class Objective(ABC):
             )
 
     def create_surface(self, theta: Theta, knowledge: Knowledge) -> Surface:
-        """Create the attack surface of these weights, for a network of any architecture.
+        """Create the attack surface of released weights, for a network of any architecture.
 
         Args:
-            theta: Weights by parameter name.
+            theta: Released weights by parameter name.
             knowledge: What the attacker knows.
 
         Returns:
-            The attack surface, with the target.
+            The attack surface, whose target the weighted sum of gradients must equal.
         """
         return SURFACES[self.surface](Network(theta, ""), knowledge)
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
-        """Return a label for every candidate. The first half is -1, as in the released code of [H].
+        """Return a binary label for every candidate.
+
+        The first half of the labels is -1, as in the released code of Haim et al. 2022.
 
         Args:
             count: Number of candidates.
@@ -157,21 +162,21 @@ class Objective(ABC):
         return torch.cat([-torch.ones(negative), torch.ones(count - negative)])
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return the shape of one candidate's multipliers."""
+        """Return the shape of the multipliers of one candidate, () for a single multiplier."""
         return ()
 
     @abstractmethod
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u of the candidates.
+        """Return the covectors u of the candidates, which weight the gradients of the outputs.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (..., m, C).
-            labels: Labels (m,), or (..., m) if runs have different labels.
-            lam: Multipliers (..., m, *multiplier_shape).
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (..., m, C).
+            labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
+            lam: Multipliers of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            u, of shape (..., m, C).
+            The covectors u, of shape (..., m, C).
         """
 
     def pullback(
@@ -179,17 +184,19 @@ class Objective(ABC):
     ) -> tuple[Tensor | None, Tensor]:
         """Map the derivative of the loss in u to its derivatives in the outputs and in lam.
 
-        This default differentiates ``covectors`` automatically. A subclass can override it to be faster.
+        By default, ``covectors`` is differentiated automatically. A subclass can override this method to be
+        faster.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (..., m, C).
-            labels: Labels (m,), or (..., m) if runs have different labels.
-            lam: Multipliers (..., m, *multiplier_shape).
-            ubar: Derivative of the loss in u.
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (..., m, C).
+            labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
+            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u.
 
         Returns:
-            The derivative in the outputs, or None if u does not depend on them, and the derivative in lam.
+            The derivative in the outputs, or None if u does not depend on the outputs, and the derivative in
+            lam.
         """
 
         def u(outputs: Tensor, lam: Tensor) -> Tensor:
@@ -199,10 +206,13 @@ class Objective(ABC):
 
 
 class MarginKKT(Objective):
-    """KKT equation of margin maximization, which classifiers trained to zero loss satisfy in the limit."""
+    """KKT equation of margin maximization.
+
+    Homogeneous classifiers that are trained to zero loss satisfy this equation in the limit.
+    """
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return a reason unless this is a classifier with a suitable number of outputs.
+        """Return why the KKT equation does not apply, unless the network is a classifier of the right kind.
 
         Args:
             outputs: Number of outputs of the network.
@@ -218,7 +228,7 @@ class MarginKKT(Objective):
         return "needs a classifier; this network is a regression" if task == "regression" else ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return whether the network is homogeneous, as the KKT theorem requires."""
+        """Return a text that says whether the network is homogeneous, as the KKT theorem requires."""
         if (order := surface.checkpoint.homogeneity_order) is None:
             return (
                 "not homogeneous: the KKT theorem does not cover it, published attacks still worked"
@@ -228,37 +238,37 @@ class MarginKKT(Objective):
 
 @dataclass(frozen=True)
 class BinaryKKT(MarginKKT):
-    """theta = sum_i lam_i y_i grad Phi(x_i), lam >= 0."""
+    """KKT equation of a binary classifier: theta = sum_i lam_i y_i grad Phi(x_i), multipliers lam >= 0."""
 
     name: ClassVar[str] = "binary-kkt"
     paper: ClassVar[str] = "Haim et al. 2022"
     task: ClassVar[str] = "binary"
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return u_i = lam_i y_i.
+        """Return the covectors u_i = lam_i y_i of the candidates, multiplier times label.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (..., m, C).
-            labels: Labels (m,), or (..., m) if runs have different labels.
-            lam: Multipliers (..., m, *multiplier_shape).
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (..., m, C).
+            labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
+            lam: Multipliers of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            u, of shape (..., m, C).
+            The covectors u, of shape (..., m, C).
         """
         return (lam * labels.to(lam.dtype))[..., None]
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return y_i times the derivative in u.
+        """Return the derivative of the loss in the multipliers: label y_i times the derivative in u_i.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (..., m, C).
-            labels: Labels (m,), or (..., m) if runs have different labels.
-            lam: Multipliers (..., m, *multiplier_shape).
-            ubar: Derivative of the loss in u.
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (..., m, C).
+            labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
+            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u.
 
         Returns:
             None, because u does not depend on the outputs, and the derivative in lam.
@@ -268,12 +278,15 @@ class BinaryKKT(MarginKKT):
 
 @dataclass(frozen=True)
 class MulticlassKKT(MarginKKT):
-    """theta = sum_ic lam_ic grad (Phi_y - Phi_c)(x_i) over rivals c, lam >= 0.
+    """KKT equation of a multiclass classifier: theta = sum_ic lam_ic grad (Phi_y - Phi_c)(x_i).
+
+    For a sample x_i with label y, c runs over the rival classes, whose outputs are largest. The multipliers
+    lam are nonnegative.
 
     Attributes:
-        rivals: "tied" for a multiplier for every rival within ``tolerance`` of the best rival. "best" for one
-            multiplier, for the best rival, as published.
-        tolerance: Distance from the best rival, relative to the margin.
+        rivals: "tied" gives a multiplier to every rival class whose output is within ``tolerance`` of the
+            largest one. "best" gives one multiplier, to the rival with the largest output, as published.
+        tolerance: Largest distance of a rival's output from the largest rival output, relative to the margin.
     """
 
     name: ClassVar[str] = "multiclass-kkt"
@@ -301,20 +314,22 @@ class MulticlassKKT(MarginKKT):
         return torch.bucketize(torch.arange(count), bounds, right=True).clamp(max=outputs - 1)
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return one multiplier per rival, or a single multiplier."""
+        """Return the shape of a candidate's multipliers: one per class for tied rivals, otherwise one."""
         return (outputs,) if self.rivals == "tied" else ()
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return sum_c lam_ic (e_y - e_c). The choice of the rivals c is not differentiated.
+        """Return the covectors u_i = sum_c lam_ic (e_y - e_c) of the candidates, with unit vectors e.
+
+        The sum has the rivals c of the label y. The choice of the rivals is not differentiated.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (..., m, C).
-            labels: Labels (m,), or (..., m) if runs have different labels.
-            lam: Multipliers (..., m, *multiplier_shape).
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (..., m, C).
+            labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
+            lam: Multipliers of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            u, of shape (..., m, C).
+            The covectors u, of shape (..., m, C).
         """
         one_hot, is_rival = self._rivals(outputs, labels)
         weights = is_rival * (lam if self.rivals == "tied" else lam[..., None])
@@ -323,14 +338,14 @@ class MulticlassKKT(MarginKKT):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return <ubar, e_y - e_c> for the rivals c.
+        """Return the derivative of the loss in the multipliers, <ubar, e_y - e_c> for every rival class c.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (..., m, C).
-            labels: Labels (m,), or (..., m) if runs have different labels.
-            lam: Multipliers (..., m, *multiplier_shape).
-            ubar: Derivative of the loss in u.
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (..., m, C).
+            labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
+            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u.
 
         Returns:
             None, because the choice of the rivals is not differentiated, and the derivative in lam.
@@ -340,7 +355,7 @@ class MulticlassKKT(MarginKKT):
         return None, inner if self.rivals == "tied" else inner.sum(-1)
 
     def _rivals(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        """Return e_y (m, C), and an indicator (..., m, C) of the rivals that have a multiplier."""
+        """Return the one-hot labels, and an indicator (..., m, C) of the rival classes with a multiplier."""
         classes = outputs.shape[-1]
         one_hot = F.one_hot(labels.long(), classes).to(outputs.dtype)
         rivals = outputs.detach().masked_fill(one_hot.bool(), -torch.inf)
@@ -353,18 +368,20 @@ class MulticlassKKT(MarginKKT):
 
 @dataclass(frozen=True)
 class WeightDecay(Objective):
-    """theta = -(1/(n w)) sum_i l'(Phi_i, y_i) grad Phi(x_i) at a minimum of mean loss + w/2 |theta|^2.
+    """Equation of a network trained with weight decay w, at a minimum of mean loss + w/2 |theta|^2:
 
-    If the weight decay w is not known, the multipliers are free. If the attacker knows the loss, the weight
-    decay and the number of samples n, the multipliers are tied to the candidates. A free scale around 1
-    remains:
+        theta = -(1/(n w)) sum_i l'(Phi_i, y_i) grad Phi(x_i)
+
+    If the attacker knows the loss, the weight decay and the number of samples n, the outputs Phi_i of the
+    candidates decide the multipliers, up to a scale around 1. Otherwise the multipliers can have any value.
+    The formulas for known training are:
 
         logistic loss   lam_i = y_i sigmoid(-y_i Phi_i) / (n w)
         squared loss    lam_i = 2 (y_i - Phi_i) / (n w)
 
     Attributes:
-        tied: 1 / (n w), or 0 for free multipliers.
-        loss: The loss, if multipliers are tied.
+        tied: 1 / (n w) if the outputs decide the multipliers, 0 if the multipliers can have any value.
+        loss: Loss of the training, "logistic" or "squared", if the outputs decide the multipliers.
     """
 
     name: ClassVar[str] = "weight-decay"
@@ -376,12 +393,12 @@ class WeightDecay(Objective):
 
     @property
     def follows_outputs(self) -> bool:
-        """Whether the multipliers are tied to the outputs."""
+        """Whether the outputs of the network decide the multipliers."""
         return bool(self.tied)
 
     @classmethod
     def from_settings(cls, settings: AttackSettings, knowledge: Knowledge) -> Self:
-        """Create the objective, with multipliers tied to the loss if the attacker knows enough.
+        """Create the objective. Its multipliers are tied to the loss if the attacker knows enough.
 
         Args:
             settings: Settings of the attack.
@@ -397,19 +414,19 @@ class WeightDecay(Objective):
             return cls()
         if knowledge.loss not in ("logistic", "squared"):
             raise InputError(
-                "Multipliers can be tied to the loss only if it is logistic or squared; got "
+                "Multipliers can be tied to the loss only if the loss is logistic or squared; got "
                 f"{knowledge.loss!r}.",
-                "Do not pass the loss. The multipliers are then free.",
+                "Do not pass the loss. The multipliers can then have any value.",
             )
         scale = 1 / (knowledge.sample_count * knowledge.weight_decay)
         return cls(tied=scale, loss=knowledge.loss)
 
     def why_applies(self, surface: Surface) -> str:
-        """Return that the equation holds at a minimum of the loss with weight decay."""
+        """Return a text that says that the equation assumes weight decay."""
         return "sound when the network was trained with weight decay"
 
     def why_skipped(self, task: str, knowledge: Knowledge) -> str:
-        """Return a reason for a classifier whose weight decay is not known.
+        """Return why an audit skips a classifier whose weight decay is not known.
 
         Args:
             task: Task of the network, "" if it is not known.
@@ -423,20 +440,22 @@ class WeightDecay(Objective):
         return "needs the weight decay of the training; pass it with --weight-decay"
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return one multiplier per output."""
+        """Return the shape of a candidate's multipliers: one for each output of the network."""
         return (outputs,)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return lam if it is free, otherwise lam times minus the loss's derivative over n w.
+        """Return the covectors u of the candidates.
+
+        u is lam if the multipliers are free. Otherwise u is -lam times the derivative of the loss over n w.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (..., m, C).
-            labels: Labels (m,), or (..., m) if runs have different labels.
-            lam: Multipliers (..., m, *multiplier_shape).
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (..., m, C).
+            labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
+            lam: Multipliers of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            u, of shape (..., m, C).
+            The covectors u, of shape (..., m, C).
         """
         if not self.tied:
             return lam
@@ -445,17 +464,17 @@ class WeightDecay(Objective):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return derivatives in lam and, if multipliers are tied, in the outputs.
+        """Return the derivatives of the loss in the outputs and in the multipliers.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (..., m, C).
-            labels: Labels (m,), or (..., m) if runs have different labels.
-            lam: Multipliers (..., m, *multiplier_shape).
-            ubar: Derivative of the loss in u.
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (..., m, C).
+            labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
+            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u.
 
         Returns:
-            The derivative in the outputs, None for free multipliers, and the derivative in lam.
+            The derivative in the outputs, or None if the multipliers are free, and the derivative in lam.
         """
         if not self.tied:
             return None, ubar
@@ -463,7 +482,7 @@ class WeightDecay(Objective):
         return self.tied * slope * lam * ubar, self.tied * descent * ubar
 
     def _loss_derivatives(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Return -l'(Phi, y) and its derivative in Phi."""
+        """Return minus the derivative of the training loss in the outputs, and the slope of this value."""
         y = labels.to(outputs.dtype)[..., None]
         if self.loss == "squared":
             return 2 * (y - outputs), -2.0
@@ -473,10 +492,12 @@ class WeightDecay(Objective):
 
 @dataclass(frozen=True)
 class NTK(Objective):
-    """theta - theta0 = sum_i lam_i grad Phi(x_i), with gradients at theta, theta0 or both, and lam free.
+    """Equation of the weight update from known initial weights: theta - theta0 = sum_i lam_i grad Phi(x_i).
+
+    Gradients are taken at theta, at theta0 or at both. The multipliers lam can have any sign.
 
     Attributes:
-        gradients: Where gradients are taken: "theta", "theta0" or "both".
+        gradients: Weights at which gradients are taken: "theta", "theta0" or "both".
     """
 
     name: ClassVar[str] = "ntk"
@@ -487,14 +508,14 @@ class NTK(Objective):
     gradients: str = "theta"
 
     def gradient_points(self) -> tuple[str, ...]:
-        """Return the points of the option ``gradients``."""
+        """Return the names of the weights at which gradients are taken, by the option ``gradients``."""
         return ("theta", "theta0") if self.gradients == "both" else (self.gradients,)
 
     def __post_init__(self) -> None:
         require_known(self.gradients, ("theta", "theta0", "both"), "No gradient point")
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return a reason if the initial weights are not known.
+        """Return why the NTK equation does not apply, if the initial weights are not known.
 
         Args:
             outputs: Number of outputs of the network.
@@ -509,38 +530,40 @@ class NTK(Objective):
         return "needs the initial weights theta0; pass them with --init"
 
     def why_applies(self, surface: Surface) -> str:
-        """Return that the initial weights are known."""
+        """Return a text that says that the initial weights are known."""
         return "the initial weights are known"
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return one multiplier per output and gradient point."""
+        """Return the shape of a candidate's multipliers: one per gradient point and output."""
         return (len(self.gradient_points()), outputs)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the multipliers of this gradient point.
+        """Return the covectors u of the candidates: the multipliers at these weights.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (..., m, C).
-            labels: Labels (m,), or (..., m) if runs have different labels.
-            lam: Multipliers (..., m, *multiplier_shape).
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (..., m, C).
+            labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
+            lam: Multipliers of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            u, of shape (..., m, C).
+            The covectors u, of shape (..., m, C).
         """
         return lam[..., point, :]
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivative in u, and zero for the multipliers of the other gradient point.
+        """Return the derivative of the loss in the multipliers.
+
+        Multipliers of gradients at other weights have a derivative of zero.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (..., m, C).
-            labels: Labels (m,), or (..., m) if runs have different labels.
-            lam: Multipliers (..., m, *multiplier_shape).
-            ubar: Derivative of the loss in u.
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (..., m, C).
+            labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
+            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u.
 
         Returns:
             None, because u does not depend on the outputs, and the derivative in lam.
@@ -552,15 +575,18 @@ class NTK(Objective):
 
 @dataclass(frozen=True)
 class Moment(Objective):
-    """m = sum_i grad l(Phi(x_i), y_i) over the last batches, with the weights of momentum or Adam.
+    """Equation of an optimizer state m, a weighted sum of the loss's gradients over the last batches.
 
-    The ReLU gates are nearly those of the released weights, and training need not have converged. A descent
-    step increases the output of the correct class:
+    The optimizer, SGD with momentum or Adam, decides the weights of the gradients.
+
+    The released weights have nearly the same active ReLUs as the weights of the last batches, and training
+    need not have converged. A descent step increases the output of the correct class y over the rival classes
+    c:
 
         one output        m = -sum_i lam_i y_i grad Phi(x_i)
         several outputs   m = -sum_ic lam_ic grad (Phi_y - Phi_c)(x_i) over rivals c
 
-    with lam >= 0. With one output and both signs of y, this also covers a regression.
+    with multipliers lam >= 0. With one output, labels y of both signs also cover a regression.
     """
 
     name: ClassVar[str] = "moment"
@@ -568,7 +594,7 @@ class Moment(Objective):
     surface: ClassVar[str] = MOMENT
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return a reason if there is no optimizer state, or for a regression of several outputs.
+        """Return why the equation of an optimizer state does not apply, if it does not.
 
         Args:
             outputs: Number of outputs of the network.
@@ -585,11 +611,11 @@ class Moment(Objective):
         return ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return that the optimizer state is a mean of gradients."""
+        """Return a text that says that the optimizer state is a mean of gradients."""
         return "the optimizer state is a mean of the last gradients"
 
     def labels(self, count: int, outputs: int, knowledge: Knowledge) -> Tensor:
-        """Return the labels of a binary or multiclass classifier.
+        """Return labels of the candidates, binary for one output and class labels for several outputs.
 
         Args:
             count: Number of candidates.
@@ -603,20 +629,22 @@ class Moment(Objective):
         return kind.labels(self, count, outputs, knowledge)
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
-        """Return one multiplier per class, or a single multiplier for one output."""
+        """Return the shape of a candidate's multipliers: one per class, or a single one for one output."""
         return () if outputs == 1 else (outputs,)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return u_i = -lam_i y_i, or minus the sum of lam_ic (e_y - e_c).
+        """Return the covectors u of the candidates.
+
+        u_i is -lam_i y_i for one output, and -sum_c lam_ic (e_y - e_c) for several, with unit vectors e.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (..., m, C).
-            labels: Labels (m,), or (..., m) if runs have different labels.
-            lam: Multipliers (..., m, *multiplier_shape).
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (..., m, C).
+            labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
+            lam: Multipliers of the candidates (..., m, *multiplier_shape).
 
         Returns:
-            u, of shape (..., m, C).
+            The covectors u, of shape (..., m, C).
         """
         classes = outputs.shape[-1]
         if classes == 1:
@@ -628,14 +656,14 @@ class Moment(Objective):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the transpose of the linear map ``covectors``.
+        """Return the derivative of the loss in the multipliers, by the transpose of ``covectors``.
 
         Args:
-            point: Index of the gradient point.
-            outputs: Network outputs (..., m, C).
-            labels: Labels (m,), or (..., m) if runs have different labels.
-            lam: Multipliers (..., m, *multiplier_shape).
-            ubar: Derivative of the loss in u.
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            outputs: Outputs of the network for the candidates (..., m, C).
+            labels: Labels of the candidates (m,), or (..., m) if runs have different labels.
+            lam: Multipliers of the candidates (..., m, *multiplier_shape).
+            ubar: Derivative of the loss with respect to the covectors u.
 
         Returns:
             None, because u does not depend on the outputs, and the derivative in lam.

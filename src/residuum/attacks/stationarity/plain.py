@@ -1,12 +1,14 @@
-"""The whole attack in one file, for any ``nn.Module``, with automatic differentiation and torch's Adam.
+"""A complete attack in one file, for any ``nn.Module``, with automatic differentiation and torch's Adam.
 
 The weights of a network whose training converged are a weighted sum of gradients at the training samples
-(Haim et al. 2022; ``objectives.py`` lists related equations):
+(Haim et al. 2022). The file ``objectives.py`` lists related equations. For a binary classifier, the equation
+is:
 
     theta = sum_i lam_i y_i grad_theta Phi(theta; x_i)
 
-The attacker knows theta and searches for the samples. An objective gives the target and the covectors u. Here
-the target is theta, and u_i = lam_i y_i. The attack minimizes
+The attacker knows theta and searches for the samples. An objective defines the target, which the sum must
+equal, and the covectors u_i, which weight the gradients. In this equation the target is theta, and u_i =
+lam_i y_i. The attack minimizes
 
     L(x, lam) = sum_l |r_l|^2 / |target_l|^2 + priors(x, lam)                      over layers l
     r(x, lam) = target - sum_i grad_theta <u_i, Phi(theta; x_i)>
@@ -46,7 +48,7 @@ from residuum.networks.probing import second_derivatives
 from residuum.records import Knowledge, Reconstruction
 from residuum.stationarity import Theta, by_layer, parameters
 
-CHECK_EVERY = 25  # steps between evaluation steps; the result is the best of these
+CHECK_EVERY = 25  # steps of Adam between two evaluations; the result is the best evaluated point
 
 
 def residual(
@@ -58,16 +60,18 @@ def residual(
     y: Tensor,
     lam: Tensor,
 ) -> Theta:
-    """Compute r(x, lam), differentiable in x and lam.
+    """Compute the residual of the equation: the target minus the weighted sum of gradients.
+
+    The residual r(x, lam) is differentiable in the candidates x and the multipliers lam.
 
     Args:
         Phi: The network.
-        thetas: Weights at which gradients are taken. Their sum is used.
-        target: The target by parameter name.
-        objective: The objective, which gives the covectors.
-        x: Candidates (m, *shape).
+        thetas: Weights at which gradients are taken. The gradients at all of these weights are added.
+        target: Tensors by parameter name that the weighted sum of gradients must equal.
+        objective: Defines the covectors u, which weight the gradients of the outputs.
+        x: Candidates (m, *shape) of one run.
         y: Labels (m,).
-        lam: Multipliers (m, ...).
+        lam: Multipliers of the candidates (m, ...).
 
     Returns:
         The residual by parameter name.
@@ -76,7 +80,8 @@ def residual(
     for k, theta in enumerate(thetas):
         outputs = functional_call(Phi, theta, (x,))
         u = objective.covectors(k, outputs, y, lam)
-        # One vector-Jacobian product is the sum over all i. u is not differentiated in theta.
+        # One vector-Jacobian product with u gives the sum over all candidates. u is not differentiated in
+        # theta.
         terms = torch.autograd.grad(
             outputs, list(theta.values()), u, create_graph=True, materialize_grads=True
         )
@@ -102,34 +107,37 @@ def attack(
     seed: int = 0,
     restart: int = 0,
 ) -> Reconstruction:
-    """Reconstruct training samples by one descent, and return its best point.
+    """Reconstruct training samples by one descent on the residual, and return the point of smallest loss.
 
     Args:
-        Phi: Any module. Surrogates replace its kinks wherever they are called (``networks/surrogates.py``).
-        objective: Target, covectors, labels and shape of the multipliers.
+        Phi: Any network. Its ReLUs and other kinks get smooth surrogate derivatives
+            (``networks/surrogates.py``).
+        objective: Defines the target, the covectors, the labels and the shape of the multipliers.
         knowledge: What the attacker knows. The shape of a sample is required.
-        candidates: m. Twice the number of training samples is a good choice.
-        steps: Steps of Adam.
-        lr_x: First learning rate of the candidates.
-        lr_lam: First learning rate of the multipliers.
-        lr_decay: Final over first learning rate. The rates follow a cosine.
+        candidates: Number of candidates m. Twice the number of training samples is a good choice.
+        steps: Number of steps of Adam.
+        lr_x: Learning rate of the candidates at the first step.
+        lr_lam: Learning rate of the multipliers at the first step.
+        lr_decay: Ratio of the last to the first learning rate. Between them, the rates follow a cosine.
         sigma: Standard deviation of the random initial candidates.
-        sharpness: alpha at the first and at the last step, geometric in between.
-        layers: "all", or "first" if the other layers hardly changed since initialization.
-        priors: Names in ``PRIORS`` with their weights.
+        sharpness: Sharpness alpha of the ReLU's surrogate at the first and at the last step, geometric in
+            between.
+        layers: Layers in the loss: "all", or "first" if the other layers hardly changed since initialization.
+        priors: Names and weights of penalties on the candidates, from the table ``PRIORS``.
         seed: Seed of the random numbers.
         restart: Number of the restart. Restarts with the same seed differ in their random numbers only.
 
     Returns:
-        Candidates and multipliers of the best evaluation step.
+        Candidates and multipliers at the evaluated step with the smallest loss.
 
     Raises:
-        InputError: If the shape of a sample is not known, or no layer is left to fit.
+        InputError: If the shape of a sample is not known, or if ``layers`` selects only layers that did not
+            move.
     """
     if (shape := knowledge.shape) is None:
         raise InputError(
-            "An attack needs the shape of a sample; it is not known.",
-            "Pass it: Knowledge(shape=(1, 8, 8)).",
+            "An attack needs the shape of a sample, and the shape is not known.",
+            "Pass the shape, for example Knowledge(shape=(1, 8, 8)).",
         )
     m, real, released = candidates, torch.float64, parameters(Phi)
     Phi = copy.deepcopy(Phi).to("cpu", real).eval()
@@ -137,12 +145,13 @@ def attack(
     objective.check(C, knowledge)
     y = objective.labels(m, C, knowledge)
 
-    # The target, and the weights at which gradients are taken.
+    # Compute the target, which the sum must equal, and the weights at which gradients are taken.
     theta = parameters(Phi)
     target = objective.create_surface(theta, knowledge).target
     sizes = squares(target)
-    sizes[sizes == 0] = 1.0  # if the target of a layer is zero, its residual is not divided
-    # A weight update is fitted in the layers that moved. Frozen layers did not follow their gradients.
+    sizes[sizes == 0] = 1.0  # the residual of a layer is not divided by a target of zero
+    # If the target is a weight update, only layers that moved are fitted. Frozen layers did not follow their
+    # gradients.
     names = tuple(by_layer(target))
     moved = objective.create_surface(released, knowledge).equations
     fitted = [l for l, name in enumerate(names) if name in moved and (layers == "all" or l == 0)]
@@ -163,7 +172,8 @@ def attack(
     def r(x: Tensor, lam: Tensor, alpha: float) -> Theta:
         return residual(gated(alpha), thetas, target, objective, x, y, lam)
 
-    # The scale of lam: at mu = 1, the sum over random samples is as large as the target.
+    # Choose the scale of lam so that at mu = 1 the sum of gradients at random samples is as large as the
+    # target.
     low, high = knowledge.value_range or (0.0, 1.0)
     x = (high - low) / 4 * torch.randn(m, *shape, generator=stream("scale"), dtype=real)
     mu = torch.ones(m, *objective.multiplier_shape(C), dtype=real)
@@ -171,7 +181,7 @@ def attack(
     sums = squares({name: target[name] - r_random[name].detach() for name in r_random})[fitted]
     scale = float(sizes[fitted][0] / sums[0]) ** 0.5 if sums[0] > 0 else 1.0
 
-    # Initial candidates and multipliers.
+    # Draw the initial candidates and multipliers.
     generator = stream("candidates", seed, restart)
     x = sigma * torch.randn(x.shape, generator=generator, dtype=real)
     mu = torch.rand(mu.shape, generator=generator, dtype=real)
@@ -187,22 +197,22 @@ def attack(
     best = math.inf
     history: list[tuple[int, Tensor, Tensor]] = []
     for t in range(steps + 1):
-        # Loss.
+        # Compute the loss of this step.
         share = min(t / max(1, steps - 1), 1.0)
         alpha = sharpness[0] * (sharpness[1] / sharpness[0]) ** share
         relative = squares(r(x, scale * mu, alpha)) / sizes
         loss = relative[fitted].sum() + penalty(penalties, x[None], mu[None], share)[0]
-        # The best point so far.
+        # Store the point with the smallest loss so far.
         if t % CHECK_EVERY == 0 or t == steps:
             history.append((t, loss.detach(), relative.detach()))
             if t == 0 or loss < best:
                 best, best_x, best_lam = loss.item(), x.detach().clone(), scale * mu.detach()
-        # Step.
+        # Take a step of Adam.
         adam.zero_grad()
         loss.backward(inputs=[x, mu])
         adam.step()
         cosine.step()
-        # Projection.
+        # Project candidates into the known value range, and multipliers onto nonnegative numbers.
         with torch.no_grad():
             if knowledge.value_range is not None:
                 x.clamp_(*box(knowledge, x[None]))
@@ -226,7 +236,7 @@ def attack(
 
 
 def squares(r: Theta) -> Tensor:
-    """Return the squared norm |r_l|^2 of every layer (L,)."""
+    """Return the squared norm of the residual of every layer (L,)."""
     groups = by_layer(r).values()
     return torch.stack(
         [torch.cat([r[n].flatten() for n in names]).square().sum() for names in groups]

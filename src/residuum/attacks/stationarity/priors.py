@@ -1,7 +1,7 @@
-"""Priors: penalties on candidates and stored multipliers, each a small frozen class.
+"""Priors: penalties on candidates and their multipliers, each a small frozen class.
 
-Shapes: x holds candidates (R, m, *shape) as the network receives them, and lam holds stored multipliers
-(R, m, ...). A penalty returns one number per run.
+Shapes: x holds candidates (R, m, *shape) of R runs as the network receives them, and lam holds multipliers
+(R, m, ...) as the solver stores them. A penalty returns one number per run.
 
 To add a prior, write one class and add one line to ``PRIORS``. A prior in this repository also needs its name
 in ``settings.PRIOR_NAMES`` and a naive reference implementation in ``tests/unit/attacks/test_priors.py``.
@@ -21,19 +21,22 @@ from residuum.errors import InputError
 from residuum.plugins import Table
 from residuum.records import Knowledge
 
-FADE = 1e-3  # share of its weight that a sparse prior has at the last step
-STEEPNESS = 20.0  # differences below 1/20 of the value range count as noise, larger ones as edges
-MAX_MULTIPLIER = 2.0  # larger stored multipliers do not increase the weight of a candidate
+# Smallest weight over largest weight of a prior whose weight changes during the search.
+FADE = 1e-3
+# Differences of neighboring pixels below 1/20 of the value range count as noise, larger ones as edges.
+STEEPNESS = 20.0
+# Stored multipliers above this value do not increase the weight of a candidate in a penalty.
+MAX_MULTIPLIER = 2.0
 
 
 @dataclass(frozen=True)
 class Prior:
-    """Base class without a penalty.
+    """Base class of the penalties on candidates and multipliers. The penalty of the base class is zero.
 
     Attributes:
-        needs: Fields of ``Knowledge`` that the prior requires.
-        weight: Weight of the penalty in the loss, a number or (R,) if runs differ.
-        lam_min: Smallest multiplier without a penalty, a number or (R, 1, ...) if runs differ.
+        needs: Names of the fields of ``Knowledge`` that the prior requires.
+        weight: Weight of the penalty in the loss: a number, or a tensor (R,) if runs differ.
+        lam_min: Smallest multiplier without a penalty: a number, or a tensor (R, 1, ...) if runs differ.
         knowledge: What the attacker knows.
 
     Raises:
@@ -49,53 +52,56 @@ class Prior:
         missing = [n for n in self.needs if getattr(self.knowledge, n, None) is None]
         if missing:
             raise InputError(
-                f"Prior {type(self).__name__} needs to know {', '.join(missing)}.",
-                "Pass it (for example --value-range 0,1), or choose another prior.",
+                f"The prior {type(self).__name__} needs to know {', '.join(missing)}.",
+                "Pass the missing value (for example --value-range 0,1), or choose another prior.",
             )
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the penalty of every run.
+        """Return the penalty of every run on its candidates and multipliers.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Stored multipliers (R, m, ...).
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
 
         Returns:
-            The penalties (R,), before the multiplication by the weight.
+            The penalty of every run (R,), before the multiplication by the prior's weight.
         """
         return x.new_zeros(len(x))
 
     def weight_at(self, share: float | Tensor) -> float | Tensor:
-        """Return the weight after this share of the steps."""
+        """Return the weight of the penalty after a share of the optimization steps, from 0 to 1."""
         return self.weight
 
     def explicit_derivatives(self, x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return the penalty and its derivatives, if there is a method faster than autograd.
+        """Return the penalty and its derivatives by explicit formulas, if these are faster than autograd.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Stored multipliers (R, m, ...).
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
 
         Returns:
-            Penalty (R,) and its derivatives in x and in lam, None to use automatic differentiation.
+            The penalty (R,) and its derivatives in x and in lam, None if there are no explicit formulas.
         """
         return None
 
 
 class ValueBox(Prior):
-    """Squared distance of x plus the known mean to the known value range."""
+    """Penalty for candidates outside the known value range: their squared distance to this range.
+
+    If the data were centered, the known mean is added to the candidates first.
+    """
 
     needs: ClassVar[tuple[str, ...]] = ("value_range",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return sum relu(low - x)^2 + relu(x - high)^2.
+        """Return the penalty sum relu(low - x)^2 + relu(x - high)^2 for a value range from low to high.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Stored multipliers (R, m, ...).
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
 
         Returns:
-            The penalties (R,), before the multiplication by the weight.
+            The penalty of every run (R,), before the multiplication by the prior's weight.
         """
         assert self.knowledge is not None
         low, high = box(self.knowledge, x)
@@ -103,86 +109,91 @@ class ValueBox(Prior):
 
 
 class UnitBox(Prior):
-    """Squared distance to [-1, 1], as in the released code of Haim et al. 2022."""
+    """Penalty on the squared distance of pixels to [-1, 1], as in the released code of Haim et al. 2022."""
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return sum relu(|x| - 1)^2.
+        """Return the penalty sum relu(|x| - 1)^2 over all pixels x.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Stored multipliers (R, m, ...).
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
 
         Returns:
-            The penalties (R,), before the multiplication by the weight.
+            The penalty of every run (R,), before the multiplication by the prior's weight.
         """
         return _sum((x.abs() - 1).clamp(min=0).square())
 
 
 class PixelBox(Prior):
-    """Mean distance to [0, 1], as in the text of Haim et al. 2022."""
+    """Penalty on the mean distance of pixels to [0, 1], as in the paper of Haim et al. 2022."""
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the distance, averaged over pixels and summed over candidates.
+        """Return the distance to [0, 1], averaged over pixels and summed over candidates.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Stored multipliers (R, m, ...).
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
 
         Returns:
-            The penalties (R,), before the multiplication by the weight.
+            The penalty of every run (R,), before the multiplication by the prior's weight.
         """
         hinge = (-x).clamp(min=0) + (x - 1).clamp(min=0)
         return hinge.flatten(2).mean(2).sum(1)
 
 
 class MeanBox(Prior):
-    """m times the mean squared distance to the known range, as in the released code of Loo et al. 2024."""
+    """Penalty on the squared distance to the known value range, averaged over pixels.
+
+    The penalty is summed over candidates, as in the released code of Loo et al. 2024.
+    """
 
     needs: ClassVar[tuple[str, ...]] = ("value_range",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the penalty of ``ValueBox`` over the number of pixels.
+        """Return the squared distance to the value range, divided by the number of pixels of a candidate.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Stored multipliers (R, m, ...).
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
 
         Returns:
-            The penalties (R,), before the multiplication by the weight.
+            The penalty of every run (R,), before the multiplication by the prior's weight.
         """
         return ValueBox(knowledge=self.knowledge).penalty(x, lam) / x[0, 0].numel()
 
 
 class MultiplierFloor(Prior):
-    """Penalty for stored multipliers below ``lam_min`` (Haim et al. 2022, weight 5)."""
+    """Penalty on stored multipliers below ``lam_min`` (Haim et al. 2022, with weight 5)."""
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return sum relu(lam_min - lam)^2.
+        """Return the penalty sum relu(lam_min - lam)^2 over all stored multipliers lam.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Stored multipliers (R, m, ...).
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
 
         Returns:
-            The penalties (R,), before the multiplication by the weight.
+            The penalty of every run (R,), before the multiplication by the prior's weight.
         """
         return _sum((self.lam_min - lam).clamp(min=0).square())
 
 
 class TotalVariation(Prior):
-    """Sum of absolute differences of neighboring pixels."""
+    """Penalty on the sum of absolute differences of neighboring pixels."""
 
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the anisotropic total variation, smoothed at 1e-3 so that its gradient exists.
+        """Return the anisotropic total variation of the candidates.
+
+        Differences below 1e-3 are smoothed, so that the gradient exists.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Stored multipliers (R, m, ...).
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
 
         Returns:
-            The penalties (R,), before the multiplication by the weight.
+            The penalty of every run (R,), before the multiplication by the prior's weight.
         """
         horizontal, vertical = (
             _sum((d.square() + 1e-6).sqrt()) for d in _differences(x, self.knowledge)
@@ -191,87 +202,99 @@ class TotalVariation(Prior):
 
 
 class HighFrequency(Prior):
-    """Sum of squared differences of neighboring pixels, a quadratic smoothness prior."""
+    """Penalty on the sum of squared differences of neighboring pixels."""
 
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return the sum of squared differences.
+        """Return the sum of squared differences of neighboring pixels.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Stored multipliers (R, m, ...).
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
 
         Returns:
-            The penalties (R,), before the multiplication by the weight.
+            The penalty of every run (R,), before the multiplication by the prior's weight.
         """
         horizontal, vertical = (_sum(d.square()) for d in _differences(x, self.knowledge))
         return horizontal + vertical
 
 
 class SparseGradients(Prior):
-    """log cosh of the differences of neighboring pixels, because most images are piecewise flat.
+    """Penalty on differences of neighboring pixels, because most images are piecewise flat.
 
-    Unlike a quadratic prior, this prior distinguishes an image from a mixture of images. It is strong at
-    first, so that it decides the basin of the search. At the last step, FADE of its weight is left, so that
-    it does not blur the images. Channels change together, so a difference is a length over channels.
+    The penalty of a difference is its log cosh.
+
+    Unlike a quadratic prior, this prior distinguishes an image from a mixture of images. The prior is strong
+    at first, so that it decides the basin of the search. At the last step, the share FADE of its weight is
+    left, so that it does not blur the images. Color channels usually change together, so a difference is the
+    root mean square over channels.
 
     The penalty is a mean over pixels, in units of the value range, and a mean over candidates, weighted by
-    their multipliers. The same weight therefore suits every image size, value range and number of candidates.
-    The loss without candidates is about 1.
+    their multipliers. One weight of the prior therefore suits every image size, value range and number of
+    candidates.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return mean_i min(|mu_i|, MAX_MULTIPLIER) sum_axis mean log cosh(k |d|) / k, k = STEEPNESS.
+        """Return mean_i min(|mu_i|, MAX_MULTIPLIER) sum_axis mean log cosh(k |d|) / k.
+
+        mu_i are stored multipliers, d are differences of neighboring pixels along both axes, and k is
+        STEEPNESS.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Stored multipliers (R, m, ...).
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
 
         Returns:
-            The penalties (R,), before the multiplication by the weight.
+            The penalty of every run (R,), before the multiplication by the prior's weight.
         """
-        rough = x.new_zeros(x.shape[:2])
+        roughness = x.new_zeros(x.shape[:2])
         for d in self._steps(x):
             u = STEEPNESS * _length(d)
-            rough = (
-                rough + (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean((2, 3)) / STEEPNESS
+            roughness = (
+                roughness
+                + (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean((2, 3)) / STEEPNESS
             )
-        return (_candidate_weights(lam)[0] * rough).mean(1)
+        return (_candidate_weights(lam)[0] * roughness).mean(1)
 
     def weight_at(self, share: float | Tensor) -> float | Tensor:
-        """Return the weight, which falls geometrically to FADE of its initial value."""
+        """Return the weight of the penalty, which falls geometrically to FADE of its initial value."""
         return self.weight * FADE**share
 
     def explicit_derivatives(self, x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return penalty and derivatives from tanh(k |d|) d / (channels |d|), 3 times as fast as autograd.
+        """Return the penalty and its derivatives by explicit formulas, three times as fast as autograd.
+
+        A difference d of neighboring pixels contributes tanh(k |d|) d / (channels |d|), with k = STEEPNESS.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Stored multipliers (R, m, ...).
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
 
         Returns:
-            Penalty (R,) and its derivatives in x and in lam.
+            The penalty (R,) and its derivatives in x and in lam.
         """
         weights, slope = _candidate_weights(lam)
-        rough, grad = x.new_zeros(x.shape[:2]), torch.zeros_like(x)
+        roughness, grad = x.new_zeros(x.shape[:2]), torch.zeros_like(x)
         images = grad.view(*x.shape[:2], *_image_shape(self.knowledge))
         for axis, d in zip((-1, -2), self._steps(x), strict=True):
             length = _length(d)
             u = STEEPNESS * length
-            rough += (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean((2, 3)) / STEEPNESS
+            roughness += (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean((2, 3)) / STEEPNESS
             pixels, channels = length.shape[-1] * length.shape[-2], d.shape[2]
             pull = u.tanh_().div_(length).mul_((weights / pixels / channels)[..., None, None])
             d.mul_(pull[:, :, None] / (self._range() * x.shape[1]))
             images.narrow(axis, 1, d.shape[axis]).add_(d)
             images.narrow(axis, 0, d.shape[axis]).sub_(d)
-        candidate_rough = (rough / x.shape[1]).view(*x.shape[:2], *[1] * (lam.ndim - 2))
-        return (weights * rough).mean(1), grad, candidate_rough * slope
+        candidate_roughness = (roughness / x.shape[1]).view(*x.shape[:2], *[1] * (lam.ndim - 2))
+        return (weights * roughness).mean(1), grad, candidate_roughness * slope
 
     def _steps(self, x: Tensor) -> list[Tensor]:
-        """Return differences (R, m, channels, height, width) in units of the value range."""
+        """Return differences of neighboring pixels, in units of the value range.
+
+        The differences have the shape (R, m, channels, height, width).
+        """
         return [
             d.reshape(*d.shape[:2], -1, *d.shape[-2:]) / self._range()
             for d in _differences(x, self.knowledge)
@@ -284,23 +307,27 @@ class SparseGradients(Prior):
 
 
 class TypedColumns(Prior):
-    """Squared distance to the nearest row with the known column types, in the units of the columns.
+    """Penalty on the squared distance of a table row to the nearest row with the known column types.
 
-    Types are integers and one-hot codes. Other columns have no penalty. The weight rises from FADE of its
-    final value, because the nearest row is arbitrary early in the search.
+    Distances are in the units of the columns.
+
+    The types are integers and one-hot codes. Other columns have no penalty. The weight rises from the share
+    FADE of its final value, because the nearest row is arbitrary early in the search.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("columns",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return sum |v - nearest(v)|^2 with v = scale (x + mean).
+        """Return the penalty sum |v - nearest(v)|^2 with v = scale (x + mean).
+
+        v is a row in the units of the table, and nearest(v) is the nearest row of the known types.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Stored multipliers (R, m, ...).
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
 
         Returns:
-            The penalties (R,), before the multiplication by the weight.
+            The penalty of every run (R,), before the multiplication by the prior's weight.
         """
         assert self.knowledge is not None
         mean = 0.0 if self.knowledge.mean is None else self.knowledge.mean.to(x).flatten()
@@ -315,18 +342,18 @@ class TypedColumns(Prior):
         return total
 
     def weight_at(self, share: float | Tensor) -> float | Tensor:
-        """Return the weight, which rises geometrically from FADE of its final value."""
+        """Return the weight of the penalty, which rises geometrically from FADE of its final value."""
         return self.weight * FADE ** (1 - share)
 
 
 def penalty(priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tensor = 1.0) -> Tensor:
-    """Return the weighted sum of all priors.
+    """Return the penalty of every run: the weighted sum of all priors.
 
     Args:
-        priors: The priors.
-        x: Candidates (R, m, *shape).
-        lam: Stored multipliers (R, m, ...).
-        share: Share of the steps that is done.
+        priors: The priors, each a penalty on candidates and multipliers.
+        x: Candidates (R, m, *shape): m samples in each of R runs.
+        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        share: Share of the optimization steps that is done, from 0 to 1.
 
     Returns:
         The penalty of every run (R,).
@@ -337,16 +364,16 @@ def penalty(priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tens
 def derivatives(
     priors: Sequence[Prior], x: Tensor, lam: Tensor, share: float | Tensor = 1.0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return :func:`penalty` and its derivatives.
+    """Return the weighted sum of all priors for every run, and its derivatives.
 
     Args:
-        priors: The priors.
-        x: Candidates (R, m, *shape).
-        lam: Stored multipliers (R, m, ...).
-        share: Share of the steps that is done.
+        priors: The priors, each a penalty on candidates and multipliers.
+        x: Candidates (R, m, *shape): m samples in each of R runs.
+        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        share: Share of the optimization steps that is done, from 0 to 1.
 
     Returns:
-        The penalty of every run (R,), and its derivatives in x and in lam.
+        The penalty of every run (R,), and the derivatives of the penalty in x and in lam.
     """
     explicit = [(p, t) for p in priors if (t := p.explicit_derivatives(x, lam)) is not None]
     automatic = [p for p in priors if all(p is not q for q, _ in explicit)]
@@ -368,21 +395,21 @@ def derivatives(
 
 
 def _expand(weight: float | Tensor, like: Tensor) -> float | Tensor:
-    """Return a weight, or the weights of runs (R,), so that it broadcasts against (R, m, ...)."""
+    """Return the weight of a prior, or one weight per run (R,), in a shape that broadcasts with ``like``."""
     if isinstance(weight, Tensor) and weight.ndim:
         return weight.view(-1, *[1] * (like.ndim - 1))
     return weight
 
 
 def box(knowledge: Knowledge, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the bounds of a candidate as the network receives it.
+    """Return the lower and upper bounds of the values of a candidate, as the network receives it.
 
     Args:
-        knowledge: What the attacker knows, with a value range.
-        x: Candidates (R, m, *shape).
+        knowledge: What the attacker knows, including the value range of the samples.
+        x: Candidates (R, m, *shape): m samples in each of R runs.
 
     Returns:
-        Lower and upper bounds that broadcast against x.
+        The lower and upper bounds, in shapes that broadcast with x.
     """
     bounds = knowledge.box(x[0, 0])
     assert bounds is not None
@@ -399,27 +426,28 @@ def _image_shape(knowledge: Knowledge | None) -> tuple[int, ...]:
     assert knowledge.shape is not None
     if len(knowledge.shape) < 2:
         raise InputError(
-            "Smoothness priors need images; these samples are vectors.", "Choose another prior."
+            "Priors on neighboring pixels need images; the samples are vectors.",
+            "Choose another prior.",
         )
     return knowledge.shape
 
 
 def _length(d: Tensor) -> Tensor:
-    """Return the root mean square over channels (R, m, height, width), smooth at zero."""
+    """Return the root mean square of pixel differences over color channels, smooth at zero."""
     return (d.square().mean(2) + 1e-8).sqrt()
 
 
 def _candidate_weights(lam: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weight of every candidate (R, m), and its derivative in lam (R, m, ...).
+    """Return the weight of every candidate (R, m) in a penalty, and the weight's derivative in lam.
 
     The weight is the sum of absolute stored multipliers, at most MAX_MULTIPLIER. Multipliers of some
     objectives can be negative, and a negative weight would reward rough images.
 
     Args:
-        lam: Stored multipliers (R, m, ...).
+        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
 
     Returns:
-        The weights and their derivatives.
+        The weights (R, m) and their derivatives (R, m, ...).
     """
     sign = torch.where(lam < 0, -1.0, 1.0).to(lam.dtype)
     total = (sign * lam).reshape(*lam.shape[:2], -1).sum(-1)

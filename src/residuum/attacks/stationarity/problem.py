@@ -1,15 +1,17 @@
-"""The objective of an attack as a function of (x, lam): loss, residuals of the layers, and gradients.
+"""The loss of an attack as a function of candidates x and multipliers lam, with residuals and gradients.
 
-MLPs use the explicit engine. Any other ``nn.Module`` uses automatic differentiation of the same equation.
+MLPs use the explicit derivatives of ``engine/explicit.py``. Any other ``nn.Module`` uses automatic
+differentiation of the same equation.
 Shapes: x is (R, m, *shape) for R independent runs, and lam is (R, m, *multiplier_shape).
 
 For fixed candidates the best multipliers solve a (nonnegative) least-squares problem:
 
     min_{lam >= floor} sum_l w_l || target_l - sum_i lam_i g_i,l ||^2
 
-A floor is a shift: lam = floor + nu with nu >= 0, and G floor is subtracted from the right side. The gradient
-of the loss in lam gives the right side and the columns of the Gram matrix. The method therefore works for
-every objective that is linear in lam.
+Here g_i,l is the gradient of candidate i in layer l. A floor is a shift: lam = floor + nu with nu >= 0, and
+the Gram matrix times the floor is subtracted from the right side of the normal equations. The gradient of the
+loss in lam gives the right side and the columns of the Gram matrix. The method therefore works for every
+objective that is linear in lam.
 """
 
 from __future__ import annotations
@@ -32,18 +34,19 @@ from residuum.stationarity import Theta, by_layer, layer_squares, parameters
 from residuum.surfaces.surface import CHANGE
 from residuum.theory.multipliers import factor_gram, solve
 
-MAX_UNKNOWNS = 2000  # multipliers of a run; the Gram matrix needs one evaluation for each
+# Largest number of multipliers that are fitted in a run. The Gram matrix needs one evaluation for each.
+MAX_UNKNOWNS = 2000
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss at one point, and its gradients.
+    """Loss of an attack at one point (x, lam), and the gradients of the loss.
 
     Attributes:
         loss: Loss of every run (R,).
-        layers: Squared residual over squared target of every layer (R, L).
-        grad_x: Gradient in the candidates.
-        grad_lam: Gradient in the multipliers.
+        layers: Squared norm of the residual over squared norm of the target, for every run and layer (R, L).
+        grad_x: Gradient of the loss in the candidates.
+        grad_lam: Gradient of the loss in the multipliers.
     """
 
     loss: Tensor
@@ -53,23 +56,24 @@ class Evaluation:
 
 
 class Problem:
-    """The objective for one network: target, layer weights, and labels of the candidates.
+    """Loss of an attack on one network, as a function of candidates and multipliers.
 
     Args:
-        model: The network.
-        objective: Target, gradients and multipliers.
+        model: The network that is attacked.
+        objective: Defines the target, the gradients and the multipliers of the equation.
         knowledge: What the attacker knows.
-        labels: Labels (m,), or (R, m) if runs have different candidates.
-        surrogate: Surrogate for the derivative of kinks such as ReLU, "none" for the true derivative.
+        labels: Labels of the candidates (m,), or (R, m) if the labels differ between runs.
+        surrogate: Name of the smooth function that replaces the derivative of ReLUs, "none" for the true
+            derivative.
         normalize: Whether to divide the squared residual of each layer by ||target_l||^2.
-        layers: Layers in the loss. "first" is the first layer only. "auto" is the first layer for MLPs and
-            all layers for other networks. For a weight update, "auto" is every layer that moved. Frozen
-            layers never enter the loss, because training did not follow their gradients.
+        layers: Layers whose residuals enter the loss. "first" is the first layer only. "auto" is the first
+            layer for MLPs and all layers for other networks. For a weight update, "auto" is every layer that
+            moved. Frozen layers never enter the loss, because training did not follow their gradients.
         dtype: Number format of the search.
-        device: The device.
+        device: Where the loss is computed, such as "cpu" or "cuda".
 
     Raises:
-        InputError: If no layer is left to fit.
+        InputError: If ``layers`` selects only layers that did not move.
     """
 
     def __init__(
@@ -93,12 +97,15 @@ class Problem:
             if name == "theta0":
                 assert knowledge.theta0 is not None
                 theta0 = {n: t.to(device, dtype) for n, t in knowledge.theta0.items()}
-                point.load_state_dict({**point.state_dict(), **theta0})  # keeps the buffers
+                # The initial weights come without buffers, so the buffers of the released network are kept.
+                point.load_state_dict({**point.state_dict(), **theta0})
             points.append(point)
         self.objective = objective
         chain = dense_chain(base)
         is_smooth = chain is not None and not isinstance(chain.activation, nn.ReLU)
-        self.surrogate = "none" if is_smooth else surrogate  # surrogates replace kinks only
+        self.surrogate = (
+            "none" if is_smooth else surrogate
+        )  # surrogates replace ReLU derivatives only
         self.labels = labels.to(device)
         # The target has the number format of the search. The number format of the release decides which
         # layers moved.
@@ -106,8 +113,8 @@ class Problem:
         self.target = objective.create_surface(parameters(base), knowledge).target
         self.groups = by_layer(self.target)
         self.scales = self.squares(self.target).tolist()
-        # In an MLP, the weights above the first layer stay near their initialization and carry little
-        # information.
+        # In an MLP, the weights above the first layer stay near their initialization and say little about the
+        # samples.
         has_weak_layers = surface.name != CHANGE and chain is not None
         first_only = layers == "first" or (layers == "auto" and has_weak_layers)
         is_fitted = [
@@ -138,12 +145,12 @@ class Problem:
 
     @property
     def layer_names(self) -> tuple[str, ...]:
-        """Names of the layers, in the order of :attr:`Evaluation.layers`."""
+        """Names of the layers, in the order of the residuals of an :class:`Evaluation`."""
         return tuple(self.groups)
 
     @property
     def empty_loss(self) -> float:
-        """Loss without candidates: the weighted squared norm of the target."""
+        """Loss if there are no candidates: the weighted squared norm of the target."""
         return sum(w * scale for w, scale in zip(self.layer_weights, self.scales, strict=True))
 
     def evaluate(
@@ -153,16 +160,17 @@ class Problem:
         sharpness: float | Tensor = 150.0,
         measure: bool = True,
     ) -> Evaluation:
-        """Evaluate the loss, the relative squared residuals and the gradients.
+        """Evaluate the loss, the relative squared residuals of the layers, and the gradients of the loss.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Multipliers of the plain sum (R, m, ...).
-            sharpness: alpha or beta of the surrogate, (R, 1, 1) if runs differ.
-            measure: Whether to compute the loss and the residuals. Without it they may be zero.
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
+            sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+                softplus), (R, 1, 1) if runs differ.
+            measure: Whether to compute the loss and the residuals. If False, only the gradients are valid.
 
         Returns:
-            The evaluation.
+            The loss, the residuals and the gradients.
         """
         if self.explicit is None:
             return self._evaluate_generic(x, lam, sharpness)
@@ -177,7 +185,7 @@ class Problem:
         return Evaluation(squares @ self.weights, squares / self._scales, grad_x, grad_lam)
 
     def with_labels(self, labels: Tensor) -> Problem:
-        """Return the same problem for candidates with other labels. Everything else is shared."""
+        """Return the same problem for candidates with other labels. All other data are shared."""
         other = copy.copy(self)
         other.labels = labels.to(self.labels.device)
         return other
@@ -187,25 +195,25 @@ class Problem:
         return self.labels if self.labels.ndim == 1 else self.labels[run]
 
     def activation(self, sharpness: float | Tensor) -> Activation:
-        """Return the activation of an MLP, with the surrogate's derivative if there is a surrogate."""
+        """Return the activation of an MLP, with a smooth surrogate derivative if the settings name one."""
         if self.surrogate == "none":
             return self.true_activation
         return SURROGATES[self.surrogate](sharpness)
 
     def candidates(self, x: Tensor, lam: Tensor) -> Candidates:
-        """Return the candidates in the format of the engine.
+        """Return the candidates in the format of the explicit engine for MLPs.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Multipliers of the plain sum (R, m, ...).
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
 
         Returns:
-            The candidates, with flattened samples, and their labels.
+            The candidates, with flattened samples, multipliers and labels.
         """
         return Candidates(x.flatten(2), lam, self.labels)
 
     def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
-        """Evaluate by automatic differentiation. Runs with different sharpness go one after another."""
+        """Evaluate the loss by automatic differentiation, run by run if the runs differ in sharpness."""
         is_varied = isinstance(sharpness, Tensor) and sharpness.ndim > 0
         results = []
         for run in range(len(x)) if is_varied else (0,):
@@ -218,14 +226,15 @@ class Problem:
         return Evaluation(squares @ self.weights, squares / self._scales, *gradients)
 
     def build_models(self, sharpness: float | Tensor, run: int) -> list[nn.Module]:
-        """Build the network at every gradient point, with the surrogate of one run.
+        """Build the network with each of the weights where gradients are taken, and the surrogate of one run.
 
         Args:
-            sharpness: alpha or beta of the surrogate, (R, 1, 1) if runs differ.
-            run: The run.
+            sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
+                softplus), (R, 1, 1) if runs differ.
+            run: Index of the run.
 
         Returns:
-            The networks.
+            One network for each of the weights where gradients are taken.
         """
         if self.surrogate == "none":
             return self.points
@@ -235,13 +244,15 @@ class Problem:
         return [with_surrogate(point, surrogate) for point in self.points]
 
     def residual(self, models: list[nn.Module], x: Tensor, lam: Tensor, labels: Tensor) -> Theta:
-        """Compute target - sum_i grad <u_i, Phi(x_i)> for one run, differentiable in x and lam.
+        """Compute the residual of one run: the target minus the sum of grad <u_i, Phi(x_i)> over candidates.
+
+        The residual is differentiable in x and lam.
 
         Args:
-            models: The network at every gradient point.
-            x: Candidates (m, *shape).
-            lam: Multipliers of the plain sum (m, ...).
-            labels: Labels (m,).
+            models: One network for each of the weights where gradients are taken.
+            x: Candidates (m, *shape) of one run.
+            lam: Multipliers of the candidates (m, ...), not divided by the solver's scale.
+            labels: Labels of the candidates (m,).
 
         Returns:
             The residual by parameter name.
@@ -253,29 +264,31 @@ class Problem:
         return residual
 
     def squares(self, residual: Theta) -> Tensor:
-        """Return the squared norm of every layer (L,), weight and bias together."""
+        """Return the squared norm of the residual of every layer (L,), for weight and bias together."""
         return layer_squares(residual, self.groups.values())
 
     def sum_of_gradients(
         self, model: nn.Module, point: int, x: Tensor, lam: Tensor, labels: Tensor
     ) -> Theta:
-        """Compute sum_i grad <u_i, Phi(x_i)> for one run, differentiable in x and lam.
+        """Compute the weighted sum of gradients sum_i grad <u_i, Phi(x_i)> for one run.
 
-        This is one backward pass of sum_i <u_i, Phi(x_i)>. No gradient of a single candidate is formed.
+        One backward pass of sum_i <u_i, Phi(x_i)> computes the sum, without a gradient per candidate. The
+        result is differentiable in x and lam.
 
         Args:
-            model: The network at this gradient point.
-            point: Index of the gradient point.
-            x: Candidates (m, *shape).
-            lam: Multipliers of the plain sum (m, ...).
-            labels: Labels (m,).
+            model: The network with the weights at which gradients are taken.
+            point: Index of the weights at which the gradients are taken (theta or theta0).
+            x: Candidates (m, *shape) of one run.
+            lam: Multipliers of the candidates (m, ...), not divided by the solver's scale.
+            labels: Labels of the candidates (m,).
 
         Returns:
-            The sum by parameter name.
+            The sum of gradients by parameter name.
         """
         fixed = parameters(model)
         leaves = {name: t.clone().requires_grad_() for name, t in fixed.items()}
-        # u is evaluated at weights without gradient, so that only Phi is differentiated in theta.
+        # The covectors u are computed from weights without gradient, so that only Phi is differentiated in
+        # theta.
         u = self.objective.covectors(point, functional_call(model, fixed, (x,)), labels, lam)
         inner = (u * functional_call(model, leaves, (x,))).sum()
         grads = torch.autograd.grad(
@@ -292,26 +305,26 @@ def fit_multipliers(
     scale: float,
     sharpness: float | Tensor,
 ) -> Tensor:
-    """Fit the stored multipliers at fixed candidates, separately for each run.
+    """Fit the multipliers of fixed candidates by least squares, separately for each run.
 
     A run keeps its multipliers if its gradients are not finite or all zero, or if it has more than
     MAX_UNKNOWNS multipliers.
 
     Args:
-        problem: The problem.
-        x: Candidates (R, m, *shape).
-        lam: Stored multipliers (R, m, ...).
-        floor: Smallest value allowed, None for free multipliers.
-        scale: Plain-sum multiplier over stored multiplier.
-        sharpness: alpha or beta of the surrogate.
+        problem: The loss of the attack as a function of candidates and multipliers.
+        x: Candidates (R, m, *shape): m samples in each of R runs.
+        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        floor: Smallest permitted multiplier, None if multipliers can have any value.
+        scale: Factor that turns stored multipliers into multipliers of the gradients.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
 
     Returns:
-        The stored multipliers (R, m, ...) that minimize the loss.
+        The stored multipliers (R, m, ...) that minimize the loss for these candidates.
     """
-    unknowns, solved = lam[0].numel(), []
-    if unknowns > MAX_UNKNOWNS:
+    unknown_count, fitted_runs = lam[0].numel(), []
+    if unknown_count > MAX_UNKNOWNS:
         return lam
-    units = torch.eye(unknowns, dtype=x.dtype, device=x.device)
+    units = torch.eye(unknown_count, dtype=x.dtype, device=x.device)
     for candidates, current in zip(x[:, None], lam[:, None], strict=True):
 
         def gradient(
@@ -320,37 +333,37 @@ def fit_multipliers(
             result = problem.evaluate(candidates, values.view_as(current) * scale, sharpness)
             return result.grad_lam.flatten().double() * scale
 
-        # The loss is |target - G lam|^2 in the layers' weights, with gradient 2 (G'G lam - G'target). The
-        # gradient at lam = 0 gives the right side, and at the i-th unit vector the i-th column of the Gram
-        # matrix.
-        right = -gradient(torch.zeros_like(current)) / 2  # <g_i, target>_w
-        gram, shift = torch.stack([gradient(e) / 2 + right for e in units]).cpu(), floor or 0.0
+        # For the matrix G of gradients, the loss is |target - G lam|^2 with layer weights, and its gradient
+        # is 2 (G'G lam - G'target). The gradient at lam = 0 gives the right side G'target. The gradient at
+        # the i-th unit vector gives the i-th column of the Gram matrix G'G.
+        right_side = -gradient(torch.zeros_like(current)) / 2
+        gram, shift = torch.stack([gradient(e) / 2 + right_side for e in units]).cpu(), floor or 0.0
         if not bool(gram.isfinite().all()) or float(gram.trace()) <= 0:
-            solved.append(current)
+            fitted_runs.append(current)
             continue
-        # lam = floor + nu: the contribution of the floor is subtracted from the right side.
-        factor = factor_gram(gram, right.cpu() - shift * gram.sum(1))
-        solved.append((shift + solve(factor, free=floor is None)).to(lam).view_as(current))
-    return torch.cat(solved)
+        # With lam = floor + nu, the contribution of the floor is subtracted from the right side.
+        factor = factor_gram(gram, right_side.cpu() - shift * gram.sum(1))
+        fitted_runs.append((shift + solve(factor, free=floor is None)).to(lam).view_as(current))
+    return torch.cat(fitted_runs)
 
 
 def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpness: float) -> float:
-    """Return the common multiplier at which the sum over x is as large as the target.
+    """Return the common multiplier at which the weighted sum of gradients at x is as large as the target.
 
-    Sizes are compared in the first layer that enters the loss.
+    The norms of the sum and the target are compared in the first layer that enters the loss.
 
     Args:
-        problem: The problem.
+        problem: The loss of the attack as a function of candidates and multipliers.
         x: Candidates (1, m, ...).
-        shape: Shape of one candidate's multipliers.
-        sharpness: alpha or beta of the surrogate.
+        shape: Shape of the multipliers of one candidate.
+        sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
 
     Returns:
-        The multiplier, 1 if the sum is zero.
+        The multiplier, 1 if the sum of gradients is zero.
     """
     ones = torch.ones(*x.shape[:2], *shape, dtype=x.dtype, device=x.device)
-    # residual(s) = target - s T, so three values of s give the size of T.
+    # With a common multiplier s, the residual is target - s T. Three values of s give the norm of the sum T.
     first = next((i for i, weight in enumerate(problem.layer_weights) if weight > 0), 0)
     values = [problem.evaluate(x, s * ones, sharpness).layers[0, first] for s in (-1.0, 0.0, 1.0)]
-    squared = float((values[0] + values[2]) / 2 - values[1])  # ||T||^2 / ||target||^2
+    squared = float((values[0] + values[2]) / 2 - values[1])  # |T|^2 / |target|^2
     return 1 / math.sqrt(squared) if squared > 0 else 1.0

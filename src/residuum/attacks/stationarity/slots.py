@@ -1,7 +1,8 @@
-"""Slots of candidates: assign slots and numbers to new candidates, and empty slots.
+"""Slots of candidates: put new candidates into slots of the solver's tensors, number them, and empty slots.
 
-Runs side by side share tensors (R, m, ...) and may hold different numbers of candidates. An empty slot holds
-zeros, and empty slots are filled first. A candidate keeps its number, and each number is used once in a run.
+R runs share tensors with m slots (R, m, ...) and may hold different numbers of candidates. An empty slot
+holds zeros. New candidates fill the empty slots first. A candidate keeps its number, and each number is used
+once in a run.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from residuum.attacks.stationarity.solver import Population, SolverState
 
-# Names of the tensors that have one entry per slot.
+# Names of the tensors of the population and of the solver's state that have one entry per slot.
 POPULATION_FIELDS = ("labels", "active", "ident", "best_labels", "best_active", "best_ident")
 STATE_FIELDS = ("x", "lam", "best_x", "best_lam")
 
@@ -24,12 +25,13 @@ class Newcomer:
     """A new candidate of one run, or one half of a candidate that splits.
 
     Attributes:
-        x: The candidate.
-        lam: Its multiplier. After a split, both halves have the same multiplier.
-        label: Its label.
+        x: The sample of the new candidate.
+        lam: Multiplier of the new candidate. After a split, both halves have the same multiplier.
+        label: Label of the new candidate.
         parent: Slot of the candidate that splits, None for a candidate without a parent.
-        parent_x: The half that stays in the parent's slot.
-        figures: Numbers for the event.
+        parent_x: Sample of the half that stays in the slot of the candidate that splits, None without a
+            split.
+        figures: Numbers that are recorded with the addition, such as the eigenvalue of a split.
     """
 
     x: Tensor
@@ -41,20 +43,20 @@ class Newcomer:
 
 
 def get_population(state: SolverState) -> Population:
-    """Return the population of the state of an attack that grows."""
+    """Return the population in the state of an attack whose number of candidates can change."""
     assert state.population is not None
     return state.population
 
 
 def append_events(state: SolverState, events: list[dict[str, Any]]) -> SolverState:
-    """Append events to the events of a state.
+    """Append events, such as splits and merges, to the history of a state.
 
     Args:
-        state: The current state.
-        events: The new events.
+        state: State of the search.
+        events: The new events as dictionaries.
 
     Returns:
-        The new state.
+        The new state of the search.
     """
     population = get_population(state)
     return state.replace(population=population.replace(events=(*population.events, *events)))
@@ -63,17 +65,17 @@ def append_events(state: SolverState, events: list[dict[str, Any]]) -> SolverSta
 def place_newcomers(
     state: SolverState, newcomers: list[list[Newcomer]]
 ) -> tuple[SolverState, list[list[tuple[int, ...]]]]:
-    """Assign slots and numbers to new candidates. Empty slots are filled first.
+    """Put new candidates into slots and number them. Empty slots are filled first.
 
     Both halves of a split inherit the optimizer state of their parent.
 
     Args:
-        state: The current state.
-        newcomers: New candidates of each run, with stored multipliers.
+        state: State of the search.
+        newcomers: New candidates of each run, with multipliers divided by the solver's scale.
 
     Returns:
-        The new state, and for each run the numbers of each newcomer. A split has two numbers: of the half in
-        the parent's slot and of the half in the new slot.
+        The new state, and the numbers of each run's new candidates. A split has two numbers: that of the half
+        in the parent's slot and that of the half in the new slot.
     """
     if not any(newcomers):
         return state, [[] for _ in newcomers]
@@ -109,14 +111,14 @@ def place_newcomers(
 
 
 def remove_candidates(state: SolverState, dropped: Tensor) -> SolverState:
-    """Empty slots.
+    """Remove candidates from a state, and fill their slots with zeros.
 
     Args:
-        state: The current state.
-        dropped: Mask of the slots to empty (R, m).
+        state: State of the search.
+        dropped: Mask of the slots (R, m) whose candidates are removed.
 
     Returns:
-        The new state.
+        The new state of the search.
     """
     population = get_population(state)
 
@@ -132,21 +134,23 @@ def remove_candidates(state: SolverState, dropped: Tensor) -> SolverState:
 
 
 def add_slots(state: SolverState, slots: int) -> SolverState:
-    """Append empty slots.
+    """Append empty slots to the tensors of a state.
 
     Args:
-        state: The current state.
-        slots: Number of slots afterwards.
+        state: State of the search.
+        slots: Number of slots per run that are needed.
 
     Returns:
-        The new state. It is the same if there are enough slots.
+        The new state, or the given state if there are enough slots.
     """
-    more = slots - state.x.shape[1]
-    if more <= 0:
+    missing_slots = slots - state.x.shape[1]
+    if missing_slots <= 0:
         return state
 
     def pad(tensor: Tensor) -> Tensor:
-        return torch.cat([tensor, tensor.new_zeros(len(tensor), more, *tensor.shape[2:])], 1)
+        return torch.cat(
+            [tensor, tensor.new_zeros(len(tensor), missing_slots, *tensor.shape[2:])], 1
+        )
 
     population = get_population(state)
     entries = {name: pad(getattr(population, name)) for name in POPULATION_FIELDS}

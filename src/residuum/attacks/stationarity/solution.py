@@ -1,8 +1,9 @@
-"""The candidates of an attack as one solution of the equation, and how well an attack fits the weights.
+"""The candidates of an attack as one solution of its equation, and how well an attack fits the weights.
 
-``selected`` is the selection of the attack: if several restarts agree on some candidates, only these. Each
-image has the multiplier of the candidate that represents it. ``best`` is all candidates of the restart with
-the smallest loss, largest multiplier first. Together these candidates are one solution of the equation.
+The set ``selected`` holds the selection of the attack. If several restarts agree on some candidates, the set
+holds only those. Each image has the multiplier of the candidate that represents the image. The set ``best``
+holds all candidates of the restart with the smallest loss, largest multiplier first. Together the candidates
+of ``best`` are one solution of the stationarity equation.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ CANDIDATE_SETS = ("selected", "best")
 
 @dataclass(frozen=True, eq=False)
 class Solution:
-    """A set of candidates that solves the equation approximately.
+    """A set of candidates that approximately solves the stationarity equation of an attack.
 
     Attributes:
         kkt: The candidates with their multipliers.
-        index: Rows of the candidates in the reconstruction (k,).
-        support: Number of restarts that hold each candidate (k,), None unless selected.
-        confidence: Confidence of each candidate (k,), None unless selected.
+        index: Row numbers of the k candidates in the reconstruction (k,).
+        support: Number of restarts that found each candidate (k,), None unless the set is "selected".
+        confidence: Confidence of each candidate (k,), None unless the set is "selected".
     """
 
     kkt: KKTSet
@@ -48,7 +49,7 @@ class Solution:
 
     @property
     def x(self) -> Tensor:
-        """Candidates (k, *shape) as the network receives them."""
+        """Candidates (k, *shape) of the solution, as the network receives them."""
         return self.kkt.x
 
 
@@ -58,12 +59,12 @@ def build_solution(
     """Build a solution from the candidates of a reconstruction. Candidates that are not finite are left out.
 
     Args:
-        model: The network.
+        model: The network that is attacked.
         reconstruction: The result of an attack.
-        which: The candidates, "selected" or "best".
+        which: Name of the set of candidates: "selected", or "best" for all candidates of the best restart.
 
     Returns:
-        The solution. Without a selection, it is that of the best restart.
+        The solution. If there is no selection, the solution has the candidates of the best restart.
 
     Raises:
         InputError: If no restart has finite candidates.
@@ -85,20 +86,22 @@ def build_solution(
     best = select_best_rows(reconstruction)
     if best is None:
         raise InputError(
-            "A solution needs a restart that converged to finite candidates; this reconstruction has none.",
+            "A solution needs finite candidates with nonzero multipliers; the reconstruction has none.",
             "Run the attack again.",
         )
     return Solution(_kkt_set_of_rows(model, reconstruction, best), best)
 
 
 def select_best_rows(reconstruction: Reconstruction) -> Tensor | None:
-    """Return the candidates (k,) of the restart with the smallest loss, largest multiplier first.
+    """Return the row numbers of the best restart's candidates, largest multiplier first.
+
+    The best restart has the smallest loss.
 
     Args:
         reconstruction: The result of an attack.
 
     Returns:
-        Rows of the reconstruction, None if there are no finite candidates with a multiplier.
+        Row numbers in the reconstruction (k,), None if no finite candidate has a nonzero multiplier.
     """
     if (run := reconstruction.best_restart) is None:
         return None
@@ -112,14 +115,14 @@ def select_best_rows(reconstruction: Reconstruction) -> Tensor | None:
 def find_best_residual(
     model: nn.Module, reconstructions: Sequence[Reconstruction]
 ) -> dict[str, float]:
-    """Find the attack whose best restart fits the first layer best.
+    """Find the attack whose best restart fits the first layer of the network best.
 
     Args:
-        model: The network.
+        model: The network that is attacked.
         reconstructions: Results of attacks.
 
     Returns:
-        Residuals of all layers of that restart, {} if there is none.
+        Residuals of the layers at the best restart of this attack, {} if no attack can be compared.
     """
     best: dict[str, float] = {}
     for reconstruction in reconstructions:
@@ -141,11 +144,11 @@ def restore_objective(model: nn.Module, reconstruction: Reconstruction) -> Objec
     """Return the objective of the attack that made a reconstruction.
 
     Args:
-        model: The network.
+        model: The network that is attacked.
         reconstruction: The result of an attack.
 
     Returns:
-        The objective. If the attack is not known, it is the KKT objective for the number of outputs.
+        The objective. If the attack is not known, the KKT objective for the network's number of outputs.
     """
     attack = rebuild_attack(reconstruction)
     if isinstance(attack, Stationarity):
@@ -159,30 +162,30 @@ def restore_objective(model: nn.Module, reconstruction: Reconstruction) -> Objec
 def build_kkt_set(
     model: nn.Module, reconstruction: Reconstruction, x: Tensor, labels: Tensor, lam: Tensor
 ) -> KKTSet:
-    """Build the set of candidates that solves the objective's equation, at its gradient points.
+    """Build the set of candidates that solves the equation of an attack, with a residual per layer.
 
-    The set has float64 numbers and true activations, because a certificate describes the network and not the
-    surrogate of the attack.
+    The set has float64 numbers and the network's true activations, because a certificate describes the
+    network and not the smooth surrogate that the attack used.
 
     Args:
-        model: The network.
+        model: The network that is attacked.
         reconstruction: The result of the attack, with its knowledge and settings.
         x: Candidates (k, *shape).
         labels: Labels (k,).
-        lam: Multipliers of the plain sum (k, ...).
+        lam: Multipliers of the candidates (k, ...), not divided by the solver's scale.
 
     Returns:
-        The set.
+        The set of candidates with multipliers, target and residuals.
 
     Raises:
-        InputError: If the multipliers depend on the outputs, because other candidates would have other
-            multipliers.
+        InputError: If the network's outputs decide the multipliers, because the certificate compares
+            candidates with fixed multipliers.
     """
     objective = restore_objective(model, reconstruction)
     knowledge = reconstruction.knowledge
     if objective.follows_outputs:
         raise InputError(
-            "The certificate needs fixed multipliers, and those of this attack are tied to the loss.",
+            "The certificate needs fixed multipliers; the multipliers of this attack are tied to the loss.",
             "Run the attack without --weight-decay.",
         )
     model = copy.deepcopy(model).double().requires_grad_(False)
@@ -209,11 +212,11 @@ def _kkt_set_of_rows(model: nn.Module, reconstruction: Reconstruction, rows: Ten
 
 @dataclass(frozen=True, eq=False)
 class WeightFit(Record):
-    """How well an attack fits the weights.
+    """Residuals that say how well an attack fits the weights of a network.
 
     Attributes:
         residuals: Norm of the residual over norm of the target, for every layer, at the best restart.
-        judged: Layers that count.
+        judged: Names of the layers that decide whether the attack fits the weights.
     """
 
     residuals: dict[str, float] = field(default_factory=dict)
@@ -221,22 +224,23 @@ class WeightFit(Record):
 
     @property
     def worst(self) -> float | None:
-        """Largest residual of the layers that count, None if one of them was not measured."""
+        """Largest residual of the judged layers, None if a judged layer was not measured."""
         values = [self.residuals[name] for name in self.judged if name in self.residuals]
         return max(values) if len(values) == len(self.judged) and values else None
 
 
 def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
-    """Measure the residuals of the best restart that did not diverge, in float64 with its surrogate.
+    """Measure how well the best restart of an attack fits the weights, in float64 with its surrogate.
 
-    The residual of a layer is r_l = || target_l - sum_i grad_l <u_i, Phi(x_i)> || / || target_l ||.
+    The residual of layer l is r_l = || target_l - sum_i grad_l <u_i, Phi(x_i)> || / || target_l ||. The best
+    restart has the smallest residual of all restarts that did not diverge.
 
     Args:
-        surface: The attack surface, which also decides the layers that count.
+        surface: The attack surface, which also decides the layers that are judged.
         reconstruction: The result of an attack.
 
     Returns:
-        The residuals, without any if all restarts diverged.
+        The residuals by layer, which are empty if all restarts diverged.
     """
     judged = surface.layers
     best = _best_restart(reconstruction, judged)
@@ -244,7 +248,7 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
         return WeightFit({}, judged)
     attack = rebuild_attack(reconstruction)
     if not isinstance(attack, Stationarity):
-        # An attack in closed form has a single residual, of all equations together. It is exact.
+        # An attack in closed form records a single residual, that of all equations together.
         return WeightFit({reconstruction.layer_names[0]: best[2]}, reconstruction.layer_names[:1])
     run, step, _ = best
     objective = attack.objective.from_settings(attack, reconstruction.knowledge)
@@ -268,14 +272,14 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
 def _best_restart(
     reconstruction: Reconstruction, judged: tuple[str, ...]
 ) -> tuple[int, int, float] | None:
-    """Return the restart with the smallest residual at its best point, as the attack recorded it.
+    """Return the restart with the smallest residual, as the attack recorded it at the restart's best point.
 
     Args:
         reconstruction: The result of an attack.
-        judged: Layers that count. The largest of their residuals is compared.
+        judged: Names of the layers whose residuals are compared. The largest residual of a restart counts.
 
     Returns:
-        (restart, step, residual), None if all restarts diverged.
+        The tuple (restart, step, residual), None if all restarts diverged.
     """
     names = reconstruction.layer_names
     layers = [i for i, name in enumerate(names) if name in judged] or [0]

@@ -1,20 +1,21 @@
-"""Minimize the loss of an attack over candidates and multipliers, with R restarts side by side.
+"""Minimize the loss of an attack over candidates and multipliers, for R restarts at once.
 
 ``SolverState`` is the state of an attack. ``Solver.step`` updates candidates and multipliers once, and
-``Solver.solve`` is the only loop over steps. Everything between evaluation steps is in ``search`` of
-``attack.py``: growth, the watcher, the clock, saving and pausing.
+``Solver.solve`` is the only loop over steps. The function ``search`` of ``attack.py`` does everything else
+between evaluation steps: adding candidates, reporting progress, checking the time limit, saving and pausing.
 
-All random numbers come from the seed. A run diverges if its loss is not finite or much too large. It then
-stops at its best point and is reported as "diverged", and the other runs continue.
+All random numbers come from the seed. A run diverges if its loss is not finite or much too large. A diverged
+run stops at its best point and is reported as "diverged", and the other runs continue.
 
     SGD    v <- mu v + g;                      p <- p - rate v
     Adam   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g^2;
            p <- p - rate (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)
 
-A step never reads the values of a tensor on the host, so that a CUDA graph can hold it.
+Here p is the variable, g its gradient, mu the momentum, b1 and b2 are the constants of Adam, and t is the
+step. A step never reads the values of a tensor on the host, so that a CUDA graph can hold the step.
 
-Runs side by side share tensors (R, m, ...) and may hold different numbers of candidates. A slot is active or
-empty. An empty slot holds zeros. Its multiplier is zero and never changes, so it adds nothing to the
+The runs share tensors (R, m, ...) and may hold different numbers of candidates. A slot is active or
+empty. An empty slot holds zeros. Its multiplier is zero and never changes, so the slot adds nothing to the
 equation. A candidate has a number that is used only once in its run. The numbers of the initial candidates
 are 0..m-1, and a split creates two new numbers.
 """
@@ -44,33 +45,36 @@ from residuum.records import Knowledge, Record
 from residuum.records.rundir import digest, refuse_other_run
 from residuum.settings import FAST_PRECISIONS, LR_LAM, NUMBERS, PER_RUN, StationaritySettings
 
-DIVERGED = (
-    1e6  # a larger loss, relative to the first or to that without candidates, is a divergence
-)
-CHECK_EVERY = 25  # steps between evaluation steps, which record the loss and the best point
-BETA1, BETA2 = 0.9, 0.999  # the usual values for Adam
-EPSILON = 1e-12  # smaller than the gradients of losses near zero
+# A run diverges if its loss exceeds this multiple of its first loss, or of the loss without candidates if
+# that is larger.
+DIVERGED = 1e6
+CHECK_EVERY = 25  # steps between two evaluation steps, which record the loss and the best point
+BETA1, BETA2 = (
+    0.9,
+    0.999,
+)  # decay rates of Adam's first and second moment; these are the usual values
+EPSILON = 1e-12  # added to Adam's denominator; smaller than the gradients of losses near zero
 
-Step = float | Tensor  # a tensor if a CUDA graph holds the step
+Step = float | Tensor  # number of a step; a tensor if a CUDA graph holds the step
 Moments = dict[str, Tensor]
 OneStep = Callable[[Tensor, Tensor, Moments, Step, Tensor], None]
 
 
 @dataclass(frozen=True, eq=False)
 class Population(Record):
-    """The candidates of runs that grow.
+    """Labels, slots and numbers of the candidates, if runs can add candidates during the search.
 
     Attributes:
-        labels: Labels (R, m).
-        active: Slots in use (R, m).
+        labels: Labels of the candidates (R, m).
+        active: Mask of the slots that hold a candidate (R, m).
         ident: Number of the candidate in each slot (R, m).
-        best_labels: Labels at the best point of every run.
-        best_active: Slots in use at the best point of every run.
+        best_labels: Labels of the candidates at the best point of every run.
+        best_active: Mask of the slots that hold a candidate at the best point of every run.
         best_ident: Numbers of the candidates at the best point of every run.
-        born: How many numbers each run has used.
-        last: Step of the latest round of each run.
-        stopped: Why a run no longer grows, "" if it still grows.
-        events: The history of growth, see ``growth.py``.
+        born: How many candidate numbers each run has used.
+        last: Step at which each run last merged or added candidates.
+        stopped: Why each run no longer adds candidates, "" if the run still can.
+        events: Splits, merges and other changes of the candidates so far, see ``growth.py``.
     """
 
     labels: Tensor
@@ -86,11 +90,13 @@ class Population(Record):
 
     @classmethod
     def start(cls, runs: int, labels: Tensor) -> Population:
-        """Create the population at the start: all runs have the same labels, and all slots are in use.
+        """Create the population at the start of an attack.
+
+        All runs have the same labels, and every slot holds a candidate.
 
         Args:
             runs: Number of runs R.
-            labels: Labels (m,).
+            labels: Labels of the candidates (m,).
 
         Returns:
             The population.
@@ -112,7 +118,7 @@ class Population(Record):
         )
 
     def keep_best(self, better: Tensor) -> Population:
-        """Store the current candidates as those of the best point, for the runs ``better`` (R,)."""
+        """Record the current candidates as the best point of the runs in the mask ``better`` (R,)."""
         now = {f"best_{name}": getattr(self, name) for name in ("labels", "active", "ident")}
         best = {n: torch.where(better[:, None], t, getattr(self, n)) for n, t in now.items()}
         return self.replace(**best)
@@ -120,27 +126,28 @@ class Population(Record):
 
 @dataclass(frozen=True, eq=False)
 class SolverState(Record):
-    """State of an attack, with everything that is needed to continue it.
+    """State of an attack, with everything that is needed to continue the attack.
 
-    Tensors may share memory, so none of them is changed in place.
+    The tensors of a state may share memory, so no tensor is changed in place.
 
     Attributes:
-        x: Candidates (R, m, *shape).
-        lam: Stored multipliers (R, m, ...).
-        best_x: Candidates of the best point of each run.
-        best_lam: Stored multipliers of the best point of each run.
-        best_loss: Loss of the best point (R,).
-        first_loss: Loss at the first evaluation step (R,), which decides what counts as divergence.
-        alive: Runs that have not diverged (R,).
-        step: Number of steps done.
+        x: Candidates (R, m, *shape): m samples in each of R runs.
+        lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+        best_x: Candidates at the best point of each run, which has the smallest loss.
+        best_lam: Stored multipliers at the best point of each run.
+        best_loss: Loss at the best point of each run (R,).
+        first_loss: Loss at the first evaluation step (R,). A run diverges if its loss is a large multiple of
+            it.
+        alive: Mask of the runs that have not diverged (R,).
+        step: Number of optimization steps done.
         fingerprint: Hash of network, objective, knowledge and settings. Only an attack with the same hash can
             continue from this state.
-        moments: Optimizer state by variable.
-        steps: The evaluation steps so far.
-        loss: Losses (R,) at the evaluation steps.
-        layers: Relative squared residuals of the layers (R, L) at the evaluation steps.
-        stopped: Why the attack stopped, "" if it continues.
-        population: Candidates of runs that grow, None without growth.
+        moments: Tensors of the optimizer state by name.
+        steps: Numbers of the steps at which the loss was evaluated so far.
+        loss: Losses of the runs (R,) at each evaluation step.
+        layers: Relative squared residuals of the layers (R, L) at each evaluation step.
+        stopped: Why the attack stopped, "" if the attack continues.
+        population: Labels and slots of the candidates, None if the number of candidates is fixed.
     """
 
     x: Tensor
@@ -161,18 +168,18 @@ class SolverState(Record):
 
     @property
     def moving(self) -> Tensor:
-        """Mask of the runs (R,), or of their candidates (R, m), that steps may change."""
+        """Mask of the runs (R,), or of their candidates (R, m), that optimization steps may change."""
         if self.population is None:
             return self.alive
         return self.alive[:, None] & self.population.active
 
 
 class Solver:
-    """One attack on one network. ``solve(start())`` runs the whole attack.
+    """Optimizer of one attack on one network. ``solve(start())`` runs the complete attack.
 
     Args:
-        model: The network.
-        objective: Target, gradients and multipliers.
+        model: The network that is attacked.
+        objective: Defines the target, the gradients and the multipliers of the equation.
         knowledge: What the attacker knows.
         config: Settings of the attack.
         shape: Shape of a sample.
@@ -193,9 +200,8 @@ class Solver:
         per_run: Sequence[StationaritySettings] | None = None,
     ) -> None:
         keep_freed_memory()
-        if (
-            knowledge.mean is not None
-        ):  # move it now, because a CUDA graph cannot copy from the host
+        if knowledge.mean is not None:
+            # The mean is moved to the device now, because a CUDA graph cannot copy from the host.
             knowledge = knowledge.replace(mean=knowledge.mean.to(config.device))
         self.config, self.knowledge, self.shape = config, knowledge, shape
         self.model, self.objective, self.outputs = model, objective, outputs
@@ -204,7 +210,7 @@ class Solver:
         configs = [config, *self.settings.runs]
         self.fingerprint = compute_fingerprint(model, objective, knowledge, configs, candidates)
         self.problem = self._problem(model, candidates)
-        # If set, candidates are projected into its value range after every step.
+        # If the box is set, candidates are projected into its value range after every step.
         projects = config.constraint == "project" and knowledge.value_range is not None
         self.box = knowledge if projects else None
         self.sizes = (config.restarts, candidates)
@@ -216,36 +222,43 @@ class Solver:
             "x": self.settings.value("lr_x", x_ndim),
             "lam": LR_LAM if lr_lam is None else lr_lam,
         }
-        self.sharpness = self.settings.value("sharpness", 3)  # at the end
+        self.sharpness = self.settings.value(
+            "sharpness", 3
+        )  # sharpness of the surrogate at the last step
         self.priors: list[Prior] = [
             PRIORS[name](weight, self.lam_min, knowledge.replace(shape=shape))
             for name, weight in self.settings.priors()
         ]
         self.scale = self._stored_scale(candidates, lam_ndim)
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
-        self.deadline = math.inf  # on the monotonic clock
-        self.step_seconds = 0.0  # 0 before the first measurement
-        self.active: Tensor | None = None  # slots in use (R, m), None for all
-        self.padding: float | Tensor = 0.0  # penalty of the priors for empty slots (R,)
-        # One step of a general network is already a large graph, so a graph holds a single step.
+        self.deadline = math.inf  # time on the monotonic clock at which the search must end
+        self.step_seconds = 0.0  # seconds per step, 0 before the first measurement
+        self.active: Tensor | None = (
+            None  # mask of the slots that hold a candidate (R, m), None if all do
+        )
+        self.padding: float | Tensor = (
+            0.0  # penalty of the priors on empty slots (R,), which is subtracted
+        )
+        # One step of a network without explicit derivatives is a large CUDA graph, so a graph holds a single
+        # step.
         self.captured = CHECK_EVERY if self.problem.explicit is not None else 1
         self._static = StaticSteps(self.step, config, self.dtype, self.captured)
 
     def solve(self, state: SolverState, until: int | None = None) -> SolverState:
-        """Take steps from this state up to step ``until``, and evaluate the loss at the evaluation steps.
+        """Take optimization steps up to step ``until``, and evaluate the loss at the evaluation steps.
 
         Args:
-            state: The current state.
-            until: The last step, by default the last step of the attack.
+            state: State of the search.
+            until: Number of the step to stop at, by default the last step of the attack.
 
         Returns:
-            The new state. Its ``stopped`` is "finished" after the last step of the attack, or if all runs
-            have diverged.
+            The new state. Its attribute ``stopped`` is "finished" after the last step of the attack, or if
+            all runs have diverged.
         """
         config = self.config
         until = config.steps if until is None else min(until, config.steps)
         self._adopt(state)
-        if not state.steps:  # the first evaluation
+        if not state.steps:  # the attack starts, and its initial point is evaluated
             state = self._evaluate(state)
         while not state.stopped and state.step < until:
             end = state.step + self._affordable_steps(state)
@@ -261,7 +274,7 @@ class Solver:
         return state
 
     def _affordable_steps(self, state: SolverState) -> int:
-        """Return how many steps fit before the deadline, at least one.
+        """Return how many optimization steps fit before the deadline, at least one.
 
         For a large network, a whole interval between evaluation steps would exceed the deadline. The first
         call times one step and discards its result, so that the evaluation steps do not change.
@@ -278,15 +291,15 @@ class Solver:
     def advance(
         self, state: SolverState, count: int, fast: bool | None = None
     ) -> tuple[Tensor, Tensor, Moments]:
-        """Take ``count`` steps without an evaluation of the loss.
+        """Take ``count`` optimization steps without an evaluation of the loss.
 
         Args:
-            state: The current state.
+            state: State of the search.
             count: Number of steps.
-            fast: Whether matrix products may use the fast precision, by default :meth:`is_fast`.
+            fast: Whether matrix products use tf32 or bf16, by default as decided by :meth:`is_fast`.
 
         Returns:
-            Candidates, stored multipliers and optimizer state after the steps.
+            The candidates, the stored multipliers and the optimizer state after the steps.
         """
         end = state.step + count
         fast = self.is_fast(end) if fast is None else fast
@@ -304,17 +317,19 @@ class Solver:
             return x, lam, moments
 
     def step(self, x: Tensor, lam: Tensor, moments: Moments, step: Step, moving: Tensor) -> None:
-        """Update candidates and multipliers in place: gradients, Adam or SGD, projection.
+        """Update candidates and multipliers in place, by a step of Adam or SGD and a projection.
 
-        Both directions are computed before either variable changes. Then candidates are projected into the
-        known box, and multipliers of slots in use onto values of at least the minimum.
+        The directions of candidates and multipliers are computed before either of the two changes. Then
+        candidates are projected into the known value range. Multipliers below the minimum are set to the
+        minimum, unless their slot is empty.
 
         Args:
-            x: Candidates.
-            lam: Stored multipliers.
+            x: Candidates, which are changed.
+            lam: Stored multipliers, which are changed.
             moments: Optimizer state by variable. Missing tensors are created.
-            step: A number, or on a GPU a tensor, so that a captured graph computes the current schedule.
-            moving: See :attr:`SolverState.moving`.
+            step: Number of the step. On a GPU the number is a tensor, so that a captured graph computes the
+                current learning rate and sharpness.
+            moving: Mask of the runs (R,), or of their candidates (R, m), that may change.
         """
         _, _, gx, gl = self.gradients(x, lam, step, measure=False)
         rate, moves = rate_at(self.config, step), []
@@ -335,16 +350,16 @@ class Solver:
             lam.copy_(torch.where(_expand(moving, lam), lam.clamp(min=self.lam_min), lam))
 
     def next_evaluation_step(self, step: int) -> int:
-        """Return the next step at which the loss is evaluated.
+        """Return the next step at which the solver evaluates the loss.
 
-        On a GPU it comes no later than the next closed-form multipliers, because a CUDA graph cannot hold
-        them.
+        On a GPU, the loss is also evaluated before every fit of the multipliers in closed form, because a
+        CUDA graph cannot hold this fit.
 
         Args:
             step: The current step.
 
         Returns:
-            The evaluation step.
+            The number of the evaluation step.
         """
         end = min(step + self.check_every, self.config.steps)
         lam_every = self.config.lam_every
@@ -353,13 +368,14 @@ class Solver:
         return end
 
     def is_fast(self, step: int) -> bool:
-        """Return True if matrix products may use the fast precision up to this step.
+        """Return True if matrix products may use tf32 or bf16 precision up to this step.
 
         Args:
-            step: The step.
+            step: Number of the optimization step.
 
         Returns:
-            False in the last steps, whose share is the setting ``polish``.
+            True if the settings name a fast precision, except in the last steps, whose share is the setting
+            ``polish``.
         """
         config = self.config
         return config.precision in FAST_PRECISIONS and step <= config.steps * (1 - config.polish)
@@ -378,11 +394,11 @@ class Solver:
         return AttackProgress(state.step, self.config.steps, loss, layers, names, active_candidates)
 
     def multipliers(self, lam: Tensor) -> Tensor:
-        """Return the plain-sum multipliers for stored multipliers."""
+        """Return the multipliers of the gradients: stored multipliers times the solver's scale."""
         return lam * self.scale
 
     def start(self) -> SolverState:
-        """Return the initial state. Each restart draws random numbers from its own generator."""
+        """Return the initial state of the attack, with random numbers from one generator per restart."""
         config, xs, lams = self.config, [], []
         for run in range(config.restarts):
             generator = stream("candidates", config.seed, run)
@@ -397,25 +413,30 @@ class Solver:
             tensors[0][None] if len(tensors) == 1 else torch.stack(tensors)
             for tensors in (xs, lams)
         )
-        infinite = torch.full((config.restarts,), math.inf, dtype=self.dtype, device=config.device)
+        infinite_loss = torch.full(
+            (config.restarts,), math.inf, dtype=self.dtype, device=config.device
+        )
         alive = torch.ones(config.restarts, dtype=torch.bool, device=config.device)
-        state = SolverState(x, lam, x, lam, infinite, infinite, alive, 0, self.fingerprint)
+        state = SolverState(
+            x, lam, x, lam, infinite_loss, infinite_loss, alive, 0, self.fingerprint
+        )
         if config.split == "none":
             return state
         return state.replace(population=Population.start(config.restarts, self.problem.labels))
 
     def _draw(self, sigma: float, generator: torch.Generator) -> Tensor:
-        """Draw the candidates of one run, normal numbers with standard deviation ``sigma``."""
+        """Draw the initial candidates of one run: normal numbers with standard deviation ``sigma``."""
         x = torch.randn(self.sizes[1], *self.shape, generator=generator, dtype=torch.float64)
         return x.mul_(sigma)
 
     def _adopt(self, state: SolverState) -> None:
-        """Use the labels and the number of candidates of this state.
+        """Use the labels and the number of candidates of a state in the next steps.
 
-        Empty slots hold candidates of zeros. The penalty of the priors for these is subtracted from the loss.
+        An empty slot holds a candidate of zeros. The priors' penalty on such candidates is subtracted from
+        the loss.
         """
         population = state.population
-        if population is None or population.active is self.active:  # nothing changed
+        if population is None or population.active is self.active:  # same slots as before
             return
         self.problem.labels, self.active = population.labels, population.active
         self._static = StaticSteps(self.step, self.config, self.dtype, self.captured)
@@ -424,25 +445,27 @@ class Solver:
         self.padding = empty_penalty * (~population.active).sum(1)
 
     def _evaluate(self, state: SolverState) -> SolverState:
-        """Evaluate the loss, record it, and update the best points and the runs that are alive."""
+        """Evaluate and record the loss, the best point of every run, and which runs have diverged."""
         loss, layers, _, _ = self.gradients(state.x, state.lam, state.step)
-        first = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
-        # A small first loss is no measure of divergence, so the loss without candidates counts too.
-        limit = DIVERGED * first.clamp(min=self.problem.empty_loss)
+        first_loss = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
+        # The limit is not below a multiple of the loss without candidates, because the first loss can be
+        # tiny.
+        limit = DIVERGED * first_loss.clamp(min=self.problem.empty_loss)
         is_fine = torch.isfinite(loss) & (loss <= limit)
         better = state.alive & is_fine & (loss < state.best_loss)
-        # A run that the clock stopped has already been evaluated at this step.
+        # If the time limit stopped the attack at this step, the last evaluation is of the same step and is
+        # replaced.
         population = state.population
-        past = len(state.steps) - (state.step in state.steps[-1:])
+        kept_count = len(state.steps) - (state.step in state.steps[-1:])
         return state.replace(
             best_x=_where(better, state.x, state.best_x),
             best_lam=_where(better, state.lam, state.best_lam),
             best_loss=torch.where(better, loss, state.best_loss),
-            first_loss=first,
+            first_loss=first_loss,
             alive=state.alive & is_fine,
-            steps=(*state.steps[:past], state.step),
-            loss=(*state.loss[:past], loss.detach().cpu().double()),
-            layers=(*state.layers[:past], layers.detach().cpu().double()),
+            steps=(*state.steps[:kept_count], state.step),
+            loss=(*state.loss[:kept_count], loss.detach().cpu().double()),
+            layers=(*state.layers[:kept_count], layers.detach().cpu().double()),
             population=population if population is None else population.keep_best(better),
         )
 
@@ -451,7 +474,7 @@ class Solver:
 
     @contextmanager
     def precision(self, fast: bool) -> Iterator[None]:
-        """Use the precision of the settings for matrix products if ``fast``, otherwise full precision."""
+        """Multiply matrices in the precision of the settings if ``fast``, otherwise in full precision."""
         equation = self.problem.explicit
         if equation is not None:
             equation.half = fast and self.config.precision == "bf16"
@@ -465,20 +488,21 @@ class Solver:
     def gradients(
         self, x: Tensor, lam: Tensor, step: Step, measure: bool = True
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Compute the loss with priors, the residuals and the gradients.
+        """Compute the loss with priors, the residuals of the layers and the gradients of the loss.
 
-        Stored multipliers are plain-sum multipliers over a scale. By default the scale makes the first sum as
-        large as the target, so that one learning rate suits all networks. By the chain rule, the gradient in
-        the stored multipliers is multiplied by the scale.
+        Stored multipliers are the multipliers of the gradients divided by a scale. By default, with the scale
+        the weighted sum of gradients is initially as large as the target, so that one learning rate suits all
+        networks. By the chain rule, the gradient in the stored multipliers is multiplied by the scale.
 
         Args:
-            x: Candidates (R, m, *shape).
-            lam: Stored multipliers (R, m, ...).
-            step: The step, which decides the surrogate and the weights of the priors.
-            measure: Whether the loss and the residuals are needed, besides the gradients.
+            x: Candidates (R, m, *shape): m samples in each of R runs.
+            lam: Stored multipliers (R, m, ...): the multipliers divided by the solver's scale.
+            step: Number of the step, which decides the surrogate's sharpness and the weights of the priors.
+            measure: Whether to compute the loss and the residuals. If False, only the gradients are valid.
 
         Returns:
-            Loss (R,), relative squared residuals (R, L), and gradients in x and in the stored lam.
+            The loss (R,), the relative squared residuals (R, L), and the gradients of the loss in x and in
+            lam.
         """
         share, sharpness = share_at(self.config, step), self.sharpness_at(step)
         result = self.problem.evaluate(x, lam * self.scale, sharpness, measure)
@@ -489,18 +513,18 @@ class Solver:
         return loss, result.layers, gx, gl
 
     def _direction(self, name: str, g: Tensor, moments: Moments, step: Step) -> Tensor:
-        """Return the descent direction of SGD with momentum or of Adam.
+        """Return the descent direction of one variable, by SGD with momentum or by Adam.
 
         The optimizer state is changed in place, because a captured step uses fixed tensors.
 
         Args:
-            name: The variable, "x" or "lam".
-            g: Gradient in the variable.
-            moments: Optimizer state by variable.
-            step: The step.
+            name: Name of the variable, "x" or "lam".
+            g: Gradient of the loss in the variable.
+            moments: Tensors of the optimizer state by name.
+            step: Number of the optimization step.
 
         Returns:
-            The direction, to be multiplied by the learning rate and subtracted.
+            The direction, which the caller multiplies by the learning rate and subtracts.
         """
 
         def moment(name: str) -> Tensor:
@@ -518,9 +542,9 @@ class Solver:
         return (first / (1 - BETA1**t)).div_(denominator)
 
     def _closed_form(self, x: Tensor, lam: Tensor, step: Step) -> Tensor:
-        """Return the best multipliers for these candidates, see :func:`fit_multipliers`.
+        """Return the multipliers that minimize the loss for these candidates, by :func:`fit_multipliers`.
 
-        Runs are solved one after another, each with its slots in use, its floor and its sharpness.
+        The least-squares problems are solved run by run, because runs can differ in candidates and settings.
         """
         best = lam.clone()
         for run in range(len(x)):
@@ -538,7 +562,7 @@ class Solver:
         return best
 
     def sharpness_at(self, step: Step) -> Step:
-        """Return the sharpness of the surrogate at a step, a tensor if runs differ."""
+        """Return the sharpness of the ReLU's surrogate at a step, a tensor if runs differ."""
         return sharpness_at(self.config, step, self.sharpness)
 
     def labels(self, count: int) -> Tensor:
@@ -546,7 +570,7 @@ class Solver:
         return self.objective.labels(count, self.outputs, self.knowledge)
 
     def _problem(self, model: nn.Module, candidates: int) -> Problem:
-        """Build the problem for this number of candidates."""
+        """Build the loss function of the attack for this number of candidates."""
         config = self.config
         return Problem(
             model,
@@ -561,7 +585,7 @@ class Solver:
         )
 
     def _stored_scale(self, candidates: int, ndim: int) -> float | Tensor:
-        """Return plain-sum multiplier over stored multiplier, per run if their sharpness differs."""
+        """Return the factor that turns stored multipliers into multipliers of the gradients."""
         if self.config.lam_scale != "auto":
             return 1.0 if self.config.lam_scale == "one" else 1 / candidates
         if not isinstance(self.sharpness, Tensor):
@@ -579,11 +603,11 @@ class Solver:
 
 
 def share_at(config: StationaritySettings, step: Step) -> Step:
-    """Return the share of the steps that is done.
+    """Return the share of the optimization steps that is done.
 
     Args:
         config: Settings of the attack.
-        step: The step.
+        step: Number of the optimization step.
 
     Returns:
         A number from 0 at the first step to 1 at the last step.
@@ -592,18 +616,19 @@ def share_at(config: StationaritySettings, step: Step) -> Step:
 
 
 def sharpness_at(config: StationaritySettings, step: Step, sharpness: Step | None = None) -> Step:
-    """Return alpha or beta of the surrogate at a step.
+    """Return the sharpness of the ReLU's surrogate (alpha or beta) at a step.
 
     Args:
         config: Settings of the attack.
-        step: The step.
-        sharpness: Sharpness at the last step, by default that of the settings.
+        step: Number of the optimization step.
+        sharpness: Sharpness at the last step, by default the sharpness in the settings.
 
     Returns:
         The sharpness, a tensor if the step or the final sharpness is a tensor.
     """
     sharpness = config.sharpness if sharpness is None else sharpness
-    if config.anneal == "loo2024":  # as released: a decade every 20 000 steps, up to 200
+    if config.anneal == "loo2024":
+        # As in the released code of Loo et al., the sharpness grows tenfold every 20,000 steps, up to 200.
         return _at_most(10 + 10 ** (step / 20000), 200.0)
     if config.anneal == "geometric" and config.sharpness_from:
         return config.sharpness_from * (sharpness / config.sharpness_from) ** share_at(config, step)
@@ -611,14 +636,14 @@ def sharpness_at(config: StationaritySettings, step: Step, sharpness: Step | Non
 
 
 def rate_at(config: StationaritySettings, step: Step) -> Step:
-    """Return the factor on both learning rates, a cosine from 1 down to ``lr_decay``.
+    """Return the factor that reduces both learning rates: a cosine from 1 down to ``lr_decay``.
 
     Args:
         config: Settings of the attack. An ``lr_decay`` of 1 keeps the learning rates constant.
-        step: The step.
+        step: Number of the optimization step.
 
     Returns:
-        The factor.
+        The factor on the learning rates of candidates and multipliers.
     """
     angle = math.pi * _at_most(step / max(1, config.steps), 1.0)
     cosine = torch.cos(angle) if isinstance(angle, Tensor) else math.cos(angle)
@@ -634,15 +659,15 @@ def _expand(mask: Tensor, like: Tensor) -> Tensor:
 
 
 class StaticSteps:
-    """Runs steps with tensors at fixed addresses, as CUDA graphs require.
+    """Runs optimization steps with tensors at fixed addresses, as CUDA graphs require.
 
-    A captured graph has fixed shapes. After the number of candidates grows, a new object is needed.
+    A captured graph has fixed shapes. If the number of candidates changes, a new object is needed.
 
     Args:
-        step: Changes candidates, multipliers and optimizer state in place.
+        step: Function of one step, which changes candidates, multipliers and optimizer state in place.
         config: Settings of the attack.
-        dtype: Number format.
-        chunk: Number of steps in a captured graph.
+        dtype: Number format of the tensors.
+        chunk: Number of steps in a captured CUDA graph.
     """
 
     def __init__(
@@ -654,15 +679,15 @@ class StaticSteps:
         self.repeaters: dict[bool, Repeater] = {}
 
     def run(self, state: SolverState, count: int, fast: bool) -> tuple[Tensor, Tensor, Moments]:
-        """Take ``count`` steps from this state.
+        """Take ``count`` optimization steps from this state.
 
         Args:
             state: The current state, which is not changed.
             count: Number of steps.
-            fast: Whether matrix products use the fast precision.
+            fast: Whether matrix products use the fast precision of the settings, tf32 or bf16.
 
         Returns:
-            Candidates, stored multipliers and optimizer state after the steps.
+            The candidates, the stored multipliers and the optimizer state after the steps.
         """
         buffers, moments = self.buffers, self.moments
         now = {"x": state.x, "lam": state.lam, "moving": state.moving}
@@ -670,7 +695,7 @@ class StaticSteps:
             for name, tensor in now.items():
                 buffers[name] = torch.empty_like(tensor)
             buffers["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
-        if fast not in self.repeaters:  # a captured graph has a fixed precision
+        if fast not in self.repeaters:  # a captured CUDA graph has a fixed precision
             step = torch.compile(self.step) if self.config.compile else self.step
 
             def take_step() -> None:
@@ -689,7 +714,7 @@ class StaticSteps:
 
 
 def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:
-    """Return ``new`` for these runs and ``old`` for the others, without a copy if all runs agree."""
+    """Return ``new`` for the runs in the mask and ``old`` for the other runs, if possible without a copy."""
     if bool(runs.all()):
         return new
     if not bool(runs.any()):
@@ -698,7 +723,7 @@ def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:
 
 
 class PerRun:
-    """Settings of R runs that share one program and one set of weights.
+    """Settings of R runs that one solver optimizes together, on the same network.
 
     A setting that is the same in all runs is a plain number. A setting that differs is a tensor with one
     value per run, which broadcasts against (R, m, ...).
@@ -707,10 +732,10 @@ class PerRun:
         config: Settings of the attack.
         runs: Settings of each run, None if all runs have the settings of the attack.
         dtype: Number format of the tensors.
-        device: Device of the tensors.
+        device: Device on which the tensors are stored.
 
     Raises:
-        InputError: If the number of settings is wrong, or if they differ where they must not.
+        InputError: If there is not one entry per restart, or if runs differ in settings that they must share.
     """
 
     def __init__(
@@ -732,11 +757,11 @@ class PerRun:
         }
 
     def value(self, name: str, ndim: int = 1) -> float | Tensor:
-        """Return a numeric setting.
+        """Return the value of a numeric setting for all runs.
 
         Args:
             name: Name of the setting.
-            ndim: Number of dimensions of the tensor.
+            ndim: Number of dimensions of the tensor, if runs differ.
 
         Returns:
             A number if all runs agree, otherwise a tensor (R, 1, ...) with ``ndim`` dimensions.
@@ -747,7 +772,7 @@ class PerRun:
         return tensor.view(-1, *[1] * (ndim - 1))
 
     def priors(self) -> list[tuple[str, float | Tensor]]:
-        """Return the priors of all runs with their weights: a number, or (R,) if runs differ."""
+        """Return the priors of all runs with their weights: a number, or a tensor (R,) if runs differ."""
         if len({run.priors for run in self.runs}) < 2:
             return list(self.for_run(0).priors or ())
         by_run = [dict(run.priors or ()) for run in self.runs]
@@ -758,7 +783,7 @@ class PerRun:
         ]
 
     def for_run(self, run: int) -> StationaritySettings:
-        """Return the settings of one run."""
+        """Return the settings of the run with this index."""
         return self.runs[run] if self.runs else self.config
 
     def _check(self) -> None:
@@ -772,7 +797,7 @@ class PerRun:
             common = {name: getattr(self.config, name) for name in PER_RUN}
             if run.changed(**common) != self.config:
                 raise InputError(
-                    f"Runs side by side may differ in {', '.join(PER_RUN)} only; got other differences.",
+                    f"Runs of one attack may differ in {', '.join(PER_RUN)} only; got other differences.",
                     "Run configurations with other differences one after another.",
                 )
 
@@ -784,17 +809,17 @@ def compute_fingerprint(
     configs: Sequence[StationaritySettings],
     candidates: int,
 ) -> str:
-    """Compute a hash of everything that decides an attack, except its time limit.
+    """Compute a hash of everything that decides the result of an attack, except its time limit.
 
     Args:
-        model: The network.
-        objective: Target, gradients and multipliers.
+        model: The network that is attacked.
+        objective: Defines the target, the gradients and the multipliers of the equation.
         knowledge: What the attacker knows.
-        configs: Settings of the attack, then the settings of each run if they differ.
+        configs: Settings of the attack, followed by the settings of each run if the runs differ.
         candidates: Number of candidates.
 
     Returns:
-        The hash.
+        The hash as a string.
     """
     settings = [{k: v for k, v in config.to_json().items() if k != "seconds"} for config in configs]
     tensors = [*model.state_dict().values(), *(knowledge.theta0 or {}).values()]
@@ -806,15 +831,15 @@ def compute_fingerprint(
 
 
 def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState | None:
-    """Load a saved state. The state of another attack is refused with an ``InputError``.
+    """Load the saved state of an attack. The state of another attack raises an ``InputError``.
 
     Args:
-        path: The file, None for no file.
-        fingerprint: Hash of the attack that continues.
-        device: Device of the tensors.
+        path: File of the state, None if the state is not saved.
+        fingerprint: Hash of the attack that continues from the state.
+        device: Device on which the tensors are stored.
 
     Returns:
-        The state, None if there is no file.
+        The state of the search, None if there is no file.
     """
     if path is None or not path.exists():
         return None
@@ -829,6 +854,6 @@ def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState 
 
 
 def _moved(record: Any, device: str) -> Any:
-    """Return the record with its tensors on another device, except lists of tensors."""
+    """Return a record with its tensors on another device. Lists of tensors stay on their device."""
     tensors = {name: t for name, t in vars(record).items() if isinstance(t, Tensor)}
     return record.replace(**{name: t.to(device) for name, t in tensors.items()})

@@ -1,15 +1,18 @@
-"""Sample splitting: which candidates split, in which direction, and how far (Shen et al. 2026, section 5).
+"""Sample splitting: replace unstable candidates by two new ones (Shen et al. 2026, section 5).
 
-A candidate x_i is unstable if its splitting matrix S(x_i) has a negative eigenvalue (``curvature.py``). It
-is split along the eigenvector v: x_i becomes x_i + eta v and x_i - eta v, each with half the multiplier. The
-loss is even in eta and changes by
+This file decides which candidates split, in which direction, and how far.
+
+A candidate x_i is unstable if its splitting matrix S(x_i) has a negative eigenvalue (``curvature.py``). The
+candidate is split along the eigenvector v: x_i becomes x_i + eta v and x_i - eta v, each with half the
+multiplier. The loss is even in the step length eta and changes by
 
     eta^2 / 2 v'S v + O(eta^4)
 
 so a split along negative curvature lowers the loss, even if the Hessian of the loss is positive definite.
 
 All splits of a round share one residual. Their gains do not add up, so their step lengths are found jointly.
-If f is a polynomial of degree at most 3 in x, the loss is exactly
+Let f(x_i) be the weighted gradient of candidate x_i, and r the residual. If f is a polynomial of degree at
+most 3 in x, the loss is exactly
 
     L(eta) = || r - 1/2 sum_i eta_i^2 f''(x_i)[v_i, v_i] ||_w^2
 
@@ -36,38 +39,37 @@ from residuum.errors import InputError
 from residuum.networks import Polynomial, SigmoidReLU, Softplus
 from residuum.theory.multipliers import factor_dense, solve
 
-MAX_HALVINGS = 14  # step lengths in a line search, each half of the previous one
-MAX_CURVED = (
-    20.0  # sharpness times pre-activation above which the curvature of a surrogate vanishes
-)
+MAX_HALVINGS = 14  # number of step lengths in a line search, each half of the previous one
+# Sharpness times pre-activation above which the curvature of a surrogate is practically zero.
+MAX_CURVED = 20.0
 
 
 class SampleSplitting(GrowthStrategy):
     """Split the most unstable candidates of every run along their smallest eigenvectors.
 
-    A candidate is unstable if its smallest eigenvalue is below minus a threshold. The threshold is absolute,
-    as published, or relative to the loss over a squared length, which is the unit of an eigenvalue of S. If
-    the loss of a run would not fall, no candidate of the run is split.
+    A candidate is unstable if the smallest eigenvalue of its splitting matrix is below minus a threshold. The
+    threshold is absolute, as published, or relative to the loss over the candidates' squared length, because
+    eigenvalues have this unit. If the loss of a run would not fall, no candidate of the run is split.
     """
 
     event: ClassVar[str] = "split"
 
     def check(self, solver: Solver) -> None:
-        """Refuse networks with ReLUs and without a surrogate.
+        """Refuse networks with ReLUs, unless a smooth surrogate replaces their derivative.
 
         Raises:
-            InputError: If the network has ReLUs and there is no surrogate for their derivative.
+            InputError: If the network has ReLUs and no surrogate replaces their derivative.
         """
         has_relu = any(isinstance(module, nn.ReLU) for module in solver.model.modules())
         if solver.problem.surrogate == "none" and has_relu:
             raise InputError(
                 "Splitting needs curvature, and a network with true ReLU derivatives has none: inside "
-                "an activation pattern f is affine in x, so S is zero almost everywhere.",
+                "an activation pattern, the gradient of an output is affine in the sample.",
                 "Pass --surrogate sigmoid or --surrogate softplus.",
             )
 
     def propose(self, now: Round) -> Proposal:
-        """Return one new candidate per split. The other half of the split stays in the parent's slot."""
+        """Return one new candidate per split. The other half of the split replaces its parent."""
         settings, exact = now.config, has_exact_degree(now.solver.model)
         curvature = Curvature(now.problem, now.x, now.lam, now.sharpness)
         lowest = find_lowest_pairs(curvature, now.noise, now.free)
@@ -77,14 +79,14 @@ class SampleSplitting(GrowthStrategy):
         if settings.split_relative:
             loss = now.problem.evaluate(now.x, now.lam, now.sharpness).loss
             threshold = threshold * loss / now.median_length().square().clamp(min=1e-12)
-        rank = values.argsort(1).argsort(1)  # 0 for the smallest
+        rank = values.argsort(1).argsort(1)  # 0 for the smallest eigenvalue of a run
         quota = torch.tensor(now.quota, device=now.x.device)
         chosen = (values < -threshold[:, None]) & (rank < quota[:, None])
-        longest = torch.full_like(threshold, torch.inf) if exact else now.median_length() / 2
+        max_step = torch.full_like(threshold, torch.inf) if exact else now.median_length() / 2
         if settings.split_eta > 0:
-            longest = torch.full_like(threshold, settings.split_eta)
+            max_step = torch.full_like(threshold, settings.split_eta)
         bend = values.nan_to_num(posinf=0.0)
-        step = joint_step(curvature, lowest.vectors, bend, chosen, longest, exact, now.clamp)
+        step = joint_step(curvature, lowest.vectors, bend, chosen, max_step, exact, now.clamp)
         newcomers: list[list[Newcomer]] = [[] for _ in range(now.runs)]
         for run, slot in step.eta.nonzero().tolist():
             eta, value = step.eta[run, slot], values[run, slot]
@@ -104,7 +106,7 @@ class SampleSplitting(GrowthStrategy):
 
 
 def note_vanishing_curvature(now: Round) -> str:
-    """Return a note if the surrogate is so sharp that S vanishes for most candidates, "" otherwise."""
+    """Return a note for users if the surrogate is too sharp for most candidates to split, "" otherwise."""
     equation = now.problem.explicit
     if equation is None:
         return ""
@@ -117,14 +119,17 @@ def note_vanishing_curvature(now: Round) -> str:
     if not bool(is_flat.double().mean() > 0.5):
         return ""
     return (
-        f"splitting: at step {now.step} the surrogate is so sharp that S vanishes for "
-        f"{int(is_flat.sum())} of {len(is_flat)} candidates (sharpness times the nearest "
-        f"pre-activation above {MAX_CURVED:g}); pass a smaller --sharpness to let them split"
+        f"splitting: at step {now.step} the surrogate is so sharp that {int(is_flat.sum())} of "
+        f"{len(is_flat)} candidates have no curvature and cannot split (sharpness times the nearest "
+        f"pre-activation is above {MAX_CURVED:g}); pass a smaller --sharpness to split them"
     )
 
 
 def has_exact_degree(model: nn.Module) -> bool:
-    """Return True if f is a polynomial of degree at most 3 in x, so that L is quadratic in eta^2."""
+    """Return True if the gradients of a network are polynomials of degree at most 3 in a sample.
+
+    The loss is then quadratic in the squared step length of a split.
+    """
     activation = getattr(model, "activation", None)
     has_one_layer = getattr(model, "hidden", 0) == 1
     return isinstance(activation, Polynomial) and activation.degree <= 3 and has_one_layer
@@ -132,12 +137,12 @@ def has_exact_degree(model: nn.Module) -> bool:
 
 @dataclass(frozen=True)
 class JointStep:
-    """Step lengths of the splits of a round.
+    """Step lengths of all splits that happen at one step of the search, and the loss.
 
     Attributes:
         eta: Step lengths (R, m), 0 for candidates that are not split.
-        before: Loss before the splits (R,).
-        after: Loss after the splits (R,).
+        before: Loss of each run before the splits (R,).
+        after: Loss of each run after the splits (R,).
     """
 
     eta: Tensor
@@ -154,19 +159,20 @@ def joint_step(
     exact: bool = False,
     clamp: Callable[[Tensor], Tensor] = lambda x: x,
 ) -> JointStep:
-    """Find the step lengths of all chosen candidates jointly.
+    """Find the step lengths of the splits of all chosen candidates jointly.
 
     Args:
-        curvature: The splitting matrices, with the candidates and their multipliers.
-        v: Directions with the shape of x.
-        bend: v'Sv (R, m).
-        chosen: The candidates to split (R, m).
-        longest: Bound on every eta of a run (R,).
-        exact: Whether f has a degree of at most 3, so that there is a closed form.
-        clamp: Projection into the known box.
+        curvature: The splitting matrices S, with the candidates and their multipliers.
+        v: Directions of the splits, with the shape of x.
+        bend: Curvature v'Sv of every candidate along its direction v (R, m).
+        chosen: Mask of the candidates to split (R, m).
+        longest: Largest step length of each run (R,).
+        exact: Whether the gradients are polynomials of degree at most 3 in a sample, so that there is a
+            closed form.
+        clamp: Projects candidates into the value range that the attacker knows.
 
     Returns:
-        The step lengths. They are 0 in runs whose loss would not fall.
+        The step lengths of the splits. They are 0 in runs whose loss would not fall.
     """
     x, lam, problem = curvature.x, curvature.lam, curvature.problem
     descent = (-bend).clamp(min=0) * chosen
@@ -185,7 +191,7 @@ def joint_step(
         better = (loss < best) & (trial > 0).any(1)
         best, eta = torch.where(better, loss, best), torch.where(better[:, None], trial, eta)
         if exact and bool((better | ~chosen.any(1)).all()):
-            break  # this is the minimum, and the remaining steps are only shorter
+            break  # these step lengths minimize the loss, so shorter ones are not tried
     return JointStep(eta, before, best)
 
 
@@ -200,18 +206,18 @@ def split_candidates(
     """Split candidates into x + eta v and x - eta v, each with half the multiplier.
 
     A candidate that is not split (eta = 0) keeps its multiplier, and the multiplier of its second half is
-    zero. All runs have 2m candidates, so runs with different splits can be evaluated in one batch.
+    zero. All runs then have 2m candidates, so that runs with different splits can be evaluated in one batch.
 
     Args:
-        problem: The problem.
-        x: Candidates (R, m, *shape).
-        lam: Multipliers (R, m, ...).
-        v: Directions with the shape of x.
-        eta: Step lengths (R, m).
-        clamp: Projection into the known box.
+        problem: The loss of the attack as a function of candidates and multipliers.
+        x: Candidates (R, m, *shape): m samples in each of R runs.
+        lam: Multipliers of the candidates (R, m, ...).
+        v: Directions of the splits, with the shape of x.
+        eta: Step lengths of the splits (R, m), 0 for candidates that are not split.
+        clamp: Projects candidates into the value range that the attacker knows.
 
     Returns:
-        Candidates (R, 2m, *shape), their multipliers, and the problem with their labels.
+        The candidates after the splits (R, 2m, *shape), their multipliers, and the problem with their labels.
     """
     shift = eta.view(*eta.shape, *[1] * (x.ndim - 2)) * v
     is_split = (eta > 0).view(*eta.shape, *[1] * (lam.ndim - 2))
@@ -225,19 +231,21 @@ def split_candidates(
 
 
 def _closed_form(curvature: Curvature, run: int, v: Tensor, chosen: Tensor) -> Tensor:
-    """Find the step lengths of one run by nonnegative least squares, for f of degree at most 3.
+    """Find the step lengths of the splits of one run by nonnegative least squares.
 
-    For such f, f''[v, v] = f(x + v) + f(x - v) - 2 f(x) exactly. Each candidate is evaluated as a separate
-    run.
+    This holds if the gradients f are polynomials of degree at most 3 in a sample x.
+
+    For such polynomials, f''[v, v] = f(x + v) + f(x - v) - 2 f(x) exactly. Each candidate is evaluated as a
+    separate run.
 
     Args:
-        curvature: The splitting matrices, with the candidates and their multipliers.
-        run: The run.
-        v: Directions (R, m, *shape).
-        chosen: The candidates to split (m,).
+        curvature: The splitting matrices S, with the candidates and their multipliers.
+        run: Index of the run.
+        v: Directions of the splits (R, m, *shape).
+        chosen: Mask of the candidates to split (m,).
 
     Returns:
-        Step lengths (m,).
+        The step lengths (m,) of the run's candidates, 0 for candidates that are not split.
     """
     eta, index = chosen.to(v.dtype) * 0, chosen.nonzero()[:, 0]
     if not len(index):
