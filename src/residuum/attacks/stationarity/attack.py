@@ -178,10 +178,7 @@ class Stationarity(StationarityAttack):
         return type(cls.__name__, (cls,), {"__module__": cls.__module__, **members})
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        """Pickle an attack.
-
-        A class made at run time is stored as the named class that it comes from, and the changes.
-        """
+        """Return the pickled form of an attack. Classes made at run time are stored as their changes."""
         kind, named = type(self), type(self).derived_from
         if named is None:
             return super().__reduce_ex__(protocol)

@@ -368,7 +368,9 @@ class MulticlassKKT(MarginKKT):
 
 @dataclass(frozen=True)
 class WeightDecay(Objective):
-    """Equation of a network trained with weight decay w, at a minimum of mean loss + w/2 |theta|^2:
+    """Equation of a network trained with weight decay w.
+
+    At a minimum theta of mean loss + w/2 |theta|^2, with n samples and the derivative l' of the loss,
 
         theta = -(1/(n w)) sum_i l'(Phi_i, y_i) grad Phi(x_i)
 
