@@ -1,1 +1,1 @@
-"""Forests: their structure, and the training table that it determines."""
+"""Random forests: the structure of their trees, and the training table that this structure determines."""

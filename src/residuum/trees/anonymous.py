@@ -1,14 +1,14 @@
-"""Training records of a forest without seeds, told apart by their targets.
+"""Training records of a forest whose bootstrap seeds are unknown, distinguished by their targets.
 
 Without seeds the bootstrap samples are not known, and neither is the order of the training table. But a
 record lies in one leaf of each tree that drew it, and fully grown trees store its target there. So a
-value that belongs to one record links this record over all trees.
+target that only one record has identifies the leaf of this record in every tree.
 
-A value may belong to several records. With counts their number is the largest number of records that a
-tree has with this value. Without counts a value belongs to one record if no tree has two leaves with it,
-and if it occurs in no more trees than a bootstrap of one record explains. Several records are told apart
-in the tree that puts each of them into a leaf of its own. Other leaves are linked with them where boxes
-overlap (:mod:`.links`).
+Several records may have the same target. If the leaves store their numbers of records, we know how many: the
+largest number of records with this target in one tree. Otherwise a target belongs to one record if no tree
+has two leaves with this value, and if this value occurs in no more trees than expected for one record.
+Several records with the same target are distinguished in a tree that puts each of them into a separate leaf.
+Leaves of other trees are linked with these records if their boxes overlap (:mod:`.links`).
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from residuum.trees.forest import Integers
 from residuum.trees.leaves import Leaves
 from residuum.trees.links import UNKNOWN, Records
 
-IN_BAG = 1 - np.exp(-1)  # probability that a bootstrap sample of n draws holds a record
-MAX_DOUBT = 0.01  # odds of two records at which a value still counts as that of one
-MAX_ANCHORS = 6  # records with the same target
+IN_BAG = 1 - np.exp(-1)  # probability that a bootstrap sample contains a given record
+# A leaf value counts as the target of one record if the odds of two records are at most this number.
+MAX_DOUBT = 0.01
+MAX_ANCHORS = 6  # more records with the same target than this are not distinguished
 
 
 def records_without_seeds(leaves: Leaves) -> Records:
@@ -35,49 +36,51 @@ def records_without_seeds(leaves: Leaves) -> Records:
         Records in the order of their targets.
     """
     trees = leaves.numbers.shape[1]
-    sizes = _group_sizes(leaves)
-    y, group, counts = [], [], []
+    group_sizes = _group_sizes(leaves)
+    targets, groups, counts = [], [], []
     links: list[tuple[int, int, int]] = []
-    present = leaves.numbers if leaves.weight is None else leaves.weights
-    for number, size in enumerate(sizes.tolist()):
+    leaf_counts = leaves.numbers if leaves.weight is None else leaves.weights
+    for number, size in enumerate(group_sizes.tolist()):
         if size == 1:
-            y.append(leaves.values[number])
-            group.append(number)
-            counts.append(present[number])
+            targets.append(leaves.values[number])
+            groups.append(number)
+            counts.append(leaf_counts[number])
         elif 1 < size <= MAX_ANCHORS:
             tree = int(leaves.numbers[number].argmax())
             anchors = leaves.select(tree, number)
             if len(anchors) < size:
                 continue
-            links += [(tree, len(y) + k, leaf) for k, leaf in enumerate(anchors)]
-            y += [leaves.values[number]] * size
-            group += [number] * size
-            counts += [np.where(present[number] > 0, UNKNOWN, 0)] * size
-    columns = np.stack(counts, 1) if counts else np.zeros((trees, 0), dtype=np.int64)
+            links += [(tree, len(targets) + k, leaf) for k, leaf in enumerate(anchors)]
+            targets += [leaves.values[number]] * size
+            groups += [number] * size
+            counts += [np.where(leaf_counts[number] > 0, UNKNOWN, 0)] * size
+    count_columns = np.stack(counts, 1) if counts else np.zeros((trees, 0), dtype=np.int64)
     return Records(
-        y=np.array(y),
-        group=np.array(group, dtype=np.int64),
-        counts=columns,
+        y=np.array(targets),
+        group=np.array(groups, dtype=np.int64),
+        counts=count_columns,
         has_row_order=False,
         links=tuple(links),
     )
 
 
 def _group_sizes(leaves: Leaves) -> Integers:
-    """Return how many records have each value, 0 if this cannot be told."""
-    numbers = leaves.numbers
+    """Return how many records have each leaf value as their target, 0 if this is unknown."""
+    leaf_counts = leaves.numbers
     if leaves.count is not None:
         totals = leaves.sum_by_group(leaves.count)
         return totals.max(1)
-    trees = numbers.shape[1]
+    trees = leaf_counts.shape[1]
     if leaves.weight is not None and (leaves.weights == 1).all():
-        return numbers.max(1)
-    most = numbers.max(1)
-    occurs = (numbers > 0).sum(1)
-    if (occurs == trees).mean() > 0.9:  # no bootstrap: every tree has every record
-        return most
-    # Bayes' rule for one record against two. Two records always share a leaf only if they are neighbors.
-    pairs = max((most > 1).mean(), 0.5 / len(most))
-    single = (1 - pairs) * binom.pmf(occurs, trees, IN_BAG)
-    double = pairs * binom.pmf(occurs, trees, 1 - (1 - IN_BAG) ** 2)
-    return np.where((most == 1) & (double > MAX_DOUBT * single), 0, most)
+        return leaf_counts.max(1)
+    most_leaves = leaf_counts.max(1)
+    occurrences = (leaf_counts > 0).sum(1)
+    if (occurrences == trees).mean() > 0.9:  # no bootstrap: every tree has every record
+        return most_leaves
+    # Bayes' rule compares one record with two. Only neighboring records can share a leaf in every tree.
+    pair_share = max((most_leaves > 1).mean(), 0.5 / len(most_leaves))
+    single_likelihood = (1 - pair_share) * binom.pmf(occurrences, trees, IN_BAG)
+    pair_likelihood = pair_share * binom.pmf(occurrences, trees, 1 - (1 - IN_BAG) ** 2)
+    return np.where(
+        (most_leaves == 1) & (pair_likelihood > MAX_DOUBT * single_likelihood), 0, most_leaves
+    )

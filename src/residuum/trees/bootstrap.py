@@ -1,9 +1,9 @@
 """How often each training record was drawn for each tree.
 
-A random forest of scikit-learn stores one integer seed per tree. The seed gives the bootstrap sample:
-tree t draws record i ``c_ti`` times. So these counts are public if the number n of records and the number
-of draws are known. The root of a tree stores the sum of its weights, which is the number of draws, and
-the number of distinct records.
+A random forest of scikit-learn stores one integer seed for each tree. The seed determines the bootstrap
+sample, i.e. how often (``c_ti`` times) tree t drew record i. So these counts are public if the number of
+records and the number of draws are known. The root of a tree stores the sum of the weights of its records,
+which is the number of draws, and the number of distinct records.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import numpy as np
 
 from residuum.trees.forest import Forest, Integers
 
-MAX_RECORDS = 1_000_000
+MAX_RECORDS = 1_000_000  # bootstrap samples of more records or draws than this are not computed
 
 
 def bootstrap_counts(forest: Forest) -> Integers | None:
-    """Return how often tree t drew record i, from the seeds of the trees.
+    """Return how often each tree drew each training record, computed from the seeds of the trees.
 
     Args:
         forest: The forest.
 
     Returns:
-        (trees, records) counts. None if the forest has no bootstrap, if a tree has no seed or no counts, or
-        if the seeds do not give the stored number of distinct records.
+        (trees, records) counts. None if the trees were not trained on bootstrap samples, if a tree stores no
+        seed or no weights, or if the seeds do not lead to the stored numbers of distinct records.
     """
     roots = [(tree.seed, float(tree.weight[0])) for tree in forest.trees if tree.weight is not None]
     if forest.has_bootstrap is False or forest.has_sample_weights:
@@ -49,5 +49,5 @@ def bootstrap_counts(forest: Forest) -> Integers | None:
 
 def _draw(seed: int, records: int, draws: int) -> Integers:
     generator = np.random.RandomState(seed)
-    rows = generator.randint(0, records, draws, dtype=np.int32)
-    return np.bincount(rows, minlength=records).astype(np.int64)
+    drawn_records = generator.randint(0, records, draws, dtype=np.int32)
+    return np.bincount(drawn_records, minlength=records).astype(np.int64)

@@ -1,6 +1,6 @@
-"""A forest as a file stores it, whatever library wrote it.
+"""The structure of a random forest, in the same form for all libraries that write forests.
 
-The nodes and leaves of all trees are kept in flat arrays. The leaves of a tree are numbered from left to
+The nodes and leaves of all trees are stored in flat arrays. The leaves of a tree are numbered from left to
 right, and the leaves below a node are a contiguous range. So the leaves of the left child of node v are
 ``first[v]:middle[v]``, and those of the right child ``middle[v]:last[v]``.
 
@@ -26,20 +26,22 @@ NO_CHILD = -1
 
 @dataclass(frozen=True)
 class Tree:
-    """One tree. All arrays have one entry per node, and the root is node 0.
+    """A decision tree. All arrays have one entry for each node, and the root is node 0.
 
     Attributes:
-        left: Left child, -1 for a leaf.
-        right: Right child, -1 for a leaf.
-        feature: Column of the split, any number for a leaf.
-        threshold: Threshold of the split, any number for a leaf.
-        value: (nodes, k) mean target, or class shares. NaN where the file holds none.
-        weight: Sum of the weights of the training records, None if the file holds none. A record that the
-            bootstrap drew twice has weight 2.
-        count: Number of distinct training records, None if the file holds none.
-        impurity: Impurity of the training records, None if the file holds none.
-        missing_left: Whether missing values go to the left child, None if the file does not say.
-        seed: Seed of the bootstrap sample, None if the file holds none.
+        left: Number of the left child of each node, -1 for a leaf.
+        right: Number of the right child of each node, -1 for a leaf.
+        feature: Column that each node splits, any number for a leaf.
+        threshold: Threshold of each split, any number for a leaf.
+        value: (nodes, k) mean target or class shares of the training records below each node, NaN if the file
+            stores no values.
+        weight: Sum of the weights of the training records below each node, or None if the file stores no
+            weights. A record that the bootstrap drew twice has weight 2.
+        count: Number of distinct training records below each node, or None if the file stores no numbers.
+        impurity: Impurity of the training records below each node, or None if the file stores no impurities.
+        missing_left: Whether missing values go to the left child of each node, or None if the file does not
+            say.
+        seed: Seed of the tree's bootstrap sample, or None if the file stores no seed.
     """
 
     left: Integers
@@ -56,18 +58,18 @@ class Tree:
 
 @dataclass(frozen=True)
 class Forest:
-    """Trees that were trained on one table.
+    """Decision trees that were trained on the same table.
 
     Attributes:
-        trees: The trees.
-        columns: Number of columns of the table.
-        is_classifier: Whether values are shares of classes.
+        trees: The trees of the forest.
+        columns: Number of columns of the training table.
+        is_classifier: Whether the values of nodes are shares of classes, not mean targets.
         has_bootstrap: Whether every tree was trained on a bootstrap sample, None if the file does not say.
         records: Number of training records, None if the file does not say.
-        has_midpoints: Whether a threshold is the midpoint between two values of the training table. Trees
-            with random thresholds have none.
-        has_sample_weights: Whether the training had sample weights. They change the bootstrap samples.
-        names: Names of the columns, () if the file holds none.
+        has_midpoints: Whether each threshold is the midpoint between two values of the training table. Trees
+            with random thresholds have no midpoints.
+        has_sample_weights: Whether training used sample weights, which change the bootstrap samples.
+        names: Names of the columns, () if the file stores no names.
     """
 
     trees: tuple[Tree, ...]
@@ -81,30 +83,33 @@ class Forest:
 
     @cached_property
     def structure(self) -> Structure:
-        """Nodes and leaves of all trees in flat arrays."""
+        """The nodes and leaves of all trees in flat arrays."""
         return Structure.build(self.trees)
 
     def without(self, *fields: str) -> Self:
-        """Return a copy whose trees lack these fields, such as "seed" or "impurity"."""
-        removed: dict[str, Any] = dict.fromkeys(fields)
-        return replace(self, trees=tuple(replace(tree, **removed) for tree in self.trees))
+        """Return a copy of the forest without the named fields of its trees, such as "seed" or "impurity"."""
+        removed_fields: dict[str, Any] = dict.fromkeys(fields)
+        return replace(self, trees=tuple(replace(tree, **removed_fields) for tree in self.trees))
 
 
 @dataclass(frozen=True)
 class Structure:
-    """Nodes and leaves of all trees. Leaves are numbered over all trees, from left to right.
+    """The inner nodes and the leaves of all trees of a forest in flat arrays.
+
+    Leaves are numbered from left to right, tree after tree.
 
     Attributes:
-        tree: Tree of each node.
-        feature: Column of each node.
+        tree: Number of each node's tree.
+        feature: Column that each node splits.
         threshold: Threshold of each node.
-        missing_left: Whether missing values go left at each node, False where the file does not say.
-        first: First leaf below each node.
-        middle: First leaf below its right child.
-        last: One more than the last leaf below the node.
-        leaf_tree: Tree of each leaf.
+        missing_left: Whether missing values go to the left child of each node, False if the file does not
+            say.
+        first: Number of the first leaf below each node.
+        middle: Number of the first leaf below the right child of each node.
+        last: One more than the number of the last leaf below each node.
+        leaf_tree: Number of each leaf's tree.
         leaf_node: Number of each leaf among the nodes of its tree.
-        leaf_starts: First leaf of each tree, and the number of all leaves.
+        leaf_starts: Number of the first leaf of each tree, then the number of all leaves.
     """
 
     tree: Integers
@@ -121,26 +126,28 @@ class Structure:
 
     @classmethod
     def build(cls, trees: Sequence[Tree]) -> Self:
-        """Number the leaves of trees and find the range of leaves below every node."""
-        ranges = [_number_leaves(tree) for tree in trees]
-        leaf_counts = [len(r.leaves) for r in ranges]
-        starts = np.concatenate([[0], np.cumsum(leaf_counts)]).astype(np.int64)
-        inner = [r.inner for r in ranges]
+        """Number the leaves of all trees, and find the range of leaves below every node."""
+        leaf_ranges = [_number_leaves(tree) for tree in trees]
+        leaf_counts = [len(r.leaves) for r in leaf_ranges]
+        leaf_starts = np.concatenate([[0], np.cumsum(leaf_counts)]).astype(np.int64)
+        inner_nodes = [r.inner for r in leaf_ranges]
 
         def joined(values: list[NDArray]) -> NDArray:
             return np.concatenate(values) if values else np.zeros(0, dtype=np.int64)
 
         return cls(
-            tree=np.repeat(np.arange(len(trees)), [len(nodes) for nodes in inner]),
-            feature=joined([t.feature[v] for t, v in zip(trees, inner, strict=True)]),
-            threshold=joined([t.threshold[v] for t, v in zip(trees, inner, strict=True)]),
-            missing_left=joined([_missing_left(t)[v] for t, v in zip(trees, inner, strict=True)]),
-            first=joined([r.first + s for r, s in zip(ranges, starts, strict=False)]),
-            middle=joined([r.middle + s for r, s in zip(ranges, starts, strict=False)]),
-            last=joined([r.last + s for r, s in zip(ranges, starts, strict=False)]),
+            tree=np.repeat(np.arange(len(trees)), [len(nodes) for nodes in inner_nodes]),
+            feature=joined([t.feature[v] for t, v in zip(trees, inner_nodes, strict=True)]),
+            threshold=joined([t.threshold[v] for t, v in zip(trees, inner_nodes, strict=True)]),
+            missing_left=joined(
+                [_missing_left(t)[v] for t, v in zip(trees, inner_nodes, strict=True)]
+            ),
+            first=joined([r.first + s for r, s in zip(leaf_ranges, leaf_starts, strict=False)]),
+            middle=joined([r.middle + s for r, s in zip(leaf_ranges, leaf_starts, strict=False)]),
+            last=joined([r.last + s for r, s in zip(leaf_ranges, leaf_starts, strict=False)]),
             leaf_tree=np.repeat(np.arange(len(trees)), leaf_counts),
-            leaf_node=joined([r.leaves for r in ranges]),
-            leaf_starts=starts,
+            leaf_node=joined([r.leaves for r in leaf_ranges]),
+            leaf_starts=leaf_starts,
         )
 
 
@@ -156,28 +163,28 @@ class _LeafRanges:
 
 
 def _number_leaves(tree: Tree) -> _LeafRanges:
-    nodes = len(tree.left)
+    node_count = len(tree.left)
     is_leaf = tree.left == NO_CHILD
-    leaf_count = np.zeros(nodes, dtype=np.int64)
-    first = np.zeros(nodes, dtype=np.int64)
-    order = _depth_first(tree)
-    for node in reversed(order):
+    leaf_count = np.zeros(node_count, dtype=np.int64)
+    first_leaf = np.zeros(node_count, dtype=np.int64)
+    parents_first = _depth_first(tree)
+    for node in reversed(parents_first):
         if is_leaf[node]:
             leaf_count[node] = 1
         else:
             leaf_count[node] = leaf_count[tree.left[node]] + leaf_count[tree.right[node]]
-    for node in order:
+    for node in parents_first:
         if not is_leaf[node]:
-            first[tree.left[node]] = first[node]
-            first[tree.right[node]] = first[node] + leaf_count[tree.left[node]]
-    inner = np.flatnonzero(~is_leaf)
+            first_leaf[tree.left[node]] = first_leaf[node]
+            first_leaf[tree.right[node]] = first_leaf[node] + leaf_count[tree.left[node]]
+    inner_nodes = np.flatnonzero(~is_leaf)
     leaves = np.flatnonzero(is_leaf)
     return _LeafRanges(
-        inner=inner,
-        leaves=leaves[np.argsort(first[leaves], kind="stable")],
-        first=first[inner],
-        middle=first[tree.right[inner]],
-        last=first[inner] + leaf_count[inner],
+        inner=inner_nodes,
+        leaves=leaves[np.argsort(first_leaf[leaves], kind="stable")],
+        first=first_leaf[inner_nodes],
+        middle=first_leaf[tree.right[inner_nodes]],
+        last=first_leaf[inner_nodes] + leaf_count[inner_nodes],
     )
 
 

@@ -1,13 +1,14 @@
 """The labels of the training records of a classification forest, in the order of the training table.
 
-The root of tree t stores the share of each class among its records. With the counts ``c_ti`` of the bootstrap
-(:mod:`.bootstrap`) the number of records of class k is
+The root of tree t stores the share of each class among its records. Let ``c_ti`` be how often tree t drew
+record i (:mod:`.bootstrap`). Then the number of drawn records of class k is
 
     s_tk = sum_i c_ti Y_ik,   Y_ik = 1 if record i has class k, else 0.
 
-With as many trees as records this is a linear solve. With fewer trees the labels are a point of the polytope
-0 <= Y <= 1, sum_k Y_ik = 1 that these equations cut out. If the smallest and the largest value of a random
-objective are reached at the same point, the polytope has only this point (with probability 1).
+With as many trees as records these are linear equations with one solution. With fewer trees the solutions
+with 0 <= Y <= 1 and sum_k Y_ik = 1 form a polytope, which contains the labels. If a random linear objective
+has its minimum and its maximum over the polytope at the same point, this is the only point (with probability
+1).
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from scipy.sparse import csr_array, eye_array, hstack, kron, vstack
 
 from residuum.trees.forest import Floats, Forest, Integers
 
-WHOLE = 1e-4  # distance from a whole number
-SEED = 0  # of the objectives of the linear programs
+WHOLE = 1e-4  # numbers that are closer to a whole number than this count as whole
+SEED = 0  # seed of the random objectives of the linear programs
 
 
 def find_labels(forest: Forest, counts: Integers) -> Integers:
@@ -30,17 +31,19 @@ def find_labels(forest: Forest, counts: Integers) -> Integers:
         counts: (trees, records) how often each tree drew each record.
 
     Returns:
-        (records,) number of the class, -1 if the file does not determine it.
+        (records,) class numbers, -1 for a record whose class the file does not determine.
     """
-    sums = np.stack([tree.value[0] / tree.value[0].sum() for tree in forest.trees])
-    sums *= counts.sum(1)[:, None]
-    matrix = counts.astype(np.float64)
+    class_weights = np.stack([tree.value[0] / tree.value[0].sum() for tree in forest.trees])
+    class_weights *= counts.sum(1)[:, None]
+    draw_counts = counts.astype(np.float64)
     if len(counts) >= counts.shape[1]:
-        shares, _, rank, _ = np.linalg.lstsq(matrix, sums, rcond=None)
+        shares, _, rank, _ = np.linalg.lstsq(draw_counts, class_weights, rcond=None)
         if rank == counts.shape[1]:
             return _rounded(shares, np.ones(len(shares), dtype=bool))
-    objective = np.random.default_rng(SEED).normal(size=(counts.shape[1], sums.shape[1]))
-    solutions = [_solve_program(matrix, sums, sign * objective) for sign in (1.0, -1.0)]
+    objective = np.random.default_rng(SEED).normal(size=(counts.shape[1], class_weights.shape[1]))
+    solutions = [
+        _solve_program(draw_counts, class_weights, sign * objective) for sign in (1.0, -1.0)
+    ]
     if any(solution is None for solution in solutions):
         return np.full(counts.shape[1], -1)
     first, second = (np.asarray(solution) for solution in solutions)
@@ -49,7 +52,16 @@ def find_labels(forest: Forest, counts: Integers) -> Integers:
 
 
 def _solve_program(matrix: Floats, sums: Floats, objective: Floats) -> Floats | None:
-    """Return (records, classes) shares between 0 and 1 with the right sums, None if there are none."""
+    """Return class shares of the records that agree with the class weights in the roots of all trees.
+
+    Args:
+        matrix: (trees, records) how often each tree drew each record.
+        sums: (trees, classes) weight of each class in each tree.
+        objective: (records, classes) linear objective that the shares minimize.
+
+    Returns:
+        (records, classes) shares between 0 and 1, or None if no shares agree.
+    """
     records, classes = objective.shape
     of_trees = kron(csr_array(matrix), eye_array(classes))
     of_records = kron(eye_array(records), np.ones((1, classes)))
@@ -64,6 +76,6 @@ def _solve_program(matrix: Floats, sums: Floats, objective: Floats) -> Floats | 
 
 
 def _rounded(shares: Floats, is_determined: np.ndarray) -> Integers:
-    """Return the class of each record whose shares are whole numbers and determined, else -1."""
+    """Return the class of each record, or -1 if its shares are not determined or not whole numbers."""
     is_whole = np.abs(shares - np.rint(shares)).max(1) <= WHOLE
     return np.where(is_whole & is_determined, shares.argmax(1), -1)

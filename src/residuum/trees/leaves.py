@@ -1,8 +1,8 @@
-"""The leaves of a regression forest, grouped by their value.
+"""The leaves of a regression forest, grouped by the mean target that they store.
 
-A leaf is pure if all its records have the same target. It then stores this target, up to the rounding of
-a mean. Pure leaves with the same value form a group. The records of a group are the records with this
-target.
+A leaf is pure if all its training records have the same target. A pure leaf stores this target, up to the
+rounding of a mean. Pure leaves with the same value form a group, to which all records with this target
+belong.
 """
 
 from __future__ import annotations
@@ -14,23 +14,27 @@ import numpy as np
 
 from residuum.trees.forest import Floats, Forest, Integers
 
-ROUNDING = 256 * np.finfo(np.float64).eps  # of a mean of equal targets, times their size
-PURE = 1e-12  # impurity of a pure leaf, times the variance of the leaf values
-MIXED = -1  # group of a leaf that is not pure
+# Means of equal targets may differ by this share of the largest target because of rounding.
+ROUNDING = 256 * np.finfo(np.float64).eps
+# A leaf is pure if its impurity is at most this share of the variance of all leaf values.
+PURE = 1e-12
+MIXED = -1  # group number of a leaf whose records have different targets
 
 
 @dataclass(frozen=True)
 class Leaves:
-    """The leaves of all trees of a forest.
+    """The leaves of all trees of a regression forest, grouped by the target that they store.
+
+    A leaf is pure if all its training records have the same target. Otherwise it is mixed.
 
     Attributes:
-        value: (leaves,) mean target.
-        tree: (leaves,) tree of each leaf.
-        values: (groups,) distinct values of pure leaves, ascending.
-        group: (leaves,) group of each leaf, -1 for a mixed leaf.
-        weight: (leaves,) sum of the weights of the records, None if the file does not hold it.
-        count: (leaves,) number of distinct records, None if the file does not hold it.
-        impurity: (leaves,) variance of the targets, None if the file does not hold it.
+        value: (leaves,) mean target of each leaf.
+        tree: (leaves,) number of each leaf's tree.
+        values: (groups,) distinct values of pure leaves, ascending. Each value is a group of leaves.
+        group: (leaves,) group number of each leaf, -1 for a mixed leaf.
+        weight: (leaves,) sum of the weights of each leaf's records, None if the file stores no weights.
+        count: (leaves,) number of distinct records of each leaf, None if the file stores no numbers.
+        impurity: (leaves,) variance of the targets of each leaf, None if the file stores no impurities.
     """
 
     value: Floats
@@ -43,12 +47,12 @@ class Leaves:
 
     @property
     def has_mixed(self) -> bool:
-        """Whether some leaves are not pure."""
+        """Whether a leaf has records with different targets."""
         return bool((self.group == MIXED).any())
 
     @cached_property
     def weights(self) -> Integers:
-        """(groups, trees) weight of the leaves of each group in each tree."""
+        """(groups, trees) total weight of the leaves of each group in each tree."""
         assert self.weight is not None
         return self.sum_by_group(self.weight)
 
@@ -58,7 +62,7 @@ class Leaves:
         return self.sum_by_group(np.ones(len(self.group), dtype=np.int64))
 
     def select(self, tree: int, group: int) -> list[int]:
-        """Return the leaves of a group in a tree.
+        """Return the leaves of one group in one tree.
 
         Args:
             tree: Number of the tree.
@@ -77,24 +81,24 @@ class Leaves:
         return leaves
 
     def sum_by_group(self, amount: Integers) -> Integers:
-        """Return (groups, trees) sums over the leaves of each group in each tree."""
+        """Return (groups, trees) sums of (leaves,) amounts over the leaves of each group in each tree."""
         sums = np.zeros((len(self.values), int(self.tree.max()) + 1), dtype=np.int64)
-        pure = np.flatnonzero(self.group != MIXED)
-        np.add.at(sums, (self.group[pure], self.tree[pure]), amount[pure])
+        pure_leaves = np.flatnonzero(self.group != MIXED)
+        np.add.at(sums, (self.group[pure_leaves], self.tree[pure_leaves]), amount[pure_leaves])
         return sums
 
 
 def group_leaves(forest: Forest) -> Leaves:
-    """Group the leaves of a regression forest by their value.
+    """Group the leaves of a regression forest by the target that they store.
 
-    Without impurities every leaf counts as pure. That is so in a forest with the default settings, whose
-    trees are fully grown.
+    If the file stores no impurities, every leaf counts as pure, i.e. all its records have the same target.
+    This is true for forests with the default settings, whose trees are fully grown.
 
     Args:
         forest: The forest.
 
     Returns:
-        Its leaves.
+        The leaves of the forest with their groups.
     """
     value = _gather(forest, "value")
     assert value is not None
@@ -104,16 +108,16 @@ def group_leaves(forest: Forest) -> Leaves:
     if impurity is not None:
         is_pure = impurity <= PURE * max(float(value.var()), np.finfo(float).tiny)
     group = np.full(len(value), MIXED)
-    pure = np.flatnonzero(is_pure)
-    order = pure[np.argsort(value[pure], kind="stable")]
-    starts_group = np.diff(value[order], prepend=-np.inf) > ROUNDING * np.abs(value).max(
+    pure_leaves = np.flatnonzero(is_pure)
+    by_value = pure_leaves[np.argsort(value[pure_leaves], kind="stable")]
+    is_first_in_group = np.diff(value[by_value], prepend=-np.inf) > ROUNDING * np.abs(value).max(
         initial=0.0
     )
-    group[order] = np.cumsum(starts_group) - 1
+    group[by_value] = np.cumsum(is_first_in_group) - 1
     return Leaves(
         value=value,
         tree=forest.structure.leaf_tree,
-        values=_most_common(value[order], np.flatnonzero(starts_group)),
+        values=_most_common(value[by_value], np.flatnonzero(is_first_in_group)),
         group=group,
         weight=None if weight is None else np.rint(weight).astype(np.int64),
         count=None if count is None else count.astype(np.int64),
@@ -122,19 +126,27 @@ def group_leaves(forest: Forest) -> Leaves:
 
 
 def _gather(forest: Forest, name: str) -> Floats | None:
-    """Return an array of all trees at their leaves, None if a tree lacks it."""
+    """Return an array field of all trees at their leaves, None if a tree does not have the field."""
     structure = forest.structure
     arrays = [getattr(tree, name) for tree in forest.trees]
     if any(array is None for array in arrays):
         return None
-    ends = zip(arrays, structure.leaf_starts[:-1], structure.leaf_starts[1:], strict=True)
-    return np.concatenate([array[structure.leaf_node[a:b]] for array, a, b in ends])
+    leaf_ranges = zip(arrays, structure.leaf_starts[:-1], structure.leaf_starts[1:], strict=True)
+    return np.concatenate([array[structure.leaf_node[a:b]] for array, a, b in leaf_ranges])
 
 
 def _most_common(value: Floats, starts: Integers) -> Floats:
-    """Return the most common value of each group: means of equal targets differ by their rounding."""
-    result = np.zeros(len(starts))
+    """Return the most common value of each group. The values of a group differ by rounding errors.
+
+    Args:
+        value: Values of all pure leaves, ascending.
+        starts: Position of the first value of each group.
+
+    Returns:
+        (groups,) values.
+    """
+    common_values = np.zeros(len(starts))
     for number, members in enumerate(np.split(value, starts[1:]) if len(starts) else []):
         distinct, counts = np.unique(members, return_counts=True)
-        result[number] = distinct[counts.argmax()]
-    return result
+        common_values[number] = distinct[counts.argmax()]
+    return common_values

@@ -1,11 +1,11 @@
 """Which leaf of each tree holds a training record.
 
-A record i that tree t drew lies in a leaf of t whose value is the target of the record. If only one such
-leaf is left, it holds the record. If only one such record is left for a leaf, the leaf holds this record.
-A leaf and a record fit if the leaf has room for the weight ``c_ti`` of the record, and if the box of the
-leaf overlaps the intervals of the record.
+A record i that tree t drew lies in a leaf of this tree whose value is the target of the record. A leaf and a
+record fit if the weight of the leaf leaves room for the record, which tree t drew ``c_ti`` times, and if the
+box of the leaf overlaps the intervals that hold the record's values. If only one leaf of a tree fits a
+record, this leaf holds the record. If only one record fits a leaf, the leaf holds this record.
 
-A leaf is complete if its known records are all its records.
+A leaf is complete if all its records are known.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from residuum.trees.forest import Floats, Forest, Integers, Structure
 from residuum.trees.leaves import MIXED, Leaves
 from residuum.trees.subsets import find_members
 
-MANY_LEAVES = 1000  # from here on all trees are looked at together
-UNKNOWN = -1  # count of a record in a tree, or number of a leaf
+MANY_LEAVES = 1000  # to update this many leaves or more, all trees are processed together
+UNKNOWN = -1  # stands for an unknown number: of draws of a record, or of a leaf or group
 
 
 @dataclass(frozen=True)
 class Records:
-    """Training records with their targets.
+    """The training records of a forest with their targets.
 
     Attributes:
-        y: (records,) targets, NaN if not known.
-        group: (records,) group of the target among the values of leaves, -1 if there is none.
-        counts: (trees, records) how often each tree drew each record, -1 if not known.
+        y: (records,) targets, NaN for an unknown target.
+        group: (records,) number of the group of leaves that store the target, -1 if no leaf stores it.
+        counts: (trees, records) how often each tree drew each record, -1 if this is unknown.
         has_row_order: Whether the records are in the order of the training table.
-        links: (tree, record, leaf) that are known from the start.
+        links: Triples (tree, record, leaf) of records whose leaf is known before the search.
     """
 
     y: Floats
@@ -41,26 +41,27 @@ class Records:
     links: tuple[tuple[int, int, int], ...] = ()
 
     def without_groups(self, groups: Integers) -> Records:
-        """Return the records whose targets are in none of these groups."""
-        stays = ~np.isin(self.group, groups)
-        number = np.cumsum(stays) - 1
-        links = tuple((t, int(number[i]), leaf) for t, i, leaf in self.links if stays[i])
+        """Return the records whose targets are not stored by the leaves of the given groups."""
+        is_kept = ~np.isin(self.group, groups)
+        new_numbers = np.cumsum(is_kept) - 1
+        links = tuple((t, int(new_numbers[i]), leaf) for t, i, leaf in self.links if is_kept[i])
         return Records(
-            self.y[stays], self.group[stays], self.counts[:, stays], self.has_row_order, links
+            self.y[is_kept], self.group[is_kept], self.counts[:, is_kept], self.has_row_order, links
         )
 
 
 class Linker:
-    """Links records with leaves, as far as the columns of the records are known.
+    """Finds the leaves that hold each training record, as far as the record is known.
 
     Args:
         forest: The forest.
-        leaves: Its leaves.
-        records: The records.
+        leaves: The leaves of the forest.
+        records: The training records.
 
     Attributes:
-        leaf: (trees, records) leaf of each record, -1 if the tree did not draw it, or if it is not known.
-        is_complete: (leaves,) whether the known records of a leaf are all its records.
+        leaf: (trees, records) leaf of each record in each tree, -1 if the tree did not draw the record, or if
+            the leaf is unknown.
+        is_complete: (leaves,) whether all records of a leaf are known.
     """
 
     def __init__(self, forest: Forest, leaves: Leaves, records: Records) -> None:
@@ -80,27 +81,27 @@ class Linker:
 
     @property
     def is_settled(self) -> bool:
-        """Whether no leaf is left that could be linked."""
-        mixed = self.records.has_row_order and self.leaves.has_mixed
-        return not len(self.open) and not (mixed and not self.is_complete.all())
+        """Whether no leaf is left that could be linked with a record."""
+        can_link_mixed_leaves = self.records.has_row_order and self.leaves.has_mixed
+        return not len(self.open) and not (can_link_mixed_leaves and not self.is_complete.all())
 
     def update(self, low: Floats, high: Floats) -> int:
-        """Link what can be linked.
+        """Link more records with leaves, because the intervals of their values have become narrower.
 
         Args:
-            low: (records, columns) lower ends of the intervals of the records.
-            high: (records, columns) upper ends.
+            low: (records, columns) lower ends of the intervals that hold the values of the records.
+            high: (records, columns) upper ends of these intervals.
 
         Returns:
             The number of new links.
         """
-        before = int((self.leaf != UNKNOWN).sum())
+        links_before = int((self.leaf != UNKNOWN).sum())
         if self.records.has_row_order and self.leaves.has_mixed:
             self._link_subsets(low, high)
         for tree, group in sorted({(self._tree(v), self._group(v)) for v in self.open}):
             self._link_group(tree, group, low, high)
         self.open = self._open_leaves()
-        return int((self.leaf != UNKNOWN).sum()) - before
+        return int((self.leaf != UNKNOWN).sum()) - links_before
 
     def _tree(self, leaf: int) -> int:
         return int(self.structure.leaf_tree[leaf])
@@ -109,83 +110,100 @@ class Linker:
         return int(self.leaves.group[leaf])
 
     def _link_single_records(self) -> None:
-        """Link the only record of each group with the only leaf of this group in each tree."""
+        """Link the only record with a target and the only leaf of a tree that stores this target."""
         group, leaf_tree = self.leaves.group, self.structure.leaf_tree
-        size = len(self.leaves.values)
-        pure = np.flatnonzero(group >= 0)
-        per_tree = np.bincount(
-            leaf_tree[pure] * size + group[pure], minlength=size * len(self.leaf)
+        group_count = len(self.leaves.values)
+        pure_leaves = np.flatnonzero(group >= 0)
+        leaves_per_tree = np.bincount(
+            leaf_tree[pure_leaves] * group_count + group[pure_leaves],
+            minlength=group_count * len(self.leaf),
         )
-        record_of = np.full(size, UNKNOWN)
+        record_of = np.full(group_count, UNKNOWN)
         for number, rows in self.by_group.items():
             if number >= 0 and len(rows) == 1:
                 record_of[number] = rows[0]
-        record = record_of[group[pure]]
-        single = (per_tree[leaf_tree[pure] * size + group[pure]] == 1) & (record != UNKNOWN)
-        is_drawn = self.records.counts[leaf_tree[pure], record] != 0
-        chosen = pure[single & is_drawn]
-        self.leaf[leaf_tree[chosen], record_of[group[chosen]]] = chosen
-        self._mark_complete(chosen)
+        records_of_leaves = record_of[group[pure_leaves]]
+        is_single = (
+            leaves_per_tree[leaf_tree[pure_leaves] * group_count + group[pure_leaves]] == 1
+        ) & (records_of_leaves != UNKNOWN)
+        is_drawn = self.records.counts[leaf_tree[pure_leaves], records_of_leaves] != 0
+        linked_leaves = pure_leaves[is_single & is_drawn]
+        self.leaf[leaf_tree[linked_leaves], record_of[group[linked_leaves]]] = linked_leaves
+        self._mark_complete(linked_leaves)
 
     def _open_leaves(self) -> list[int]:
         has_records = np.isin(self.leaves.group, list(self.by_group))
         return np.flatnonzero(has_records & (self.leaves.group >= 0) & ~self.is_complete).tolist()
 
     def _link_group(self, tree: int, group: int, low: Floats, high: Floats) -> None:
-        """Link the records of one group with the leaves of one tree, until nothing changes."""
+        """Link the records with one target and the leaves of one tree that store this target."""
         rows, counts = self.by_group[group], self.records.counts[tree]
-        changed = True
-        while changed:
-            changed = False
+        has_changed = True
+        while has_changed:
+            has_changed = False
             leaves = [v for v in self.leaves.select(tree, group) if not self.is_complete[v]]
-            free = [i for i in rows.tolist() if self.leaf[tree, i] == UNKNOWN and counts[i] != 0]
-            fits = {
-                (v, i): self._may_hold(v, tree, i, low[i], high[i]) for v in leaves for i in free
+            open_records = [
+                i for i in rows.tolist() if self.leaf[tree, i] == UNKNOWN and counts[i] != 0
+            ]
+            can_hold = {
+                (v, i): self._may_hold(v, tree, i, low[i], high[i])
+                for v in leaves
+                for i in open_records
             }
-            for i in free:
-                fitting = [v for v in leaves if fits[v, i]]
+            for i in open_records:
+                fitting = [v for v in leaves if can_hold[v, i]]
                 if len(fitting) == 1 and counts[i] != UNKNOWN:
                     self.leaf[tree, i] = fitting[0]
-                    changed = True
+                    has_changed = True
             for v in leaves:
-                fitting = [i for i in free if fits[v, i] and self.leaf[tree, i] == UNKNOWN]
+                fitting = [
+                    i for i in open_records if can_hold[v, i] and self.leaf[tree, i] == UNKNOWN
+                ]
                 if len(fitting) == 1 and self._needs_one(v, tree, fitting[0]):
                     self.leaf[tree, fitting[0]] = v
-                    changed = True
+                    has_changed = True
             self._mark_complete(np.array(leaves, dtype=np.int64))
 
     def _link_subsets(self, low: Floats, high: Floats) -> None:
-        """Link mixed leaves with the only records that have their mean."""
+        """Link a leaf of two or three records with the only records that have its mean target."""
         if self.leaves.count is None or self.leaves.weight is None or self.leaves.impurity is None:
             return
-        y = self.records.y
-        spread = float(np.nanstd(y)) if not np.isnan(y).all() else 0.0
-        small = (self.leaves.group == MIXED) & (self.leaves.count <= 3) & ~self.is_complete
-        for leaf in np.flatnonzero(small).tolist():
+        targets = self.records.y
+        spread = float(np.nanstd(targets)) if not np.isnan(targets).all() else 0.0
+        is_small_mixed_leaf = (
+            (self.leaves.group == MIXED) & (self.leaves.count <= 3) & ~self.is_complete
+        )
+        for leaf in np.flatnonzero(is_small_mixed_leaf).tolist():
             tree = self._tree(leaf)
             counts = self.records.counts[tree]
-            free = np.flatnonzero((counts > 0) & (self.leaf[tree] == UNKNOWN) & ~np.isnan(y))
+            open_records = np.flatnonzero(
+                (counts > 0) & (self.leaf[tree] == UNKNOWN) & ~np.isnan(targets)
+            )
             for column, below, above in self._box(leaf):
-                free = free[(high[free, column] >= below) & (low[free, column] <= above)]
-            members = find_members(self.leaves, leaf, y[free], counts[free], spread)
+                open_records = open_records[
+                    (high[open_records, column] >= below) & (low[open_records, column] <= above)
+                ]
+            members = find_members(
+                self.leaves, leaf, targets[open_records], counts[open_records], spread
+            )
             if members is not None:
-                self.leaf[tree, free[members]] = leaf
+                self.leaf[tree, open_records[members]] = leaf
                 self.is_complete[leaf] = True
 
     def _needs_one(self, leaf: int, tree: int, record: int) -> bool:
-        """Return whether the leaf has exactly one record that is not linked yet."""
-        linked = int((self.leaf[tree] == leaf).sum())
+        """Return whether all records of a leaf are linked except one."""
+        linked_count = int((self.leaf[tree] == leaf).sum())
         if self.leaves.count is not None:
-            return int(self.leaves.count[leaf]) == linked + 1
-        return linked == 0
+            return int(self.leaves.count[leaf]) == linked_count + 1
+        return linked_count == 0
 
     def _may_hold(self, leaf: int, tree: int, record: int, low: Floats, high: Floats) -> bool:
-        """Return whether a leaf has room for a record, and a box that overlaps its intervals."""
+        """Return whether a leaf can hold a record, by the weight and the box of the leaf."""
         count = self.records.counts[tree, record]
         weight = self.leaves.weight
         if weight is not None and count != UNKNOWN:
-            used = self.records.counts[tree, self.leaf[tree] == leaf].sum()
-            if count > weight[leaf] - used:
+            used_weight = self.records.counts[tree, self.leaf[tree] == leaf].sum()
+            if count > weight[leaf] - used_weight:
                 return False
         return all(
             high[column] >= below and low[column] <= above
@@ -198,34 +216,38 @@ class Linker:
         return self.boxes[leaf]
 
     def _mark_complete(self, leaves: Integers) -> None:
-        """Update ``is_complete`` of some leaves of one tree, or of all leaves."""
+        """Update whether all records of the given leaves are known."""
         if not len(leaves):
             return
-        same_tree = len(leaves) < MANY_LEAVES and len(set(self.structure.leaf_tree[leaves])) == 1
-        rows = slice(self._tree(leaves[0]), self._tree(leaves[0]) + 1) if same_tree else slice(None)
-        linked = self.leaf[rows][self.leaf[rows] != UNKNOWN]
+        is_one_tree = len(leaves) < MANY_LEAVES and len(set(self.structure.leaf_tree[leaves])) == 1
+        rows = (
+            slice(self._tree(leaves[0]), self._tree(leaves[0]) + 1) if is_one_tree else slice(None)
+        )
+        linked_leaves = self.leaf[rows][self.leaf[rows] != UNKNOWN]
         counts = self.records.counts[rows][self.leaf[rows] != UNKNOWN]
-        size = len(self.is_complete)
-        number = np.bincount(linked, minlength=size)[leaves]
+        leaf_count = len(self.is_complete)
+        record_counts = np.bincount(linked_leaves, minlength=leaf_count)[leaves]
         if self.leaves.count is not None:
-            complete = number == self.leaves.count[leaves]
+            is_complete = record_counts == self.leaves.count[leaves]
         elif self.leaves.weight is not None and (counts != UNKNOWN).all():
-            weight = np.bincount(linked, weights=counts, minlength=size)[leaves]
-            complete = np.rint(weight) == self.leaves.weight[leaves]
+            linked_weights = np.bincount(linked_leaves, weights=counts, minlength=leaf_count)[
+                leaves
+            ]
+            is_complete = np.rint(linked_weights) == self.leaves.weight[leaves]
         else:
-            complete = number > 0
-        self.is_complete[leaves] = complete
+            is_complete = record_counts > 0
+        self.is_complete[leaves] = is_complete
 
 
 def leaf_box(structure: Structure, leaf: int) -> list[tuple[int, float, float]]:
-    """Return the box of a leaf: the thresholds on its path.
+    """Return the box of a leaf, i.e. the intervals of values that lead from the root to this leaf.
 
     Args:
         structure: Nodes and leaves of the forest.
         leaf: Number of the leaf.
 
     Returns:
-        Column, lower end and upper end for each column that is split on the path.
+        Column, lower end and upper end, for each column that a node between root and leaf splits.
     """
     begin, end = np.searchsorted(
         structure.tree, [structure.leaf_tree[leaf], structure.leaf_tree[leaf] + 1]

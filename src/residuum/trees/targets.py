@@ -1,23 +1,24 @@
 """The targets of the training records, in the order of the training table.
 
-Let ``c_ti`` be how often tree t drew record i (:mod:`.bootstrap`), and let a leaf be pure if its impurity
-is zero. A pure leaf stores the target of all its records. Let ``w_t(v)`` be the weight of the pure leaves
-of tree t with value v. If all leaves are pure, then for every value v
+Let ``c_ti`` be how often tree t drew record i (:mod:`.bootstrap`). A leaf is pure if its impurity is zero. A
+pure leaf stores the target of all its records. Let ``w_t(v)`` be the weight of the pure leaves of tree t with
+value v. If all leaves are pure, then for every value v
 
     w_t(v) = sum of c_ti over the records i with target v,   for all t.
 
-A value that one record has is found by comparing the columns of c with w(v). Equal targets need an exact
-cover: a set of columns that adds up to w(v). It is accepted only if it is the only one.
+If only one record i has the target v, the column c_i equals w(v). If several records have the target v, a set
+of columns adds up to w(v). Such a set is called an exact cover. It is accepted if there is no other exact
+cover.
 
 If some leaves are mixed, the target of a record is missing in the trees that put the record into a mixed
-leaf. Then a value belongs to record i if its weight is c_ti wherever the value occurs, if it occurs in at
-least six trees, and if no other record and no other value fit.
+leaf. Then a value belongs to record i if its weight is c_ti in all trees with this value, if at least six
+trees have this value, and if no other record and no other value fit.
 
-At any depth the root of tree t stores the mean target, so
+At any depth of the trees, the root of tree t stores the mean target, so
 
-    sum_i c_ti y_i = (weight of the root) x (value of the root),
+    sum_i c_ti y_i = (weight of the root) x (value of the root).
 
-which determines all targets if there are as many trees as records.
+These equations determine all targets if there are as many trees as records.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from residuum.trees.leaves import Leaves
 from residuum.trees.links import UNKNOWN, Records
 from residuum.trees.subsets import targets_of_pairs
 
-MAX_STEPS = 20_000  # of the search for one exact cover
-MIN_TREES = 6  # in which a value must occur if some leaves are mixed
-MIN_RANK_RATIO = 1e-9  # smallest singular value of the counts over the largest
+MAX_STEPS = 20_000  # maximum number of steps in the search for one exact cover
+MIN_TREES = 6  # if some leaves are mixed, a value must occur in at least this many trees
+# The linear equations have one solution if the ratio of extreme singular values is at least this number.
+MIN_RANK_RATIO = 1e-9
 
 
 def find_records(forest: Forest, leaves: Leaves, counts: Integers) -> Records:
@@ -39,76 +41,104 @@ def find_records(forest: Forest, leaves: Leaves, counts: Integers) -> Records:
 
     Args:
         forest: The forest.
-        leaves: Its leaves, with weights.
+        leaves: The leaves of the forest, with weights.
         counts: (trees, records) how often each tree drew each record.
 
     Returns:
         The records in the order of the training table.
     """
-    group = _match_columns(counts, leaves)
+    groups = _match_columns(counts, leaves)
     if leaves.has_mixed:
-        group = _match_partly(counts, leaves, group)
-        of_pairs = targets_of_pairs(leaves, counts)
+        groups = _match_partly(counts, leaves, groups)
+        targets_from_pairs = targets_of_pairs(leaves, counts)
     else:
-        group = _match_sums(counts, leaves, group)
-    y = of_pairs if leaves.has_mixed else np.full(len(group), np.nan)
-    y[group != UNKNOWN] = leaves.values[group[group != UNKNOWN]]
-    if (group == UNKNOWN).any() and len(counts) >= len(group):
-        solution = _solve(forest, counts)
-        y = np.where((group == UNKNOWN) & ~np.isnan(solution), solution, y)
-        group = np.where(group == UNKNOWN, _nearest_group(y, leaves.values), group)
-    return Records(y, group, counts, has_row_order=True)
+        groups = _match_sums(counts, leaves, groups)
+    targets = targets_from_pairs if leaves.has_mixed else np.full(len(groups), np.nan)
+    targets[groups != UNKNOWN] = leaves.values[groups[groups != UNKNOWN]]
+    if (groups == UNKNOWN).any() and len(counts) >= len(groups):
+        solved_targets = _solve(forest, counts)
+        targets = np.where((groups == UNKNOWN) & ~np.isnan(solved_targets), solved_targets, targets)
+        groups = np.where(groups == UNKNOWN, _nearest_group(targets, leaves.values), groups)
+    return Records(targets, groups, counts, has_row_order=True)
 
 
 def _match_columns(counts: Integers, leaves: Leaves) -> Integers:
-    """Return the group of each record whose column of the counts equals the weights of one group."""
-    group = np.full(counts.shape[1], UNKNOWN)
+    """Find the targets that only one record has.
+
+    Args:
+        counts: (trees, records) how often each tree drew each record.
+        leaves: The leaves of the forest, grouped by value.
+
+    Returns:
+        (records,) number of the group of leaves that has the record's target, -1 for records whose column of
+        ``counts`` differs from the weights of all groups.
+    """
+    groups = np.full(counts.shape[1], UNKNOWN)
     by_column: dict[bytes, list[int]] = {}
     for i in range(counts.shape[1]):
         by_column.setdefault(counts[:, i].tobytes(), []).append(i)
     for number, weight in enumerate(leaves.weights):
         match by_column.get(weight.tobytes(), []):
             case [record]:
-                group[record] = number
-    return group
+                groups[record] = number
+    return groups
 
 
 def _match_sums(counts: Integers, leaves: Leaves, group: Integers) -> Integers:
-    """Add the records of the groups with several records: the only set of columns with the right sum."""
+    """Find the targets that several records have.
+
+    Args:
+        counts: (trees, records) how often each tree drew each record.
+        leaves: The leaves of the forest, grouped by value.
+        group: (records,) groups of leaves from :func:`_match_columns`.
+
+    Returns:
+        (records,) groups, completed for records that are the only set whose columns of ``counts`` add up to
+        the weights of a group.
+    """
     group = group.copy()
-    remaining = np.setdiff1d(np.arange(len(leaves.values)), group).tolist()
-    remaining.sort(key=lambda number: int(leaves.weights[number].sum()))
-    progress = True
-    while progress and remaining:
-        progress = False
-        for number in list(remaining):
-            free = np.flatnonzero(group == UNKNOWN)
-            cover = find_cover(counts[:, free], leaves.weights[number])
+    open_groups = np.setdiff1d(np.arange(len(leaves.values)), group).tolist()
+    open_groups.sort(key=lambda number: int(leaves.weights[number].sum()))
+    has_progress = True
+    while has_progress and open_groups:
+        has_progress = False
+        for number in list(open_groups):
+            unmatched_records = np.flatnonzero(group == UNKNOWN)
+            cover = find_cover(counts[:, unmatched_records], leaves.weights[number])
             if cover is not None:
-                group[free[cover]] = number
-                remaining.remove(number)
-                progress = True
+                group[unmatched_records[cover]] = number
+                open_groups.remove(number)
+                has_progress = True
     return group
 
 
 def _match_partly(counts: Integers, leaves: Leaves, group: Integers) -> Integers:
-    """Add groups with one record that lies in a mixed leaf of some trees."""
+    """Find the targets that only one record has, if some trees put the record into a mixed leaf.
+
+    Args:
+        counts: (trees, records) how often each tree drew each record.
+        leaves: The leaves of the forest, grouped by value.
+        group: (records,) groups of leaves from :func:`_match_columns`.
+
+    Returns:
+        (records,) completed groups, -1 for records whose target is unknown.
+    """
     group = group.copy()
-    fitting: dict[int, int] = {}
-    free = np.flatnonzero(group == UNKNOWN)
+    record_by_group: dict[int, int] = {}
+    unmatched_records = np.flatnonzero(group == UNKNOWN)
     for number in np.setdiff1d(np.arange(len(leaves.values)), group).tolist():
-        rows = np.flatnonzero(leaves.weights[number])
-        if len(rows) < MIN_TREES:
+        trees_with_value = np.flatnonzero(leaves.weights[number])
+        if len(trees_with_value) < MIN_TREES:
             continue
-        candidates = free
-        for row in rows:
+        candidates = unmatched_records
+        for row in trees_with_value:
             candidates = candidates[counts[row, candidates] == leaves.weights[number, row]]
         if len(candidates) == 1:
-            fitting[number] = int(candidates[0])
-    candidates, times = np.unique(list(fitting.values()), return_counts=True)
-    unique = set(candidates[times == 1].tolist())
-    for number, record in fitting.items():
-        if record in unique:
+            record_by_group[number] = int(candidates[0])
+    candidates, match_counts = np.unique(list(record_by_group.values()), return_counts=True)
+    unique_records = set(candidates[match_counts == 1].tolist())
+    for number, record in record_by_group.items():
+        if record in unique_records:
             group[record] = number
     return group
 
@@ -121,7 +151,8 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
         weight: (trees,) non-negative integers.
 
     Returns:
-        The columns, or None if there is no such set, more than one, or if the search takes too long.
+        The numbers of the columns, or None if there is no such set, if there are several, or if the search
+        takes too long.
     """
     candidates = np.flatnonzero((counts <= weight[:, None]).all(0))
     columns = counts[:, candidates]
@@ -145,7 +176,7 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
         choices = (columns[np.ix_(open_rows, allowed)] > 0).sum(1)
         row = open_rows[choices.argmin()]
         for k in allowed[columns[row, allowed] > 0]:
-            allowed = allowed[allowed != k]  # covers with this column are all found in this branch
+            allowed = allowed[allowed != k]  # this branch finds all covers with this column
             if not search(remaining - columns[:, k], [*chosen, int(k)], allowed):
                 return False
         return True
@@ -156,7 +187,7 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
 
 
 def _solve(forest: Forest, counts: Integers) -> Floats:
-    """Return the targets that the means in the roots determine, NaN if they do not."""
+    """Return the targets that the mean targets in the roots determine, NaN if they are ambiguous."""
     sums = np.array([tree.value[0, 0] * tree.weight[0] for tree in forest.trees])  # type: ignore[index]
     solution, _, _, singular = np.linalg.lstsq(counts.astype(np.float64), sums, rcond=None)
     if singular.min(initial=np.inf) < MIN_RANK_RATIO * singular.max(initial=0.0):
@@ -165,11 +196,18 @@ def _solve(forest: Forest, counts: Integers) -> Floats:
 
 
 def _nearest_group(y: Floats, values: Floats) -> Integers:
-    """Return the leaf value that equals each target up to the error of a linear solve, else -1."""
+    """Return the number of the leaf value that equals each target, or -1 if no value does.
+
+    Values count as equal if they differ by no more than the rounding error of a linear solver.
+    """
     if not len(values):
         return np.full(len(y), -1)
-    above = np.searchsorted(values, y).clip(1, max(len(values) - 1, 1)).clip(max=len(values) - 1)
-    below = np.maximum(above - 1, 0)
-    nearest = np.where(np.abs(values[below] - y) <= np.abs(values[above] - y), below, above)
+    next_above = (
+        np.searchsorted(values, y).clip(1, max(len(values) - 1, 1)).clip(max=len(values) - 1)
+    )
+    next_below = np.maximum(next_above - 1, 0)
+    nearest = np.where(
+        np.abs(values[next_below] - y) <= np.abs(values[next_above] - y), next_below, next_above
+    )
     tolerance = 1e-9 * max(np.abs(values).max(), np.ptp(values))
     return np.where(np.abs(values[nearest] - y) <= tolerance, nearest, -1)
