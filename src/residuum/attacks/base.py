@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MAX_RETURNED = 20_000  # maximum number of candidates of an attack; bounds the memory of scoring
 MIN_CANDIDATES, MAX_CANDIDATES = 20, 1000  # limits of the estimated number of candidates
 NOT_ATTACKED = (
-    "the optimizer state in this file was not attacked. Pass --surface moment to attack it"
+    "the optimizer state in this file was not attacked. To attack it, pass --surface moment"
 )
 
 
@@ -116,10 +116,10 @@ class Attack(AttackSettings):
         return super().from_json({k: v for k, v in values.items() if k in cls.model_fields})
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply.
+        """Return why the attack does not apply to a network.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
@@ -135,7 +135,7 @@ class Attack(AttackSettings):
         """Return why an audit skips the attack although the attack applies.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
@@ -144,10 +144,10 @@ class Attack(AttackSettings):
         return ""
 
     def require_applicable(self, surface: Surface, knowledge: Knowledge) -> None:
-        """Raise an error if the attack does not apply.
+        """Raise an error if the attack does not apply to a network.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Raises:
@@ -235,7 +235,7 @@ class Attack(AttackSettings):
         """Reconstruct training samples. An attack without steps ignores the keyword arguments.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
             state_path: File with the state of the search, from which an interrupted search continues.
             watch: Function that receives the progress.
@@ -284,7 +284,7 @@ class OneShotAttack(Attack):
         """Find candidates for training samples.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
@@ -299,7 +299,7 @@ class OneShotAttack(Attack):
         """Run ``find``. If its result has no selection, select the candidates on which restarts agree.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
             **_: Options of attacks with steps, which this method ignores.
 
@@ -366,7 +366,7 @@ def validate_output(
 
     Args:
         result: The output of the attack.
-        surface: The attack surface.
+        surface: The attack surface: the weights, the weight update or an optimizer state.
         knowledge: What the attacker knows.
 
     Returns:

@@ -153,7 +153,7 @@ def estimate_reference_seconds(
 
     Args:
         attack: An attack with steps.
-        surface: The attack surface.
+        surface: The attack surface: the weights, the weight update or an optimizer state.
         knowledge: What the attacker knows.
 
     Returns:
@@ -225,9 +225,8 @@ def _measure(solver: Solver, budget: float) -> float:
         start = time.perf_counter()
         advance()
         first_seconds = time.perf_counter() - start
-        if (
-            first_seconds > SLOW * budget
-        ):  # measure one more step, because the first includes a warm-up
+        # If the first step is slow, measure one more step, because the first step includes a warm-up.
+        if first_seconds > SLOW * budget:
             start = time.perf_counter()
             advance()
             return time.perf_counter() - start

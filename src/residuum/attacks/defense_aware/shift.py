@@ -41,7 +41,7 @@ MIN_NEURONS = 8  # minimum number of distinct neurons for a test with permuted b
 COPY_TOLERANCE = 1e-6
 # A vector shift is sought along the singular directions of W above this share of the largest singular value.
 RANK_TOLERANCE = 1e-2
-# Number of tried choices of signs, and the maximum ratio of the imbalances of two equally good choices.
+# Number of tried choices of one sign for each neuron, and maximum ratio of two equally good imbalances.
 SIGN_CHOICES, TIE_FACTOR = 24, 1.5
 WEIGHT, BIAS = "layers.0.weight", "layers.0.bias"
 Array = np.ndarray[Any, Any]

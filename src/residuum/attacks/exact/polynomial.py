@@ -49,9 +49,11 @@ from residuum.theory.polynomial import (
     measure_identifiability,
 )
 
-PAIRS = 10  # number of random pairs of slices; the pair with the widest eigenvalue gap is used
-STEPS = 10  # number of Levenberg-Marquardt steps after the diagonalization
-CERTIFIED_RESIDUAL = 1e-3  # maximum relative residual of the equations of a certified sample
+# Number of random pairs (M(v1), M(v2)) of matrices. The attack uses the pair with the widest eigenvalue gap.
+PAIRS = 10
+STEPS = 10  # number of Levenberg-Marquardt steps that refine the samples
+# Maximum relative residual of the stationarity equations of a certified sample.
+CERTIFIED_RESIDUAL = 1e-3
 # Maximum relative violation of the balance |W_j|^2 = alpha a_j^2 at which the network counts as a KKT point.
 BALANCE_LIMIT = 1e-2
 MIN_EIGENGAP = 1e-10  # minimum relative gap of two eigenvalues with unique eigenvectors
@@ -75,7 +77,7 @@ def recover(
     set, the scale of the samples is not known, and the samples are returned as unit vectors.
 
     Args:
-        model: A polynomial network.
+        model: A polynomial network of degree 3 or more.
         rank: Dimension of the signal subspace. By default, it is estimated from the first-layer weights W.
         norm: Common norm of all samples, if this norm is known.
         augmented: Whether the last coordinate of the samples is the constant 1. This coordinate fixes the
@@ -119,7 +121,7 @@ class SampleFit:
     """Samples that solve the stationarity equations of a network, exactly or approximately.
 
     Attributes:
-        x: (k, r) samples in the signal subspace of dimension r.
+        x: (k, r) samples in the signal subspace, which has r dimensions.
         b: (k,) weight of each sample.
         residuals: (k,) relative residual of the stationarity equations of each sample.
         residual: Relative residual of all stationarity equations.
@@ -145,13 +147,14 @@ class SampleFit:
 def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generator) -> SampleFit:
     """Recover the samples by Theorem 4.1 of Shen et al. 2026, and refine them.
 
-    The theorem diagonalizes the matrix M(v1)^-1 M(v2), where M(v) is the slice of f in a random direction v.
+    The theorem diagonalizes the matrix M(v1)^-1 M(v2), where M(v) is the slice of f in a random direction v:
+    the symmetric matrix sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T.
     The function uses the pair (v1, v2) with the widest eigenvalue gap. The gap is the smallest distance of
     two eigenvalues divided by the largest absolute eigenvalue. The weights follow from dual vectors.
 
     Args:
-        f: The function f, interpolated from the neurons.
-        pairs: Number of random pairs of slices.
+        f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from the neurons.
+        pairs: Number of random pairs (v1, v2) of directions.
         steps: Number of Levenberg-Marquardt steps.
         generator: Random number generator.
 
@@ -179,7 +182,7 @@ def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
 
 
 def _looks_like_kkt_point(report: Identification) -> bool:
-    """Return True if the network looks like a KKT point, as the exact recovery requires."""
+    """Return True if the network looks like a KKT point, which the exact recovery requires."""
     is_balanced = report.balance_gap <= BALANCE_LIMIT
     return is_balanced and report.outside <= CERTIFIED_RESIDUAL and report.is_checkable
 
@@ -188,7 +191,7 @@ def refine(f: Interpolant, x: Tensor, b: Tensor, steps: int) -> tuple[Tensor, Te
     """Refine samples by Levenberg-Marquardt steps on the stationarity equations.
 
     Args:
-        f: The function f, interpolated from the neurons.
+        f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from the neurons.
         x: (k, r) samples of length 1.
         b: (k,) weight of each sample.
         steps: Number of Levenberg-Marquardt steps.
@@ -211,10 +214,10 @@ def compute_stationarity_residuals(f: Interpolant, x: Tensor, b: Tensor) -> tupl
 
     The residual of a sample is taken in the direction of its dual vector. The residual is the larger of two
     values: one with the neurons at their own size, and one with all neurons at the same size. Small neurons
-    alone can raise the rank of the rank condition. In this case the equations of small neurons must hold too.
+    alone can satisfy the rank condition. In this case the equations of small neurons must hold too.
 
     Args:
-        f: The function f, interpolated from the neurons.
+        f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from the neurons.
         x: (k, r) samples.
         b: (k,) weight of each sample.
 
@@ -297,7 +300,7 @@ def _notes(
 ) -> list[str]:
     notes = []
     if exact is not None and not exact.is_real:
-        notes.append("no pair of slices had real eigenvalues, so the samples may be wrong")
+        notes.append("no pair of slices had only real eigenvalues, so the samples may be wrong")
     elif exact is not None and exact.eigengap <= MIN_EIGENGAP:
         notes.append("two eigenvalues of the slices coincide, so the samples may be wrong")
     if exact is not None and not report.is_checkable:
@@ -334,10 +337,10 @@ class PolynomialAttack(OneShotAttack):
     pace: ClassVar[str] = "formula"
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply.
+        """Return why the attack does not apply to a network.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
@@ -347,14 +350,14 @@ class PolynomialAttack(OneShotAttack):
         return "" if kind == "polynomial" else f"needs a polynomial network, not {kind}"
 
     def why_applies(self, surface: Surface) -> str:
-        """Return a short reason why the attack applies."""
+        """Return a short reason why the attack applies to a network."""
         return "exact if its rank condition holds; `residuum identify` reports this condition"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
         """Recover the samples with :func:`recover`. The result counts as one restart without steps.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
@@ -393,7 +396,7 @@ def identify(
 
     Args:
         released: The network.
-        activation: Name in ``POWERS``, or poly:c0,c1,... The default is the activation of the network.
+        activation: Name such as "cubic", or poly:c0,c1,... The default is the activation of the network.
         rank: Dimension of the signal subspace. By default, it is estimated from the first-layer weights W.
         norm: Common norm of all samples, if this norm is known.
         augmented: Whether the last coordinate of the samples is the constant 1. If the first layer has a
@@ -424,7 +427,7 @@ def build_polynomial_network(
 
     Args:
         released: The network.
-        activation: Name in ``POWERS``, or poly:c0,c1,... The default is the activation of the network.
+        activation: Name such as "cubic", or poly:c0,c1,... The default is the activation of the network.
 
     Returns:
         The polynomial network, and whether its last input is a constant 1 that represents the bias of the
@@ -458,10 +461,10 @@ def parse_activation(text: str) -> tuple[float, ...]:
     """Read the coefficients of a polynomial activation, constant coefficient first.
 
     Args:
-        text: Name in ``POWERS``, or poly:c0,c1,...
+        text: Name such as "cubic", or poly:c0,c1,... with the coefficients.
 
     Returns:
-        The coefficients.
+        The coefficients (c0, c1, ...).
 
     Raises:
         InputError: If the text does not describe a polynomial activation.

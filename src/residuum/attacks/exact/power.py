@@ -33,12 +33,12 @@ INNER, FINAL = 15, 100  # number of Levenberg-Marquardt steps after every new sa
 RESTARTS = 8  # maximum number of attempts to find all samples
 CHEAP = 1 / 16  # a new attempt starts only while less than this share of the budget is spent
 SOLVED = 1e-10  # a relative misfit below this value is a rounding error
-FITTED = 1e-2  # maximum relative misfit of a good fit
+FITTED = 1e-2  # maximum relative misfit at which the samples count as a good fit
 SAME = 10.0  # maximum ratio of the misfits of two equally good fits
 PROGRESS = 1e-3  # the search ends if a new sample reduces the misfit by less than this share
 BUDGET = 2.0**36  # maximum number of multiplications in one search, which take a few seconds
 KERNEL_SIDE = 1500  # maximum number of rows of a kernel matrix that is factorized
-# Minimum eigenvalue of the kernel matrix, as a share of the largest eigenvalue.
+# Smaller eigenvalues of the kernel matrix, as a share of the largest eigenvalue, count as zero.
 RANK_TOLERANCE = 1e-10
 
 
@@ -47,7 +47,7 @@ class GrownFit:
     """Samples that the search by power iteration has found one after the other.
 
     Attributes:
-        x: (k, r) samples of length 1.
+        x: (k, r) samples of length 1, in a signal subspace of r dimensions.
         b: (k,) weight of each sample.
         misfit: Relative misfit of all stationarity equations.
         equations: Number of independent stationarity equations, None if there are too many to count.
@@ -129,7 +129,7 @@ def grow(f: Interpolant, max_samples: int, generator: torch.Generator) -> GrownF
     random order, as long as the attempts together use a small share of the budget.
 
     Args:
-        f: The function f, interpolated from the neurons.
+        f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from the neurons.
         max_samples: Maximum number of samples.
         generator: Random number generator.
 
@@ -153,12 +153,12 @@ def grow(f: Interpolant, max_samples: int, generator: torch.Generator) -> GrownF
 
 @dataclass
 class Budget:
-    """The number of multiplications that a search may still use."""
+    """The number of multiplications that a search for samples may still use."""
 
     remaining: float = BUDGET
 
     def spend(self, cost: float) -> bool:
-        """Subtract a cost from the budget, and return True. If the cost exceeds the budget, return False."""
+        """Subtract a cost from the budget and return True. If the cost exceeds the budget, return False."""
         is_covered = cost <= self.remaining
         self.remaining -= cost if is_covered else 0
         return is_covered
@@ -192,7 +192,7 @@ def levenberg_marquardt(
     with little damping reduces the misfit by almost nothing.
 
     Args:
-        f: The function f, interpolated from m neurons.
+        f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from m neurons.
         g: (k, r) initial samples, scaled by |b|^(1/alpha) with their weights b and the degree alpha.
         sign: (k,) signs of the weights.
         steps: Maximum number of steps.
@@ -249,7 +249,7 @@ def estimate_refinement_cost(f: Interpolant, samples: int, steps: int) -> float:
     Each step builds the normal equations and solves them.
 
     Args:
-        f: The function f, interpolated from the neurons.
+        f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from the neurons.
         samples: Number of samples.
         steps: Number of Levenberg-Marquardt steps.
 
@@ -313,7 +313,7 @@ def _deflate(f: Interpolant, g: Tensor, sign: Tensor, error: Tensor) -> tuple[Te
     """Fit the weight of the last sample, and subtract this sample from the misfit.
 
     Args:
-        f: The function f, interpolated from m neurons.
+        f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from m neurons.
         g: (k, r) samples, scaled by |b|^(1/alpha) with their weights b and the degree alpha.
         sign: (k,) signs of the weights.
         error: (m, r) misfit of the equations without the last sample.
@@ -351,7 +351,7 @@ def normal_equations(
     directions Z of the neurons. The code expands the products, so that it never forms J.
 
     Args:
-        f: The function f, interpolated from m neurons.
+        f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from m neurons.
         g: (k, r) samples, scaled by |b|^(1/alpha) with their weights b and the degree alpha.
         sign: (k,) signs of the weights.
         error: (m, r) misfit of the equations.

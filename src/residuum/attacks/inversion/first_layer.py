@@ -22,7 +22,7 @@ class FirstLayerWeights(Baseline):
         """Return why the attack does not apply: the rows of the first layer must be as large as samples.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
@@ -33,10 +33,10 @@ class FirstLayerWeights(Baseline):
         return "" if fits else "needs a first layer that is connected to the full input"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Return the unchanged rows of the first layer, longest first.
+        """Return the unchanged rows of the first weight matrix as candidates, longest first.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:

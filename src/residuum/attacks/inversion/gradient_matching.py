@@ -46,7 +46,7 @@ from residuum.stationarity import Theta, by_layer, parameters
 from residuum.surfaces.surface import CHANGE, MOMENT, Surface
 
 RECORD_EVERY = 25  # number of steps between two records of the residuals
-MIN_NORM = 1e-30  # minimum squared norm in a division
+MIN_NORM = 1e-30  # squared norms are clamped to at least this value before a division
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class MatchingRule:
             (``objectives.Moment``), or "loss" for the derivative of the loss at the outputs for a candidate.
         prior: Name of the prior on candidates.
         weight: Weight of the prior, relative to a distance of 1 for gradients that fit nothing.
-        signed: Whether candidates move by the sign of the derivative.
+        signed: Whether a candidate moves by the sign of the derivative instead of the derivative.
     """
 
     distance: str = "cosine"
@@ -139,7 +139,7 @@ def covectors(matching: MatchingRule, outputs: Tensor, labels: Tensor, lam: Tens
         lam: Multipliers of the candidates.
 
     Returns:
-        (m, C) vectors u_i.
+        (m, C) vectors u_i, one for each candidate.
     """
     if matching.multipliers == "rivals":
         return Moment().covectors(0, outputs, labels, lam)
@@ -171,10 +171,10 @@ class GradientMatching(RestartSettings, Attack):
         return DENSE if is_chain else self.matching
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply.
+        """Return why the attack does not apply to a network.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
@@ -190,14 +190,14 @@ class GradientMatching(RestartSettings, Attack):
         return ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return why the attack applies."""
+        """Return a short reason why the attack applies to a network."""
         return "in any network, gradients of samples add up to the weight update or optimizer state"
 
     def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
         """Return why an audit skips the attack although the attack applies.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
@@ -217,7 +217,7 @@ class GradientMatching(RestartSettings, Attack):
         """Run the restarts one after another. Each restart gets its share of the time limit ``seconds``.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
             watch: Function that receives the progress of every restart.
 

@@ -41,7 +41,7 @@ class ModelInversion(ModelInversionSettings, Baseline):
         """Increase the output of the label of each candidate by gradient steps of a fixed length.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:

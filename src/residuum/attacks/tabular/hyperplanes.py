@@ -47,7 +47,7 @@ from residuum.theory.rows import margins
 MIN_COLUMNS, MAX_COLUMNS = 4, 10  # limits of the number of columns of a table
 # Distances within which an activation boundary counts as passing through a sample.
 EPS = (1e-4, 3e-4, 1e-3)
-GROUP = 3  # minimum number of hyperplanes that cross a line in a corner
+GROUP = 3  # minimum number of hyperplanes that cross a line at the same point (a corner)
 # Maximum distance between the first and the last of the crossings of a line that form a corner.
 WIDTH = 4e-4
 SPARE = 7  # lines are drawn from the d + SPARE hyperplanes closest to a random point, in d columns
@@ -66,15 +66,15 @@ NO_CROSSING = 1e9  # position on a line that marks a missing crossing
 STEEP = 1e-3  # minimum determinant of the unit normals of hyperplanes that define a corner
 DEAD = 1e-3  # neurons with weights shorter than this share of the longest weight vector are dead
 SAME = 1e-4  # maximum of 1 - cosine for two equal hyperplanes
-CELL = 0.01  # side of a grid cell; at most one corner in each cell is scored
-MIN_SEPARATION = 0.05  # minimum distance of two distinct corners, in at least one column
-OUTSIDE = 0.02  # distance by which a corner may lie outside the value range
+CELL = 0.01  # side of a grid cell; the search scores at most one corner in each cell
+MIN_SEPARATION = 0.05  # minimum difference of two distinct corners in at least one column
+OUTSIDE = 0.02  # distance by which a recovered row may lie outside the value range
 # The score of a corner falls by MARGIN_PENALTY times the relative deviation of its margin from the median
 # margin of the best corners. The deviation counts up to MAX_DEVIATION. The penalty applies only if the
 # margins of the best corners themselves deviate from their median by less than SHARED_MARGIN.
 MARGIN_PENALTY, MAX_DEVIATION = 20.0, 0.5
 BEST_CORNERS, SHARED_MARGIN = 12, 0.15
-CANDIDATES = 240  # maximum number of returned corners
+CANDIDATES = 240  # maximum number of returned candidates
 # Constants (a, b) of the probability that a corner is within 5% of a table row in every column. This
 # probability is sigmoid(a + b s), where s is the score of the corner. The constants were fitted on 960
 # corners of four networks (80 rows of five columns) that appear in no published result. Of the 29 corners
@@ -122,7 +122,7 @@ class Planes:
         return cls(rows[first, :-1], rows[first, -1])
 
     def distances(self, x: Tensor) -> Tensor:
-        """Return the distances (n, N) of points (n, d) from all hyperplanes."""
+        """Return the distances (n, N) of points (n, d) from all N hyperplanes."""
         return (x @ self.normals.T + self.offsets).abs()
 
     def nearest(self, x: Tensor, count: int) -> Tensor:
@@ -153,7 +153,7 @@ class Planes:
         return x[is_inside(x)]
 
     def settle(self, x: Tensor) -> Tensor:
-        """Move points (n, d) by least squares onto hyperplanes nearby, which are fewer in each round."""
+        """Move points (n, d) by least squares onto the hyperplanes nearby, which are closer in each round."""
         d, widest = x.shape[1], EPS[-1]
         squares = (self.normals[:, :, None] * self.normals[:, None]).flatten(1)
         for share in (1, 2, 3):
@@ -240,10 +240,11 @@ def search_corners(
 
     Args:
         planes: Hyperplanes of the first layer.
-        lines: Minimum number of lines to draw.
+        lines: Minimum number of random lines to draw.
         seed: Seed of the random lines.
         count_upper: Function that counts the boundaries of the layers above (:func:`make_upper_counter`).
-        margin: Function from points (n, d) to margins (n,). Pass it if training samples share one margin.
+        margin: Function from points (n, d) to margins (n,) of the network. Without it, margins do not change
+            the score.
 
     Returns:
         The distinct corners, best first.
@@ -266,7 +267,7 @@ def search_corners(
     for counts, chance in zip(count_layers(x), chance_counts, strict=True):
         # Training samples among the random corners would raise the mean, so large counts are clamped.
         rates = chance.clamp(max=3).double().sum(0) / max(1, len(chance))
-        # Probability that a Poisson variable with this rate is at least as large as the count.
+        # The tail is the probability that a Poisson variable with the chance rate reaches the count.
         tails = torch.from_numpy(gammainc(counts.numpy(), rates.clamp(min=1e-6).numpy()))
         score -= tails.log().amin(1).clamp(min=-700.0)
     if margin is not None and len(x):
@@ -279,7 +280,7 @@ def search_corners(
 
 
 def _thin(planes: Planes, x: Tensor, max_points: int) -> Tensor:
-    """Return the point on most hyperplanes in each grid cell, because lines find each row many times."""
+    """Return the point on most hyperplanes in each grid cell, because many lines find the same point."""
     passing = [(planes.distances(batch) < EPS[-1]).sum(1) for batch in x.split(20 * BATCH)]
     x = x[torch.cat(passing).argsort(descending=True, stable=True)]
     cell = (x / CELL).floor().unique(dim=0, return_inverse=True)[1]
@@ -328,7 +329,7 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
 
     Args:
         planes: Hyperplanes of the first layer.
-        around: (B, d) points. DRAWS lines are drawn near each of them.
+        around: (B, d) random points. The function draws DRAWS lines near each point.
         generator: Random number generator.
 
     Returns:
@@ -394,10 +395,10 @@ class Hyperplanes(OneShotAttack):
     assumes: ClassVar[str] = ASSUMES
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply.
+        """Return why the attack does not apply to a network.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
@@ -426,18 +427,18 @@ class Hyperplanes(OneShotAttack):
         return ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return a short reason why the attack applies."""
+        """Return a short reason why the attack applies to a network."""
         return "with few columns, activation boundaries of the first layer meet on training samples"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
         """Search for corners on random lines. The time limit ``seconds`` decides the number of lines.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
-            The corners. Those with the highest scores come first.
+            The corners as candidates. Corners with the highest scores come first.
 
         Raises:
             InputError: If no corner was found.

@@ -28,20 +28,21 @@ LADDER = (  # amounts of computation, smallest first; the last is the full defau
     Effort(ranks=(0.8, 0.6), partitions=()),
     Effort(),
 )
-OUTSIDE = 0.02  # share of the values of a source that may leave the known value range
+OUTSIDE = 0.02  # share of the values of a candidate that may leave the known value range
 SLACK = 0.05  # distance by which a value may leave the value range, as a share of this range
-# Probability that a source has |NCC| > 0.8 with a training sample: sigmoid(a + b s), where s is the share of
-# all runs that contain the source. Fitted on 217 sources of four networks, two on 40 photos
-# (3072-300-300-1) and two on 20 digits (64-200-200-1), with seven runs each. Of the sources in at least half
-# of the runs, 84% were true. Of the sources in one run, 56% were true.
+# A separated candidate has |NCC| > 0.8 with a training sample with probability sigmoid(a + b s), where s is
+# the share of all runs that contain the candidate. The constants (a, b) were fitted on 217 candidates of four
+# networks, two on 40 photos (3072-300-300-1) and two on 20 digits (64-200-200-1), with seven runs each. Of the
+# candidates in at least half of the runs, 84% were training samples. Of the candidates in one run, 56% were.
 CONFIDENCE, BASE_RATE = (-2.8, 5.4), 0.56
-# If the runs agree on fewer sources than this share of the rank, no confidence is shown (``runs_disagree``).
-# The value was measured on images that appear in no published result. With 400 images and 300 neurons, the
-# number of agreed sources is 4.6% of the rank, and 2 of these 11 sources are true. With 400 and 250 images
-# and 150 neurons, the number of agreed sources is 6.2% and 7.9% of the rank, and 14 of these 20 are true.
+# If the runs agree on fewer candidates than this share of the rank of the layer, the attack shows no
+# confidence (``runs_disagree``). The share was measured on images that appear in no published result. With
+# 400 images and 300 neurons, the runs agreed on 4.6% of the rank, and 2 of these 11 candidates were training
+# images. With 400 and 250 images and 150 neurons, the runs agreed on 6.2% and 7.9% of the rank, and 14 of
+# these 20 candidates were training images.
 AGREED = 0.055
 # Minimum number of values of a sample for which a confidence is shown. On 20 and 60 digits of 64 values, 1 of
-# 40 sources was true, although the confidence predicted 26.
+# 40 candidates was a training sample, although the confidence predicted 26.
 CONFIDENT_VALUES = 784
 SMALL = (
     f"no confidence is shown. For samples with fewer than {CONFIDENT_VALUES} values, repeated runs of the "
@@ -60,9 +61,9 @@ ASSUMES = (
 
 
 def confidence_by_share(share: Tensor, runs: int, values: int, rank: int = 0) -> Tensor:
-    """Return the probability that each source is a training sample.
+    """Return the probability that each source (separated candidate) is a training sample.
 
-    The probability grows with the share of the runs that contain the source.
+    The probability grows with the share of the runs of the attack that contain the source.
 
     Args:
         share: (k,) share of the runs that contain each distinct source.
@@ -82,7 +83,7 @@ def confidence_by_share(share: Tensor, runs: int, values: int, rank: int = 0) ->
 
 
 def runs_disagree(share: Tensor, runs: int, rank: int) -> bool:
-    """Return True if the runs agree on almost no source.
+    """Return True if the runs of the attack agree on almost no source (separated candidate).
 
     The runs agree on a source if at least two runs, and at least a quarter of all runs, contain it. If the
     number of agreed sources is below the share ``AGREED`` of the rank, the layer contains more samples than
@@ -157,7 +158,7 @@ def apply_settings(settings: UnmixSettings, effort: Effort) -> Effort:
 def estimate_signs_and_sizes(
     sources: Sources, layer: InputLayer, knowledge: Knowledge, centers: Tensor
 ) -> tuple[Tensor, Tensor, str]:
-    """Estimate the sign and the size of each source.
+    """Estimate the sign and the size of each source (separated candidate), which separation leaves open.
 
     The network, the bias and the known value range vote on the sign. The size follows from the value range,
     or else from the bias.
@@ -199,7 +200,7 @@ def estimate_signs_and_sizes(
 
 
 def find_largest_factors(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Find the largest factors that keep almost all values of the sources within the bounds.
+    """Find the largest factor for each source that keeps almost all its values within bounds.
 
     The bounds of a pixel that is always dark are close to the mean of the pixel, so noise would leave the
     bounds. The function therefore widens the bounds a little.
@@ -210,7 +211,7 @@ def find_largest_factors(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
         high: Upper bounds of the values.
 
     Returns:
-        (k,) factors.
+        (k,) factors by which the sources can be multiplied.
     """
     slack = SLACK * (high - low)
     low, high = (bound.flatten().expand(x.shape[1]) for bound in (low - slack, high + slack))
@@ -219,7 +220,7 @@ def find_largest_factors(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 class Unmix(UnmixSettings, OneShotAttack):
-    """An attack that separates the rows of the layer on the input into training samples (``ica.py``)."""
+    """An attack that separates the rows of the first layer, which mix training samples, into samples."""
 
     name: ClassVar[str] = "unmix"
     pace: ClassVar[str] = "sized"
@@ -227,10 +228,10 @@ class Unmix(UnmixSettings, OneShotAttack):
     assumes: ClassVar[str] = ASSUMES
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply.
+        """Return why the attack does not apply to a network.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
@@ -242,14 +243,14 @@ class Unmix(UnmixSettings, OneShotAttack):
         return layer if isinstance(layer, str) else ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return a short reason why the attack applies."""
+        """Return a short reason why the attack applies to a network."""
         return "the rows of the input layer mix samples, and sparse samples can be separated"
 
     def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
         """Return why an audit skips the attack: an audit can compare whole samples, but not patches.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
@@ -264,16 +265,16 @@ class Unmix(UnmixSettings, OneShotAttack):
         )
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Separate the rows of the layer on the input into sources.
+        """Separate the rows of the layer that receives the input into candidates for training samples.
 
         The time limit ``seconds`` of the settings decides the amount of computation.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
-            The sources as candidates. Sources that most runs contain come first.
+            The candidates. Candidates that most runs contain come first.
         """
         layer = read_input_layer(surface, knowledge)
         assert isinstance(layer, InputLayer)
@@ -329,7 +330,7 @@ class Unmix(UnmixSettings, OneShotAttack):
 
 
 class UnmixOptimizerState(Unmix):
-    """An attack that separates the rows of the input layer in an optimizer state into samples."""
+    """An attack that separates the optimizer state of the first layer into training samples."""
 
     name: ClassVar[str] = "unmix-moment"
     surface: ClassVar[str] = MOMENT

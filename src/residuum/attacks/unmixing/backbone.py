@@ -48,14 +48,16 @@ from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.surfaces.surface import MOMENT, WEIGHTS, Surface
 
-# The first step unmixes the leading directions: those with singular values above this share of the largest.
+# The attack unmixes the leading singular directions of the first dense layer. Their singular values exceed
+# this share of the largest singular value.
 LEADING = 0.03
-# The third step uses a wider span, because the features of an image changed during training. This span
-# contains the directions with singular values above this share of the largest.
+# The attack then moves images onto a wider span, because the features of an image changed during training.
+# This span contains the directions with singular values above this share of the largest singular value.
 DRIFT = 3e-4
-# Maximum number of leading directions, as a share of the number of neurons. More directions hide the samples.
+# Maximum number of leading singular directions, as a share of the number of neurons of the layer. In layers
+# with more leading directions, the samples cannot be separated.
 MAX_RANK_SHARE = 0.5
-CANDIDATES = 32  # number of sources that the attack inverts to images
+CANDIDATES = 32  # maximum number of separated feature vectors that the attack inverts to images
 UNMIXING = 0.3  # share of the time limit that the attack spends on unmixing
 SAME = 0.9  # minimum cosine of two versions of the same image
 # Constants (a, b) of the probability that an image has NCC > 0.8 with a training image. This probability is
@@ -98,7 +100,7 @@ class BackboneLayer:
     Attributes:
         name: Name of the layer.
         rows: (h, D) rows of the weight matrix minus their initial weights.
-        shape: Shape of the features that the layer receives, (channels, height, width) for feature maps.
+        shape: Shape of the features that the layer receives: (channels, height, width) for feature maps.
         rank: Number of leading singular directions of ``rows``.
         span: (r, D) singular directions that span the features of training images.
         initial_share: Factor with which the initial weights were subtracted.
@@ -113,19 +115,20 @@ class BackboneLayer:
 
 
 class Backbone:
-    """The layers of a network below a dense layer.
+    """The layers of a network up to the input of a dense layer.
 
-    A call maps samples (n, *shape) to the inputs (n, D) of that layer. The layers above do not run.
+    A call maps samples (n, *shape) to the inputs (n, D) of the dense layer. The dense layer and the layers
+    after it do not run.
     """
 
     class _Reached(Exception):
-        """Exception that carries the features out of the forward pass and skips the layers above."""
+        """Exception that carries the features out of the forward pass and skips the remaining layers."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         self.model, self.layer = model, model.get_submodule(name)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Return the features of samples, computed by the forward method of the network."""
+        """Return the features of samples: the inputs of the dense layer in a forward pass of the network."""
 
         def stop(_: nn.Module, inputs: tuple[Any, ...]) -> None:
             raise Backbone._Reached(inputs[0])
@@ -200,7 +203,7 @@ def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
     return "", ()
 
 
-@lru_cache(maxsize=2)  # the attack first asks whether it applies, and then runs
+@lru_cache(maxsize=2)  # an attack reads the layer twice: to decide whether to run, and to run
 def read_backbone_layer(surface: Surface, knowledge: Knowledge) -> BackboneLayer | str:
     """Read the dense layer behind the backbone and subtract its initial weights.
 
@@ -209,7 +212,7 @@ def read_backbone_layer(surface: Surface, knowledge: Knowledge) -> BackboneLayer
     features of training images, and not noise.
 
     Args:
-        surface: The attack surface.
+        surface: The attack surface: the weights, the weight update or an optimizer state.
         knowledge: What the attacker knows.
 
     Returns:
@@ -296,33 +299,33 @@ def invert_features(
 
 
 def distance_from_source(source: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the function that maps features f (k, D) to 1 - NCC(f, source) for each row of ``source``."""
+    """Return a distance function of features: 1 - NCC(f, source) for each pair of rows f and source."""
     target = F.normalize(source - source.mean(1, keepdim=True))
     return lambda f: 1 - (F.normalize(f - f.mean(1, keepdim=True)) * target).sum(1)
 
 
 def distance_from_span(V: Tensor) -> Callable[[Tensor], Tensor]:
-    """Return the function that maps features f to 1 - |V f|^2 / |f|^2, their share outside the rows of V."""
+    """Return a distance function of features f: the share 1 - |V f|^2 / |f|^2 outside the rows of V."""
     return lambda f: 1 - (F.normalize(f) @ V.T).square().sum(1)
 
 
 def orient_sources(sources: Tensor) -> Tensor:
-    """Return the sources with signs that make their large values positive, like features after a ReLU."""
+    """Return feature vectors with signs that make large values positive, like features after a ReLU."""
     return sources * sources.pow(3).sum(1, keepdim=True).sign()
 
 
 class BehindBackbone(OneShotAttack):
-    """An attack that separates the features in the first dense layer behind a backbone and inverts them."""
+    """An attack that separates the features in the first dense layer and inverts them to images."""
 
     name: ClassVar[str] = "trunk"
     pace: ClassVar[str] = "sized"
     assumes: ClassVar[str] = ASSUMES
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply.
+        """Return why the attack does not apply to a network.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
@@ -334,20 +337,20 @@ class BehindBackbone(OneShotAttack):
         return layer if isinstance(layer, str) else ""
 
     def why_applies(self, surface: Surface) -> str:
-        """Return a short reason why the attack applies."""
+        """Return a short reason why the attack applies to a network."""
         return "the first dense layer spans the features of training images, which few images share"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Unmix the layer into sources, invert the sources to images, and move the images onto the span.
+        """Separate the dense layer into features of training images, and invert the features to images.
 
-        The time limit ``seconds`` of the settings is converted to a number of steps of a reference machine.
+        The time limit ``seconds`` of the settings decides the number of steps.
 
         Args:
-            surface: The attack surface.
+            surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
 
         Returns:
-            The candidates. Images with the smallest share of their features outside the span come first.
+            The candidates. Images whose features lie closest to the span of the dense layer come first.
         """
         layer = read_backbone_layer(surface, knowledge)
         assert isinstance(layer, BackboneLayer)
@@ -359,7 +362,8 @@ class BehindBackbone(OneShotAttack):
         centers = separated.centers
         is_version = torch.ones(len(separated.x), dtype=torch.bool)
         is_version[centers] = False
-        order = torch.cat([centers, is_version.nonzero().flatten()])  # distinct sources first
+        # The mean of each source comes first, and then the other versions.
+        order = torch.cat([centers, is_version.nonzero().flatten()])
         sources = orient_sources(separated.x[order[:CANDIDATES]].to(device))
         model = surface.copy_module().to(device, torch.float32).requires_grad_(False)
         backbone = Backbone(model, layer.name)
@@ -385,7 +389,7 @@ class BehindBackbone(OneShotAttack):
         return result.replace(selection=select_images(x, labels, share_outside), notes=notes)
 
     def _share_of_steps(self, backbone: Backbone, x: Tensor) -> float:
-        """Return the share of the steps of both descents that fit into the time limit ``seconds``."""
+        """Return the share of the gradient steps that fit into the time limit ``seconds`` of the settings."""
         if self.seconds == math.inf:
             return 1.0
 

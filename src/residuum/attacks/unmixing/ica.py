@@ -57,17 +57,17 @@ ROUNDING = 1e-7
 CLIFF = 10.0
 # Singular values of float32 sources below this share of the largest singular value are rounding errors.
 SOUND = 1e-5
-SAME = 0.9  # minimum cosine of two versions of the same source
+SAME = 0.9  # minimum absolute cosine of two versions of the same sample
 COLUMNS = 1 << 16  # number of columns of a wide layer that are converted to float64 at a time
 Domain = Callable[[Tensor], Tensor]
-DISTINCT = 0.5  # maximum cosine, in the whitened domain, of two sources in the same solution
-# Sources with a roughness below this share of the median roughness are unseparated mixtures.
+DISTINCT = 0.5  # maximum absolute cosine of two rows of a solution, after whitening
+# Candidates with a roughness below this share of the median roughness are unseparated mixtures of samples.
 SMOOTH = 0.6
 
 
 @dataclass(frozen=True)
 class Effort:
-    """The amount of computation of the attack.
+    """The amount of computation of the unmixing attack, which makes several runs.
 
     Attributes:
         ranks: Ranks of the runs, as shares of the number of singular directions above the noise.
@@ -76,10 +76,10 @@ class Effort:
         rounds: Number of rounds of a run. After each round, the starting points exchange sources.
         iterations: Number of FastICA iterations in each round.
         partitions: Numbers of clusters into which the attack divides the neurons.
-        cluster_ranks: Ranks of the runs on clusters, as shares of the rank of the clusters. By default only
-            the attack uses the first rank only.
-        overfull: If the runs agree on less than this share of the sources, the layer counts as overfull: it
-            contains too many samples. The attack then also uses ``overfull_partitions`` and all
+        cluster_ranks: Ranks of the runs on clusters, as shares of the rank of the clusters. The attack uses
+            only the first rank, unless the layer is overfull.
+        overfull: If the runs agree on less than this share of the sources, the layer counts as overfull,
+            because it mixes too many samples. The attack then also uses ``overfull_partitions`` and all
             ``cluster_ranks``. The runs agree on a source if at least half of the runs contain it.
         overfull_partitions: Additional numbers of clusters for an overfull layer.
         lost: If the runs agree on less than this share of the sources, the attack uses every partition
@@ -105,7 +105,7 @@ class Effort:
 
 @dataclass(frozen=True, eq=False)
 class Sources:
-    """The sources into which the attack separated the rows of a layer.
+    """The sources (samples up to sign and size) into which the attack separated the rows of a layer.
 
     Attributes:
         x: (k, d) sources of length 1, with the signs that the neurons suggest. Sources on which most runs
@@ -143,7 +143,9 @@ def unmix(
     seed: int = 0,
     seconds: float = math.inf,
 ) -> Sources:
-    """Separate the rows of a layer into sources. The computation runs on the device of ``rows``.
+    """Separate the rows of a layer, which mix samples, into the samples up to sign and size (sources).
+
+    The computation runs on the device of ``rows``.
 
     Args:
         rows: (h, d) mixtures of samples.
@@ -194,7 +196,7 @@ def unmix(
     # An overfull layer yields unseparated mixtures, which are smooth.
     if len(partitions) > len(effort.partitions):
         rough = roughness(versions.reshape(-1, *shape), sparse_domain)
-        is_rough = rough >= SMOOTH * rough.nanmedian()  # False for a source of zeros
+        is_rough = rough >= SMOOTH * rough.nanmedian()  # False if a source is zero
         versions, run = versions[is_rough], run[is_rough.cpu()]
     sparse = sparseness(sparse_domain(versions.reshape(-1, *shape)))
     x, group = merge_sources(versions, run, sparse, effort.max_sources * layer.rank)
@@ -208,7 +210,7 @@ def unmix(
 def _choose_partitions(
     effort: Effort, sources_by_run: list[Tensor]
 ) -> tuple[list[tuple[float, int, int]], tuple[float, ...]]:
-    """Choose how to divide the neurons into clusters, and the strengths of the contrast.
+    """Choose how the attack divides the neurons into clusters, and the strengths of the contrast.
 
     The less the runs on the whole layer agree, the more partitions and strengths are used.
 
@@ -287,7 +289,7 @@ def _separate(
         for _ in strengths:
             B = next(Q) @ K
             C, singular = torch.linalg.solve_ex(B, A, left=False)
-            if singular:  # B is singular if two sources of a small cluster of neurons coincide
+            if singular:  # the matrix B is singular if two sources of a small cluster coincide
                 C = A @ torch.linalg.pinv(B)
             sign = (C.square() * (A @ B.T)).sum(0).sign()
             sources.append(torch.nn.functional.normalize(B @ V) * sign[:, None])
@@ -317,7 +319,7 @@ class Layer:
         """Decompose the rows of a layer by means of the smaller Gram matrix in float64.
 
         The eigenvalues of the Gram matrix are squares, so singular values below 1e-8 of the largest are lost.
-        For weights in float32, such small values are rounding.
+        For weights in float32, such small values are rounding errors.
 
         Args:
             rows: (h, d) rows of the layer.
@@ -344,8 +346,8 @@ def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
     """Estimate how many singular values of a layer come from training samples.
 
     Singular values count if they exceed the largest singular value of the noise (the noise edge) and the
-    rounding errors. An optimizer state or a weight update contains no noise of the initialization. Its count
-    ends at the largest ratio of two successive singular values, if that ratio is at least ten.
+    rounding errors. An optimizer state or a weight update contains no noise of the initialization. In
+    this case, the count ends at the largest ratio of two successive values, if that ratio is at least ten.
 
     Args:
         values: Singular values, largest first.
@@ -367,7 +369,7 @@ def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
 
 
 def differences(x: Tensor) -> Tensor:
-    """Return the first differences (k, N) of samples (k, *shape) along their last two axes or single axis."""
+    """Return the first differences (k, N) of samples (k, *shape) along the last two axes or single axis."""
     by_axis = [x.diff(dim=axis).flatten(1) for axis in range(-1, -min(x.ndim - 1, 2) - 1, -1)]
     return torch.cat(by_axis, 1)
 
@@ -460,7 +462,7 @@ def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float =
 
     Args:
         Z: (P, N, r) whitened data of each problem.
-        Q: (P, B, r, r) starting points, with one source in each row.
+        Q: (P, B, r, r) starting points, orthogonal matrices with one source in each row.
         a: (P,) strength a of the contrast in each problem.
         iterations: Maximum number of iterations.
         tolerance: Maximum change of a source at which the iteration stops.
@@ -481,7 +483,7 @@ def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float =
 
 
 def contrast(Z: Tensor, Q: Tensor, a: Tensor) -> Tensor:
-    """Return the contrast E log cosh(a y) / a of every source y. Sparse sources have small contrasts.
+    """Return the contrast E log cosh(a y) / a of every separated source y, which is small if y is sparse.
 
     Args:
         Z: (P, N, r) whitened data.
@@ -555,7 +557,7 @@ def cross_solutions(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Te
 
 
 def find_distinct(rows: Tensor, similarity: float) -> Tensor:
-    """Find the rows that are not similar to an earlier selected row.
+    """Select rows one after the other, without rows that are similar to an earlier selected row.
 
     Args:
         rows: (n, d) rows of length 1.
@@ -601,21 +603,23 @@ def sparseness(y: Tensor) -> Tensor:
 
 
 def roughness(x: Tensor, domain: Domain) -> Tensor:
-    """Return the energy of sources in the domain in which samples are sparse, relative to their variance.
+    """Return the roughness of sources: their energy in the domain in which samples are sparse.
+
+    The energy is divided by the energy of the source around its mean.
 
     Args:
         x: (k, *shape) sources.
         domain: Domain in which samples are sparse.
 
     Returns:
-        (k,) energy in that domain divided by the energy around the mean.
+        (k,) roughness of each source.
     """
     centered = x.flatten(1) - x.flatten(1).mean(1, keepdim=True)
     return domain(x).square().sum(1) / centered.square().sum(1)
 
 
 def match_runs(x: Tensor, versions: Tensor, run: Tensor) -> Tensor:
-    """Find the runs that contain a version of each source.
+    """Find the runs of the attack that contain a version of each source (separated candidate).
 
     Args:
         x: (k, d) sources to look for.
@@ -635,7 +639,7 @@ def match_runs(x: Tensor, versions: Tensor, run: Tensor) -> Tensor:
 def merge_sources(
     x: Tensor, run: Tensor, sparse: Tensor, max_sources: int
 ) -> tuple[Tensor, Tensor]:
-    """Merge the versions of each source and sort the sources, best first.
+    """Merge similar sources (separated candidates) of several runs and sort the results, best first.
 
     The function groups similar sources greedily. Each group starts with the ungrouped source that most runs
     contain, and if several do, with the sparsest of these sources. The group takes all ungrouped sources that
@@ -647,7 +651,7 @@ def merge_sources(
 
     Args:
         x: (k, d) sources of all runs.
-        run: (k,) number of the run of each source.
+        run: (k,) number of the run that found each source.
         sparse: (k,) ratio E|y| / sqrt(E y^2) of each source y, which is small for sparse sources.
         max_sources: Maximum number of returned sources.
 

@@ -21,8 +21,8 @@ from residuum.surfaces.surface import WEIGHTS, Surface
 MAX_BYTES = 16 * 2**30  # maximum memory in bytes; the attack rejects layers that need more
 # The largest absolute weight must lie in this range, so that sums of squares stay finite in float32.
 MIN_WEIGHT, MAX_WEIGHT = (1e-12, 1e12)
-# Maximum singular value of the initial weights, as a share of the largest singular value of the layer. Larger
-# initial weights hide the samples.
+# Maximum singular value of unknown initial weights, as a share of the largest singular value of the layer.
+# Larger initial weights hide the samples.
 VISIBLE = 0.1
 TOO_FEW_DIRECTIONS = "fewer than two directions of the first layer exceed the noise"
 LARGE_INITIALIZATION = "the initial weights are neither small nor known"
@@ -37,7 +37,7 @@ class InputLayer:
         bias: (h,) bias, None if the layer has no bias.
         weight: (h, d) weights of the layer in the network.
         shape: Shape of a sample, or of a patch of a sample.
-        is_sample: Whether each row mixes samples. Otherwise it mixes patches of samples.
+        is_sample: Whether each row mixes samples. Otherwise each row mixes patches of samples.
         rank: Number of singular directions of the rows above the noise.
         initial_share: The share c of the initial weights that the trained weights still contain.
     """
@@ -51,7 +51,7 @@ class InputLayer:
     initial_share: float
 
 
-@lru_cache(maxsize=2)  # the attack first asks whether it applies, and then runs
+@lru_cache(maxsize=2)  # an attack reads the layer twice: to decide whether to run, and to run
 def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -> InputLayer | str:
     """Read the layer that receives the input and subtract its initial weights.
 
@@ -60,7 +60,7 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
     exceed the noise of the initial weights.
 
     Args:
-        surface: The attack surface.
+        surface: The attack surface: the weights, the weight update or an optimizer state.
         knowledge: What the attacker knows.
         domain: Domain in which samples are sparse.
 
