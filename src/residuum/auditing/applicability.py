@@ -1,7 +1,7 @@
-"""What was measured of a network, what was tried, what was not, and why.
+"""The table of an audit that says what was measured of the network, what was tried, what was not, and why.
 
-Terminal, report, ``result.json`` and dry run show the same table. Measured facts come first, because the
-reasons below rest on them.
+Terminal, report, ``result.json`` and dry run show the same table. Measured facts come first, because they are
+the reasons why attacks apply or not.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from residuum.stationarity import by_layer, moved_layers
 from residuum.surfaces.inspection import Inspection
 
 MEASURED, TRIED, NOT_TRIED, PLANNED = "measured", "tried", "not tried", "to be tried"
-MAX_NAMED = 6  # layers in a row of the table, which takes one line or two
+MAX_NAMED = 6  # largest number of layer names in a row, so that the row takes one or two lines
 
 
 @dataclass(frozen=True, eq=False)
 class Applies(Record):
-    """One row: a fact that was measured, or something that was tried or not, and the reason.
+    """One row of the table: a measured fact, or an attack or check that was tried or not, with the reason.
 
     Attributes:
-        what: What the row is about.
+        what: The property, attack or check that the row is about.
         status: "measured", "tried", "not tried" or "to be tried".
-        reason: What was measured, or why it was tried or not.
+        reason: What was measured, or why the attack or check was tried or not.
     """
 
     what: str
@@ -44,12 +44,12 @@ def describe_network(
 
     Args:
         network: The network.
-        inspection: What was measured from its weights.
+        inspection: Facts that were measured from the weights.
         knowledge: What the attacker knows.
-        fit: How well the network fits the samples, None without samples.
+        fit: How well the network fits the samples, None if there are no samples.
 
     Returns:
-        One row per property.
+        One row of the table for each property.
     """
     arch, order = network.architecture, inspection.homogeneity_order
     is_live = network.live is not None
@@ -96,7 +96,7 @@ def _moved_layers(network: Network, knowledge: Knowledge) -> str:
 
 
 def list_attacks(rows: Iterable[AttackOutcome], status: str = TRIED) -> tuple[Applies, ...]:
-    """Return one row per attack, first those that ran.
+    """Return one row per attack. Attacks that ran come first.
 
     Args:
         rows: The outcomes of the attacks.
@@ -113,7 +113,7 @@ def list_other_checks(**reasons: str) -> tuple[Applies, ...]:
     """Return one row for each check that is no attack.
 
     Args:
-        **reasons: By name of the check: why it was not tried, "" if it was tried.
+        **reasons: For each check, by name, why the check was not tried, "" if it was tried.
 
     Returns:
         The rows.

@@ -1,4 +1,4 @@
-"""The files of a finished audit: writing all of them, and reading the result back.
+"""Write the files of a finished audit, and read its result back.
 
 ``result.json`` is written last. It is the published form of an audit (:mod:`.published`).
 """
@@ -45,10 +45,10 @@ def write_artifacts(
     A file that cannot be written raises an ``OutputError``.
 
     Args:
-        out: The folder, which exists.
-        result: The result.
-        request: What identifies the audit if the same audit is started again.
-        sources: Files that were read, for ``config.toml``. Without a checkpoint among them, the weights are
+        out: The folder to write to, which must exist.
+        result: The result of the audit.
+        request: Settings and input hashes by which the audit is recognized when it is started again.
+        sources: Files that were read, for ``config.toml``. If no checkpoint is among them, the weights are
             written to the folder.
         file: The checkpoint as the user named it, for SARIF.
         blur: Blur the images of the report until the reader asks for them.
@@ -89,7 +89,7 @@ def write_artifacts(
         write_atomic(out / name, content)
     names = sorted([*written, *texts, AUDIT, KNOWLEDGE])
     summary = publish(result, request, {name: sha256(out / name) for name in names}).to_json()
-    published_form(PublishedAudit).model_validate(summary)  # a bug is noticed before it is written
+    published_form(PublishedAudit).model_validate(summary)  # so that no invalid file is written
     write_json(out / RESULT, summary)
     return summary
 
@@ -115,7 +115,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def load_artifacts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
-    """Return the file of the record and the reconstructions of a finished audit, checked by their hashes."""
+    """Return the record file and the reconstructions of a finished audit. Their hashes are checked."""
     hashes = read_result(path)["artifacts"]
     names = sorted(name for name in hashes if name.startswith("reconstruction"))
     for name in (AUDIT, *names):

@@ -31,19 +31,19 @@ from residuum.surfaces.inspection import Inspection
 if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
-MOVED = "layers that moved"  # a row of ``describe_network``
-MAX_RECORDS = 300  # stored records that the report receives. A page shows fewer
+MOVED = "layers that moved"  # name of a row in the table of ``describe_network``
+MAX_RECORDS = 300  # largest number of stored records that the report receives. A page shows fewer
 
 
 def assemble_result(audit: Audit) -> AuditResult:
-    """Return the result of an audit whose stages have run, with its verdict."""
+    """Return the result, including the verdict, of an audit whose stages have run."""
     return (
         _assemble_for_records(audit) if audit.case.network is None else _assemble_for_network(audit)
     )
 
 
 def describe_case(case: Case) -> tuple[Applies, ...]:
-    """Return the measured properties of the audited network. Moved layers are those of the full network."""
+    """Return the measured properties of the network. The row of moved layers is about the full network."""
     rows = describe_network(case.audited, case.inspection, case.knowledge, case.fit)
     if case.head is None or case.full_inputs is None:
         return rows
@@ -169,7 +169,7 @@ def _now() -> str:
 
 
 def _subject(audit: Audit, name: str) -> str:
-    """Return the name of the file if the audit wrote a folder, otherwise the kind of the model."""
+    """Return what the audit calls the model: the file name if a folder was written, else ``name``."""
     path = audit.case.sources.paths.get("checkpoint")
     return path.name if path is not None and audit.store.path is not None else name
 
@@ -180,7 +180,7 @@ def _settings(audit: Audit) -> dict[str, Any]:
 
 
 def _files(audit: Audit) -> dict[str, str]:
-    """Return the files that were read and written, as the user named them and as valid text."""
+    """Return the names of the files that were read and written, as the user passed them, as valid text."""
     files = dict(audit.case.sources.paths)
     if audit.store.path is None:
         return {}
@@ -210,7 +210,7 @@ def _notes(audit: Audit) -> list[str]:
 
 
 def _why_no_membership(audit: Audit) -> str:
-    """Return why membership was not tested, "" if it was."""
+    """Return why membership was not tested, "" if the test was run."""
     if audit.membership is None:
         return audit.skipped["membership"]
     return audit.membership.reason
@@ -235,7 +235,7 @@ def _empty_inspection(name: str, shape: tuple[int, ...]) -> Inspection:
 
 
 def _record_shape(width: int, knowledge: Knowledge, train: Dataset | None) -> tuple[int, ...]:
-    """Return the shape of one record: known to the attacker, or that of the samples, or flat."""
+    """Return the shape of a stored record, as known to the attacker, or as in the samples, or else flat."""
     shapes = (knowledge.shape, None if train is None else train.shape)
     return next((tuple(s) for s in shapes if s and math.prod(s) == width), (width,))
 

@@ -1,8 +1,8 @@
 """The case of an audit: network, samples and attacker knowledge, loaded and checked against each other.
 
 An audit and a dry run both start from a :class:`Case`. The inputs are loaded in this order: samples, release,
-network, knowledge, task, form of the samples, fit. A dry run collects all problems (:class:`Obstacles`). An
-audit stops at the first problem.
+network, attacker knowledge, task. The samples are then converted to the form that the network receives and
+checked. A dry run collects all problems (:class:`Obstacles`). An audit stops at the first problem.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from residuum.surfaces.surface import resolve_surface
 
 T = TypeVar("T")
 P = ParamSpec("P")
-# Facts that the command line passes as text. All other facts are Python values.
+# Facts of the attacker's knowledge that the command line passes as text. All other facts are Python values.
 TEXT_FACTS = ("shape", "value_range", "mean", "label_balance")
 FILE_FACTS = ("init", "mean_provenance")
 Model = Network | nn.Module | Mapping[str, Tensor] | str | Path | Release | Any
@@ -116,7 +116,7 @@ class Case:
 
     @property
     def audited(self) -> Network:
-        """The network with its weights as they were read. It must exist."""
+        """The audited network, with its weights as they were read. The case must hold a network."""
         assert self.network is not None
         return self.network
 
@@ -124,7 +124,8 @@ class Case:
     def attacked(self) -> Network:
         """The network that attacks work on, in canonical form if the knowledge allows it.
 
-        It computes the same function as ``audited``. Multipliers of reconstructions belong to its weights.
+        The attacked network computes the same function as the network in the file (``audited``). The
+        multipliers of reconstructions refer to the weights of the attacked network.
         """
         return attacked_form(self.audited, self.knowledge)
 
@@ -155,19 +156,19 @@ class Case:
 
     @cached_property
     def inspection(self) -> Inspection:
-        """What was measured from the weights without data."""
+        """Facts about the network that were measured from its weights, without data."""
         return inspect_network(self.audited)
 
     @cached_property
     def fit(self) -> Fit | None:
-        """How well the network fits the samples, None without a network or training samples."""
+        """How well the network fits the samples, None if there is no network or no training sample."""
         if self.network is None:
             return None
         return measure_fit(self.audited, self.train, self.holdout, self.audited.task)
 
     @cached_property
     def sample_sets(self) -> SampleSets | None:
-        """Training and held-out samples without repeated samples, None without training samples."""
+        """Training and held-out samples without repeated samples, None if there are no training samples."""
         return None if self.train is None else set_aside_repeats(self.train, self.holdout)
 
 
@@ -183,16 +184,16 @@ class Obstacles:
 
         Args:
             work: The function.
-            *args: Its positional arguments.
-            **kwargs: Its keyword arguments.
+            *args: Positional arguments of the function.
+            **kwargs: Keyword arguments of the function.
 
         Returns:
-            The result, None if the function raised a ``ResiduumError``.
+            The result of the function, None if the function raised a ``ResiduumError``.
         """
         try:
             return work(*args, **kwargs)
         except ResiduumError as problem:
-            if str(problem) not in self.messages:  # one file may be read for both sets
+            if str(problem) not in self.messages:  # one file may hold training and held-out samples
                 self.messages.append(str(problem))
             self.exit_code = max(self.exit_code, problem.exit_code)
             return None
@@ -202,15 +203,15 @@ class StopAtFirst(Obstacles):
     """Raise the first problem instead of collecting it."""
 
     def attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Call a function and let its error pass.
+        """Call a function without catching its errors.
 
         Args:
             work: The function.
-            *args: Its positional arguments.
-            **kwargs: Its keyword arguments.
+            *args: Positional arguments of the function.
+            **kwargs: Keyword arguments of the function.
 
         Returns:
-            The result.
+            The result of the function.
         """
         return work(*args, **kwargs)
 
@@ -238,9 +239,9 @@ def load_case(
         knowledge: What the attacker knows.
         request: Settings of the audit.
         base: File of the weights before fine-tuning.
-        adapter: Adapter (LoRA) of ``model``, which is then the base.
-        trust_code: Allow running the code that the request names.
-        obstacles: Collects the problems of a dry run. By default the first problem is raised.
+        adapter: File of an adapter (LoRA). ``model`` is then the base network.
+        trust_code: Allow running the code that ``model_code`` of the request names.
+        obstacles: Collects the problems in a dry run. By default the first problem is raised as an error.
 
     Returns:
         The case. With ``obstacles``, None if the network or the knowledge cannot be read.
@@ -299,11 +300,12 @@ def load_knowledge(
     A fact that cannot be read or contradicts another fact raises an ``InputError``.
 
     Args:
-        knowledge: The facts as a record, by name (values, or text as on the command line), or a saved file.
+        knowledge: What the attacker knows: a record, facts by name (values, or text as on the command line),
+            or the path of a saved file.
         release: The release that was read, None for a live model.
         network: The network in the release.
-        train: Training samples, whose stored mean may be named.
-        holdout: Held-out samples, whose stored mean may be named.
+        train: Training samples, whose mean is used if ``knowledge`` has the mean "train".
+        holdout: Held-out samples, whose mean is used if ``knowledge`` has the mean "holdout".
         base: File of the weights before fine-tuning.
 
     Returns:
@@ -326,21 +328,21 @@ def load_knowledge(
 
 
 def shape_of(shape: Any) -> tuple[int, ...] | None:
-    """Return the shape of a sample, given as text or as numbers."""
+    """Return the shape of a sample as a tuple, from text such as "1,28,28" or from numbers."""
     return None if shape is None else parse_shape(shape)
 
 
 def identity(case: Case, request: AuditRequest) -> dict[str, Any]:
     """Return what identifies an audit: version, settings, contents of the inputs and knowledge.
 
-    Paths do not belong to it. A run directory refuses to continue an audit with another identity.
+    File paths are not included. A run directory refuses to continue an audit with another identity.
 
     Args:
         case: The inputs of the audit.
-        request: Its settings.
+        request: Settings of the audit.
 
     Returns:
-        The identity as plain values.
+        The identity of the audit as a dictionary of plain values.
     """
     from importlib.metadata import version
 
@@ -370,7 +372,7 @@ def check_hashes(case: Case, expected: Mapping[str, str]) -> None:
 
     Args:
         case: The inputs of the audit.
-        expected: SHA-256 by name of the input.
+        expected: Expected SHA-256 of each file, by name of the input: "checkpoint", "data" or "holdout".
 
     Raises:
         InputError: If the hash of an input differs.
@@ -400,7 +402,7 @@ class _Reader:
     trust_code: bool
 
     def read(self, model: Model) -> tuple[Network | None, StoredRecords | None]:
-        """Return the network and the stored records. Without either, raise a ``ResiduumError``."""
+        """Return the network and the stored records. If the model has neither, raise a ``ResiduumError``."""
         if self.release is None:
             return as_network(model, self.request.arch, self.shape), None
         stored = find_records(self.release)
@@ -421,7 +423,7 @@ class _Reader:
 
 
 def _behind_frozen_layers(case: Case, head: Head) -> Case:
-    """Return the case of the trained layers above frozen ones, with the samples as features."""
+    """Return the case of the trained layers only. The frozen layers below turn the samples into features."""
     train, holdout = (
         None if samples is None else head.compute_features(samples)
         for samples in (case.train, case.holdout)
@@ -433,7 +435,7 @@ def _behind_frozen_layers(case: Case, head: Head) -> Case:
 
 
 def _has_text(knowledge: Mapping[str, Any]) -> bool:
-    """Return True if a fact is text that has to be parsed, as on the command line."""
+    """Return True if any known fact is text that has to be parsed, as on the command line."""
     return any(isinstance(knowledge.get(name), str) for name in TEXT_FACTS) or any(
         name in knowledge for name in FILE_FACTS
     )

@@ -1,8 +1,8 @@
 """The two certificates of an audit: KKT residuals, and the uniqueness of a reconstruction.
 
-With training samples, the KKT certificate is computed for the samples. Without them, it is computed for the
-candidates of the best restart. Both certificates use the network that was attacked (``Case.attacked``),
-because multipliers belong to its weights.
+If there are training samples, the KKT certificate is computed for the samples. Otherwise it is computed for
+the candidates of the best restart. Both certificates use the network that was attacked (``Case.attacked``),
+because the multipliers of a reconstruction refer to the weights of this network.
 """
 
 from __future__ import annotations
@@ -23,21 +23,24 @@ from residuum.theory.uniqueness import uniqueness
 
 TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
 NOT_CONVERGED = "no restart converged to candidates that could be certified"
-MAX_SAMPLES = 500  # of a KKT certificate, which solves a problem with one unknown per sample
-MAX_BYTES = 2 << 30  # memory of its gradients
-MAX_SECONDS = 5.0  # of each certificate, which then returns the bounds that it has reached
-# Candidates of a uniqueness certificate, and values in them. They fit into the time of a certificate.
+MAX_SAMPLES = (
+    500  # a KKT certificate solves a problem with one unknown for each of at most 500 samples
+)
+MAX_BYTES = 2 << 30  # the gradients of a KKT certificate may take 2 GiB of memory
+MAX_SECONDS = 5.0  # time limit of a certificate, which then returns the bounds that it has reached
+# Largest number of candidates in a uniqueness certificate, and of values in all candidates together, so that
+# the certificate is finished in time.
 MAX_CERTIFIED, MAX_UNKNOWNS = 40, 400_000
 
 
 @dataclass(frozen=True, eq=False)
 class Certificates(Record):
-    """Both certificates, or the reasons why there are none.
+    """The two certificates of an audit, or the reasons why there are none.
 
     Attributes:
-        certificate: The KKT certificate.
-        certificate_of: What it is of, or the reason why there is none.
-        uniqueness: Which values of the best restart's candidates other training sets share.
+        certificate: KKT certificate: how close the weights are to a KKT point of the samples.
+        certificate_of: The samples of the KKT certificate, or the reason why there is no KKT certificate.
+        uniqueness: Certificate that says which values of the best candidates other training sets share.
         uniqueness_reason: The reason why there is no ``uniqueness``.
     """
 
@@ -54,7 +57,7 @@ def compute_certificates(
     knowledge: Knowledge,
     seconds: float,
 ) -> Certificates:
-    """Compute both certificates, which do not enter the verdict.
+    """Compute the KKT certificate and the uniqueness certificate, which do not enter the verdict.
 
     Training samples that do not fit the network raise a ``ResiduumError``.
 
@@ -62,11 +65,11 @@ def compute_certificates(
         network: The attacked network.
         train: The training samples.
         reconstructions: Outputs of the deciding attacks.
-        knowledge: What the attacker knows. It bounds the candidates.
+        knowledge: What the attacker knows. The known value range bounds the candidates.
         seconds: Time until the clock stops the audit.
 
     Returns:
-        The certificates.
+        The two certificates, or the reasons why there are none.
     """
     limit = max(0.1, min(MAX_SECONDS, seconds / 2))
     kkt, subject = kkt_certificate(network, train, reconstructions, limit)
@@ -85,17 +88,17 @@ def kkt_certificate(
 
     Args:
         network: The attacked network.
-        train: The training samples. Without them the candidates of the best restart are certified.
+        train: The training samples, None to certify the candidates of the best restart instead.
         reconstructions: Outputs of the deciding attacks.
-        seconds: Time for choosing gates at kinks.
+        seconds: Time to choose the gate of every ReLU whose input is zero at a sample.
         max_bytes: Memory that per-sample gradients may take.
 
     Returns:
-        The certificate and what it is of, or None and the reason why there is none.
+        The certificate and a name of its samples, or None and the reason why there is no certificate.
 
     Raises:
         ResiduumError: If the training samples do not fit the network.
-        RuntimeError: If the network fails, unless it is the user's own module.
+        RuntimeError: If the network raises an error, unless the network is the user's own module.
     """
     if train is not None:
         x, y, subject = train.x, train.y, TRAINING
@@ -105,7 +108,7 @@ def kkt_certificate(
             return None, NOT_CONVERGED
         x, y, subject = reconstructions[0].x[rows], reconstructions[0].labels[rows], CANDIDATES
     if len(x) > MAX_SAMPLES:
-        return None, f"not computed for more than {MAX_SAMPLES} samples, and there are {len(x)}"
+        return None, f"not computed for more than {MAX_SAMPLES} samples; there are {len(x)} samples"
     model = network.module
     # MLPs have closed forms. For any other network the gradient of every sample is stored.
     size = 8 * len(x) * sum(t.numel() for t in network.theta.values())
@@ -117,11 +120,11 @@ def kkt_certificate(
     try:
         return certify(model, x, y, task=network.task or "auto", seconds=seconds), subject
     except ResiduumError as problem:
-        # A dead network, or candidates that fit nothing, are no error of the user.
+        # A network with constant outputs, or candidates that do not fit it, are no error of the user.
         if train is not None and not isinstance(problem, InconclusiveError):
             raise
         return None, f"the {subject} cannot be certified ({problem.message})"
-    except RuntimeError as problem:  # torch cannot transform the forward of the user's own network
+    except RuntimeError as problem:  # torch.func cannot process every network of a user
         if network.live is None:
             raise
         return None, f"not for this kind of network ({str(problem).splitlines()[0][:200]})"
@@ -133,9 +136,17 @@ def _uniqueness(
     knowledge: Knowledge,
     seconds: float,
 ) -> tuple[Uniqueness | None, str]:
-    """Return which values of the best restart's candidates other training sets share, or None and why not.
+    """Certify which values of the best restart's candidates other training sets share, or say why not.
 
-    ``index`` of the result counts the candidates of the first reconstruction, largest multiplier first.
+    Args:
+        network: The attacked network.
+        reconstructions: Outputs of the deciding attacks.
+        knowledge: What the attacker knows. The known value range bounds the candidates.
+        seconds: Time limit of the certificate.
+
+    Returns:
+        The certificate and "", or None and the reason why there is none. The ``index`` of the certificate
+        refers to the candidates of the first reconstruction, the largest multiplier first.
     """
     if network.live is not None:
         reason = "the activation boundaries of a live module are unknown"

@@ -19,8 +19,8 @@ from residuum.records import Knowledge
 if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
 
-KNOWLEDGE_FILE = "knowledge.safetensors"  # in the run directory
-OPTION_NAMES = {"model_code": "model"}
+KNOWLEDGE_FILE = "knowledge.safetensors"  # name of the knowledge file in the run directory
+OPTION_NAMES = {"model_code": "model"}  # settings whose option has another name
 
 
 def audit_command(
@@ -30,12 +30,12 @@ def audit_command(
 
     Args:
         result: The audit.
-        checkpoint: Another file to audit.
-        out: What is appended to the name of the run directory.
-        **changes: Settings that differ.
+        checkpoint: The file to audit. By default the file that was audited.
+        out: Text that is appended to the name of the run directory.
+        **changes: Settings of the new audit that differ from those of ``result``.
 
     Returns:
-        The command, "" if the inputs of the audit were no files or if it was not saved.
+        The command, "" if the audit was not saved or if its inputs were not files.
     """
     files = result.files
     if not all(files.get(name) for name in ("checkpoint", "data", "out")):
@@ -49,14 +49,14 @@ def audit_command(
 
 
 def knowledge_options(knowledge: Knowledge, files: dict[str, str]) -> list[str]:
-    """Return the options for what the attacker knows besides the release.
+    """Return the command-line options for what the attacker knows in addition to the release.
 
-    Facts that fit into an option become one. If any fact does not, such as a mean image, all facts are
-    read from the file in the run directory.
+    If every known fact fits into an option, each fact becomes an option. If a fact does not, such as a mean
+    image, all facts are read from the knowledge file in the run directory.
 
     Args:
-        knowledge: The knowledge without the facts in the release.
-        files: Files of the audit. Initial weights that come from a base need no option.
+        knowledge: What the attacker knows, without the facts in the release.
+        files: Files of the audit, by name. Initial weights need no option if ``files`` has a "base".
 
     Returns:
         Names and values of the options, as words of a command line.
@@ -79,7 +79,7 @@ def knowledge_options(knowledge: Knowledge, files: dict[str, str]) -> list[str]:
 
 
 def setting_options(settings: dict[str, Any]) -> list[str]:
-    """Return the options for settings that differ from their defaults."""
+    """Return the command-line options for the settings that differ from their defaults."""
     words: list[str] = []
     for name, field in AuditRequest.model_fields.items():
         value = settings.get(name, field.default)

@@ -1,7 +1,7 @@
 """Compare two audits, such as before and after a defense or another training.
 
-Every count comes with the count expected by chance and with its interval, so that chance differences are not
-mistaken for a change. If the audits differ in samples, attacker knowledge, budget or attacks, the
+Every count is shown with the count expected by chance and a confidence interval, so that a chance difference
+is not mistaken for a change. If the audits differ in samples, attacker knowledge, budget or attacks, the
 comparison lists the differences.
 """
 
@@ -18,17 +18,17 @@ from residuum.records import Record
 from residuum.records.published import SchemaRule
 
 BETTER, WORSE, ALIKE = "better", "worse", "alike"
-ORDER = (NO_LEAK_FOUND, INCONCLUSIVE, LEAK)  # the best first
+ORDER = (NO_LEAK_FOUND, INCONCLUSIVE, LEAK)  # outcomes, the best first
 
 
 @dataclass(frozen=True, eq=False)
 class Row(Record):
-    """One figure of both audits.
+    """A row of the comparison: one result of both audits.
 
     Attributes:
-        what: Name of the figure.
-        before: The figure of the audit before.
-        after: The figure of the audit after.
+        what: Name of the result, such as "named members".
+        before: The result in the audit before, as text.
+        after: The result in the audit after, as text.
     """
 
     what: str
@@ -45,7 +45,7 @@ class Comparison(Record):
         after: Name of the audit after.
         change: "better", "worse" or "alike".
         sentence: The change in words.
-        rows: Figures of both audits.
+        rows: Results of both audits, side by side.
         only_before: Training samples that only the audit before recovered, None if the samples differ.
         only_after: Training samples that only the audit after recovered, None if the samples differ.
         unlike: Differences in how the audits were made, one sentence each.
@@ -71,7 +71,7 @@ def compare(before: AuditResult | str | Path, after: AuditResult | str | Path) -
         after: The result of the audit after, or its folder.
 
     Returns:
-        What changed, with the figures of both.
+        What changed, with the results of both audits.
     """
     a, b = (x if isinstance(x, AuditResult) else AuditResult.load(x) for x in (before, after))
     change, sentence = _change(a.verdict, b.verdict)
@@ -97,7 +97,7 @@ def compare(before: AuditResult | str | Path, after: AuditResult | str | Path) -
 
 
 def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
-    """Return the change in one word and in a sentence, by outcome, then grade, then counts."""
+    """Return the change in one word and in a sentence, by outcomes, then grades, then counts."""
     undecided = "nothing that could be decided"
     names = {LEAK: "a leak", NO_LEAK_FOUND: "no leak", INCONCLUSIVE: undecided}
     if a.outcome != b.outcome:
@@ -117,16 +117,16 @@ def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
         return (BETTER if better else WORSE), sentence
     if a.interval is None or b.interval is None or a.n != b.n:
         return ALIKE, "Both audits found a leak."
-    recovers = "Both audits found a leak. The audit after recovers"
+    recovers = "Both audits found a leak. The audit after recovers significantly"
     if b.interval[1] < a.interval[0]:
-        return BETTER, f"{recovers} fewer samples, beyond chance."
+        return BETTER, f"{recovers} fewer samples."
     if b.interval[0] > a.interval[1]:
-        return WORSE, f"{recovers} more samples, beyond chance."
-    return ALIKE, "Both audits found a leak. Chance may explain that their counts differ."
+        return WORSE, f"{recovers} more samples."
+    return ALIKE, "Both audits found a leak. The difference of their counts may be due to chance."
 
 
 def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
-    """Return every figure that at least one of the audits has."""
+    """Return one row for every result that at least one of the two audits has."""
     attacks = [row.name for x in (a, b) for row in x.attacks if row.recovered is not None]
     before, after = (_figures(x, tuple(dict.fromkeys(attacks))) for x in (a, b))
     rows = [Row(name, before.get(name) or "–", after.get(name) or "–") for name in before | after]
@@ -134,20 +134,20 @@ def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
 
 
 def _figures(result: AuditResult, attacks: tuple[str, ...]) -> dict[str, str]:
-    """Return the figures of an audit by name, "" if it has none."""
+    """Return the results of an audit as texts by name. A missing result is an empty text."""
     verdict, fit, membership = result.verdict, result.fit, result.membership
     figures = {
         "verdict": verdict.headline,
         "reconstructed": "" if verdict.recovered is None else f"{verdict.recovered} of {verdict.n}",
         "by chance": _number(verdict.expected_by_chance),
-        "beyond chance, 99% confidence": "",
+        "in excess of chance, 99% confidence": "",
         "p": _number(verdict.p_value),
         "right on training samples": fit.figure(fit.train) if fit else "",
         "right on held-out samples": "",
     }
     if verdict.interval:
         low, high = verdict.interval
-        figures["beyond chance, 99% confidence"] = f"{low:.1f} to {high:.1f}"
+        figures["in excess of chance, 99% confidence"] = f"{low:.1f} to {high:.1f}"
     if fit and fit.holdout is not None:
         figures["right on held-out samples"] = fit.figure(fit.holdout)
     counts = {row.name: row for row in result.attacks if row.recovered is not None}

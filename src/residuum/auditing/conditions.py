@@ -1,4 +1,4 @@
-"""Conditions of ``--fail-on``: a grade, or a comparison of a number of the verdict."""
+"""The conditions that ``--fail-on`` accepts: grades of a leak, and comparisons such as ``recovered>=5``."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ QUANTITIES: dict[str, Callable[[Verdict], float | None]] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison such as ``recovered>=5``. It does not hold if the number is not known.
+    """A comparison such as ``recovered>=5``. If the audit did not measure the number, it does not hold.
 
     Attributes:
         text: The comparison as the user wrote it.
-        name: Name of the number.
-        compare: The operator.
-        bound: The other side.
+        name: Name of the number in the verdict, such as ``recovered``.
+        compare: The comparison operator.
+        bound: The number on the right side.
     """
 
     text: str
@@ -69,7 +69,7 @@ def read_conditions(texts: Sequence[str]) -> tuple[str, list[Comparison]]:
         texts: Grades and comparisons. ``leak`` means a leak of any grade.
 
     Returns:
-        The weakest grade that was named, "" if none was, and the comparisons.
+        The weakest grade in the texts, "" if they name no grade, and the comparisons.
     """
     order, grades, comparisons = [*GRADES], [], []
     for text in (text.strip() for text in texts):
@@ -83,12 +83,12 @@ def read_conditions(texts: Sequence[str]) -> tuple[str, list[Comparison]]:
 
 
 def exit_code(verdict: Verdict, comparisons: Sequence[Comparison], only: bool = False) -> int:
-    """Return the exit code of a verdict under some comparisons.
+    """Return the exit code of an audit under the comparisons of ``--fail-on``.
 
     Args:
-        verdict: The verdict.
-        comparisons: Comparisons that end in exit code 1 as well.
-        only: Whether these replace the grade. If no comparison holds, a leak then ends in exit code 0.
+        verdict: The verdict of the audit.
+        comparisons: Comparisons. If one of them holds, the exit code is 1.
+        only: Whether the comparisons alone decide. A leak for which none holds then ends in exit code 0.
 
     Returns:
         1 if a comparison holds, otherwise the exit code of the verdict, or 0 for a leak with ``only``.

@@ -16,20 +16,21 @@ from pydantic import Field
 from residuum.auditing.request import AuditRequest
 from residuum.errors import InputError, OutputError
 
-MAX_BYTES = 1 << 20  # of a configuration file, far more than its fields need
+MAX_BYTES = 1 << 20  # largest size of a configuration file, far more than its fields need
 INPUTS = ("checkpoint", "data", "holdout", "base", "adapter", "knowledge")
 FACTS = (
     *("shape", "value_range", "mean", "mean_provenance", "sample_count", "label_balance"),
     *("init", "loss", "weight_decay", "columns"),
 )
-FILE_FACTS = ("mean", "init")  # may name a file
+FILE_FACTS = ("mean", "init")  # facts whose value may be the name of a file
 
 
 class AuditConfig(AuditRequest):
-    """A request together with its inputs.
+    """The settings of an audit together with the names of its input files.
 
-    ``knowledge`` is a file with everything that the attacker knows. It replaces single facts.
-    ``sha256`` has the hashes of checkpoint, data and holdout. Files with other hashes are refused.
+    ``knowledge`` is a file with everything that the attacker knows. With such a file, single facts such as
+    ``mean`` are refused. ``sha256`` has the hashes of checkpoint, data and holdout. Files with other hashes
+    are refused.
     """
 
     checkpoint: str | None = None
@@ -51,14 +52,14 @@ class AuditConfig(AuditRequest):
     sha256: dict[str, str] = Field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:
-        """Return the settings that differ from their defaults, as keywords of ``rs.audit``."""
+        """Return the settings that differ from their defaults, as keyword arguments of ``rs.audit``."""
         return self.model_dump(exclude_defaults=True, include=set(AuditRequest.model_fields))
 
     def knowledge_or_facts(self) -> str | dict[str, Any]:
         """Return the file of the attacker's knowledge, or the single facts by name.
 
         Raises:
-            InputError: If both are given.
+            InputError: If the configuration has a file of knowledge and single facts.
         """
         values = {name: getattr(self, name) for name in FACTS}
         single_facts = {name: value for name, value in values.items() if value is not None}
@@ -104,7 +105,8 @@ def write_config(values: dict[str, Any], needs_code: bool) -> str:
     """Return the text of a configuration.
 
     Args:
-        values: Settings, inputs and hashes. None is left out, because TOML has no such value.
+        values: Settings, input files and hashes. Values that are None are left out, because TOML has no
+            such value.
         needs_code: Whether the audit runs code of the user.
 
     Returns:
@@ -128,7 +130,7 @@ def write_config(values: dict[str, Any], needs_code: bool) -> str:
 
 
 def _next_to(path: Path, name: Any) -> Any:
-    """Return a file next to the configuration if there is one of that name, else the name."""
+    """Return the path of the file with this name next to the configuration, or the name if there is none."""
     if not isinstance(name, str) or Path(name).is_absolute():
         return name
     neighbor = path.parent / name

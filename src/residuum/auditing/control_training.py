@@ -1,10 +1,13 @@
 """Train a positive control: a network of the audited architecture that memorizes its samples.
 
-The recipe of the user says how the network is trained (:mod:`.training_recipe`). Settings that the recipe
-leaves out are inferred: the initialization (the one known to the attacker, or small or default by the
-spectrum of the first layer) and the frozen layers. A network with a small initialization is trained by
-full-batch descent until its loss vanishes. Any other network is trained by Adam in batches of 32 for a fixed
-number of epochs, because activation boundaries settle only after the loss has vanished.
+The user may say how the audited network was trained (:mod:`.training_recipe`). All other settings are
+inferred from the audited network: its frozen layers, and its initialization. The initialization is the one
+that the attacker knows. If the attacker knows none, the spectrum of the first layer decides between a small
+and a default initialization.
+
+A network with a small initialization is trained by full-batch descent until its loss vanishes. Any other
+network is trained by Adam in batches of 32 for a fixed number of epochs, because activation boundaries settle
+only after the loss has vanished.
 """
 
 from __future__ import annotations
@@ -32,10 +35,13 @@ from residuum.training.methods import LOSSES, choose_loss
 
 STEPS = 5000  # steps of full-batch training, if the recipe names no epochs
 EPOCHS, BATCH = 400, 32  # epochs and batch size of training in batches, if the recipe names none
-IN_BATCHES = ("adam", "sgd")
-VANISHED = 1e-5  # loss at which full-batch training ends
-MIN_SECONDS = 0.1  # of training, even after the deadline
-RATE, ADAM_RATE = 0.1, 1e-3  # learning rates, if the recipe names none
+IN_BATCHES = ("adam", "sgd")  # optimizers that train in batches
+VANISHED = 1e-5  # full-batch training ends at this loss
+MIN_SECONDS = 0.1  # shortest time limit of a training, even after the deadline of the audit
+RATE, ADAM_RATE = (
+    0.1,
+    1e-3,
+)  # learning rates of gradient descent and of Adam, if the recipe names none
 # Factors on the learning rate of full-batch descent after a step that lowers or raises the loss.
 FASTER, SLOWER = 1.05, 0.5
 
@@ -45,10 +51,10 @@ class TrainedControl:
     """A trained positive control.
 
     Attributes:
-        theta: Its weights.
-        theta0: Its initial weights.
-        loss: Its training loss at the end.
-        description: How it was trained, in words.
+        theta: Trained weights, by parameter name.
+        theta0: Initial weights, by parameter name.
+        loss: Training loss at the end.
+        description: How the control was trained, in words.
     """
 
     theta: dict[str, Tensor]
@@ -59,14 +65,14 @@ class TrainedControl:
 
 @dataclass(frozen=True)
 class ControlTraining:
-    """The training of a positive control.
+    """The settings with which a positive control is trained.
 
     Attributes:
-        network: The audited network, as it was attacked.
-        knowledge: What the attacker knows about it.
-        inspection: Facts about its weights.
+        network: The audited network.
+        knowledge: What the attacker knows about the audited network.
+        inspection: Facts that were measured from the weights of the audited network.
         recipe: How the audited network was trained, as far as the user says so.
-        seconds: Time limit.
+        seconds: Time limit of the training.
         seed: Seed of initial weights and batches.
         task: Task of the network.
     """
@@ -85,13 +91,13 @@ class ControlTraining:
 
     @property
     def initialization(self) -> str:
-        """Name of the initialization, from the recipe, the knowledge, or the spectrum of the weights."""
+        """Name of the initialization, by recipe, attacker's knowledge or spectrum of the weights."""
         inferred = "small" if self.inspection.directions else "default"
         return self.recipe.start or (inferred if self.knowledge.theta0 is None else "granted")
 
     @property
     def initial_weights(self) -> Initialization:
-        """The initialization to draw, if the initial weights are not known to the attacker."""
+        """How initial weights are drawn if the attacker does not know those of the audited network."""
         name = "default" if self.initialization == "granted" else self.initialization
         return cast(Initialization, name)
 
@@ -102,14 +108,14 @@ class ControlTraining:
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Layers that are not trained: those of the recipe, or those that have their initial weights."""
+        """Layers that are not trained: those in the recipe, or those that the audited network left as is."""
         if self.recipe.frozen or self.knowledge.theta0 is None:
             return self.recipe.frozen
         moved = build_weights_surface(self.network, self.knowledge).layers
         return tuple(name for name in by_layer(self.network.theta) if name not in moved)
 
     def train(self, data: Dataset) -> TrainedControl:
-        """Return a network that was trained until it memorizes the samples."""
+        """Train a network until it memorizes the samples, and return its weights."""
         frozen = self.frozen
         is_plain = (
             self.task != "regression"
@@ -145,7 +151,7 @@ class ControlTraining:
         return TrainedControl(state.theta, state.theta0, loss, description)
 
     def _initial_model(self, dtype: torch.dtype) -> nn.Module:
-        """Return the network at its initial weights: those known to the attacker, or new ones."""
+        """Return the network with initial weights: those that the attacker knows, or newly drawn weights."""
         model = self.network.copy_module(dtype)
         if self.begins_at_known_weights:
             theta0 = {name: t.to(dtype) for name, t in (self.knowledge.theta0 or {}).items()}
@@ -162,7 +168,7 @@ class ControlTraining:
         return model.requires_grad_(True)
 
     def _descend(self, model: nn.Module, data: Dataset, optimizer: str) -> float:
-        """Train the model in place and return its loss."""
+        """Train the model in place by gradient descent or Adam, and return its training loss."""
         dtype = dtype_of(optimizer)
         y = normalize_labels(data.y, self.task, self.network.architecture.outputs)
         return descend(
@@ -177,14 +183,14 @@ class ControlTraining:
         )
 
     def _complete_recipe(self, optimizer: str) -> TrainingRecipe:
-        """Return the recipe with this optimizer, and with epochs and batches if it names none."""
+        """Return the recipe with this optimizer, and with default epochs and batch size where it has none."""
         recipe = replace(self.recipe, optimizer=optimizer)
         if optimizer not in IN_BATCHES:
             return recipe
         return replace(recipe, epochs=recipe.epochs or EPOCHS, batch=recipe.batch or BATCH)
 
     def reference_seconds_per_sample(self, samples: Dataset) -> float:
-        """Return the seconds per sample that training takes on the reference machine, for all epochs."""
+        """Return the seconds per training sample that all epochs take on the reference machine."""
         x = samples.x[:BATCH].float()
         model = self._initial_model(torch.float32)
         work = count_work(lambda: model(x).sum().backward())
@@ -192,7 +198,7 @@ class ControlTraining:
 
 
 def dtype_of(optimizer: str) -> torch.dtype:
-    """Return the number format of a training: float32 in batches, float64 for full-batch descent."""
+    """Return the number format of a training: float32 in batches, float64 with the full batch."""
     return torch.float32 if optimizer in IN_BATCHES else torch.float64
 
 
@@ -216,7 +222,7 @@ def descend(
 ) -> float:
     """Train a model in place until it reaches a target loss, or until the epochs or the time are over.
 
-    Without a learning rate in the recipe, full-batch descent adapts its rate. The rate grows while the loss
+    If the recipe has no learning rate, full-batch descent adapts the rate. The rate grows while the loss
     falls. If a step raises the loss, the step is undone and the rate is halved.
 
     Args:
@@ -226,11 +232,11 @@ def descend(
         loss: Name of the loss.
         recipe: Optimizer, rate, epochs and batch size.
         target_loss: Training ends at this loss.
-        seconds: Time limit.
-        seed: Seed of the batches.
+        seconds: Time limit of the training.
+        seed: Seed that draws the batches.
 
     Returns:
-        The loss on all samples.
+        The loss of the trained model on all samples.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     rate = recipe.rate or (ADAM_RATE if recipe.optimizer == "adam" else RATE)
@@ -238,7 +244,7 @@ def descend(
     optimizer = optimizer_class(trained, lr=rate)
     batch = recipe.batch or len(x)
     end, value = time.monotonic() + max(seconds, MIN_SECONDS), math.inf
-    # The losses of two different batches cannot show whether a step was good.
+    # With batches, the loss may rise because the batch is another one, so the rate does not adapt.
     adapts = not recipe.rate and recipe.optimizer in ("gd", "margin") and batch >= len(x)
     generator = stream("twin", seed)
     before_step = [p.detach().clone() for p in trained]

@@ -1,11 +1,13 @@
-"""Controls: is the comparison sound, and was the network trained on these samples at all?
+"""Negative controls: can training and held-out samples be compared at all?
 
-The test of a verdict assumes that only the network distinguishes training from held-out samples. Every
+The tests of an audit assume that only the network distinguishes training from held-out samples. Every
 audit checks this assumption by controls that must find nothing:
 
-- A held-out sample that repeats a training sample would hide a leak of that sample. Both are set aside.
+- A held-out sample that repeats a training sample would hide a leak of that sample. Both samples are set
+  aside.
 - Some of the held-out samples are used as candidates.
-- What the attacker knows, with noise, is used as candidates. A mean of few samples reveals these samples.
+- Facts that the attacker knows, with noise, are used as candidates. A mean of few samples reveals these
+  samples.
 - A classifier tries to distinguish training from held-out samples without the network.
 """
 
@@ -46,44 +48,49 @@ from residuum.records import Dataset, Knowledge, Record
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
-LEVEL = 0.001  # p-value at which a control fails: each raises a false alarm in one of 1000 audits
+LEVEL = (
+    0.001  # p-value at which a control fails, so that it raises a false alarm in 1 of 1000 audits
+)
 # A training sample is a repeat if its distance to a held-out sample is at most this share of the median
 # distance to the nearest held-out sample.
 REPEAT_DISTANCE = 0.01
-# A repeat of at least MIN_NCC_VALUES values has an NCC above REPEAT_NCC, whatever its brightness. In raw
-# tables every pair of rows has such an NCC, because the largest column dominates. If the nearest
-# held-out sample is typically that close, a repeat must be a hundred times closer than that.
+# Samples with at least MIN_NCC_VALUES values are repeats if their NCC exceeds REPEAT_NCC, whatever their
+# brightness. In raw tables every pair of rows has such an NCC, because the largest column dominates. If the
+# nearest held-out sample typically has an NCC above REPEAT_NCC, a repeat must be a hundred times closer.
 REPEAT_NCC, MIN_NCC_VALUES = 0.99, 30
-MAX_REPEATS = 0.1  # largest share of either set that may be set aside
-CANDIDATE_SHARE = 5  # one in five held-out samples is used as a candidate
+MAX_REPEATS = 0.1  # largest share of training or held-out samples that may be set aside as repeats
+CANDIDATE_SHARE = 5  # one in five held-out samples is a candidate of the control that uses them
 MAX_AUC = 0.8  # AUC at which training and held-out samples count as different kinds of samples
-MIN_STANDARD_ERRORS = 3.0  # distance of such an AUC from 1/2, because few samples scatter
-MAX_CLASSIFIED = 400  # samples of each kind that the classifier is trained on
-MIN_CLASSIFIED = 10  # of each kind: with fewer samples an AUC says nothing
+# The AUC counts only if it exceeds 1/2 by this number of standard errors, because it varies with few samples.
+MIN_STANDARD_ERRORS = 3.0
+# The classifier is trained on 10 to 400 training samples and as many held-out samples. With fewer than 10
+# samples its AUC says nothing.
+MAX_CLASSIFIED, MIN_CLASSIFIED = 400, 10
 ENERGY_LEVEL = 0.01  # p-value of the energy test at which two sets differ in distribution
-STRICT_LEVEL = 0.001  # level of a finding if the two sets may differ in distribution
+# Significance level of the tests if training and held-out samples may differ in distribution.
+STRICT_LEVEL = 0.001
 NOISE = (
     0.05  # norm of the noise in candidates made of known facts, relative to the norm of the fact
 )
-# If the attacker's knowledge alone recovers this share of the recovered samples, nothing is decided.
+# If the attacker's knowledge alone recovers this share of the recovered samples, the audit is inconclusive.
 MAX_KNOWN_SHARE = 1 / 3
-# Number of subsets of a control. MIN_SUBSETS is the smallest number whose smallest p-value is below
-# LEVEL. Most controls pass with these. Only the others draw all MAX_DRAWS subsets.
+# Number of held-out subsets that a control draws. With MIN_SUBSETS subsets, p-values below LEVEL are
+# possible. Most controls pass with MIN_SUBSETS subsets. All other controls draw MAX_DRAWS subsets.
 FIRST_DRAWS, MAX_DRAWS = MIN_SUBSETS, 1000
-TIME_MARGIN = 1.5  # a control begins only if this multiple of its expected time is left
-MIN_CLASSIFIER_SECONDS = 0.3  # time that the classifier needs for at most MAX_CLASSIFIED samples
+TIME_MARGIN = 1.5  # a control begins only if this multiple of its expected duration is left
+MIN_CLASSIFIER_SECONDS = 0.3  # the classifier runs only if this many seconds are left
 
 
 @dataclass(frozen=True, eq=False)
 class ControlRow(Record):
-    """One control: how many training samples its candidates recovered, and which.
+    """The result of one negative control, whose candidates do not depend on the network.
 
     Attributes:
         name: Name of the control.
         candidates: Number of candidates.
         recovered: Number of training samples that the candidates recover.
-        expected_by_chance: Number of samples that they recover from as many held-out samples.
-        p_value: P-value of ``recovered``.
+        expected_by_chance: Number of samples that the candidates recover from as many held-out samples.
+        p_value: P-value of the number of recovered samples.
         samples: Rows of the recovered training samples.
         granted: Whether the candidates are made of what the attacker knows.
         subsets: Number of held-out subsets that were drawn.
@@ -100,27 +107,27 @@ class ControlRow(Record):
 
     @property
     def has_failed(self) -> bool:
-        """Whether the candidates recover more training samples than chance, at the level of a control."""
+        """Whether the candidates recover more training samples than expected by chance (p at most 0.001)."""
         return self.p_value <= LEVEL
 
     @property
     def is_undecided(self) -> bool:
-        """Whether more subsets are needed: no subset recovers as many samples, and few were drawn."""
+        """Whether too few held-out subsets were drawn to decide whether the control fails."""
         return not self.has_failed and self.p_value * (self.subsets + 1) < 1.5
 
 
 @dataclass(frozen=True, eq=False)
 class Controls(Record):
-    """All controls of an audit.
+    """The results of all negative controls of an audit.
 
     Attributes:
         rows: One row per control that makes candidates.
         repeats: Rows of training samples that were set aside, because they also occur in the held-out set.
         auc: AUC of a classifier between training and held-out samples, None if it was not run.
-        energy: P-value of the energy test between the two sets. It only causes a warning.
-        level: The largest adjusted p-value that shows a leak: 1%, or 0.1% if the two sets may differ in
-            distribution or if there are too few training samples to measure this.
-        failures: Why nothing can be decided, one sentence each.
+        energy: P-value of the energy test between training and held-out samples, None if it was not run.
+        level: The largest adjusted p-value that shows a leak: 1%, or 0.1% if training and held-out samples
+            may differ in distribution, or if there are too few training samples to measure this.
+        failures: Reasons why the audit is inconclusive, one sentence each.
         notes: Other remarks for the reader.
     """
 
@@ -140,9 +147,9 @@ class SampleSets:
     Attributes:
         train: The training samples.
         holdout: The held-out samples, None if there are none.
-        set_aside: Training samples that also occur in the held-out set. They cannot show a leak. If one of
-            them matches a reconstruction, the audit cannot end in "no leak found".
-        failure: Why the two sets cannot be compared, "" if they can.
+        set_aside: Training samples that also occur in the held-out set. They cannot show a leak. If such a
+            sample matches a reconstruction, the audit cannot end in "no leak found".
+        failure: Why training and held-out samples cannot be compared, "" if they can.
         notes: Remarks on samples that were set aside.
     """
 
@@ -154,22 +161,23 @@ class SampleSets:
 
     @property
     def repeats(self) -> tuple[int, ...]:
-        """Row numbers of the samples that were set aside."""
+        """Row numbers of the training samples that were set aside."""
         return () if self.set_aside is None else tuple(self.set_aside.rows)
 
 
 def set_aside_repeats(train: Dataset, holdout: Dataset | None) -> SampleSets:
-    """Set aside training samples that also occur in the held-out set, and these held-out samples.
+    """Set aside training samples that also occur in the held-out set.
 
-    Both members of a pair are set aside, so that the remaining samples stay exchangeable.
+    Of each repeated sample, the training sample and the held-out sample are set aside, so that the remaining
+    samples stay exchangeable.
 
     Args:
         train: The training set under test.
-        holdout: The held-out set, or None.
+        holdout: The held-out set, None if there is none.
 
     Returns:
-        The samples that remain, and the training samples that were set aside. If more than a tenth
-        of either set would be set aside, all samples remain and ``failure`` says so.
+        The samples that remain, and the training samples that were set aside. If more than a
+        tenth of the training or held-out samples are repeats, all samples remain and ``failure`` says so.
     """
     if holdout is None or holdout.shape != train.shape:
         return SampleSets(train, holdout)
@@ -189,7 +197,7 @@ def set_aside_repeats(train: Dataset, holdout: Dataset | None) -> SampleSets:
 
 
 def _find_repeats(train: Tensor, holdout: Tensor) -> Tensor:
-    """Return an (n, N) mask of the pairs that are the same sample, up to rounding and brightness."""
+    """Return an (n, N) mask of pairs of training and held-out samples that are the same sample."""
     distance = similarity.l2(train, holdout)
     if train[0].numel() < MIN_NCC_VALUES:
         return distance <= REPEAT_DISTANCE * distance.amin(1).median()
@@ -201,12 +209,12 @@ def _find_repeats(train: Tensor, holdout: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Control:
-    """Candidates that do not depend on the network, and held-out samples to compare them with.
+    """A negative control: candidates that do not depend on the network, and held-out samples.
 
     Attributes:
         name: Name of the control.
         candidates: (m, *shape) candidates.
-        holdout: Held-out samples that are not among the candidates.
+        holdout: Held-out samples to compare with. No candidate is among them.
         granted: Whether the candidates are made of what the attacker knows.
     """
 
@@ -237,7 +245,8 @@ ENERGY_NOT_TRIED = (
 )
 DIFFERENT_KINDS = (
     "a classifier distinguishes training from held-out samples without the network (AUC {auc:.2f}), so "
-    "they do not come from the same source. Pass held-out samples from the source of the training samples"
+    "the samples do not come from the same source. Pass held-out samples from the source of the training "
+    "samples"
 )
 SHIFTED = (
     "training and held-out samples differ slightly in distribution (energy test, p = {p:.2g}). Official "
@@ -260,18 +269,18 @@ def run_controls(
     subsets: int = MAX_DRAWS,
     deadline: Deadline = NO_DEADLINE,
 ) -> Controls:
-    """Run every control that the samples allow.
+    """Run every negative control for which there are enough samples.
 
     Args:
         sets: Training and held-out samples.
         knowledge: What the attacker knows.
         seed: Seed of candidates and subsets.
         subsets: The largest number of held-out subsets that are drawn.
-        deadline: Time at which the clock stops the audit. A control without time fails, because its result
-            is unknown.
+        deadline: Time at which the clock stops the audit. A control for which no time is left fails, because
+            its result is unknown.
 
     Returns:
-        The controls, with the reasons why nothing can be decided.
+        The results of the controls, with the reasons why the audit is inconclusive.
     """
     train, holdout = sets.train, sets.holdout
     if holdout is None or len(holdout) < MIN_HOLDOUT:
@@ -290,7 +299,7 @@ def run_controls(
     rows, longest = (
         [],
         0.0,
-    )  # seconds of the longest control so far, which the next may need as well
+    )  # seconds of the slowest control so far, as an estimate for the next control
     for control in controls:
         before = deadline.seconds_left
         if before <= TIME_MARGIN * longest:
@@ -326,7 +335,7 @@ def run_controls(
 
 
 def _judge(row: ControlRow, n: int, subsets: int) -> tuple[str, ...]:
-    """Return why a control fails, () if it passes."""
+    """Return a tuple with the reason why a negative control fails, () if the control passes."""
     if row.is_undecided and not row.granted:
         return (UNDECIDED.format(name=row.name, drawn=row.subsets, subsets=subsets),)
     if not row.has_failed:
@@ -356,7 +365,7 @@ def make_holdout_control(
     Returns:
         A list with the control, or an empty list if there are too few held-out samples.
     """
-    # The remaining held-out samples must suffice to test the control itself.
+    # Enough held-out samples must remain for the p-value of the control.
     spare = len(holdout) - max(len(train), 100)
     count = min(len(train), len(holdout) // CANDIDATE_SHARE, spare)
     if count < 1:
@@ -369,10 +378,10 @@ def make_holdout_control(
 def make_candidates_from_knowledge(
     train: Dataset, holdout: Dataset, knowledge: Knowledge, rng: np.random.Generator
 ) -> list[tuple[str, Tensor]]:
-    """Return candidates that the attacker's knowledge gives without the network: directions with noise.
+    """Return candidates that an attacker can make from known facts without the network.
 
-    An attacker with public data of the same kind knows the mean of these data. A known mean of few
-    training samples minus the public mean points toward each of these samples.
+    The candidates are directions with noise. An attacker with public data of the same kind knows their mean.
+    A known mean of few training samples minus the public mean points toward each of these samples.
 
     Args:
         train: The training set under test, which sets the number of candidates.
@@ -413,15 +422,15 @@ def make_candidates_from_knowledge(
 def run_control(
     control: Control, train: Dataset, seed: int, subsets: int, deadline: Deadline
 ) -> ControlRow:
-    """Test the candidates of a control in the same way as those of an attack.
+    """Test the candidates of a negative control in the same way as the candidates of an attack.
 
-    If the first subsets do not decide and there is time, all subsets are drawn.
+    Few held-out subsets are drawn first. If they do not decide and there is time, all subsets are drawn.
 
     Args:
         control: The control.
         train: The training set under test.
         seed: Seed of the subsets.
-        subsets: The largest number of subsets.
+        subsets: The largest number of held-out subsets.
         deadline: Time at which the clock stops the audit.
 
     Returns:
@@ -455,7 +464,7 @@ def run_control(
 
 
 def explain_by_knowledge(controls: Controls, samples: tuple[int, ...]) -> tuple[str, ...]:
-    """Return why recovered samples prove nothing, if the attacker's knowledge alone recovers them.
+    """Return why recovered samples prove nothing if the attacker's knowledge alone recovers them too.
 
     Args:
         controls: The negative controls of the audit.
@@ -477,8 +486,8 @@ class Auc:
     """Area under the ROC curve of a classifier between two kinds of samples.
 
     Attributes:
-        value: The AUC.
-        error: Its standard error if the samples are of one kind.
+        value: The area under the curve (AUC).
+        error: Standard error of the AUC if both kinds of samples have the same distribution.
     """
 
     value: float
@@ -486,12 +495,12 @@ class Auc:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the AUC is so high that scatter of few samples does not explain it."""
+        """Whether the AUC exceeds 1/2 by more than chance explains."""
         return self.value > 0.5 + MIN_STANDARD_ERRORS * self.error
 
 
 def import_classifier() -> tuple[ModuleType, ModuleType]:
-    """Import the classifier before the clock starts, because the import takes longer than its work."""
+    """Import the modules of the classifier, which takes longer than to train and evaluate it."""
     from sklearn import model_selection, svm
 
     return model_selection, svm
@@ -500,7 +509,7 @@ def import_classifier() -> tuple[ModuleType, ModuleType]:
 def compare_distributions(
     train: Dataset, holdout: Dataset, rng: np.random.Generator, deadline: Deadline = NO_DEADLINE
 ) -> tuple[Auc | None, float | None]:
-    """Measure without the network how different training and held-out samples are.
+    """Measure how much training and held-out samples differ, without using the network.
 
     Held-out samples are drawn with the label counts of the training set, like the subsets of the tests.
 
@@ -511,8 +520,8 @@ def compare_distributions(
         deadline: Time at which the clock stops the audit.
 
     Returns:
-        The cross-validated AUC of a support vector machine with RBF kernel, and the p-value of an energy
-        test on the same distances. Each is None if there was no time or if there are too few samples.
+        The cross-validated AUC of a support vector machine with RBF kernel that classifies the samples, and
+        the p-value of an energy test. A result is None if there was no time or too few samples.
     """
     model_selection, svm = import_classifier()
     chosen = rng.permutation(len(train))[: min(MAX_CLASSIFIED, len(holdout))]
@@ -537,14 +546,17 @@ def compare_distributions(
 
 
 def _auc_error(n: int, held_out: int) -> float:
-    """Return the standard error of an AUC of ``n`` against ``held_out`` samples of the same kind."""
+    """Return the standard error of the AUC if ``n`` and ``held_out`` samples have the same distribution."""
     return math.sqrt((n + held_out + 1) / (12 * n * held_out))
 
 
 def _energy_p_value(
     distance: Array, kind: Array, rng: np.random.Generator, permutations: int = 499
 ) -> float:
-    """Return the permutation p-value of the energy statistic 2 E|A - B| - E|A - A'| - E|B - B'|."""
+    """Return the permutation p-value of the energy statistic 2 E|A - B| - E|A - A'| - E|B - B'|.
+
+    A and A' are random samples of one set, B and B' are random samples of the other set.
+    """
     signs = np.where(kind == 1, 1.0 / (kind == 1).sum(), -1.0 / (kind == 0).sum())
     permuted = np.stack([signs, *(rng.permutation(signs) for _ in range(permutations))])
     energy = -np.einsum("bi,bi->b", permuted @ distance, permuted)
@@ -556,10 +568,10 @@ def compare_losses(
 ) -> float | None:
     """Test whether the losses of the network differ between training and held-out samples.
 
-    Two statistics share the permuted subsets. The first is the mean loss. The second is the distance of
-    the distribution of losses to that of all samples: at a margin the training samples have equal losses,
-    which are neither the smallest nor the largest. If the held-out samples have no labels, the predictions
-    of the network replace the labels of all samples.
+    Two statistics are compared with random subsets of all samples. The first is the mean loss. The second is
+    the Kolmogorov-Smirnov distance between the losses of the training set and the losses of all samples.
+    It detects equal losses of training samples at the margin, which may be neither small nor large. If the
+    held-out samples have no labels, the predictions of the network replace the labels of all samples.
 
     Args:
         network: The audited network.
@@ -569,7 +581,7 @@ def compare_losses(
         seed: Seed of the subsets.
 
     Returns:
-        The p-value, None without enough held-out samples.
+        The p-value over both statistics, None if there are too few held-out samples.
     """
     if holdout is None or why_not_calibrated(len(train), len(holdout)):
         return None
@@ -588,7 +600,7 @@ def compare_losses(
 
 
 def _outputs(network: Network, train: Dataset, holdout: Dataset) -> Tensor:
-    """Return the outputs for training and held-out samples in float64, (n + N, k)."""
+    """Return the (n + N, k) network outputs for n training and N held-out samples, in float64."""
     return evaluate(network.double_module, torch.cat([train.x, holdout.x]).double())
 
 
@@ -600,7 +612,7 @@ def _has_known_labels(train: Dataset, holdout: Dataset) -> bool:
 def compute_losses(
     network: Network, train: Dataset, holdout: Dataset, task: str, outputs: Tensor | None = None
 ) -> Array | None:
-    """Return the losses of training and held-out samples.
+    """Return the losses of the network on training and held-out samples.
 
     If the held-out samples have no labels of the training set, the prediction of the network is used as
     the label of all samples. Otherwise training samples could be identified by their labels.
@@ -613,7 +625,7 @@ def compute_losses(
         outputs: (n + N, k) outputs of the network. By default they are computed.
 
     Returns:
-        (n + N,) losses, None if the targets of a regression cannot be compared.
+        (n + N,) losses, None for a regression whose held-out targets are missing or have another shape.
     """
     outputs = _outputs(network, train, holdout) if outputs is None else outputs
     task, has_several_labels = choose_task(task, outputs.shape[1]), len(holdout.y.unique()) > 1
@@ -634,7 +646,7 @@ def compute_losses(
 
 
 def _strata(train: Dataset, holdout: Dataset) -> Array | None:
-    """Return the labels of all samples, None if the held-out set is too small to match by label."""
+    """Return the labels of all samples, None if held-out subsets cannot have the training label counts."""
     if not (are_class_labels(train.y) and are_class_labels(holdout.y)):
         return None
     labels = np.concatenate([as_array(train.y), as_array(holdout.y)])
@@ -645,6 +657,6 @@ def _strata(train: Dataset, holdout: Dataset) -> Array | None:
 
 
 def _strata_or_one(train: Dataset, holdout: Dataset) -> Array:
-    """Return the labels of all samples, or one label for all if they cannot be matched."""
+    """Return the labels of all samples, or zeros if held-out subsets cannot be matched by label."""
     labels = _strata(train, holdout)
     return np.zeros(len(train) + len(holdout), dtype=int) if labels is None else labels

@@ -1,7 +1,7 @@
 """Preview an audit: what would stop it, what it would cost, and how it can end.
 
-A dry run makes every check that could stop an audit and reports all problems at once. The rows of its table
-come from the same functions as those of the audit. No attack runs.
+A dry run makes every check that could stop an audit and reports all problems at once. The same functions make
+the table of a dry run and the table of an audit. No attack runs.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ STOPPED = dict.fromkeys((LEAK, NO_LEAK_FOUND, INCONCLUSIVE), "the audit would st
 
 @dataclass(frozen=True, eq=False)
 class DryRun(Record):
-    """What an audit would do.
+    """What an audit of these inputs would do.
 
     Attributes:
         obstacles: Problems that would stop the audit, with the remedy.
-        doubts: What would make the audit inconclusive or weaken its result.
-        applies: What would be tried, what would not, and why.
+        doubts: Reasons why the audit would be inconclusive or its result weaker.
+        applies: The attacks and checks that would be tried, those that would not, and why.
         cost: The planned attacks and the time limit, in a sentence.
         verdicts: For each verdict, whether it can be reached, or why not.
         exit_code: Exit code of an audit that stops at an obstacle, 0 if there is none.
@@ -68,12 +68,12 @@ def dry_run(
     An option that is not valid raises an ``InputError``, as in an audit.
 
     Args:
-        model: See :func:`residuum.audit`, like all other arguments.
+        model: The model. :func:`residuum.audit` describes all arguments.
         data: The training samples.
         holdout: Samples that the network never saw.
         knowledge: What the attacker knows.
         base: File of the weights before fine-tuning.
-        adapter: Adapter (LoRA) of ``model``.
+        adapter: File of an adapter (LoRA) of ``model``.
         trust_code: Allow running the code that ``model_code`` names.
         **options: Fields of :class:`~residuum.auditing.request.AuditRequest`.
 
@@ -190,7 +190,7 @@ def _with_stored_records(plan: DryRun, case: Case) -> DryRun:
 def _conditions(
     case: Case, request: AuditRequest, rows: tuple[AttackOutcome, ...]
 ) -> tuple[list[str], list[str]]:
-    """Return the reasons why no leak could be found, and further reasons why none could be ruled out."""
+    """Return the reasons why no leak could be found, and the reasons why no leak could be ruled out."""
     if reason := Audit(case, request, Deadline.for_request(request)).why_not_compared:
         return [reason], []
     sets = case.balanced_sets
@@ -207,7 +207,7 @@ def _conditions(
             f"a test of membership needs {needed} held-out samples, and there are {len(sets.holdout)}"
         )
     if not request.positive_controls:
-        to_pass.append(SWITCHED_OFF)
+        to_pass.append(f"positive controls: {SWITCHED_OFF}")
     return to_leak, to_pass
 
 
@@ -221,7 +221,7 @@ def _verdicts(to_leak: list[str], to_pass: list[str]) -> dict[str, str]:
         LEAK: reachable(to_leak, "if a test finds more than expected by chance over all tests"),
         NO_LEAK_FOUND: reachable(
             [*to_leak, *to_pass],
-            "if no test does, the losses show no memorization, and the tests detect positive controls",
+            "if no test finds more, the losses show no memorization, and the tests detect positive controls",
         ),
         INCONCLUSIVE: f"{REACHABLE}: in every other case",
     }

@@ -7,12 +7,13 @@ import re
 
 from residuum.errors import InputError
 
+# Seconds in each unit of time.
 UNITS = {"s": 1.0, "sec": 1.0, "second": 1.0, "m": 60.0, "min": 60.0, "minute": 60.0}
 UNITS |= {"h": 3600.0, "hour": 3600.0}
 
 
 def seconds_of(budget: str | float) -> float:
-    """Read a length of time.
+    """Return the number of seconds in a length of time such as "1m30s".
 
     Args:
         budget: Text such as "90s", "1m30s", "1.5h" or "5 minutes", or a number of seconds.
@@ -26,7 +27,7 @@ def seconds_of(budget: str | float) -> float:
     text = "".join(str(budget).split())
     terms = re.findall(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)", text)
     is_complete = "".join(number + unit for number, unit in terms) == text
-    # A number without a unit means seconds. It is allowed only if it is the only number.
+    # A number without a unit means seconds. Such a number is allowed only if the text has no other number.
     sizes = [UNITS.get(unit, UNITS.get(unit.removesuffix("s"), math.nan)) for _, unit in terms]
     if len(terms) == 1 and not terms[0][1]:
         sizes = [1.0]
@@ -40,7 +41,7 @@ def seconds_of(budget: str | float) -> float:
 
 
 def duration(seconds: float) -> str:
-    """Return a time as :func:`seconds_of` reads it, such as ``1m30s``."""
+    """Return a number of seconds as text such as ``1m30s``, which :func:`seconds_of` can read."""
     total = max(1, round(seconds))
     terms = ((total // 3600, "h"), (total % 3600 // 60, "m"), (total % 60, "s"))
     return "".join(f"{count}{unit}" for count, unit in terms if count)

@@ -1,4 +1,4 @@
-"""What the report shows of the strongest test: samples, their matches, and the chance level."""
+"""What the report shows of the strongest attack: samples, their matches, and the chance level."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ from residuum.records import Scores
 if TYPE_CHECKING:
     from residuum.auditing.scores import AttackTest
 
-MAX_SETS, MAX_VALUES = 100, 5000  # held-out sets in the report, and their values in total
-MAX_DISPLAYED = 300  # samples that the record holds with their matches. A page shows fewer
+# The report shows the chance level by the scores of at most 100 held-out sets, with 5000 scores in total.
+MAX_SETS, MAX_VALUES = 100, 5000
+MAX_DISPLAYED = 300  # largest number of samples that are stored for display. A page shows fewer
 
 
 def collect_evidence(
@@ -29,14 +30,14 @@ def collect_evidence(
     """Collect the best-matched samples, and the values behind histogram and slider of the report.
 
     Args:
-        sets: Training and held-out set.
+        sets: Training and held-out samples.
         scores: Scores of the strongest attack.
         outputs: (n, C) outputs of the network on the training samples.
         test: Test of the strongest attack, None if nothing could be tested.
         seed: Seed of the held-out subsets.
 
     Returns:
-        The evidence, with the best-matched samples first.
+        Samples and scores for the report, with the best-matched samples first.
     """
     train = sets.train
     matches = [row.matches[scores.deciding].score for row in scores.per_sample]
@@ -72,23 +73,23 @@ def collect_evidence(
 
 
 def count_sets(n: int) -> int:
-    """Return the number of held-out sets of n samples in the report, at least 10."""
+    """Return how many held-out sets of n samples the report shows: at least 10."""
     return max(10, min(MAX_SETS, MAX_VALUES // n))
 
 
 def held_out_matches(test: AttackTest, seed: int) -> Tensor:
-    """Return the scores of matches in held-out sets of the size of the training set.
+    """Return the match scores of held-out sets that are as large as the training set.
 
     Args:
-        test: The test of the attack.
-        seed: Seed of the sets.
+        test: The test of one attack.
+        seed: Seed that draws the held-out sets.
 
     Returns:
         The scores of all matches in all sets, in one dimension.
     """
     field, gain, n = test.field, test.gain, test.field.n
     labels = np.zeros(gain.shape[1], dtype=int) if field.strata is None else field.strata
-    rng = np.random.default_rng((seed, 2))  # not the stream of the test
+    rng = np.random.default_rng((seed, 2))  # random numbers that the test did not use
     sets = n + draw_sets(labels[n:], labels[:n], count_sets(n), rng)
     candidate = match_greedily_in_sets(gain, sets)
     matched = candidate >= 0

@@ -1,4 +1,4 @@
-"""Rank the training samples of an audit by their risk. The ranking does not enter the verdict."""
+"""Rank the training samples of an audit by their risk of a leak. The ranking does not enter the verdict."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Exposure, Knowledge, Reconstruction
 from residuum.risk.run import MIN_HOLDOUT, expose
 
-MAX_SAMPLES = 2000  # training samples that an audit ranks
-# Samples times parameters, for networks that are no chain of dense layers.
+MAX_SAMPLES = 2000  # largest number of training samples that an audit ranks
+# Largest number of gradient values (samples times parameters) for networks that are not chains of dense
+# layers.
 MAX_GRADIENTS = 2 * 10**8
 TOO_MANY = "there are too many samples for an audit. Run residuum exposure, which has no time limit"
 
@@ -25,18 +26,18 @@ def rank_samples(
     reconstructions: Sequence[Reconstruction],
     displayed_attack: str,
 ) -> tuple[Exposure | None, str]:
-    """Rank the training samples by their risk.
+    """Rank the training samples of an audit by the risk that they leak.
 
     Args:
         network: The audited network.
         train: The training samples.
-        sets: Training and held-out set without repeated samples.
+        sets: Training and held-out samples without repeated samples.
         knowledge: What the attacker knows.
         reconstructions: Outputs of the deciding attacks.
         displayed_attack: The attack whose candidates are shown with the samples.
 
     Returns:
-        The ranking and "", or None and the reason why there is no ranking.
+        The ranking and an empty reason, or None and the reason why there is no ranking.
     """
     parameters = sum(t.numel() for t in network.theta.values())
     has_too_many_gradients = network.chain is None and len(train) * parameters > MAX_GRADIENTS

@@ -29,13 +29,17 @@ from residuum.records.inputs import add_mean
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import accuracy, choose_task, normalize_labels
 
-MAX_ROUNDING = 0.01  # share of the range's width by which rounding may exceed the range
-MAX_EXCESS = 1.0  # share of the range's width beyond which the range belongs to other data
+# Rounding may move samples out of the known value range by this share of the width of the range. If samples
+# exceed the range by more than MAX_EXCESS of its width, the range was meant for other data.
+MAX_ROUNDING, MAX_EXCESS = 0.01, 1.0
+# Shapes of common images, as text for --shape, by the number of values in a row.
 IMAGE_SHAPES = {64: "1,8,8", 256: "1,16,16", 784: "1,28,28", 1024: "1,32,32", 3072: "3,32,32"}
-BYTES = 255.0  # the largest value of a pixel in a file
-MAX_SPREAD_RATIO = 2.0  # ratio of the standard deviations of training and held-out samples
-MAX_SHIFT = 0.5  # difference of their means, relative to the larger standard deviation
-MIN_FIT = 0.5  # share of the way from a constant prediction to a perfect fit
+BYTES = 255.0  # the largest value of a pixel in an image file
+# Training and held-out samples are on one scale if the ratio of their standard deviations is at most 2, and
+# if the difference of their means is at most half of the larger standard deviation.
+MAX_SPREAD_RATIO, MAX_SHIFT = 2.0, 0.5
+# A network fits its samples if its accuracy or R^2 is at least halfway from a constant prediction to 1.
+MIN_FIT = 0.5
 MAX_WEIGHT = torch.finfo(torch.float32).max
 MAX_VALUE = 1e12  # squares and sums of such values stay far inside the finite numbers of float32
 
@@ -67,7 +71,8 @@ def name_source_of_mean(knowledge: Knowledge, train: Dataset | None) -> Knowledg
         train: The training samples.
 
     Returns:
-        The knowledge. It is unchanged if the mean is another one or if its source is already known.
+        The knowledge with the source of the mean. The knowledge is unchanged if its mean is not the mean of
+        the training samples, or if the source of the mean is already known.
     """
     mean = knowledge.mean
     if mean is None or train is None or knowledge.provenance.get("mean", "user") != "user":
@@ -94,9 +99,9 @@ def adapt_samples(
     knowledge: Knowledge,
     task: str = "auto",
 ) -> tuple[Dataset | None, Dataset | None]:
-    """Convert samples in another common form to the form that the network receives.
+    """Convert samples from other common formats to the form that the network receives.
 
-    The function recognizes one-hot labels, images with their channels last, pixels from 0 to 255, and a
+    The recognized formats are one-hot labels, images with their channels last, pixels from 0 to 255, and a
     table that was not standardized. Each conversion is added to the notes of the training samples. Samples
     that already fit stay as they are.
 
@@ -131,12 +136,13 @@ def infer_sample_shape(model: Any, samples: Dataset | None) -> tuple[int, ...] |
     """Return the shape of one sample as the model receives it.
 
     Args:
-        model: The model. Images with their channels last are tried on the forward of a torch module.
+        model: The model. If it is a torch module, we call it to find out whether it takes images with their
+            channels first or last.
         samples: Training or held-out samples.
 
     Returns:
-        The shape of the samples, with the channels first if only this shape passes the forward. None
-        without samples.
+        The shape of the samples, with the channels first if the module accepts only this shape. None if
+        ``samples`` is None.
     """
     if samples is None:
         return None
@@ -153,14 +159,14 @@ def infer_sample_shape(model: Any, samples: Dataset | None) -> tuple[int, ...] |
 
 
 def _move_channels_first(network: Network, sets: list[Dataset], notes: list[str]) -> list[Dataset]:
-    """Move the channels of images to the first place, if no other reading is possible."""
-    # A single channel may be at any place. Three or four channels are moved only if the network has this
-    # shape as its input, because a table of (28, 28, 3) could be meant as it is.
+    """Move the channels of images from the last to the first dimension, if only this fits the network."""
+    # A single channel is always moved to the first dimension. Three or four channels are moved only if the
+    # network has this input shape, because samples of shape (28, 28, 3) may be meant as they are.
     arch, shape = network.architecture, sets[0].shape
     image_shape = arch.image_shape if arch.image_shape and len(arch.image_shape) == 3 else None
     is_last = len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4)
     moved = (shape[-1], *shape[:-1])
-    # Moving a single channel does not change the order in memory. Moving several does.
+    # Moving a single channel does not change the order of the values. Moving several channels does.
     if not is_last or not (shape[-1] == 1 or moved == image_shape or moved == network.input_shape):
         return sets
     notes.append(f"images of shape {shape} have their channels last. They are read as {moved}")
@@ -173,7 +179,7 @@ def _move_channels_first(network: Network, sets: list[Dataset], notes: list[str]
 
 
 def _class_indices(dataset: Dataset, outputs: int, notes: list[str]) -> Dataset:
-    """Return the samples with one-hot labels as class indices, and labels in one column as a vector."""
+    """Return the samples with their labels as a vector: one-hot labels become class indices."""
     if is_one_hot(dataset.y) and dataset.y.shape[1] in (outputs, 2):
         notes.append("labels with one column per class are read as class indices")
         return dataset.replace(y=dataset.y.argmax(1))
@@ -211,7 +217,7 @@ def _rescale(
         return [pixels(dataset) for dataset in sets]
     if train.x.ndim != 2 or train.scale is not None or train.mean is not None:
         return sets
-    if fits(train) is not False:  # True: nothing to do. None: no other scale can help.
+    if fits(train) is not False:  # it fits (True), or it cannot process the samples (None)
         return sets
     offset, spread = train.x.mean(0), torch.std(train.x, dim=0, correction=0)
     spread = torch.where(spread > 0, spread, 1.0)
@@ -227,7 +233,7 @@ def _rescale(
         "training samples"
     )
     conversions = {first: [standardized]}
-    # The names of two classes do not tell their order, so both orders are tried.
+    # The names of two classes do not say which of them is class 0, so both orders are tried.
     if len(train.classes) == 2 and set(train.y.unique().tolist()) == {0, 1}:
         second = f"{train.classes[1]!r} is read as class 0 and {train.classes[0]!r} as class 1"
         conversions |= {second: [swapped], f"{first}, and {second}": [standardized, swapped]}
@@ -242,14 +248,14 @@ def _rescale(
 
 
 def resolve_task(network: Network, task: str) -> str:
-    """Return the task of a network.
+    """Return the task of a network, which the user or the checkpoint names.
 
     Args:
         network: The network.
         task: The task that the user names, or "auto".
 
     Returns:
-        The task that the user names, otherwise that of the checkpoint, or "auto" if neither names one.
+        The task that the user names, otherwise the task of the checkpoint, or "auto" if neither names a task.
     """
     return network.task if task == "auto" and network.task else task
 
@@ -300,7 +306,7 @@ def check_inputs(
 def check_scales(
     train: Dataset | None, holdout: Dataset | None, knowledge: Knowledge
 ) -> tuple[str, ...]:
-    """Return warnings about values that contradict each other.
+    """Return warnings about samples and known facts that contradict each other.
 
     A known value range that cannot belong to these samples raises a ``DataError``.
 
@@ -322,7 +328,7 @@ def check_scales(
 
 
 def _note_on_bytes(train: Dataset) -> tuple[str, ...]:
-    """Return a warning if the samples look like pixels of files. Most networks receive pixels / 255."""
+    """Return a warning if samples look like pixels from 0 to 255. Most networks receive 0 to 1."""
     smallest, largest = float(train.x.min()), float(train.x.max())
     if not (smallest >= 0 and BYTES / 2 < largest <= BYTES):
         return ()
@@ -332,7 +338,7 @@ def _note_on_bytes(train: Dataset) -> tuple[str, ...]:
 
 
 def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
-    """Return a warning if samples lie outside the known value range. Refuse a range of other data.
+    """Return a warning if samples lie outside the known value range. Refuse a range meant for other data.
 
     Candidates stay inside the range, so attacks cannot reconstruct samples outside it. An audit would find
     nothing because of the range.
@@ -342,10 +348,11 @@ def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
         knowledge: What the attacker knows.
 
     Returns:
-        The warning, () without one.
+        A tuple with the warning, () if the samples lie inside the range.
 
     Raises:
-        DataError: If the samples exceed the range by more than its width, or if the mean has a wrong shape.
+        DataError: If the samples exceed the range by more than its width, or if the known mean has a
+            wrong number of values.
     """
     if knowledge.value_range is None:
         return ()
@@ -395,11 +402,11 @@ class Fit(Record):
     """How well the network fits the samples.
 
     Attributes:
-        measure: "accuracy" or "R^2".
-        train: The measure on the training samples.
-        holdout: The measure on the held-out samples, None if they have no labels.
-        base: The measure of a constant prediction on the training samples: the most frequent class, or the
-            mean.
+        measure: How the fit is measured: "accuracy" or "R^2".
+        train: Accuracy or R^2 on the training samples.
+        holdout: Accuracy or R^2 on the held-out samples, None if they have no labels.
+        base: Accuracy or R^2 of a constant prediction on the training samples. The constant is the most
+            frequent class, or the mean.
     """
 
     derived = ("line",)
@@ -416,7 +423,7 @@ class Fit(Record):
 
     @property
     def line(self) -> str:
-        """The fit in one line, which every audit prints first."""
+        """Accuracy or R^2 on training and held-out samples, as the line that every audit prints first."""
         holdout = "-" if self.holdout is None else self.figure(self.holdout)
         return (
             f"{self.measure} of the network as read: {self.figure(self.train)} on the training "
@@ -437,7 +444,7 @@ class Fit(Record):
         )
 
     def figure(self, value: float) -> str:
-        """Return a value of the measure as text."""
+        """Return an accuracy or an R^2 as text."""
         return f"{value:.3g}" if self.measure == "R^2" else f"{value:.1%}"
 
 
@@ -453,7 +460,7 @@ def measure_fit(
         task: Task of the network.
 
     Returns:
-        The fit, None without training samples.
+        The fit, None if there are no training samples.
     """
     if train is None:
         return None
@@ -462,7 +469,7 @@ def measure_fit(
     task = choose_task(task, outputs.shape[1])
     y = normalize_labels(train.y, task, outputs.shape[1])
     holdout_fit = None
-    # Held-out samples without labels are read as samples of one label, which would say nothing.
+    # Held-out samples without labels are read as if all had the same label, so their accuracy says nothing.
     if holdout is not None and (len(holdout.y.unique()) > 1 or task == "regression"):
         has_known_labels = task == "regression" or set(holdout.y.tolist()) <= set(train.y.tolist())
         if has_known_labels and holdout.y.shape[1:] == train.y.shape[1:]:

@@ -1,4 +1,4 @@
-"""What an audit reports while it runs. The command line prints it; other callers can subclass it."""
+"""The interface by which a running audit reports its progress. The command line prints what it receives."""
 
 from __future__ import annotations
 
@@ -6,24 +6,24 @@ from residuum.attacks.base import Watcher
 
 
 class AuditListener:
-    """Receives messages, stage names and attack progress. This base class ignores them all."""
+    """Receives messages, stage names and attack progress from an audit. This base class ignores them."""
 
     def message(self, text: str) -> None:
-        """Receive a line of text, such as the accuracy of the network or the expected time."""
+        """Receive a line of text about the audit, such as the accuracy of the network or the planned work."""
 
     def stage(self, name: str) -> None:
-        """Receive the name of a stage as it begins."""
+        """Receive the name of a stage of the audit when the stage begins."""
 
     def watch_attack(self, attack: str, restarts_done: int, restarts: int) -> Watcher | None:
         """Return a function that receives the progress of the next batch of restarts.
 
         Args:
             attack: Name of the attack.
-            restarts_done: Restarts that are finished.
-            restarts: Restarts in all, as far as it can be estimated.
+            restarts_done: Number of restarts of the attack that have finished.
+            restarts: Number of all planned restarts of the attack.
 
         Returns:
-            The function, or None to receive nothing.
+            The function that receives the progress, or None to receive nothing.
         """
         return None
 

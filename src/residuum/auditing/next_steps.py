@@ -1,7 +1,7 @@
 """What to do after an audit: one table of conditions, texts and commands.
 
 The first row whose condition holds gives the next step. Every command works on the file that was audited. A
-test runs them.
+test runs the commands.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
 
 MOMENT = "moment"
-BUDGET_FACTOR = 4  # on the budget, if it limited the positive controls
-MAX_BUDGET = 4 * 3600.0  # reference seconds. A larger budget is not advised
+BUDGET_FACTOR = 4  # advise this multiple of the budget if the budget limited the positive controls
+MAX_BUDGET = 4 * 3600.0  # the largest budget that we advise, in reference seconds
 STRIPPED_SUFFIXES = (
     ".pt",
     ".pth",
@@ -36,7 +36,7 @@ STRIPPED_SUFFIXES = (
     ".ckpt",
     ".safetensors",
 )  # files that residuum strip can write
-STRIPPED = "stripped.pt"
+STRIPPED = "stripped.pt"  # the file that the advised command writes
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +53,13 @@ class NextStep(Record):
 
 
 class Row(NamedTuple):
-    """A row of the table.
+    """A row of the table of next steps.
 
     Attributes:
-        applies: Whether the row is for an audit.
-        text: What to do. It may name ``budget``, ``needed``, ``holdout``, ``not_covered`` and
-            ``larger_budget``.
-        commands: Functions that return a command, "" if there is none for the audit.
+        applies: Returns True if the row is meant for this audit.
+        text: What to do. The text may contain the placeholders ``budget``, ``needed``, ``holdout``,
+            ``not_covered`` and ``larger_budget``.
+        commands: Functions that return a command, "" if the audit allows no such command.
     """
 
     applies: Callable[[AuditResult], bool]
@@ -68,7 +68,7 @@ class Row(NamedTuple):
 
 
 def next_step(result: AuditResult) -> NextStep:
-    """Return what to do next: the first row whose condition holds."""
+    """Return what to do after an audit, by the first row of the table whose condition holds."""
     row = next(row for row in TABLE[result.verdict.outcome] if row.applies(result))
     commands = tuple(filter(None, (command(result) for command in row.commands)))
     text = row.text.format(
@@ -83,7 +83,7 @@ def next_step(result: AuditResult) -> NextStep:
 
 
 def strip_file(result: AuditResult) -> str:
-    """Return the command that removes what the network does not need, "" if it does not apply."""
+    """Return the command that removes everything but the weights from the file, "" if there is none."""
     file = result.files.get("checkpoint", "")
     has_weights = bool(result.checkpoint.theta)
     if not has_weights or Path(file).suffix not in STRIPPED_SUFFIXES:
@@ -98,7 +98,7 @@ def redacted_report(result: AuditResult) -> str:
 
 
 def scan_file(result: AuditResult) -> str:
-    """Return the command that scans the file, "" if there is none."""
+    """Return the command that scans the audited file, "" if the audit read no file."""
     file = result.files.get("checkpoint", "")
     return shlex.join(["residuum", "scan", file]) if file else ""
 
@@ -109,29 +109,29 @@ def audit_stripped_file(result: AuditResult) -> str:
 
 
 def audit_again(result: AuditResult) -> str:
-    """Return the command of this audit in another folder."""
+    """Return the command that repeats this audit in another folder."""
     return audit_command(result)
 
 
 def audit_with_larger_budget(result: AuditResult) -> str:
-    """Return the command of this audit with a budget at which nothing is left out."""
+    """Return the command that repeats this audit with a budget at which no work is left out."""
     return audit_command(result, budget=result.checks.budget_needed or 600.0)
 
 
 def audit_with_standard_plan(result: AuditResult) -> str:
-    """Return the command of this audit with the plan that can rule out a leak."""
+    """Return the command that repeats this audit with default settings, which can rule out a leak."""
     standard: dict[str, Any] = {"effort": "standard", "budget": None, "preset": "residuum"}
     standard |= {"attacks": (), "steps": None, "surface": "all"}
     return audit_command(result, **standard)
 
 
 def audit_with_controls(result: AuditResult) -> str:
-    """Return the command of this audit with positive controls."""
+    """Return the command that repeats this audit with positive controls."""
     return audit_command(result, positive_controls=True)
 
 
 def audit_with_larger_controls(result: AuditResult) -> str:
-    """Return the command of this audit with a budget that allows larger positive controls."""
+    """Return the command that repeats this audit with a budget for positive controls with more samples."""
     return audit_command(result, budget=_budget_for_larger_controls(result))
 
 
@@ -187,11 +187,11 @@ def _not_covered(result: AuditResult) -> str:
     unknown = [
         text for name, text in unknown_facts.items() if name not in result.knowledge.known_names
     ]
-    gaps = [f"an attacker who knows {' or '.join(unknown)}"] if unknown else []
-    gaps += [f"attacks that were not run ({', '.join(skipped)})"] if skipped else []
-    gaps += ["attackers with shadow networks"]
-    gaps += ["other content of this release (residuum scan)"]
-    return "; ".join(gaps)
+    uncovered = [f"an attacker who knows {' or '.join(unknown)}"] if unknown else []
+    uncovered += [f"attacks that were not run ({', '.join(skipped)})"] if skipped else []
+    uncovered += ["attackers with shadow networks"]
+    uncovered += ["other content of this release (residuum scan)"]
+    return "; ".join(uncovered)
 
 
 REDACTED_NOTE = " The last command writes this report without any sample, so that you can share it."
@@ -227,8 +227,8 @@ LEAK_ROWS = (
     ),
     Row(
         lambda result: result.verdict.is_below_limit,
-        "The findings are weaker than your limit (--fail-on). Decide whether you accept it before you "
-        "release this file.",
+        "The findings are weaker than your limit (--fail-on). Decide whether you accept this leak before "
+        "you release this file.",
         (redacted_report,),
     ),
     Row(
@@ -250,7 +250,7 @@ LEAK_ROWS = (
     ),
     Row(lambda result: True, RETRAIN, (redacted_report,)),
 )
-# Wrong inputs come before more work.
+# Rows about wrong inputs come first, because more work would not help then.
 INCONCLUSIVE_ROWS = (
     Row(
         lambda result: result.verdict.n is None and result.membership is None,
@@ -298,12 +298,12 @@ INCONCLUSIVE_ROWS = (
     ),
     Row(
         _has_left_out_work,
-        "Raise the budget. At {budget} nothing is left out.",
+        "Raise the budget. At {budget} no work is left out.",
         (audit_with_larger_budget,),
     ),
     Row(
         lambda result: bool(result.checks.stopped),
-        "Run the audit again on an idle machine, or with a larger budget. The clock stopped it.",
+        "Run the audit again on an idle machine, or with a larger budget. The clock stopped this audit.",
         (audit_again,),
     ),
     Row(

@@ -1,4 +1,4 @@
-"""The results of the attacks of an audit: one row per attack, and all their tests together."""
+"""The results of the attacks of an audit: one row per attack, and the findings of all attacks together."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from residuum.records import Record
 
 VERBATIM, NEAR_COPY, RESEMBLANCE = "verbatim", "near-copy", "resemblance"
 CLASS_LEVEL, MEMBERSHIP = "class-level", "membership"
-GRADES = {  # of a leak, the strongest first
+GRADES = {  # how closely a leak shows a training sample, the strongest grade first
     VERBATIM: "training records are stored in the file",
     NEAR_COPY: "the reconstruction is nearer to the training sample, by a quarter, than any held-out "
     "sample and than the mean of its class",
@@ -24,31 +24,31 @@ STORED = "records in the file"  # attack surface of records that are stored verb
 
 @dataclass(frozen=True, eq=False)
 class AttackOutcome(Record):
-    """The result of one attack on its attack surface. A deciding attack is a test.
+    """The result of one attack: one row of the table of attacks.
 
     Attributes:
         name: Name of the attack.
-        decides: Whether its test can show a leak. A baseline does not decide.
+        decides: Whether the attack can show a leak. A baseline cannot.
         applies: Whether the attack works for this network and this knowledge.
-        ran: Whether it was run.
-        reason: Why it was run or not.
-        surface: The attack surface.
-        restarts: Restarts of all its batches.
-        steps: Steps of each restart.
-        candidates: Candidates of all restarts.
-        diverged: Restarts that diverged.
-        residual: The largest residual of the layers that count, of the best restart.
-        residuals: Residuals of all layers, norm over norm.
-        judged: Names of the layers that count.
-        seconds: Time that it took.
-        recovered: Training samples that this test alone recovers.
-        expected_by_chance: Samples that it recovers of as many held-out samples.
-        p_value: P-value of this test alone.
-        adjusted: P-value over all tests of the audit.
+        ran: Whether the attack was run.
+        reason: Why the attack was run or not.
+        surface: Attack surface, which is the part of the release that the attack works on.
+        restarts: Number of restarts.
+        steps: Number of steps of each restart.
+        candidates: Number of candidates of all restarts.
+        diverged: Number of restarts that diverged.
+        residual: The largest residual of the best restart among the layers in ``judged``.
+        residuals: Residual of the best restart in each layer, relative to the norm of what is fitted.
+        judged: Names of the layers whose residuals show whether the attack fits the weights.
+        seconds: Duration of the attack in seconds.
+        recovered: Number of training samples that this attack recovers.
+        expected_by_chance: Number of samples that the attack recovers from as many held-out samples.
+        p_value: P-value of this attack alone.
+        adjusted: P-value adjusted over all tests of the audit.
         level: The largest adjusted p-value that shows a leak.
-        rule: What counts as recovered, such as "ncc > 0.83".
-        sample_count: Number of samples of this test, None if it is that of the audit.
-        unfinished: What the budget left out of its plan, "" if nothing.
+        rule: The condition under which a sample counts as recovered, such as "ncc > 0.83".
+        sample_count: Number of samples that were searched for, None if it is the number in the findings.
+        unfinished: Planned work that the budget left out, in words, "" if no work was left out.
     """
 
     derived = ("status",)
@@ -78,7 +78,7 @@ class AttackOutcome(Record):
 
     @property
     def survives(self) -> bool:
-        """Whether the attack recovers more than expected by chance over all tests."""
+        """Whether the attack recovers more samples than expected by chance, over all tests of the audit."""
         return self.decides and self.adjusted is not None and self.adjusted <= self.level
 
     @property
@@ -88,7 +88,7 @@ class AttackOutcome(Record):
 
     @property
     def status(self) -> str:
-        """The result in one or two words."""
+        """The result of the attack in one or two words."""
         if not self.ran:
             return "not run" if self.applies else "not applicable"
         if not self.decides:
@@ -97,11 +97,11 @@ class AttackOutcome(Record):
 
     @property
     def meaning(self) -> str:
-        """What the count of this test means among all tests."""
+        """What the number of samples that this attack recovers means, in words."""
         if self.is_stored:
             return "stored in the file, so no attack is needed"
         if self.survives:
-            return "recovers more than chance gives all tests together"
+            return "recovers more than expected by chance over all tests"
         if (self.p_value or 1.0) <= self.level and self.recovered:
             return "recovers more than chance by itself, but not over all tests"
         return "recovers no more than chance"
@@ -113,17 +113,17 @@ class Findings(Record):
 
     Attributes:
         n: Number of training samples.
-        reason: Why nothing could be compared, "" if it could.
-        recovered: Distinct samples that surviving tests recovered, 0 without a surviving test.
-        expected_by_chance: Samples that the same tests recover of as many held-out samples.
-        interval: How many of the recovered samples go beyond chance, with 99% confidence. It begins above 0
-            if and only if a test survives.
+        reason: Why candidates and samples could not be compared, "" if they could.
+        recovered: Number of distinct samples that the attacks in ``survivors`` recovered.
+        expected_by_chance: Number of samples that the same attacks recover from as many held-out samples.
+        interval: 99% confidence interval of the number of recovered samples that chance does not explain. The
+            interval begins above 0 if and only if an attack survives.
         p_value: The smallest adjusted p-value.
         level: The largest adjusted p-value that shows a leak.
-        metric: The metric that decides.
-        rule: What a sample had to beat in the tests that count.
-        tests: Number of tests.
-        survivors: Names of the attacks whose tests survive.
+        metric: The similarity by which the tests decide, such as "ncc".
+        rule: The condition under which a sample counts as recovered, such as "ncc > 0.83".
+        tests: Number of attacks that were tested.
+        survivors: Names of the attacks that recover more samples than expected by chance over all tests.
         samples: Rows of the recovered samples.
         grades: Number of recovered samples of each grade.
         set_aside_matches: Rows of samples that were not judged and match a reconstruction.
@@ -146,7 +146,7 @@ class Findings(Record):
 
     @property
     def grade(self) -> str:
-        """The strongest grade that more samples reach than chance alone recovers, "" without a survivor."""
+        """The strongest grade reached by more samples than chance alone recovers, "" if no leak was found."""
         reached = 0
         for grade in GRADES if self.survivors else ():
             reached += self.grades.get(grade, 0)

@@ -7,8 +7,8 @@ The cost of an attack is counted in operations and expressed in reference second
 (:mod:`residuum.attacks.cost`). ``--budget`` is a limit in reference seconds. Work that does not fit is left
 out and named. An audit that leaves work out never ends in exit code 0.
 
-The clock can only stop an audit. It does so after ``OVERRUN`` times the budget. Such an audit never ends in
-exit code 0 either.
+The clock stops an audit after ``OVERRUN`` times the budget. An audit that the clock stops never ends in exit
+code 0.
 """
 
 from __future__ import annotations
@@ -32,10 +32,13 @@ from residuum.surfaces.surface import Surface
 
 OVERRUN = 1.3  # the clock stops an audit after this multiple of its budget
 MIN_DEADLINE = 20.0  # seconds, so that an audit with a tiny budget still reads, scores and reports
-ATTACK_SHARE, CONTROL_SHARE, BASELINE_SHARE = 0.4, 0.4, 0.05  # of the budget, in reference seconds
-MAX_RESTARTS = 64  # of one attack
-MAX_CANDIDATES = 20_000  # of all restarts of one attack, because scoring needs memory for all
-MAX_BATCH_UNKNOWNS = 20_000_000  # unknowns of restarts that run together, because of their memory
+# Shares of the budget for all attacks, for all positive controls, and for each baseline.
+ATTACK_SHARE, CONTROL_SHARE, BASELINE_SHARE = 0.4, 0.4, 0.05
+MAX_RESTARTS = 64  # largest number of restarts of one attack
+# Scoring holds the candidates of all restarts of one attack in memory.
+MAX_CANDIDATES = 20_000
+# All restarts of a batch are in memory at once, each with one unknown per value of its candidates.
+MAX_BATCH_UNKNOWNS = 20_000_000
 
 
 class Effort(NamedTuple):
@@ -43,7 +46,8 @@ class Effort(NamedTuple):
 
     Attributes:
         attack_seconds: Reference seconds of all attacks.
-        restarts: Factor on the restarts of the preset, if they fit into these seconds.
+        restarts: Factor on the number of restarts in the preset. Restarts that do not fit into
+            ``attack_seconds`` are not planned.
         budget: The default limit in reference seconds.
     """
 
@@ -61,13 +65,13 @@ EFFORTS = {
 
 @dataclass(frozen=True, eq=False)
 class Batch(Record):
-    """Restarts that run together.
+    """Restarts of one attack that run together.
 
     Attributes:
         attack: Name of the attack.
         restarts: Number of restarts.
         steps: Steps of each restart.
-        seed: Seed of all its restarts. They differ by their number.
+        seed: Seed of the batch. Restart number and seed give each restart its random numbers.
     """
 
     attack: str
@@ -88,9 +92,9 @@ class AttackPlan(Record):
         restarts: Restarts to run, 0 if the attack has none.
         seconds: Reference seconds that the restarts cost, or that an attack without restarts may use.
         runs: Whether the attack runs at all.
-        left_out: What the budget does not allow, in words, "" if nothing is left out.
+        left_out: The work for which the budget is too small, in words, "" if nothing is left out.
         batch_restarts: How many restarts run together.
-        share: Its share of the effort and of the budget of all attacks.
+        share: Share of this attack in the effort and in the budget of all attacks.
     """
 
     restarts: int = 0
@@ -139,7 +143,7 @@ class Deadline:
         return self.seconds_left <= 0
 
     def charge(self, seconds: float) -> None:
-        """Subtract the time that an interrupted run of the same audit took."""
+        """Subtract the seconds that an interrupted run of the same audit took."""
         self.seconds -= seconds
 
 
@@ -180,17 +184,17 @@ def plan_attacks(
 ) -> dict[str, AttackPlan]:
     """Plan the attacks of an audit.
 
-    Every attack gets an equal share of the effort, or a smaller share (``Attack.effort_share``). An attack
-    with restarts runs as many as fit into its share, at least one. If the budget does not allow this,
-    restarts are left out, or the whole attack.
+    The attacks share the effort equally, unless an attack asks for less (``Attack.effort_share``). An attack
+    with restarts runs as many restarts as fit into its share, at least one. If the budget is too small for
+    this plan, restarts are left out. If not even one restart fits, the whole attack is left out.
 
     Args:
         attacks: Attacks that apply, by name.
-        surfaces: Their surfaces.
+        surfaces: Attack surfaces, by name of the attack.
         network: The network that is attacked.
         knowledge: What the attacker knows.
         request: Settings of the audit.
-        requested: Settings of the attacks that the request names, by name.
+        requested: Settings of the attacks that the user asks for, by name of the attack.
 
     Returns:
         The plan of every attack, by name.
@@ -200,10 +204,10 @@ def plan_attacks(
     """
     effort, limit = effort_of(request), limit_of(request)
     shared = {n: a for n, a in attacks.items() if not a.is_baseline and a.pace != "formula"}
-    all_parts = sum(attack.effort_share for attack in shared.values())
+    total_share = sum(attack.effort_share for attack in shared.values())
     plans: dict[str, AttackPlan] = {}
     for name, attack in attacks.items():
-        share = attack.effort_share / all_parts if name in shared else 0.0
+        share = attack.effort_share / total_share if name in shared else 0.0
         try:
             if attack.is_baseline:
                 cost = _cost_of_baseline(attack, surfaces[name], network, knowledge)
@@ -241,22 +245,20 @@ def plan_attack(
 
     Args:
         attack: The attack.
-        surface: Its surface.
+        surface: The attack surface of the attack.
         network: The network that is attacked.
         knowledge: What the attacker knows.
-        planned: Reference seconds of the effort for this attack.
-        allowed: Reference seconds of the budget for this attack.
-        restart_factor: Factor on the restarts in the settings of the attack.
+        planned: Reference seconds that the effort plans for this attack.
+        allowed: Reference seconds that the budget allows for this attack.
+        restart_factor: Factor on the number of restarts in the settings of the attack.
         is_exact: Run exactly as many restarts as the settings say, if the budget allows it.
 
     Returns:
-        The plan.
+        The plan of the attack.
     """
     if attack.pace == "sized" or not isinstance(attack, RestartSettings):
         seconds = min(planned, allowed)
-        shortfall = (
-            "" if seconds >= planned else f"it ran with {seconds / planned:.0%} of its effort"
-        )
+        shortfall = "" if seconds >= planned else f"{seconds / planned:.0%} of the planned work ran"
         return AttackPlan(seconds=seconds, left_out=shortfall)
     attack = attack.resolve_settings(network, knowledge)
     assert isinstance(attack, RestartSettings)
@@ -301,7 +303,7 @@ def forecast(plans: Mapping[str, AttackPlan], request: AuditRequest) -> str:
         request: Settings of the audit.
 
     Returns:
-        Effort, limit, attacks and what is left out, in sentences.
+        Sentences that name the effort, the time limit, the attacks, and the work that is left out.
     """
     limit = duration(limit_of(request))
     planned = [
@@ -319,7 +321,7 @@ def forecast(plans: Mapping[str, AttackPlan], request: AuditRequest) -> str:
 
 
 def budget_for_all(plans: Mapping[str, AttackPlan], request: AuditRequest) -> float | None:
-    """Return the budget at which nothing would be left out.
+    """Return the budget at which an audit would leave no work out.
 
     Args:
         plans: The plans of the attacks, by name.
@@ -328,9 +330,11 @@ def budget_for_all(plans: Mapping[str, AttackPlan], request: AuditRequest) -> fl
     Returns:
         The budget in reference seconds, None if nothing is left out.
     """
-    cut = [plan for plan in plans.values() if plan.left_out]
-    if not cut:
+    reduced_plans = [plan for plan in plans.values() if plan.left_out]
+    if not reduced_plans:
         return None
-    single = max((plan.seconds / plan.share for plan in cut if not plan.runs), default=0.0)
-    needed = max(effort_of(request).budget, single / ATTACK_SHARE)
-    return 60.0 * math.ceil(needed / 60)
+    seconds_for_one_restart = max(
+        (plan.seconds / plan.share for plan in reduced_plans if not plan.runs), default=0.0
+    )
+    seconds_needed = max(effort_of(request).budget, seconds_for_one_restart / ATTACK_SHARE)
+    return 60.0 * math.ceil(seconds_needed / 60)

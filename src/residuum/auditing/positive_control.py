@@ -2,13 +2,15 @@
 
 A positive control is a network of the audited architecture that is known to memorize its samples. It is
 trained on held-out samples until its loss vanishes (:mod:`.control_training`), and tested in the same way as
-the audited network. We know which samples it memorizes, and it never saw the remaining held-out samples.
+the audited network. We know which samples each control memorizes. No control sees the remaining held-out
+samples.
 
 There are ten networks for the test of membership and three for the attacks. They are trained on as many
 samples as the audited network, or on as many as the held-out file and the budget allow. The tests must detect
-a leak in seven of ten networks, or in three of three. Then they detect at least 1/3 of such networks, with a
-confidence of 95% (:mod:`.power`). If they detect too few, the number of samples is halved and the controls
-run again. The result is the largest number of samples at which enough networks are detected.
+a leak in seven of ten networks, or in three of three. With a confidence of 95%, the tests then detect a leak
+in at least 1/3 of such networks (:mod:`.power`). If the tests detect too few networks, the number of samples
+is halved and new controls are trained. The result is the largest number of samples at which enough networks
+are detected.
 """
 
 from __future__ import annotations
@@ -50,19 +52,25 @@ if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
 RECONSTRUCTION = "reconstruction"
-SEED_STEP = 1000  # between the seeds of two controls, so that they differ from the seeds of batches
-MIN_SAMPLES = 10  # of a control, because a smaller control would show little
-MIN_RECOVERED = 3  # samples of a control, because fewer may be due to chance
-RESTART_DIVISOR = 4  # a control gets a quarter of the restarts of an attack
-MEMORIZED = 0.05  # the largest loss at which a network memorizes its samples
-CONTROL_SUBSETS = 400  # their smallest p-value, 1/401, is well below the level of 1%
+SEED_STEP = (
+    1000  # difference of the seeds of two controls, so that no batch of restarts has the same seed
+)
+MIN_SAMPLES = 10  # a control with fewer training samples would show little
+MIN_RECOVERED = (
+    3  # attacks must recover this many samples of a control, because fewer may be chance
+)
+RESTART_DIVISOR = 4  # on a control, an attack runs a quarter of its restarts
+MEMORIZED = 0.05  # a network memorizes its samples if its training loss is at most this
+# Number of held-out subsets for each test on a control. The smallest possible p-value is then 1/401, well
+# below 1%.
+CONTROL_SUBSETS = 400
 TOO_SMALL_BUDGET = f"the budget is too small to train networks on {MIN_SAMPLES} samples"
-MEMBERSHIP_SHARE = 0.6  # share of the membership controls in the reference seconds of all controls
+MEMBERSHIP_SHARE = 0.6  # share of the controls' budget that trains networks for membership
 
 
 @dataclass(frozen=True)
 class Control:
-    """One positive control: its network, the samples that it memorizes, and samples it never saw."""
+    """A positive control: a network, the samples that it memorizes, and samples that it never saw."""
 
     network: Network
     trained: TrainedControl
@@ -75,8 +83,8 @@ class ControlFactory:
     """Trains the positive controls of an audit and keeps them for reuse.
 
     Attributes:
-        audit: The audit.
-        controls: The trained controls, by number of samples and number of the control.
+        audit: The audit that the controls belong to.
+        controls: The trained controls, by their number of training samples and their own number.
     """
 
     audit: Audit
@@ -90,7 +98,7 @@ class ControlFactory:
 
     @cached_property
     def holdout(self) -> Dataset:
-        """The held-out samples. If they have no labels, the predictions of the network are their labels."""
+        """The held-out samples of the audit. Missing labels are replaced by predictions of the network."""
         holdout = self.sets.holdout
         assert holdout is not None
         if len(holdout.y.unique()) > 1:
@@ -103,14 +111,14 @@ class ControlFactory:
         return holdout.replace(y=y)
 
     def make(self, samples: int, number: int) -> Control:
-        """Return a trained control.
+        """Return a trained positive control. Each control is trained once and then kept.
 
         Args:
-            samples: Number of samples that it memorizes.
+            samples: Number of samples that the control memorizes.
             number: Number of the control, which sets its seed.
 
         Returns:
-            The control. It is trained only once.
+            The trained control.
         """
         if (samples, number) in self.controls:
             return self.controls[samples, number]
@@ -124,7 +132,7 @@ class ControlFactory:
         return self.controls[samples, number]
 
     def training(self, number: int) -> ControlTraining:
-        """Return the training of the control with this number."""
+        """Return the settings with which the control of this number is trained."""
         case = self.audit.case
         return ControlTraining(
             network=case.audited,
@@ -140,10 +148,11 @@ def train_and_test_controls(audit: Audit) -> tuple[PositiveControls, ...]:
     """Train positive controls and test them like the audited network.
 
     Args:
-        audit: The audit, whose attacks have run.
+        audit: The audit. Its attacks must have run.
 
     Returns:
-        The controls of membership, if it can be tested on this network, and those of reconstruction.
+        The controls of membership, if membership can be tested on this network, and the controls of
+        reconstruction.
     """
     factory = ControlFactory(audit)
     controls = []
@@ -157,11 +166,11 @@ def train_and_test_controls(audit: Audit) -> tuple[PositiveControls, ...]:
 
 
 class ControlTest:
-    """Base class of the tests of positive controls.
+    """Base class of the tests that are run on positive controls.
 
     Attributes:
-        reason: Why no control can be tested, "" if one can.
-        limited_by: What limits the number of samples of a control, "" if nothing does.
+        reason: Why no control can be tested, "" if controls can be tested.
+        limited_by: What limits the number of training samples of a control, "" if nothing limits it.
         names: Names of the tests.
     """
 
@@ -170,22 +179,22 @@ class ControlTest:
     names: tuple[str, ...] = ()
 
     def largest_size(self) -> int:
-        """Return the largest number of samples that is possible, and set ``limited_by``."""
+        """Return the largest possible number of training samples of a control, and set ``limited_by``."""
         raise NotImplementedError
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Test a control. Return the number of detected samples, and whether they count as a leak."""
+        """Test a control. Return the number of detected samples, and whether this number shows a leak."""
         raise NotImplementedError
 
 
 class OutOfBudgetError(Exception):
-    """The budget or the clock allows no further control."""
+    """Raised if the budget or the clock allows no further positive control."""
 
 
 def _find_detected_size(
     audit: Audit, question: str, factory: ControlFactory, test: ControlTest
 ) -> PositiveControls:
-    """Halve the number of samples until the tests detect a leak in enough controls."""
+    """Train and test positive controls with ever fewer samples, until the tests detect enough of them."""
     start, sizes, training = time.monotonic(), list[ControlSize](), ""
     samples, reason = test.largest_size(), test.reason
     networks = NETWORKS[question]
@@ -209,7 +218,10 @@ def _find_detected_size(
         except OutOfBudgetError as problem:
             reason = str(problem)
             break
-        except (ResiduumError, RuntimeError) as problem:  # a network of the user may fail to train
+        except (
+            ResiduumError,
+            RuntimeError,
+        ) as problem:  # the user's own network may fail in training
             reason = str(problem).splitlines()[0][:200].rstrip(".")
             break
         sizes.append(ControlSize(samples, tuple(counts), detected, max(losses)))
@@ -235,11 +247,11 @@ def _progress(question: str, size: ControlSize) -> str:
 
 
 class MembershipOnControl(ControlTest):
-    """The test of membership on positive controls.
+    """Runs the test of membership on positive controls.
 
     Args:
         factory: Trains the controls.
-        allowed: Reference seconds of all trainings together.
+        allowed: Reference seconds that may be spent on training all controls.
     """
 
     names = ("membership",)
@@ -248,7 +260,7 @@ class MembershipOnControl(ControlTest):
         self.factory, self.allowed = factory, allowed
 
     def largest_size(self) -> int:
-        """Return the largest number of samples that held-out file and budget allow."""
+        """Return the largest number of training samples that the held-out file and the budget allow."""
         available = len(self.factory.holdout)
         fits = [
             m
@@ -266,18 +278,18 @@ class MembershipOnControl(ControlTest):
         return max((m for m in fits if m <= affordable), default=0)
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Return the number of named samples, and whether they are a finding."""
+        """Return the number of samples that the membership test names, and whether it shows a leak."""
         seed, level = self.factory.audit.request.seed, self.factory.audit.negative_controls.level
         result = measure_membership(control.network, control.data, control.holdout, seed)
         return len(result.named), result.is_finding and result.adjusted_p <= level
 
 
 class AttacksOnControl(ControlTest):
-    """The attacks of an audit on positive controls, with fewer restarts.
+    """Runs the attacks of an audit on positive controls, with fewer restarts.
 
     Args:
         factory: Trains the controls.
-        allowed: Reference seconds of all attacks on controls together.
+        allowed: Reference seconds that may be spent on all attacks on all controls.
     """
 
     def __init__(self, factory: ControlFactory, allowed: float) -> None:
@@ -292,14 +304,14 @@ class AttacksOnControl(ControlTest):
             self.reason = "no attack ran on the audited network"
 
     def largest_size(self) -> int:
-        """Return the largest number of samples that the held-out file allows."""
+        """Return the largest number of training samples that the held-out file allows."""
         available, n = len(self.factory.holdout), len(self.factory.sets.train)
         largest = min(n, available - MIN_HOLDOUT, available // 2)
         self.limited_by = HOLDOUT if largest < n else ""
         return largest
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Return the number of recovered samples, and whether they are a leak."""
+        """Return the number of samples that the attacks recover, and whether this number shows a leak."""
         audit = self.factory.audit
         self.seconds_left -= sum(plan.seconds for plan in self.plans.values() if plan.restarts)
         if self.seconds_left < 0:
@@ -343,7 +355,7 @@ def _with_fewer_restarts(plan: AttackPlan) -> AttackPlan:
 
 
 def _knowledge_of_control(knowledge: Knowledge, control: Control) -> Knowledge:
-    """Return what the attacker knows of a control: the same facts, with the values of the control."""
+    """Return what the attacker knows about a control: the facts of the audit, with values of the control."""
     unknown = ("norms", "moment")
     return knowledge.replace(
         theta0=None if knowledge.theta0 is None else control.trained.theta0,
@@ -355,13 +367,13 @@ def _knowledge_of_control(knowledge: Knowledge, control: Control) -> Knowledge:
 
 
 def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, Dataset]:
-    """Split the held-out samples into a training set of the size of ``like`` and the remaining samples.
+    """Split the held-out samples into a training set as large as ``like``, and the remaining samples.
 
     The training set has the label counts of ``like`` if there are enough held-out samples of each label.
 
     Args:
         holdout: The held-out samples.
-        like: Samples whose number, labels and mean are used.
+        like: Samples that give the size, the label counts and the mean of the training set.
         seed: Seed of the random choice.
 
     Returns:
@@ -372,7 +384,8 @@ def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, 
     """
     if len(holdout) <= len(like):
         raise InputError(
-            f"A control of {len(like)} samples needs more held-out samples; got {len(holdout)}.",
+            f"A positive control of {len(like)} samples needs more held-out samples than that; got "
+            f"{len(holdout)}.",
             "Pass more held-out samples.",
         )
     rng = np.random.default_rng((seed, 7))

@@ -8,25 +8,27 @@ from scipy.stats import binomtest
 
 from residuum.records import Record
 
-NETWORKS = {"membership": 10, "reconstruction": 3}  # positive controls of each question
+# Number of positive controls that are trained for each question.
+NETWORKS = {"membership": 10, "reconstruction": 3}
 TESTS = {"membership": "The test of membership", "reconstruction": "The attacks"}
 VERBS = {"membership": "named", "reconstruction": "recovered"}
 NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-BUDGET, HOLDOUT = "budget", "held-out samples"  # what limits the number of samples of a control
-CONFIDENCE = 0.95  # of the lower limit of the power
-# Three of three networks have a lower limit of 37%, seven of ten 39%, six of ten 30%.
+BUDGET, HOLDOUT = "budget", "held-out samples"  # what may limit the samples of a control
+CONFIDENCE = 0.95  # confidence of the lower limit of the power
+# The tests must detect at least this share of the networks that memorize. The lower limit of this share is
+# 37% if three of three networks are detected, 39% for seven of ten, and 30% for six of ten.
 MIN_POWER = 1 / 3
 
 
 def power_limit(detected: int, networks: int) -> float:
-    """Return the lower 95% confidence limit of the power (Clopper and Pearson 1934).
+    """Return the lower 95% confidence limit of the share of leaks that are detected (Clopper-Pearson).
 
     Args:
         detected: Number of networks whose leak was detected.
         networks: Number of networks that were tested.
 
     Returns:
-        The limit, 0 without networks.
+        The confidence limit, 0 if no network was tested.
     """
     if not networks:
         return 0.0
@@ -35,7 +37,7 @@ def power_limit(detected: int, networks: int) -> float:
 
 
 def networks_needed(networks: int) -> int:
-    """Return how many of these networks must be detected, so that the power is at least 1/3."""
+    """Return how many of ``networks`` positive controls must be detected to show a power of at least 1/3."""
     return next(k for k in range(networks + 2) if k > networks or _suffices(k, networks))
 
 
@@ -45,14 +47,14 @@ def _suffices(detected: int, networks: int) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class ControlSize(Record):
-    """Positive controls with one number of samples.
+    """The results of positive controls that all have the same number of training samples.
 
     Attributes:
         samples: Number of samples that each network memorizes.
-        counts: Number of samples that the tests detected on each network. The list is shorter if too many
+        counts: Number of samples that the tests detected on each network. Testing stops early if too many
             networks were missed.
         detected: Number of networks whose leak was detected.
-        loss: The largest loss of these networks on their samples.
+        loss: The largest training loss of these networks.
     """
 
     derived = ("power", "suffices")
@@ -69,23 +71,23 @@ class ControlSize(Record):
 
     @property
     def suffices(self) -> bool:
-        """Whether the power is at least 1/3."""
+        """Whether enough networks were detected to show a power of at least 1/3."""
         return _suffices(self.detected, len(self.counts))
 
 
 @dataclass(frozen=True, eq=False)
 class PositiveControls(Record):
-    """The positive controls of one question.
+    """The positive controls of membership or of reconstruction.
 
     Attributes:
         question: "membership" or "reconstruction".
-        sizes: The sizes that were tried, the largest first.
+        sizes: Results for each number of samples that was tried, the largest number first.
         training: How the networks were trained.
-        tests: What was run on them.
-        reason: Why no controls were run or why no smaller size was tried, "" otherwise.
-        limited_by: :data:`BUDGET` or :data:`HOLDOUT` if it does not allow controls with as many samples as
-            the training set, otherwise "".
-        seconds: Time that they took.
+        tests: Names of the tests that were run on the networks.
+        reason: Why no controls were run or why no smaller number of samples was tried, "" otherwise.
+        limited_by: What prevents controls with as many samples as the training set: :data:`BUDGET`,
+            :data:`HOLDOUT`, or "" for nothing.
+        seconds: Duration of training and tests in seconds.
     """
 
     derived = ("samples", "sentence", "power")
@@ -100,12 +102,12 @@ class PositiveControls(Record):
 
     @property
     def largest(self) -> ControlSize | None:
-        """The largest size at which enough networks were detected, None if there is none."""
+        """The controls with the most samples of which enough were detected, None if there are none."""
         return next((size for size in self.sizes if size.suffices), None)
 
     @property
     def samples(self) -> int:
-        """The largest number of samples at which enough networks were detected, 0 if there is none."""
+        """The largest number of samples at which the tests detect enough controls, 0 if there is none."""
         return 0 if self.largest is None else self.largest.samples
 
     @property
@@ -115,7 +117,7 @@ class PositiveControls(Record):
 
     @property
     def sentence(self) -> str:
-        """The result of the controls in a sentence."""
+        """The result of the positive controls in one or two sentences."""
         verb, size = VERBS[self.question], self.largest
         if size is not None:
             networks = f"{NUMBER_WORDS[len(size.counts)]} networks of the same architecture"
@@ -139,5 +141,5 @@ class PositiveControls(Record):
 
 
 def covered_samples(controls: tuple[PositiveControls, ...]) -> int:
-    """Return the largest number of memorized samples at which the tests of some question detect a leak."""
+    """Return the largest number of memorized samples at which a test detects a leak."""
     return max((control.samples for control in controls), default=0)

@@ -1,6 +1,7 @@
-"""The published form of an audit: the records of which ``result.json`` is made.
+"""The published form of an audit: the records that make up ``result.json``.
 
-Most records are published unchanged. Records that hold more than a reader needs have a summary here.
+Most records of an audit are published unchanged. This module defines a short form of the other records, which
+hold more than a reader needs.
 """
 
 from __future__ import annotations
@@ -23,14 +24,17 @@ from residuum.records.knowledge import Fact
 from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
 from residuum.risk.membership import LossSeparation, MembershipTest
 
-# The minor version grows with fields that older readers may ignore, the major version with any other change.
+# The minor version grows if fields are added that older readers may ignore, the major version with other
+# changes.
 SCHEMA_VERSION = "6.0"
-MAX_CANDIDATES, MAX_EXPOSED = 200, 20  # in result.json. Other files of the run hold all
+# Largest number of candidates, and of exposed samples, in result.json. Other files of the run hold all of
+# them.
+MAX_CANDIDATES, MAX_EXPOSED = 200, 20
 
 
 @dataclass(frozen=True, eq=False)
 class Suite(Record):
-    """The attacks that an audit can choose from. The version grows when one of them gets stronger."""
+    """The attacks that an audit can choose from. The version grows if an attack is improved or added."""
 
     version: Count
     attacks: tuple[str, ...]
@@ -38,17 +42,18 @@ class Suite(Record):
 
 @dataclass(frozen=True, eq=False)
 class AuditTool(Tool):
-    """The program that wrote a result, with its attacks."""
+    """The program that wrote an audit result: its name, its version, and the attacks that it has."""
 
     suite: Suite
 
 
 @dataclass(frozen=True, eq=False)
 class NetworkSummary(Record):
-    """What was audited, measured from its weights.
+    """Properties of the audited network, measured from its weights.
 
     Attributes:
-        first_layer_directions_of: what the directions exceed, or why ``first_layer_directions`` is null
+        first_layer_directions_of: what the number of directions exceeds, or why ``first_layer_directions`` is
+            null
     """
 
     arch: str
@@ -63,19 +68,21 @@ class NetworkSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class ChecksSummary(Record):
-    """What decides whether an audit that found nothing can rule out a leak.
+    """The checks that decide whether an audit without a finding can rule out a leak.
 
     Attributes:
         level: the largest adjusted p-value that shows a leak
         told_apart: p-value of the test whether losses tell training from held-out samples
-        positive_controls: the positive controls of each question; empty if none were needed
-        covered: the largest number of memorized samples that the tests notice
+        positive_controls: the positive controls for membership and for reconstruction; empty if no positive
+            controls were needed
+        covered: the largest number of memorized samples at which the tests detect a leak
         set_aside: rows of training samples that were not judged, because they also occur in the held-out
             set
-        stopped: why the clock stopped the audit; empty if it did not
-        restricted: why this plan cannot rule out a leak; empty if it can
-        budget_needed: reference seconds at which nothing would be left out; null if nothing is
-        displayed_attack: the attack whose candidates are in the scores and in the gallery
+        stopped: a sentence that says when the clock stopped the audit; empty if it did not
+        restricted: why an audit with these settings cannot rule out a leak; empty if it can
+        budget_needed: budget in reference seconds at which no work would be left out; null if no work is left
+            out
+        displayed_attack: the attack whose candidates are in the scores and in the gallery of the report
     """
 
     level: Share
@@ -95,8 +102,8 @@ class NamedMember(Record):
 
     Attributes:
         row: row in the training set
-        q: the smallest false discovery rate at which it is named
-        boundaries: activation boundaries that pass through it
+        q: the smallest false discovery rate at which the sample is named
+        boundaries: number of activation boundaries that pass through the sample
     """
 
     row: Count
@@ -106,20 +113,20 @@ class NamedMember(Record):
 
 @dataclass(frozen=True, eq=False)
 class MembershipSummary(Record):
-    """The test of membership by activation boundaries, and the losses.
+    """The test of membership by activation boundaries, and how well losses tell members apart.
 
     Attributes:
         records: number of training samples
         holdout: number of held-out samples
-        holdout_needed: held-out samples that are needed to name the smallest finding
+        holdout_needed: number of held-out samples that a membership test of this training set needs
         neurons: number of neurons whose boundaries were used
         named_count: number of named training samples
         is_finding: whether the named samples count as a leak
         group_p: p-value of the group test; null without held-out samples
-        decoys_named: number of training samples that stand out from noisy copies of them
-        reason: why the test shows neither members nor their absence; empty if it shows one of them
+        decoys_named: number of training samples that stand out from noisy copies of themselves
+        reason: why the test of membership is inconclusive; empty if the test is conclusive
         loss: how well losses tell training from held-out samples
-        named: the named samples, the surest first
+        named: the named training samples, in order of increasing false discovery rate
     """
 
     records: Count
@@ -140,7 +147,7 @@ class Candidate(Record):
     """One reconstruction that an attack selected without the data.
 
     Attributes:
-        confidence: confidence of the selection; null if the attack reports none
+        confidence: confidence of the selection, from 0 to 1; null if the attack reports no confidence
     """
 
     rank: Count
@@ -155,7 +162,7 @@ class Candidate(Record):
 
 @dataclass(frozen=True, eq=False)
 class ScoreSummary(Record):
-    """Counts under the deciding metric. Everything else is in scores.json."""
+    """Counts of recovered samples by the deciding metric. All other scores are in scores.json."""
 
     n: Count
     candidates: Count
@@ -173,10 +180,10 @@ class PublishedAudit(Record):
 
     Attributes:
         membership: the test whether training samples can be told from non-members; null if not run
-        applies: what was measured, tried and not tried, and why
-        certificate_of: what the certificate is of, or why there is none
+        applies: what was measured, which attacks and checks were tried or not, and why
+        certificate_of: the samples for which the certificate was computed, or why there is no certificate
         uniqueness_reason: why ``uniqueness`` is null; empty otherwise
-        warnings: what in the inputs may mislead
+        warnings: properties of the inputs that may mislead a reader
         inputs: SHA-256 of the files that were read
         artifacts: SHA-256 of every other file of the run
     """
@@ -229,11 +236,11 @@ def publish(
 
     Args:
         result: A finished audit.
-        request: What identifies the audit to the command that resumes it.
+        request: Settings and input hashes by which an interrupted audit is recognized when it is resumed.
         artifacts: SHA-256 of the other files of the run, by name.
 
     Returns:
-        The published form. Its ``to_json`` is the file.
+        The published form of the audit, whose ``to_json`` gives the content of the file.
     """
     return PublishedAudit.from_attributes(
         result,
@@ -283,7 +290,7 @@ def _membership(test: MembershipTest | None) -> MembershipSummary | None:
 
 
 def _exposure(exposure: Exposure | None) -> dict[str, Any] | None:
-    """Return the exposure as in ``exposure.json``, with the most exposed samples only."""
+    """Return the ranking by risk as in ``exposure.json``, with the most exposed samples only."""
     if exposure is None:
         return None
     rows = exposure.rows(MAX_EXPOSED)

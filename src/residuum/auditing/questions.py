@@ -25,19 +25,20 @@ QUESTIONS = {
     MEMBERSHIP: "Can training samples be told from non-members?",
 }
 YES, NO, UNKNOWN = "yes", "no", "unknown"
-QUESTIONS_OF_TESTS = 2  # reconstruction and membership share the level of an audit equally
+QUESTIONS_OF_TESTS = 2  # reconstruction and membership each get half of the significance level
 
 
 @dataclass(frozen=True, eq=False)
 class Answer(Record):
-    """The answer to one question.
+    """The answer to one of the three questions of an audit.
 
     Attributes:
         key: Name of the question: "stored", "reconstruction" or "membership".
-        question: The question.
+        question: The question in words.
         answer: "yes", "no" or "unknown".
-        evidence: The result with the chance level, or why the answer is unknown.
-        power: What the positive controls say about an answer "no", "" if none were run.
+        evidence: The result of the test with its chance level, or why the answer is unknown.
+        power: If the answer is "no", how large a leak the test detects in positive controls. "" if no
+            positive controls were run.
         count: Number of training samples that leak.
         n: Number of training samples that were tested.
         expected_by_chance: Number of samples expected by chance.
@@ -64,20 +65,20 @@ def answer_questions(
     why_not_compared: str = "",
     attacks: Sequence[AttackOutcome] = (),
 ) -> tuple[Answer, ...]:
-    """Answer the three questions.
+    """Answer the three questions of an audit: stored records, reconstruction and membership.
 
     Args:
         stored: The search for stored records, None if the file stores none.
         findings: The tests of the attacks, None if no attack was tested.
         membership: The test of membership, None if it was not run.
-        controls: The positive controls.
-        is_member_finding: Whether the membership test counts as a finding.
+        controls: The positive controls of each question.
+        is_member_finding: Whether the membership test shows a leak.
         has_failures: Whether the samples cannot be compared, because a negative control fails.
-        why_not_compared: Why nothing could be compared, "" if it could.
+        why_not_compared: Why training and held-out samples could not be compared, "" if they could.
         attacks: One row per attack.
 
     Returns:
-        The answers, in the order of the questions.
+        Three answers, in the order of ``QUESTIONS``.
     """
     by_question = {control.question: control for control in controls}
     reconstruction = _reconstruction(findings, why_not_compared, attacks)
@@ -90,18 +91,18 @@ def answer_questions(
 
 
 def _judged(answer: Answer, controls: PositiveControls | None, has_failures: bool) -> Answer:
-    """Return the answer that the controls support.
+    """Return the answer to a question, corrected by its negative and positive controls.
 
     "yes" becomes "unknown" if the samples cannot be compared. "no" becomes "unknown" if the tests do not
     detect the positive controls.
 
     Args:
-        answer: The answer of a test.
+        answer: The answer of the test alone.
         controls: The positive controls of the question, None if they were not run.
         has_failures: Whether a negative control fails.
 
     Returns:
-        The answer with the power of the test.
+        The corrected answer, with the power of the test.
     """
     if answer.answer == YES:
         return answer.replace(answer=UNKNOWN) if has_failures else answer
@@ -216,16 +217,16 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> 
 
 
 def grade_split(findings: Findings) -> str:
-    """Return the number of samples of each grade in words, such as "2 near-copies, 4 resemblances"."""
+    """Return how many recovered samples have each grade, such as "2 near-copies, 4 resemblances"."""
     return ", ".join(plural(count, grade) for grade, count in findings.grades.items() if count)
 
 
 def plural(count: int, grade: str) -> str:
-    """Return a number of samples of a grade in words.
+    """Return the number of recovered samples of one grade in words.
 
     Args:
-        count: The number.
-        grade: The grade.
+        count: Number of samples.
+        grade: Grade of the leak.
 
     Returns:
         Text such as "2 near-copies".

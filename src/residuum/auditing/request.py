@@ -2,7 +2,7 @@
 
 The command line makes its options from :class:`AuditRequest`, ``config.toml`` holds its fields, and the
 keywords of ``rs.audit`` are checked by it. :class:`AuditOptions` repeats the names for editors and type
-checkers. A test compares the two.
+checkers. A test checks that both classes have the same fields.
 
 This module needs no torch, so that help texts stay fast.
 """
@@ -20,12 +20,12 @@ from residuum.errors import require_known
 from residuum.settings import EXPERT, AttackSettings, Settings
 from residuum.settings.presets import PRESETS
 
-MAX_COUNT = 10**9  # of steps or restarts: more would not end
-MAX_SEED = 2**31 - 1
+MAX_COUNT = 10**9  # largest number of steps or restarts, because more would take years
+MAX_SEED = 2**31 - 1  # largest seed
 
 
 class AuditRequest(Settings):
-    """What the user asks an audit to do.
+    """The settings of an audit, as the user chooses them.
 
     The inputs (model, samples, attacker knowledge) are not part of the request, and neither is the
     folder to write.
@@ -37,9 +37,9 @@ class AuditRequest(Settings):
     )
     budget: str | float | None = Field(
         default=None,
-        description="Limit such as 90s, 10min or 1h, by default 1min, 10min or 2h, depending on the effort. "
-        "It is counted in operations, so the clock does not change the plan. Work that does not fit is left "
-        "out and named, and the verdict is then at best inconclusive.",
+        description="Limit of the work, such as 90s, 10min or 1h. The default is 1min, 10min or 2h, "
+        "depending on the effort. Work is counted in operations, so the clock does not change the plan. "
+        "Work that does not fit is left out and named, and the verdict is then at best inconclusive.",
     )
     fail_on: Literal["verbatim", "near-copy", "resemblance", "class-level", "membership"] = Field(
         default="membership",
@@ -65,7 +65,7 @@ class AuditRequest(Settings):
         default=None,
         ge=1,
         le=MAX_COUNT,
-        description="Steps of every restart, instead of the preset's.",
+        description="Optimization steps of every restart, instead of the number in the preset.",
         json_schema_extra=EXPERT,
     )
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of all random numbers.")
@@ -104,8 +104,8 @@ class AuditRequest(Settings):
     )
     surface: Literal["all", "weights", "change", "moment"] = Field(
         default="all",
-        description="Attack only this: weights, change (the weight update from known initial weights), "
-        "moment (optimizer state), or all.",
+        description="Part of the release to attack: weights, change (the weight update from known initial "
+        "weights), moment (optimizer state), or all.",
         json_schema_extra=EXPERT,
     )
 
@@ -137,24 +137,24 @@ class AuditRequest(Settings):
 
     @property
     def seconds(self) -> float | None:
-        """The budget in seconds, None if it is that of the effort."""
+        """The budget in seconds, None if the default budget of the effort applies."""
         return None if self.budget is None else seconds_of(self.budget)
 
     @property
     def chosen_by_user(self) -> tuple[str, ...]:
-        """Settings that change which attacks run, or how. An audit with any of them rules nothing out."""
+        """Chosen settings that change which attacks run, or how. With them an audit rules no leak out."""
         names = ("preset", "attacks", "steps", "surface")
         return tuple(name for name in names if name in self.changed_settings())
 
     @property
     def training_recipe(self) -> TrainingRecipe:
-        """The recipe as read."""
+        """The training recipe, parsed from the text of the setting ``recipe``."""
         return TrainingRecipe.parse(self.recipe)
 
     def published(self) -> dict[str, Any]:
         """Return the settings as ``result.json`` holds them: plain values, the budget in seconds or null.
 
-        "requested" has the settings that differ from their defaults, as the user gave them.
+        The key "requested" holds the settings that differ from their defaults, as the user passed them.
         """
         values = self.model_dump(exclude={"model_code", "attacks"})
         values |= {"budget": self.seconds, "arch": self.arch or ""}

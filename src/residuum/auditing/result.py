@@ -1,4 +1,4 @@
-"""The result of an audit: the record that every artifact is written from."""
+"""The result of an audit. The report, ``result.json`` and all other files are written from it."""
 
 from __future__ import annotations
 
@@ -33,30 +33,30 @@ from residuum.records.scores import MetricScore
 from residuum.risk.membership import MembershipTest
 from residuum.surfaces.inspection import Inspection
 
-# Version of the attack suite. It grows when an attack gets stronger or is added.
+# Version of the attack suite. The version grows when an attack gets stronger or is added.
 SUITE = 1
 
 
 @dataclass(frozen=True, eq=False)
 class Evidence(Record):
-    """Samples and values of the chance level that the report shows with the scores.
+    """Training samples and scores of held-out samples that the report displays.
 
     Attributes:
-        index: (k,) positions of the displayed training samples, best first.
-        x: (k, *shape) these samples, as the network receives them.
-        values: (n,) deciding score of every training sample, NaN without a match.
-        null: Scores of matches in ``null_sets`` held-out sets of n samples.
-        null_sets: Number of these sets.
-        mean: What is added for display.
+        index: (k,) positions of the displayed training samples, best match first.
+        x: (k, *shape) displayed training samples, as the network receives them.
+        values: (n,) score of every training sample by the deciding metric, NaN without a match.
+        null: Scores of the matches in held-out sets of n samples, which show the chance level.
+        null_sets: Number of held-out sets in ``null``.
+        mean: Mean that is added to samples for display.
         outputs: (n,) output of the network, or the margin if it has several outputs.
-        output_name: What ``outputs`` are.
-        labels: (n,) names of the labels.
+        output_name: What ``outputs`` are: "network output" or "margin".
+        labels: (n,) names of the labels of the training samples.
         nearest_holdout: (k, *shape) the held-out sample nearest to each displayed sample.
-        features: Names of the columns of a table, see ``Dataset``.
-        units: Units of the columns.
-        scale: Scale of the columns.
-        offset: Offset of the columns.
-        spread: (*shape) difference between the 95th and the 5th percentile of every column.
+        features: Names of the columns if the samples are a table, see ``Dataset``.
+        units: Units of the columns of a table.
+        scale: Factor by which each column of a table was divided.
+        offset: Number that was subtracted from each column of a table.
+        spread: (*shape) difference between the 95th and the 5th percentile of each column of a table.
     """
 
     index: Tensor
@@ -85,33 +85,33 @@ class AuditResult(Record):
         created: Time at which the audit ended.
         verdict: The verdict.
         checkpoint: The audited network.
-        inspection: What was measured from the weights without data.
+        inspection: Facts about the network that were measured from its weights.
         knowledge: What the attacker knows.
         attacks: One row for the search of stored records, if there was one, and one for each attack.
         reconstructions: Outputs of the attacks that ran, deciding ones first.
-        certificate_of: What ``certificate`` is of, or the reason why there is none.
+        certificate_of: The samples for which ``certificate`` was computed, or why there is no certificate.
         uniqueness_reason: The reason why there is no ``uniqueness``.
         settings: Settings of the audit.
         environment: Software and hardware of the audit.
         scores: Scores of the strongest attack, None without samples.
         selected: Scores of the candidates that the attacks selected themselves.
-        certificate: The KKT certificate.
-        uniqueness: Which values of the candidates other training sets share.
+        certificate: KKT certificate: how close the weights are to a KKT point of the samples.
+        uniqueness: Certificate that says which values of the candidates other training sets share.
         evidence: Samples and values that the report displays.
-        batches: The batches of restarts that ran, which suffice to repeat them.
-        seconds: Time of each stage.
+        batches: The batches of restarts that ran, with all settings needed to repeat them.
+        seconds: Duration of each stage in seconds, by name.
         hashes: SHA-256 of the files that were read.
         assumptions: What the attacks assume about the network.
         limitations: What a reader must not conclude.
-        warnings: What in the inputs may mislead.
-        notes: Other remarks.
-        findings: The tests of all attacks together.
+        warnings: Properties of the inputs that may mislead a reader.
+        notes: Other remarks for the reader.
+        findings: What the tests of all attacks recovered together.
         displayed_attack: The strongest attack, whose candidates the report displays.
         controls: The negative controls.
-        checks: What decides whether finding nothing means that there is no leak.
+        checks: Checks that decide whether an audit without a finding can rule out a leak.
         membership: The test of membership, None if it was not run.
         exposure: The ranking of the samples by risk. It does not enter the verdict.
-        applies: What was tried, what was not, and why.
+        applies: The attacks and checks that were tried, those that were not, and why.
         files: Files that were read and written, as the user named them.
         suite: Version of the attack suite.
         suite_attacks: Names of the attacks that the audit could choose from.
@@ -176,12 +176,12 @@ class AuditResult(Record):
 
     @property
     def exit_code(self) -> int:
-        """0 for no leak found by these tests, 1 for a leak, 3 for inconclusive."""
+        """The exit code: 0 for no leak found by these tests, 1 for a leak, 3 for inconclusive."""
         return self.verdict.exit_code
 
     @property
     def control(self) -> MetricScore | None:
-        """Counts under the deciding metric, None if no held-out samples set its threshold."""
+        """Counts by the deciding metric, None if there are no held-out samples that set its threshold."""
         if self.evidence is None or self.scores is None or not self.scores.calibrated:
             return None
         row = self.scores.metrics[self.scores.deciding]
@@ -208,7 +208,7 @@ class AuditResult(Record):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample: known to the attacker, or that of the samples, or that of the network."""
+        """Shape of one sample, as known to the attacker, or else by the samples, or else by the network."""
         if self.knowledge.shape is not None:
             return self.knowledge.shape
         if self.evidence is not None:
@@ -217,7 +217,7 @@ class AuditResult(Record):
 
     @property
     def directions(self) -> tuple[int | None, str]:
-        """Directions in the first layer and what they exceed, or None and the reason."""
+        """Number of directions in the first layer and what this number exceeds, or None and why not."""
         return self.inspection.directions_for(self.verdict.n or self.knowledge.sample_count)
 
     def html(self, *, blur: bool = False, redact: bool = False) -> str:
@@ -228,7 +228,7 @@ class AuditResult(Record):
             redact: Leave out all samples.
 
         Returns:
-            The page.
+            The report as HTML text.
         """
         from residuum.report.html import render
 
@@ -241,29 +241,31 @@ class AuditResult(Record):
 
         with AuditRun.open(path) as folder:
             folder.refuse_other_results()
-            file = self.settings.get("file")  # a file of records: there are no weights to write
+            file = self.settings.get(
+                "file"
+            )  # the file of stored records, if the audit found no network
             write_artifacts(folder.path, self, sources={"checkpoint": file} if file else None)
             folder.finish()
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Return the audit in a folder. Files that changed since it was written are refused."""
+        """Return the result of the audit in a folder. Files that changed since the audit are refused."""
         from residuum.auditing.artifacts import load_artifacts
 
         record, reconstructions = load_artifacts(Path(path))
         return super().load(record).replace(reconstructions=reconstructions)
 
     def save_record(self, path: Path) -> None:
-        """Write everything except the reconstructions to one file."""
+        """Write the result of the audit to one file, without the reconstructions."""
         super(AuditResult, self.replace(reconstructions=())).save(path)
 
     def summary(self) -> str:
-        """Return the summary as plain text."""
+        """Return the summary of the audit as plain text."""
         return self.screen.text()
 
     def show(self) -> None:
-        """Print the summary. ``save(folder)`` writes the complete report."""
+        """Print the summary of the audit. ``save(folder)`` writes the complete report."""
         sys.stdout.write(self.summary() + "\n")
 
     def _repr_html_(self) -> str:

@@ -70,11 +70,11 @@ class Audit:
     case: Case  # release, network, samples and knowledge, loaded and checked against each other
     request: AuditRequest  # the settings of the audit
     deadline: Deadline  # the time at which the clock stops the audit
-    store: AuditStore = NO_STORE  # keeps outputs, so that an interrupted audit continues
+    store: AuditStore = NO_STORE  # keeps outputs, so that an interrupted audit can continue
     listener: AuditListener = SILENT
     stored_records: AttackOutcome | None = None
     membership: MembershipTest | None = None
-    p_value_of_losses: float | None = None  # of the test whether losses tell training samples apart
+    p_value_of_losses: float | None = None  # do losses differ between training and held-out?
     attacks: AttackResults = field(default_factory=AttackResults)
     negative_controls: Controls = field(default_factory=Controls)
     scores: AttackScores | None = None
@@ -82,7 +82,9 @@ class Audit:
     certificates: Certificates = field(default_factory=Certificates)
     exposure: Exposure | None = None
     skipped: Mapping[str, str] = field(default_factory=dict)  # stage name -> reason
-    seconds: Mapping[str, float] = field(default_factory=dict)  # stage name -> time it took
+    seconds: Mapping[str, float] = field(
+        default_factory=dict
+    )  # stage name -> its duration in seconds
 
     def skip(self, stage: str, reason: str) -> Audit:
         """Return the audit with the reason why a stage was skipped or had no output.
@@ -104,7 +106,7 @@ class Audit:
 
     @property
     def checks(self) -> Checks:
-        """Checks that decide whether finding nothing means that there is no leak."""
+        """Checks that decide whether an audit without a finding can rule out a leak."""
         sets, scores = self.case.sample_sets, self.scores
         findings = None if scores is None else scores.findings
         samples = () if findings is None else findings.samples
@@ -124,12 +126,12 @@ class Audit:
     @property
     def was_stopped(self) -> bool:
         """True if the clock stopped an attack or the whole audit."""
-        cut = any("time" in result.status for result in self.attacks.reconstructions)
-        return cut or self.deadline.is_over
+        was_attack_stopped = any("time" in result.status for result in self.attacks.reconstructions)
+        return was_attack_stopped or self.deadline.is_over
 
     @property
     def why_not_compared(self) -> str:
-        """Why training samples cannot be compared with held-out samples, "" if they can."""
+        """The reason why training and held-out samples cannot be compared, "" if they can."""
         sets = self.case.sample_sets
         if sets is None:
             return NO_SAMPLES
@@ -154,7 +156,7 @@ class Audit:
 
 
 def restriction(request: AuditRequest) -> str:
-    """Return why the plan of a request cannot rule out a leak, "" if it can."""
+    """Return why an audit with these settings cannot rule out a leak, "" if it can."""
     if request.effort == "quick":
         return QUICK
     return CHOSEN.format(", ".join(request.chosen_by_user)) if request.chosen_by_user else ""
@@ -162,14 +164,14 @@ def restriction(request: AuditRequest) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of an audit. It runs if ``skip_reason`` returns an empty text."""
+    """One step of an audit. The step runs if ``skip_reason`` returns an empty text."""
 
     name: str
     run: Callable[[Audit], Audit]
     skip_reason: Callable[[Audit], str]
 
 
-STAGES = (  # name, function, and the function that returns the reason to skip the stage
+STAGES = (  # for each stage: name, function to run, function that returns the reason to skip the stage
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
     Stage("membership", stages.test_membership, stages.skip_without_samples),
     Stage("attacks", run_attacks, stages.skip_without_network),
@@ -205,22 +207,24 @@ def audit(
             MLPClassifier or MLPRegressor of scikit-learn (``docs/networks.md``).
         data: The training samples: (x, y), a Dataset, a DataFrame, a DataLoader, a map-style dataset of
             PyTorch, or the path of an .npz, a .csv or a folder. The attacks never see them.
-        holdout: At least 100 samples that the network never saw, in the same forms. One file can hold
-            both sets. If one of the two sets is missing, the verdict is inconclusive.
-        knowledge: What the attacker knows besides the release: a Knowledge, a dictionary of facts
-            such as ``{"value_range": (0, 1)}``, or the path of a saved Knowledge.
-        out: Folder to write. An unfinished audit in it continues, a finished one is returned.
+        holdout: At least 100 samples that the network never saw, in the same forms as ``data``. One
+            file can hold training and held-out samples. If either is missing, the verdict is at best
+            inconclusive.
+        knowledge: What the attacker knows in addition to the release: a Knowledge, a dictionary of facts such
+            as ``{"value_range": (0, 1)}``, or the path of a saved Knowledge.
+        out: Folder for the report and all other files. If the folder holds an unfinished audit, this audit
+            continues. If it holds a finished audit, its result is returned.
         base: File of the weights before fine-tuning.
-        adapter: File of an adapter (LoRA). ``model`` is then the network that it was trained on.
+        adapter: File of an adapter (LoRA). ``model`` is then the network on which the adapter was trained.
         trust_code: Allow running the code that ``model_code`` names.
         blur: Blur the images of the report until the reader asks for them.
-        expected_hashes: SHA-256 of checkpoint, data and holdout. Other files are refused.
+        expected_hashes: SHA-256 of checkpoint, data and holdout. Files with other hashes are refused.
         listener: Receives messages, stage names and the progress of attacks.
         **options: Fields of :class:`~residuum.auditing.request.AuditRequest`, such as
             ``effort="quick"``, ``budget="10min"``, ``seed`` or ``attacks``.
 
     Returns:
-        AuditResult: The verdict and everything that it rests on.
+        AuditResult: The verdict and the evidence for it.
 
     Example:
         >>> import residuum as rs
@@ -248,11 +252,11 @@ def audit(
 
 
 def run_stages(audit: Audit, plan: tuple[Stage, ...]) -> Audit:
-    """Run the stages in order. Outputs of stages that finished before an interruption are read back.
+    """Run the stages in order. Outputs of stages that finished before an interruption are read from files.
 
     Args:
         audit: The audit.
-        plan: The stages.
+        plan: The stages, in the order in which they run.
 
     Returns:
         The audit with the outputs of all stages.

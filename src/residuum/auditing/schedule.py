@@ -1,7 +1,7 @@
-"""Run every attack that applies, as planned before the audit (:mod:`.plan`).
+"""Run every attack that applies, by the plan that was made before the audit (:mod:`.plan`).
 
 Attacks with restarts run in batches, so that an interrupted audit can continue. Baselines run last. If an
-attack raises an error, its row reports the error and the audit continues.
+attack raises an error, the audit continues, and the table of attacks shows the error.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
     from residuum.auditing.store import AuditStore
 
 NO_TIME = "skipped: the clock stopped the audit"
-TOO_EXPENSIVE = "skipped: it costs more than the limit of a baseline"
-MAX_REASON = 300  # characters of the error message of a plug-in
-MIN_SECONDS = 1e-3  # time limit of an attack, because the solver needs a positive limit
+TOO_EXPENSIVE = "skipped: too expensive for a baseline under this budget"
+MAX_REASON = 300  # largest number of characters that a row shows of an error message
+MIN_SECONDS = 1e-3  # shortest time limit of an attack, because the solver needs a positive limit
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ def run_attacks(audit: Audit) -> Audit:
     results = schedule.run()
     faults = {p.name: f"failed on import: {p.error}" for p in plugins.load() if p.error}
     faults |= {name: f"failed: {message}" for name, message in plugins.faults.items()}
-    plugins.faults.clear()  # reported once
+    plugins.faults.clear()  # so that no other audit reports these errors again
     rows = [AttackOutcome(name, True, True, False, reason) for name, reason in faults.items()]
     is_canonical = audit.case.attacked is not audit.case.audited
     results = results.replace(
@@ -96,7 +96,8 @@ def select_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, Att
         knowledge: What the attacker knows.
 
     Returns:
-        The attacks with the settings of the preset, of the request, and of the attack itself.
+        The attacks by name. The settings of each attack are those of the preset, of the request, and those
+        that the user passed for this attack. Later settings replace earlier settings.
     """
     requested = read_requested_settings(request)
     surface = "" if request.surface == "all" else resolve_surface(request.surface, knowledge)
@@ -124,14 +125,14 @@ def read_requested_settings(request: AuditRequest) -> dict[str, dict[str, Any]]:
 def configure_attack(
     kind: type[Attack], request: AuditRequest, settings: Mapping[str, Any]
 ) -> Attack:
-    """Make an attack with the settings of the preset, of the request, and its own.
+    """Make an attack. Settings of the preset are changed by the request, then by ``settings``.
 
-    Baselines do not use the preset and the steps of the request.
+    Baselines ignore the preset and the setting ``steps`` of the request.
 
     Args:
         kind: The class of the attack.
         request: Settings of the audit.
-        settings: Settings of this attack.
+        settings: Settings that the user passed for this attack.
 
     Returns:
         The attack.
@@ -149,25 +150,25 @@ def list_skipped_attacks(
     knowledge: Knowledge,
     requested: Collection[str],
 ) -> dict[str, AttackOutcome]:
-    """Return a row with the reason for every attack that does not apply, or that an audit leaves out.
+    """Return one row for every attack that will not run, with the reason why.
 
     Args:
         attacks: The attacks, by name.
         surfaces_by_name: The attack surface of each attack.
         knowledge: What the attacker knows.
-        requested: Names of attacks that the user asks for. They are never left out.
+        requested: Names of attacks that the user asks for. If such an attack applies, it runs.
 
     Returns:
-        The rows by name of the attack.
+        One row of the table of attacks for each skipped attack, by name.
     """
     rows: dict[str, AttackOutcome] = {}
     for name, attack in attacks.items():
         with _record_error(name, attack, rows):
             why_not = attack.why_not(surfaces_by_name[name], knowledge)
-            omission = (
+            omission_reason = (
                 "" if name in requested else attack.why_skipped(surfaces_by_name[name], knowledge)
             )
-            if reason := why_not or omission:
+            if reason := why_not or omission_reason:
                 rows[name] = AttackOutcome(name, not attack.is_baseline, not why_not, False, reason)
     return rows
 
@@ -175,7 +176,7 @@ def list_skipped_attacks(
 def find_surfaces(
     attacks: dict[str, Attack], network: Network, knowledge: Knowledge
 ) -> dict[str, Surface]:
-    """Return the attack surface of each attack, or the weights if its surface is missing.
+    """Return the part of the release that each attack works on: its attack surface, or else the weights.
 
     Args:
         attacks: The attacks, by name.
@@ -197,9 +198,9 @@ class AttackSchedule:
         network: The network that is attacked.
         knowledge: What the attacker knows.
         request: Settings of the audit.
-        store: Keeps finished batches, so that an interrupted audit continues.
-        listener: Receives the progress.
-        deadline: Time at which the clock stops the attacks.
+        store: Keeps finished batches, so that an interrupted audit can continue.
+        listener: Receives the progress of the attacks.
+        deadline: The time at which the clock stops the attacks.
     """
 
     network: Network
@@ -211,7 +212,7 @@ class AttackSchedule:
 
     @classmethod
     def for_audit(cls, audit: Audit) -> AttackSchedule:
-        """Return the schedule of an audit."""
+        """Return the schedule of the attacks of an audit."""
         return cls(
             network=audit.case.attacked,
             knowledge=audit.case.knowledge,
@@ -228,16 +229,16 @@ class AttackSchedule:
 
     @cached_property
     def surfaces(self) -> dict[str, Surface]:
-        """The surface of every attack, by name."""
+        """The attack surface of every attack, by name of the attack."""
         return find_surfaces(self.attacks, self.network, self.knowledge)
 
     def skipped(self) -> dict[str, AttackOutcome]:
-        """Return a row with the reason for every attack that does not apply or is left out."""
+        """Return one row, with the reason, for every attack that does not apply or is left out."""
         requested = read_requested_settings(self.request)
         return list_skipped_attacks(self.attacks, self.surfaces, self.knowledge, requested)
 
     def plan(self, rows: dict[str, AttackOutcome]) -> dict[str, AttackPlan]:
-        """Return the plans of attacks that have no row. An attack whose planning fails gets a row."""
+        """Plan the attacks that ``rows`` does not list as skipped. Errors in planning become rows."""
         attacks = {name: attack for name, attack in self.attacks.items() if name not in rows}
         while True:
             try:
@@ -254,7 +255,7 @@ class AttackSchedule:
                     raise problem.cause from None
 
     def run(self) -> AttackResults:
-        """Run all attacks that apply."""
+        """Run all attacks that apply, by their plans, and return their outputs."""
         rows = self.skipped()
         plans = self.plan(rows)
         self.listener.message(forecast(plans, self.request))
@@ -275,7 +276,7 @@ class AttackSchedule:
                 done.extend(batches)
         deciding = [name for name, attack in self.attacks.items() if not attack.is_baseline]
         return AttackResults(
-            # A baseline that does not apply has no row. A baseline that failed has one.
+            # A baseline that does not apply has no row. A baseline that failed has a row with its error.
             tuple(rows[n] for n in self.attacks if n in deciding or rows[n].applies),
             tuple(reconstructions[n] for n in deciding if n in reconstructions),
             tuple(r for n, r in reconstructions.items() if n not in deciding),
@@ -302,10 +303,10 @@ class AttackSchedule:
 
         Args:
             name: Name of the attack.
-            plan: Its plan.
+            plan: The plan of the attack.
 
         Returns:
-            The reason, "" if the attack runs.
+            The reason to skip the attack, "" if the attack runs.
         """
         if self.deadline.is_over:
             return NO_TIME
@@ -341,7 +342,7 @@ class AttackSchedule:
     def _run_batch(
         self, attack: Attack, surface: Surface, batch: Batch, done: int, total: int
     ) -> Reconstruction:
-        """Run one batch, continue it, or read it back if it is finished."""
+        """Run one batch of restarts. Continue an interrupted batch, and read a finished batch back."""
         if self.store and (finished := self.store.load(batch)) is not None:
             return finished
         attack = batch.apply_to(attack).changed(
@@ -357,7 +358,7 @@ class AttackSchedule:
 
 @contextmanager
 def _record_error(name: str, attack: Attack, rows: dict[str, AttackOutcome]) -> Iterator[None]:
-    """Turn an error of one attack into its row, unless the error must end the audit."""
+    """Write an error of one attack into the row of this attack, unless the error must end the audit."""
 
     def record(applies: bool, reason: str) -> None:
         decides = not attack.is_baseline
@@ -378,10 +379,10 @@ def _record_error(name: str, attack: Attack, rows: dict[str, AttackOutcome]) -> 
 
 
 def merge_batches(batches: list[Reconstruction]) -> Reconstruction:
-    """Return one reconstruction with all batches of an attack, selected again over all restarts."""
+    """Join the batches of an attack into one reconstruction and select candidates over all restarts."""
     if len(batches) == 1:
         return batches[0]
-    # The selection counts agreement between restarts, so restarts are numbered across all batches.
+    # Candidates are selected if several restarts agree on them, so restarts are numbered across batches.
     offsets = [sum(batch.restarts for batch in batches[:i]) for i in range(len(batches))]
     names = ("x", "labels", "lam", "loss", "layers")
     result = batches[0].replace(
@@ -397,15 +398,15 @@ def merge_batches(batches: list[Reconstruction]) -> Reconstruction:
 
 
 def make_outcome(attack: Attack, surface: Surface, result: Reconstruction) -> AttackOutcome:
-    """Return the row of an attack that ran, with the residuals of its best restart.
+    """Return the row of the table of attacks for an attack that ran, with the residuals of its best restart.
 
     Args:
         attack: The attack.
-        surface: Its attack surface.
-        result: Its output.
+        surface: The attack surface that it worked on.
+        result: The reconstruction of the attack.
 
     Returns:
-        The row.
+        The row of the attack.
     """
     has_residuals = attack.has_residual and (attack.pace == "batches" or not attack.is_plugin)
     fit = measure_fit(surface, result) if has_residuals else WeightFit()

@@ -1,7 +1,7 @@
 """Score the attacks of an audit: every deciding attack is one test, and all tests are judged together.
 
-All tests share one set of permuted held-out subsets, so that the level of 1% holds over all of them
-(``evaluation/null.py``). Pictures, histogram and slider of the report show the strongest test.
+All tests share the same random held-out subsets, so that the significance level of 1% holds over all tests
+(``evaluation/null.py``). The pictures, histogram and slider of the report show the strongest test.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Record, Scores
 from residuum.theory.kkt import evaluate
 
-# A reconstruction is better than a public image if its 1 - NCC is at most this share of that of the public
-# image. The value was chosen on digits: for two means of a class, one is better by a quarter by chance in
-# one case of a hundred.
+# A reconstruction is closer to a sample than a public image is if its 1 - NCC is at most this share of the
+# 1 - NCC of the public image. We chose the value on digits: of two means of a class, one is closer by a
+# quarter in one of a hundred cases, by chance.
 MAX_DISTANCE_RATIO = 0.75
 
 
@@ -55,10 +55,10 @@ class AttackTest:
     """The candidates of one attack, compared with the training set.
 
     Attributes:
-        field: The training and held-out samples and the candidates.
-        gain: Similarity of candidates and samples.
-        control: The outcome on held-out subsets.
-        adjusted: p-value over all tests of the audit, those of membership included.
+        field: The training samples, the held-out samples and the candidates.
+        gain: Similarity of each candidate to each sample.
+        control: Number of samples that the candidates recover, compared with held-out subsets.
+        adjusted: P-value adjusted over all tests of the audit, including the test of membership.
         level: The largest adjusted p-value that shows a leak.
     """
 
@@ -75,7 +75,7 @@ class AttackTest:
 
     @property
     def rule(self) -> str:
-        """What counts as recovered."""
+        """The condition under which a sample counts as recovered, such as "ncc > 0.83"."""
         return f"{DECIDING} > {self.control.threshold:.3g}"
 
 
@@ -85,7 +85,7 @@ class AttackScores(Record):
 
     Attributes:
         attacks: One row per attack, with its counts.
-        findings: All tests together.
+        findings: What the tests of all attacks recovered together, None without samples.
         displayed_attack: Name of the strongest attack, which the report displays.
         scores: Scores of the strongest attack.
         selected: Scores of the candidates that the attacks selected themselves.
@@ -112,18 +112,19 @@ def run_tests(
     """Test the candidates of every attack on common held-out subsets.
 
     Args:
-        pools: Candidates by attack.
-        sets: Training and held-out set.
-        seed: Seed of the subsets.
-        subsets: Number of subsets. Fewer are drawn if the time is short.
-        seconds: Time for the tests. The smallest possible number of subsets is always drawn.
+        pools: Candidates of each attack, by name of the attack.
+        sets: Training and held-out samples.
+        seed: Seed that draws the held-out subsets.
+        subsets: Number of held-out subsets. Fewer are drawn if the time is short.
+        seconds: Time for the tests. A minimum number of subsets is drawn even if this takes longer.
         level: The largest adjusted p-value that shows a leak.
 
     Returns:
-        The tests by attack, and notes. There are no tests without held-out samples.
+        The tests by name of the attack, and notes for the reader. There are no tests without held-out
+        samples.
 
     Raises:
-        InconclusiveError: If there is one attack and its candidates cannot be compared.
+        InconclusiveError: If there is only one attack and its candidates cannot be compared with the samples.
     """
     metric, notes = METRICS[DECIDING], list[str]()
     problems: dict[str, tuple[ScoringData, Array]] = {}
@@ -165,16 +166,17 @@ def findings(
     graded: dict[int, str] | None = None,
     row_numbers: Sequence[int] | None = None,
 ) -> Findings:
-    """Combine the tests of all attacks. Without a surviving test no sample counts as recovered.
+    """Combine the tests of all attacks. If no test shows a leak, no sample counts as recovered.
 
-    A sample counts once even if several tests match it. This holds for the training set and for the held-out
-    subsets. Both unions are over the surviving tests, or over all tests if none survives.
+    A sample counts once even if several attacks recover it, in the training set and in the held-out subsets
+    alike. Only attacks whose test shows a leak are combined. If there are none, the number expected by chance
+    is that of all attacks together.
 
     Args:
-        tests: Tests by attack.
+        tests: The test of each attack, by name of the attack.
         n: Number of training samples.
-        graded: Grade of every recovered sample.
-        row_numbers: Rows of the samples in the user's file. By default their positions.
+        graded: Grade of every recovered sample, by position of the sample.
+        row_numbers: Row of each sample in the user's file. By default the position of the sample.
 
     Returns:
         The number of recovered samples, with its chance level, interval and p-value.
@@ -210,19 +212,19 @@ def findings(
 
 
 def grades(test: AttackTest, labels: Array | None) -> dict[int, str]:
-    """Grade each recovered sample by comparing its match with held-out samples.
+    """Grade each recovered sample: how much closer is its reconstruction than held-out samples?
 
-    - near-copy: the match is closer to the sample, by a quarter, than any held-out sample and than the
-      held-out mean of its class.
-    - resemblance: the match is closer by a quarter than the held-out mean of its class.
-    - class-level: the match is not closer by a quarter than this mean.
+    - near-copy: the reconstruction is closer to the sample, by a quarter, than any held-out sample and than
+      the held-out mean of the class of the sample.
+    - resemblance: the reconstruction is closer, by a quarter, than the held-out mean of the class.
+    - class-level: the reconstruction is not closer, by a quarter, than the held-out mean of the class.
 
     Args:
         test: The test of one attack.
         labels: Labels of training and held-out samples.
 
     Returns:
-        The grade by position of the sample.
+        The grade of every recovered sample, by position of the sample.
     """
     field = test.field
     samples, pool = field.samples[: field.n], field.samples[field.n :]
@@ -255,20 +257,20 @@ def score_attacks(
 ) -> AttackScores:
     """Score the candidates of all attacks against training and held-out samples.
 
-    The tests come first. Baselines and self-selected candidates follow, then the published metrics. If the
-    time is short, scores that do not decide are left out.
+    The tests, which decide the verdict, come first. Baselines and self-selected candidates follow, then the
+    metrics of published papers. If the time is short, scores that do not decide are left out.
 
     Args:
         network: The audited network.
         results: Outputs of the attacks.
-        sets: Training and held-out set.
-        seed: Seed of the held-out subsets.
+        sets: Training and held-out samples.
+        seed: Seed that draws the held-out subsets.
         subsets: Number of held-out subsets.
         seconds: Time until the clock stops the audit.
         level: The largest adjusted p-value that shows a leak.
 
     Returns:
-        The scores.
+        The scores of all attacks.
     """
     attacked = results.reconstructions
     if not attacked:
@@ -288,7 +290,7 @@ def score_attacks(
         return score(pool.x, train, sets.holdout, seed=seed, subsets=subsets, **options)
 
     def score_if_time(name: str, pool: CandidatePool) -> Scores | None:
-        """Score candidates that do not decide by the deciding metric, unless the time is short."""
+        """Score candidates that do not decide the verdict. Return None if the time is too short."""
         tested = sum(len(tested.x) for tested in pools.values())
         if len(pool.x) and test_seconds * len(pool.x) / tested <= remaining():
             return scored(pool, metrics=[DECIDING], seconds=remaining())
@@ -319,7 +321,7 @@ def score_attacks(
 
 
 def _worst_grades(tests: dict[str, AttackTest]) -> dict[int, str]:
-    """Return the worst grade of every sample over all surviving tests."""
+    """Return the strongest grade that each sample has in any test that shows a leak."""
     order = (CLASS_LEVEL, RESEMBLANCE, NEAR_COPY)
     graded: dict[int, str] = {}
     for test in tests.values():
@@ -332,12 +334,13 @@ def _worst_grades(tests: dict[str, AttackTest]) -> dict[int, str]:
 def match_set_aside(
     samples: Dataset | None, pools: dict[str, CandidatePool], tests: dict[str, AttackTest]
 ) -> tuple[int, ...]:
-    """Return the samples that a candidate matches by the rule of its test.
+    """Return the set-aside samples that a candidate of some attack matches.
 
     Args:
-        samples: Samples that were set aside, None if there are none.
-        pools: Candidates by attack.
-        tests: Tests by attack.
+        samples: Training samples that were set aside because they also occur in the held-out set, None if
+            there are none.
+        pools: Candidates of each attack, by name of the attack.
+        tests: The test of each attack, whose threshold decides what matches.
 
     Returns:
         Row numbers of the matched samples.
@@ -354,7 +357,7 @@ def match_set_aside(
 
 
 def strongest_test(tests: dict[str, AttackTest]) -> str:
-    """Return the attack with the smallest adjusted p-value. Ties are broken by p-value, then by count."""
+    """Return the attack with the smallest adjusted p-value. Ties: smallest p-value, then most samples."""
 
     def rank(name: str) -> tuple[float, float, int]:
         test = tests[name]
@@ -366,7 +369,7 @@ def strongest_test(tests: dict[str, AttackTest]) -> str:
 def _with_counts(
     row: AttackOutcome, test: AttackTest | None, baseline: Scores | None
 ) -> AttackOutcome:
-    """Return the row with the counts of its test, or of a baseline, which does not enter the verdict."""
+    """Return the row of an attack with the counts of its test, or the row of a baseline with its counts."""
     if test is not None:
         return row.replace(
             recovered=int(test.control.recovered.sum()),

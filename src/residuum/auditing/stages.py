@@ -28,7 +28,7 @@ NO_RECORDS = "the release stores no records"
 NO_SAMPLES = "there are no training samples to compare with"
 NO_TRAINING_SAMPLES = "there are no training samples to rank"
 DECIDED = "the verdict does not need it"
-SWITCHED_OFF = "they were switched off (--no-positive-controls)"
+SWITCHED_OFF = "switched off with --no-positive-controls"
 OTHER_SHAPE = "training and held-out samples have different shapes"
 
 
@@ -72,9 +72,9 @@ def test_membership(audit: Audit) -> Audit:
 
 
 def run_negative_controls(audit: Audit) -> Audit:
-    """Score candidates that do not depend on the network. They must not match the training samples."""
+    """Score candidates that do not depend on the network. Such candidates must not match training samples."""
     case = audit.case
-    import_classifier()  # imported before the clock is read
+    import_classifier()  # a slow import, which must not count as time of the first control
     assert case.balanced_sets is not None
     controls = run_controls(
         case.balanced_sets, case.knowledge, audit.request.seed, deadline=audit.deadline
@@ -115,7 +115,7 @@ def skip_if_decided(audit: Audit) -> str:
 
 
 def run_positive_controls(audit: Audit) -> Audit:
-    """Test networks that are known to memorize their samples like the audited network."""
+    """Run the tests of the audit on networks that are known to memorize their samples."""
     if not audit.request.positive_controls:
         controls = tuple(PositiveControls(question, reason=SWITCHED_OFF) for question in NETWORKS)
     else:
@@ -124,7 +124,7 @@ def run_positive_controls(audit: Audit) -> Audit:
 
 
 def skip_without_network_and_time(audit: Audit) -> str:
-    """Return the reason to skip if there is no network, or if the time is over."""
+    """Return the reason to skip if there is no network, or if no time is left."""
     return skip_without_network(audit) or (NO_TIME if audit.deadline.is_over else "")
 
 
@@ -149,7 +149,7 @@ def skip_without_network_time_and_samples(audit: Audit) -> str:
 
 
 def rank_exposure(audit: Audit) -> Audit:
-    """Rank the training samples by their risk, from weights and samples."""
+    """Rank the training samples by the risk that they leak, computed from weights and samples."""
     case = audit.case
     assert case.train is not None
     assert case.sample_sets is not None

@@ -31,14 +31,14 @@ WORK, STATE = "work", "state"
 
 @dataclass(frozen=True, eq=False)
 class StageOutput(Record):
-    """The fields of an audit that a stage filled in, and the seconds that it took."""
+    """The fields of an audit that a stage filled in, and the duration of the stage in seconds."""
 
     values: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
 
 
 class AuditStore:
-    """Store of an audit without a run directory. It saves nothing."""
+    """Store of an audit that has no run directory. This store saves nothing."""
 
     path: Path | None = None
 
@@ -50,7 +50,7 @@ class AuditStore:
         return None
 
     def load_or_run(self, name: str, run: Callable[[Audit], Audit], audit: Audit) -> Audit:
-        """Run a stage, or read its outputs back if it finished before an interruption.
+        """Run a stage of an audit, or read its outputs back if it finished before an interruption.
 
         Args:
             name: Name of the stage.
@@ -63,19 +63,19 @@ class AuditStore:
         return run(audit)
 
     def load(self, batch: Batch) -> Reconstruction | None:
-        """Return the finished batch, None if it has to run."""
+        """Return the output of a batch of restarts if it has finished, None if the batch has to run."""
         return None
 
     def save(self, batch: Batch, result: Reconstruction) -> None:
         """Save a finished batch.
 
         Args:
-            batch: The batch.
-            result: Its output.
+            batch: The finished batch.
+            result: Reconstruction that the batch produced.
         """
 
     def state(self, batch: Batch) -> Path | None:
-        """Return the file for the state of a running batch, None if nothing is saved."""
+        """Return the file for the state of a running batch, None if the store saves nothing."""
         return None
 
     def write(self, result: AuditResult, *, blur: bool = False) -> None:
@@ -111,7 +111,7 @@ class AuditRun(RunDir, AuditStore):
 
     @property
     def has_work(self) -> bool:
-        """Whether a batch is finished or running."""
+        """Whether the folder holds outputs of a stage, or of a finished or running batch."""
         return any(self.work.glob("*.safetensors"))
 
     def refuse_other_results(self) -> None:
@@ -121,8 +121,8 @@ class AuditRun(RunDir, AuditStore):
             OutputError: If the folder holds a finished or an unfinished audit.
         """
         if self.is_complete or self.work.exists():
-            message = f"{str(self.path)!r} holds an audit already."
-            raise OutputError(message, "Choose another folder, or remove that one.")
+            message = f"The folder {str(self.path)!r} holds an audit already."
+            raise OutputError(message, "Choose another folder, or remove this folder.")
 
     def finished(self) -> AuditResult | None:
         """Return the result if the audit in this folder has ended, otherwise None."""
@@ -132,7 +132,7 @@ class AuditRun(RunDir, AuditStore):
         return AuditResult.load(self.path)
 
     def load_or_run(self, name: str, run: Callable[[Audit], Audit], audit: Audit) -> Audit:
-        """Run a stage and save its outputs, or read them back if it finished before an interruption.
+        """Run a stage and save its outputs, or read the saved outputs if it finished before an interruption.
 
         Args:
             name: Name of the stage.
@@ -154,21 +154,21 @@ class AuditRun(RunDir, AuditStore):
         return after
 
     def load(self, batch: Batch) -> Reconstruction | None:
-        """Return the finished batch. A batch that cannot be read runs again."""
+        """Return the saved output of a batch, None if no readable file exists and the batch has to run."""
         return Reconstruction.load_or_none(self._file(batch))
 
     def save(self, batch: Batch, result: Reconstruction) -> None:
         """Save a finished batch and remove its state.
 
         Args:
-            batch: The batch.
-            result: Its output.
+            batch: The finished batch.
+            result: Reconstruction that the batch produced.
         """
         result.save(self._file(batch))
         self.state(batch).unlink(missing_ok=True)
 
     def state(self, batch: Batch) -> Path:
-        """Return the file for the state of a running batch. No other batch uses it."""
+        """Return the file for the state of a running batch. Each batch has its own file."""
         return self.work / f"{STATE}-{self._file(batch).name}"
 
     def write(self, result: AuditResult, *, blur: bool = False) -> None:
@@ -198,17 +198,17 @@ class AuditRun(RunDir, AuditStore):
 
 @contextmanager
 def open_run(out: str | Path | None, case: Case, request: AuditRequest) -> Iterator[AuditStore]:
-    """Open the run directory of an audit for this audit alone.
+    """Open the run directory of an audit and lock it, so that no other audit writes to it.
 
     A folder that holds another audit or other files, or that cannot be written, raises a ``ResiduumError``.
 
     Args:
-        out: The folder, None to save nothing.
+        out: The run directory, None to save nothing.
         case: The inputs of the audit.
-        request: Its settings.
+        request: Settings of the audit.
 
     Yields:
-        The store.
+        The store that saves the outputs of the audit.
     """
     if out is None:
         yield NO_STORE
@@ -220,7 +220,7 @@ def open_run(out: str | Path | None, case: Case, request: AuditRequest) -> Itera
 
 
 def _changed(before: Audit, after: Audit) -> dict[str, Any]:
-    """Return the fields that a stage filled in."""
+    """Return the fields of an audit that a stage filled in, by name."""
     names = [f.name for f in fields(before) if f.name not in ("case", "store", "listener")]
     return {
         name: getattr(after, name)

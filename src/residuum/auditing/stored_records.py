@@ -1,9 +1,10 @@
-"""Training records that a release stores. They need no attack and decide the verdict alone.
+"""Search for training records that a release stores. Such records decide the verdict without any attack.
 
 A nearest-neighbor model, a support vector machine or a Gaussian process consists of its training records,
-and a checkpoint may hold the arrays that it was trained on. If the user gives samples, each of them is
-searched in the release: equal bit for bit, or within rounding, as given and as the release's own
-scalers transform it. Held-out samples are searched in the same way, as a negative control.
+and a checkpoint may hold the arrays that it was trained on. If the user passes samples, we
+search for each sample in the release, as passed and as the release's own scalers transform it. A record
+matches if it is equal bit for bit, or equal within rounding. We search for held-out samples in the same way,
+as a negative control.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ from residuum.records import Dataset
 from residuum.scanning.findings import RecordArray, records_in
 
 NAME = "stored outright"  # name of the row in the table of tests
-ROUNDING = 16 * torch.finfo(torch.float32).eps  # relative to the largest value of a record
-MAX_NEIGHBORS = 64  # records on either side that are compared with one sample
-CHUNK = 4096  # records that are converted to float64 at a time
+# A sample and a record match if their values differ by at most this share of the largest value of the sample.
+ROUNDING = 16 * torch.finfo(torch.float32).eps
+MAX_NEIGHBORS = (
+    64  # records on either side of a sample, on a random line, that are compared with it
+)
+CHUNK = 4096  # number of records that are converted to float64 at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,11 +40,11 @@ class StoredRecords:
     """The records that a release stores.
 
     Attributes:
-        model: Class of the estimator that stores them, "" if there is none.
+        model: Class of the estimator that stores the records, "" if no estimator does.
         arrays: The arrays that hold records.
         scalings: Factor and shift of every scaler in the release.
         inputs: Number of inputs of the network in the same release.
-        notes: Why the release holds no network, if it holds none.
+        notes: Why the network cannot be read, () if the release holds a network.
     """
 
     model: str
@@ -51,18 +55,18 @@ class StoredRecords:
 
     @property
     def is_certain(self) -> bool:
-        """Whether the program that wrote the file is known to store records there."""
+        """Whether the program that wrote the file is known to store records in at least one of the arrays."""
         return any(array.certain for array in self.arrays)
 
     @property
     def is_likely(self) -> bool:
-        """Whether rows could be inputs of the network, if there are no samples to compare with."""
+        """Whether an array is known to hold records, or its rows have the width of the network's input."""
         widths = {array.records.shape[1] for array in self.arrays if array.records is not None}
         return self.is_certain or self.inputs in widths
 
     @property
     def count(self) -> int:
-        """Number of records. Records that are stored twice (an array and its tree) count once."""
+        """Number of stored records. Records in both an array and its search tree count once."""
         distinct = {
             array.finding.where
             if array.records is None
@@ -83,14 +87,14 @@ class StoredRecords:
         return replace(self, arrays=arrays, inputs=inputs) if arrays else None
 
     def distances(self, samples: Tensor) -> Tensor:
-        """Return how far each sample is from the nearest record, relative to its largest value.
+        """Return how far each sample is from its nearest stored record, relative to its own largest value.
 
         Args:
             samples: (n, *shape) samples as the user gives them.
 
         Returns:
-            (n,) distances: 0 for equal bits, at most ``ROUNDING`` for a match, infinity for no match. The
-            smallest over all arrays and all numbers of scalers.
+            (n,) distances: 0 for equal bits, at most ``ROUNDING`` for a match, infinity for no match. Each is
+            the smallest distance over all arrays, before and after each scaler of the release.
         """
         flat = samples.flatten(1).double()
         nearest = torch.full((len(flat),), torch.inf, dtype=torch.float64)
@@ -101,18 +105,18 @@ class StoredRecords:
         return nearest
 
     def outcome(self, train: Dataset | None, holdout: Dataset | None) -> AttackOutcome:
-        """Return the row of the stored records in the table of tests.
+        """Return the row of the table of attacks that shows the search for stored records.
 
         The row decides the verdict if the program that wrote the file is known to store records there.
-        If only the name of an array suggests records, the row decides if samples are stored there. Without
-        samples, it decides if the rows have the width of the network's input.
+        If only the name of an array suggests records, the row decides if the array holds training samples.
+        Without training samples, the row decides if the array has the width of the network's input.
 
         Args:
             train: The training samples, None if there are none.
             holdout: The held-out samples, None if there are none.
 
         Returns:
-            The row.
+            The row of the table of attacks.
         """
         places = "; ".join(
             f"{a.finding.what}{f' ({n})' if (n := a.finding.count) else ''}, at {a.finding.where}"
@@ -159,12 +163,12 @@ def find_records(release: Release) -> StoredRecords | None:
 
 
 def unconfirmed(rows: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
-    """Return a note for every array that holds records only by its name."""
+    """Return a note for every array whose name suggests records, if the search did not confirm them."""
     return tuple(f"not confirmed: {row.reason}" for row in rows if not row.is_stored)
 
 
 def _after_each_scaler(x: Tensor, scalings: tuple[tuple[Tensor, Tensor], ...]) -> Iterator[Tensor]:
-    """Yield the samples as given, and after each scaler."""
+    """Yield the samples as passed, then after the first scaler, then after the first two, and so on."""
     yield x
     for factor, shift in scalings:
         if factor.numel() in (1, x.shape[1]) and shift.numel() in (1, x.shape[1]):
@@ -173,12 +177,12 @@ def _after_each_scaler(x: Tensor, scalings: tuple[tuple[Tensor, Tensor], ...]) -
 
 
 def distance_to_records(x: Tensor, records: Tensor) -> Tensor:
-    """Return the distance of each sample to its nearest record, relative to its largest value.
+    """Return the distance of each sample to its nearest stored record, relative to its own largest value.
 
-    The distance is the largest difference of their values.
-
-    Equal rows have equal projections on a random line. So only neighbors on that line are compared.
-    Rounding errors have either sign, so projections differ by their size times the length of the line.
+    The distance is the largest difference between a value of the sample and the same value of the record.
+    Equal samples and records have equal projections on a random line, so only neighbors on this line are
+    compared. Because rounding errors have either sign, two projections differ at most by about the rounding
+    error times the length of the vector that defines the line.
 
     Args:
         x: (n, d) samples in float64.

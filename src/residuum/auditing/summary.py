@@ -1,7 +1,8 @@
-"""The summary of an audit: what a person reads first.
+"""The summary of an audit, which a person reads first.
 
 Terminal, report and notebook show the same texts: the headline, the answers to the three questions, the
-attacker's knowledge, what was attacked, and one next step with its command. The verdict is not decided here.
+attacker's knowledge, what was attacked, and one next step with its command. This module does not decide the
+verdict.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ SURFACE_WORDS = {
     "weights - start": "the weight update from the initial weights",
     "moment": "the optimizer state in this file",
 }
-FACT_TEXTS = {  # what the attacker may know, in words; {} is the value
+FACT_TEXTS = {  # facts that the attacker may know, in words. {} stands for the value
     "shape": "the shape of a sample ({})",
     "value_range": "the range of values ({})",
     "mean": "the mean of the samples",
@@ -50,7 +51,7 @@ TITLES = ("attacker knows", "attacked", "network", "not verified")
 
 
 class ScreenLine(NamedTuple):
-    """One line of the summary."""
+    """A line of an audit summary: a short title and a text, such as "attacker knows" and the known facts."""
 
     title: str
     text: str
@@ -58,7 +59,7 @@ class ScreenLine(NamedTuple):
 
 @dataclass(frozen=True)
 class Screen:
-    """The summary of an audit."""
+    """The summary of an audit: headline, result, answers to the three questions, and the next step."""
 
     headline: str
     sentence: str
@@ -70,11 +71,11 @@ class Screen:
         """Return the summary as lines for a terminal. Commands can be copied as they are.
 
         Args:
-            width: Length of a line.
-            without: Titles of lines to leave out.
+            width: Largest number of characters in a line.
+            without: Titles of lines that are left out.
 
         Returns:
-            The lines.
+            The summary, with line breaks.
         """
         indent = max(map(len, TITLES)) + 2
         lines = [self.headline.upper(), *_wrap(self.sentence, width)]
@@ -92,14 +93,14 @@ class Screen:
 
 
 def _fold_command(command: str, width: int) -> list[str]:
-    """Break a command into lines as a shell reads them. An option and its value stay on one line."""
+    """Break a command into lines for a shell. Each option stays on one line with its value."""
     joined = re.sub(r"( --[\w-]+) (?!-)", "\\1\x00", command)  # no break at \x00
     lines = [line.replace("\x00", " ") for line in _wrap(joined, width - 4, "", "    ")]
     return [f"  {line} \\" for line in lines[:-1]] + [f"  {lines[-1]}"]
 
 
 def _wrap(text: str, width: int, first: str = "", following: str = "") -> list[str]:
-    """Break a text into lines between words only."""
+    """Break a text into lines, only at spaces."""
     wrapper = textwrap.TextWrapper(
         width, first, following, break_long_words=False, break_on_hyphens=False
     )
@@ -124,7 +125,7 @@ def summarize(result: AuditResult) -> Screen:
 
 
 def _unproven_assumption(result: AuditResult) -> str:
-    """Return why nothing shows that the network was trained on these samples, "" if something does."""
+    """Return why we do not know that the network was trained on these samples, "" if we know it."""
     is_shown = result.verdict.outcome == LEAK or result.membership is None
     return "" if is_shown else "; ".join(result.checks.unproven)
 
@@ -140,7 +141,7 @@ def _knowledge(knowledge: Knowledge) -> str:
 
 
 def _attacked_surfaces(result: AuditResult) -> str:
-    """Return the surfaces that were attacked, and by how many attacks."""
+    """Return the parts of the release that were attacked, each with its number of attacks."""
     surfaces = Counter(
         SURFACE_WORDS.get(row.surface, row.surface or "the weights")
         for row in result.attacks

@@ -1,6 +1,7 @@
 """How the audited network was trained, as far as the user says so.
 
-Positive controls are trained in the same way. What the recipe leaves out is inferred from the weights.
+Positive controls are trained in the same way. Settings that the recipe leaves out are inferred from the
+weights.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ EXAMPLE = "optimizer=sgd,rate=0.01,epochs=100,batch=50"
 
 @dataclass(frozen=True)
 class TrainingRecipe:
-    """Settings of the training. An empty text or 0 means that the setting is inferred.
+    """How the audited network was trained. An empty text or 0 means that a setting is inferred.
 
     Attributes:
-        optimizer: "margin" and "gd" use all samples in every step, with a step size that keeps the loss
-            falling unless a rate is set.
+        optimizer: "margin", "gd", "sgd" or "adam". "margin" and "gd" use all samples in every step. Unless
+            ``rate`` is set, their step size adapts so that the loss keeps falling.
         rate: The learning rate.
         epochs: The number of epochs.
         batch: The batch size.
-        start: How the weights are initialized.
+        start: How the weights are initialized: "small", "default", "lecun" or "granted", which means with
+            the initial weights that the attacker knows.
         frozen: Layers that were not trained.
     """
 
@@ -37,10 +39,11 @@ class TrainingRecipe:
 
     @classmethod
     def parse(cls, text: str) -> TrainingRecipe:
-        """Read a recipe.
+        """Read a training recipe from its text.
 
         Args:
-            text: Any of ``optimizer=sgd,rate=0.01,epochs=100,batch=50,start=default,frozen=0+2``.
+            text: Settings separated by commas, any of
+                ``optimizer=sgd,rate=0.01,epochs=100,batch=50,start=default,frozen=0+2``.
 
         Returns:
             The recipe.
@@ -66,7 +69,9 @@ class TrainingRecipe:
         numbers = [float(str(values.get(name, 0))) for name in ("rate", "epochs", "batch")]
         if not all(0 <= value < 1e9 for value in numbers):
             raise InputError(
-                "Numbers of a recipe must not be negative.", "Leave out what is not known."
+                "Numbers of a training recipe must be at least 0 and less than 1e9; got "
+                f"{min(numbers):g} to {max(numbers):g}.",
+                "Leave out settings that you do not know.",
             )
         values["frozen"] = tuple(filter(None, str(values.get("frozen", "")).split("+")))
         return cls(**values)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""The verdict: the first row of this table that holds, and one exit code.
+"""The verdict of an audit and its exit code.
+
+The first row of this table whose case holds decides:
 
 | case | verdict | exit code |
 |---|---|---|
@@ -9,10 +11,11 @@
 | a weaker finding | leak, below the limit | 0 |
 | otherwise | no leak found by these tests | 0 |
 
-Two tests can show a leak besides stored records: that of the reconstructions (step-down max-T over all attacks,
-``evaluation/null.py``) and that of membership (``risk/membership.py``). Each has half of the level of an audit,
-which is 1%. If training and held-out samples differ in distribution, or if there are fewer than ten training
-samples, the level is 0.1%.
+Stored records show a leak without a test. Two tests can also show one: the test of the reconstructions
+(step-down max-T over all attacks, ``evaluation/null.py``) and the test of membership
+(``risk/membership.py``). The significance level of an audit is 1%, and each test gets half of it. If
+training and held-out samples differ in distribution, or if there are fewer than ten training samples, the
+significance level is 0.1%.
 """  # noqa: E501
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ HEADLINES = {
     NO_LEAK_FOUND: "No leak found by these tests",
     INCONCLUSIVE: "Inconclusive",
 }
-COVERED_SHARE = 0.5  # smallest share of samples in a control if the losses are unclear
+# If the losses do not show whether the network memorizes, a leak must be detected in positive controls with
+# at least this share of the number of training samples.
+COVERED_SHARE = 0.5
 MOMENT_ATTACKED = (
     "the file holds optimizer state, for which there is no positive control, so finding nothing there "
     "proves nothing"
@@ -53,16 +58,19 @@ class Checks(Record):
     """What decides whether an audit that found nothing can rule out a leak.
 
     Attributes:
-        failures: Why the inputs cannot be judged.
+        failures: Reasons why the inputs cannot be judged, such as a negative control that fails.
         level: The largest adjusted p-value that shows a leak.
         fit: How well the network as read fits the samples.
-        told_apart: P-value of the test whether the losses of training and held-out samples differ.
-        positive_controls: The positive controls of each question, () if none were needed.
+        told_apart: P-value of the test whether the losses of training and held-out samples differ, None if
+            there was no such test.
+        positive_controls: The positive controls for membership and for reconstruction, () if no positive
+            controls were needed.
         set_aside: Rows of training samples that were not judged, because they also occur in the held-out
             set.
-        stopped: Why the clock stopped the audit, "" if it did not.
-        restricted: Why this plan cannot rule out a leak, "" if it can.
-        budget_needed: Reference seconds at which nothing would be left out, None if nothing is.
+        stopped: A sentence that says when the clock stopped the audit, "" if it did not.
+        restricted: Why an audit with these settings cannot rule out a leak, "" if it can.
+        budget_needed: Budget in reference seconds at which no work would be left out, None if no work is left
+            out.
     """
 
     failures: tuple[str, ...] = ()
@@ -82,7 +90,7 @@ class Checks(Record):
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """Why nothing shows that the network was trained on these samples, () if something does."""
+        """The reason why we do not know that the network was trained on these samples, () if we know it."""
         reasons = []
         if self.told_apart is None:
             reasons.append("there are no labels or samples to compare its losses with")
@@ -95,24 +103,25 @@ class Checks(Record):
 
 @dataclass(frozen=True, eq=False)
 class Verdict(Record):
-    """The outcome with the numbers that decide it.
+    """The outcome of an audit with the numbers that decide it.
 
     Attributes:
         outcome: "leak", "no-leak-found" or "inconclusive".
-        reasons: Why, one sentence each.
-        answers: The answers to the three questions.
+        reasons: The reasons for the outcome, one sentence each.
+        answers: The answers to three questions: are records stored, can attacks reconstruct samples, can
+            members be named?
         grade: The strongest grade of the findings, "" without a finding.
         grades: Number of samples of each grade, the strongest first.
         limit: The weakest grade that ends in exit code 1.
         n: Number of training samples that were judged.
         recovered: Training samples that attacks recovered or that are stored in the file.
         expected_by_chance: Number of recovered samples expected by chance.
-        interval: How many of the recovered samples exceed chance, with 99% confidence.
-        p_value: P-value of reconstruction, adjusted over all tests.
+        interval: 99% confidence interval of the number of recovered samples that chance does not explain.
+        p_value: P-value of the test of reconstruction, adjusted over all tests.
         level: The largest adjusted p-value that shows a leak.
-        metric: The metric that decides.
-        rule: What a sample had to beat, such as "ncc > 0.83".
-        tests: Number of attacks that were tested.
+        metric: The similarity of image and reconstruction by which the tests decide, such as "ncc".
+        rule: The condition under which a sample counts as recovered, such as "ncc > 0.83".
+        tests: Number of attacks whose candidates were tested.
         named: Training samples that the membership test names.
         stored: What the file stores, "" if it stores no training records.
         not_judged: Training samples that were not judged, because they also occur in the held-out set.
@@ -162,7 +171,7 @@ class Verdict(Record):
 
     @property
     def headline(self) -> str:
-        """The outcome with the number of samples of each grade."""
+        """The outcome in a few words, with the number of leaking samples of each grade."""
         text = HEADLINES[self.outcome]
         if self.outcome == LEAK and self.is_below_limit:
             text += f", below your limit ({self.limit})"
@@ -181,7 +190,7 @@ class Verdict(Record):
 
     @property
     def sentence(self) -> str:
-        """The result in one or two sentences."""
+        """The result of the audit in one or two sentences."""
         if self.outcome == INCONCLUSIVE:
             reason = self.reasons[0] if self.reasons else "the audit could not decide"
             text = f"This audit neither shows a leak nor rules one out: {reason.rstrip('.')}."
@@ -194,26 +203,28 @@ class Verdict(Record):
                 if a.answer == "yes"
             )
         else:
-            powers = [answer.power for answer in self.answers if answer.power.startswith("On ")]
-            text = " ".join(powers) or "Positive controls were not needed."
+            power_sentences = [
+                answer.power for answer in self.answers if answer.power.startswith("On ")
+            ]
+            text = " ".join(power_sentences) or "Positive controls were not needed."
         return f"{text} {self.not_judged_note}".rstrip()
 
     @property
     def not_judged_note(self) -> str:
-        """Why some samples were not judged, "" if all were."""
+        """A sentence that says why some samples were not judged, "" if all samples were judged."""
         text = "Training samples that were not judged also occur in the held-out set."
         return text if self.coverage else ""
 
 
 def reaches(grade: str, limit: str) -> bool:
-    """Return True if a grade is at least as strong as a limit.
+    """Return True if the grade of a finding is at least as strong as the limit set by ``--fail-on``.
 
     Args:
-        grade: The grade of a finding.
-        limit: The weakest grade that counts.
+        grade: The grade of the finding.
+        limit: The weakest grade that ends in exit code 1.
 
     Returns:
-        Whether the finding counts.
+        Whether the grade reaches the limit.
     """
     order = [*GRADES]
     return order.index(grade) <= order.index(limit)
@@ -233,15 +244,15 @@ def decide(
 
     Args:
         findings: The tests of all attacks together, None if no attack was tested.
-        attacks: One row per attack, and one for stored records if there are any.
-        checks: What decides whether finding nothing means something.
-        membership: The test of membership.
-        why_not_compared: Why nothing could be compared, "" if it could.
+        attacks: One row per attack, and one row for stored records if there are any.
+        checks: Checks that decide whether an audit without a finding can rule out a leak.
+        membership: The test of membership, None if it was not run.
+        why_not_compared: Why training and held-out samples could not be compared, "" if they could.
         limit: The weakest grade that ends in exit code 1.
-        assumed: Assumptions, which are added to the reasons.
+        assumed: Assumptions about network and samples, which are added to the reasons.
 
     Returns:
-        The verdict, with the answers to the three questions.
+        The verdict with its reasons.
     """
     checks = checks or Checks()
     stored = next((row for row in attacks if row.surface == "records in the file"), None)
@@ -295,21 +306,21 @@ def _is_member_finding(membership: MembershipTest | None, checks: Checks) -> boo
 def _grades(
     stored: AttackOutcome | None, findings: Findings | None, members: MembershipTest | None
 ) -> dict[str, int]:
-    """Return the number of samples of each grade that was found, the strongest first."""
+    """Return the number of leaking samples of each grade, the strongest grade first."""
     counts: dict[str, int] = {}
     if stored is not None and stored.is_stored:
         counts[VERBATIM] = stored.recovered or stored.candidates
     if findings is not None and findings.survivors:
         strongest = [*GRADES].index(findings.grade)
         for grade, count in findings.grades.items():
-            # A single sample may look like a near-copy by chance, so it counts as the grade of the finding.
+            # A single sample may be a near-copy by chance. No sample counts as more than the overall grade.
             counted = grade if [*GRADES].index(grade) >= strongest else findings.grade
             counts[counted] = counts.get(counted, 0) + count
         if not findings.grades:
             counts[findings.grade] = findings.recovered
     if members is not None:
         counts[MEMBERSHIP] = len(members.named)
-    # Records of a damaged array cannot be counted. They are a leak all the same.
+    # Stored records in a damaged array cannot be counted. Their count of 0 is still a leak.
     return {g: counts[g] for g in GRADES if counts.get(g) or (g == VERBATIM and g in counts)}
 
 
@@ -322,7 +333,7 @@ def _row(
     why_not_compared: str,
     limit: str,
 ) -> tuple[str, tuple[str, ...]]:
-    """Return the outcome and its reasons: the first row of the table that holds."""
+    """Return outcome and reasons by the first row that holds of the table in the head of this file."""
     evidence = _evidence(findings, attacks, checks, membership)
     if VERBATIM in grades:
         stored = next(row for row in attacks if row.is_stored)
@@ -356,11 +367,11 @@ def reasons_to_stay_open(
     Args:
         findings: The tests of all attacks together.
         attacks: One row per attack.
-        checks: What the audit checked.
-        membership: The test of membership.
+        checks: Checks that decide whether an audit without a finding can rule out a leak.
+        membership: The test of membership, None if it was not run.
 
     Returns:
-        The reasons, the most useful first. [] if the audit can rule out a leak.
+        The reasons, the most useful first, or [] if the audit can rule out a leak.
     """
     reasons = [checks.restricted] if checks.restricted else []
     reasons += unfinished(attacks)
@@ -375,7 +386,8 @@ def reasons_to_stay_open(
     if loss is not None and loss.memorization == SHOWN:
         reasons.append(f"the network memorizes its training samples. {loss.line.rstrip('.')}")
     if not checks.covered:
-        if checks.positive_controls or not reasons:  # otherwise they were not needed
+        # If there is another reason, positive controls were not needed.
+        if checks.positive_controls or not reasons:
             sentences = [control.sentence.rstrip(".") for control in checks.positive_controls]
             text = "nothing shows that these tests would detect a leak"
             reasons.append(f"{text}. {' '.join(f'{s}.' for s in sentences)}".strip().rstrip("."))
@@ -391,7 +403,7 @@ def reasons_to_stay_open(
 
 
 def unfinished(attacks: tuple[AttackOutcome, ...]) -> list[str]:
-    """Return what the budget left out of the plan of deciding attacks, one sentence each."""
+    """Return one sentence for each deciding attack whose planned work exceeded the budget."""
     return [
         f"the budget was too small for all work of {attack.name}: {attack.unfinished}"
         for attack in attacks
@@ -414,7 +426,7 @@ def _evidence(
     checks: Checks,
     membership: MembershipTest | None,
 ) -> tuple[str, ...]:
-    """Return one sentence for every test that rejects."""
+    """Return one sentence for every test that shows a leak."""
     sentences = [
         f"{attack.name} recovers {attack.recovered} of {findings.n} training samples ({attack.rule}; "
         f"{attack.expected_by_chance:.2g} expected by chance), adjusted {format_p(attack.adjusted or 0.0)} "
@@ -446,7 +458,7 @@ def _counted(grade: str, count: int) -> str:
 
 
 def _without_effect(attacks: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
-    """Return a sentence for each attack or baseline with many matches that does not enter the verdict."""
+    """Return a sentence for each attack or baseline whose many matches do not count in the verdict."""
     sentences = []
     for attack in attacks:
         by_chance = not attack.recovered or (attack.p_value or 1.0) > SIGNIFICANCE
@@ -473,10 +485,10 @@ def opening(network: Network, fit: Fit | None) -> tuple[str, ...]:
 
     Args:
         network: The network.
-        fit: How well it fits the samples, None without samples.
+        fit: How well the network fits the samples, None if there are no samples.
 
     Returns:
-        The fit and the assumptions.
+        A line about the fit, and one line per assumption about the network.
     """
     unchecked = "there are no training samples, so the network as read cannot be checked"
     return (unchecked if fit is None else fit.line, *network.assumptions)
@@ -487,7 +499,7 @@ def assumptions(network: Network, inspection: Inspection) -> tuple[str, ...]:
 
     Args:
         network: The network.
-        inspection: What was measured from its weights.
+        inspection: Facts that were measured from the weights.
 
     Returns:
         One sentence per assumption.
@@ -512,7 +524,7 @@ def assumptions(network: Network, inspection: Inspection) -> tuple[str, ...]:
 
 
 def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -> tuple[str, ...]:
-    """Return what a reader must not conclude.
+    """Return what a reader must not conclude from an audit.
 
     Args:
         verdict: The verdict.

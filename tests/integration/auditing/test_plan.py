@@ -182,7 +182,7 @@ def test_the_effort_is_shared_as_the_naive_sum_says(effort: str, budget: str | N
         if attack.pace == "sized":
             assert plan.seconds == pytest.approx(min(planned, allowed))
             cut = allowed / planned
-            text = f"it ran with {cut:.0%} of its effort" if cut < 1 else ""
+            text = f"{cut:.0%} of the planned work ran" if cut < 1 else ""
             assert (plan.left_out, plan.runs) == (text, True)
             continue
         attack = attack.resolve_settings(schedule.network, KNOWN)

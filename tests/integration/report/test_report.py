@@ -350,7 +350,7 @@ def test_every_test_has_a_row_with_what_it_means() -> None:
     assert table.count('<th scope="row">') == 3
     assert "fourth" not in table
     for said in (
-        "recovers more than chance gives all tests together",
+        "recovers more than expected by chance over all tests",
         "(ncc &gt; 0.8)",
         "recovers more than chance by itself, but not over all tests",
         "recovers no more than chance",

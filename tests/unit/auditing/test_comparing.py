@@ -53,9 +53,9 @@ CASES = [
     (leak(9, 4, 14, "resemblance"), leak(9, 4, 14), WORSE, "from resemblance to near-copy"),
     (leak(9, 4, 14), leak(9, 4, 14, "membership"), BETTER, "from near-copy to membership"),
     (leak(9, 4, 14), leak(9, 4, 14, "verbatim"), WORSE, "from near-copy to verbatim"),
-    (leak(20, 12, 26), leak(4, 0.9, 9), BETTER, "fewer samples, beyond chance"),
-    (leak(4, 0.9, 9), leak(20, 12, 26), WORSE, "more samples, beyond chance"),
-    (leak(9, 4, 14), leak(6, 1.5, 11), ALIKE, "Chance may explain"),
+    (leak(20, 12, 26), leak(4, 0.9, 9), BETTER, "significantly fewer samples"),
+    (leak(4, 0.9, 9), leak(20, 12, 26), WORSE, "significantly more samples"),
+    (leak(9, 4, 14), leak(6, 1.5, 11), ALIKE, "may be due to chance"),
 ]
 
 
