@@ -1,1 +1,1 @@
-"""The command line: a thin skin over the library, no mathematics."""
+"""The command line of residuum. It only reads options, calls the library and prints results."""

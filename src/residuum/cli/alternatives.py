@@ -18,8 +18,10 @@ from cyclopts import Parameter
 from residuum.cli import options
 from residuum.cli.output import format_number, print_line, print_table, split_progress
 
-SHARE = 0.9  # default share of a sample's budget
-MAX_BLOCKED = 5  # blocked samples that are printed
+# Default share of its budget by which a sample is split. The budget is the largest split that keeps the
+# activation pattern of the sample.
+SHARE = 0.9
+MAX_BLOCKED = 5  # maximal number of printed samples that cannot be moved
 
 
 app = options.command_app("alternatives", __doc__)
@@ -30,15 +32,23 @@ def _command(
     checkpoint: options.CheckpointPath,
     /,
     *,
-    out: Annotated[Path, Parameter(help="Folder for the alternative set and its picture.")],
+    out: Annotated[
+        Path, Parameter(help="Folder for the alternative training set and its picture.")
+    ],
     data: options.OwnData = None,
     distance: Annotated[
         float | None,
-        Parameter(name="--far", help="Move every sample at least this far from all true samples."),
+        Parameter(
+            name="--far",
+            help="Move every sample to at least this Euclidean distance from all true samples.",
+        ),
     ] = None,
     budget_frac: Annotated[
         float | None,
-        Parameter(help=f"Split every sample by this share of its budget. By default {SHARE}."),
+        Parameter(
+            help="Split every sample into two by this share of its budget, which is the largest split that "
+            f"keeps its activation pattern. This is the default, with {SHARE}."
+        ),
     ] = None,
     merge: Annotated[
         bool, Parameter(help="Merge samples that have the same label and activation pattern.")
@@ -48,7 +58,9 @@ def _command(
     direction: Annotated[
         Literal["softest", "largest", "weights", "data", "tangent"],
         Parameter(
-            help="How the direction of a sample is found.", group=options.EXPERT, show_default=True
+            help="How the direction in which a sample moves is found.",
+            group=options.EXPERT,
+            show_default=True,
         ),
     ] = "softest",
     arch: options.Arch = None,
@@ -63,8 +75,8 @@ def _command(
     passed = [name for name, value in kinds.items() if value is not None]
     if len(passed) > 1:
         raise InputError(
-            f"Only one kind of alternative can be chosen; got {' and '.join(passed)}.",
-            "Pass one of these options.",
+            f"Only one kind of alternative training set can be chosen; got {' and '.join(passed)}.",
+            f"Pass only {passed[0]}.",
         )
     samples = Dataset.from_npz(find_training_samples(checkpoint, data))
     with split_progress(output.visible) as watch:
@@ -88,16 +100,32 @@ def _show(summary: dict[str, Any], title: str, out: Path) -> None:
     texts: dict[str, Any] = {
         k: v if isinstance(v, list | str) else format_number(v) for k, v in summary.items()
     }
-    point = "exact KKT point" if summary["exact_kkt_point"] else "an approximate KKT point"
-    used = f"{summary['in_use']} in use, {summary['changed']} changed"
+    meaning = (
+        "the network is an exact KKT point"
+        if summary["exact_kkt_point"]
+        else "the network is nearly a KKT point"
+    )
+    counts = f"{summary['in_use']} with a multiplier, {summary['changed']} changed"
     rows = [
-        ("samples", f"{summary['n_before']} -> {summary['n_after']}", used),
-        ("KKT residual", f"{texts['residual_before']} -> {texts['residual_after']}", point),
-        ("smallest distance", texts["min_distance"], "between a true and an alternative sample"),
-        ("margin", f"{texts['margin_before']} -> {texts['margin_after']}", ""),
-        ("stationary set", str(summary["stationary_set"]), "explains the weights as well"),
-        ("full KKT set", str(summary["full_kkt_set"]), "margins and slackness hold too"),
-        ("budget, median", texts["budget_median"], f"{summary['budgets_unlimited']} unlimited"),
+        ("samples", f"{summary['n_before']} -> {summary['n_after']}", counts),
+        ("KKT residual", f"{texts['residual_before']} -> {texts['residual_after']}", meaning),
+        ("smallest distance", texts["min_distance"], "from true to alternative samples"),
+        (
+            "margin",
+            f"{texts['margin_before']} -> {texts['margin_after']}",
+            "smallest over the samples",
+        ),
+        (
+            "stationary set",
+            str(summary["stationary_set"]),
+            "fits the weights as well",
+        ),
+        ("full KKT set", str(summary["full_kkt_set"]), "also satisfies the margin conditions"),
+        (
+            "median budget",
+            texts["budget_median"],
+            f"{summary['budgets_unlimited']} samples have no limit",
+        ),
     ]
     print_table(title, ("what", "value", "meaning"), rows)
     blocked = summary["blocked"]
@@ -105,5 +133,5 @@ def _show(summary: dict[str, Any], title: str, out: Path) -> None:
     for sample in blocked[:MAX_BLOCKED]:
         print_line(blocked_line.format(**sample))
     if len(blocked) > MAX_BLOCKED:
-        print_line(f"and {len(blocked) - MAX_BLOCKED} more, in alternatives.json")
-    print_line(f"picture, true above and alternative below: {out / 'alternatives.png'}")
+        print_line(f"{len(blocked) - MAX_BLOCKED} more blocked samples are in alternatives.json")
+    print_line(f"picture, true samples above alternative samples: {out / 'alternatives.png'}")

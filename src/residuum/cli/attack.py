@@ -1,10 +1,10 @@
 """``residuum attack``: reconstruct training samples from weights.
 
-Without the name of an attack, the attack that suits the network runs. To see the settings of an attack,
-run residuum attack NAME --help. A file that has the name of an attack is given as ./NAME.
+If you do not name an attack, the attack that suits the network runs. To see the settings of an attack,
+run residuum attack NAME --help. If your file has the name of an attack, pass ./NAME.
 
-A preset gives values to settings, and the other options override them. A preset of another attack is
-refused. Settings of a preset that the attack does not have are left out.
+A preset gives values to settings, and other options override these values. A preset that belongs to another
+attack is refused. Settings of a preset that the attack does not have are ignored.
 
 Examples:
 residuum attack model.safetensors --out runs/a
@@ -38,35 +38,35 @@ if TYPE_CHECKING:
     from residuum.attacks.cost import Estimate
     from residuum.records import Reconstruction
 
-MAX_ROWS = 20  # restarts in the table. attack.json has all of them
-ON_SURFACES = (AUTO, "unmix")  # attacks that have variants on several attack surfaces
+MAX_ROWS = 20  # maximal number of restarts in the printed table. attack.json has all restarts
+ON_SURFACES = (AUTO, "unmix")  # attacks that can run on several attack surfaces
 SUMMARIES = {
-    "auto": "The attack that suits the network. This is the default.",
-    "kkt": "KKT equation of a classifier (Haim 2022, Buzaglo 2023).",
-    "binary-kkt": "kkt for one output.",
-    "multiclass-kkt": "kkt for several outputs.",
-    "weight-decay": "Equation of a regression with weight decay.",
-    "ntk": "Equation of the weight update (Loo 2024).",
-    "moment": "Equation of an optimizer state.",
+    "auto": "Choose the attack that suits the network. This is the default.",
+    "kkt": "Solve the KKT equation of a classifier (Haim 2022, Buzaglo 2023).",
+    "binary-kkt": "Run kkt on a network with one output.",
+    "multiclass-kkt": "Run kkt on a network with several outputs.",
+    "weight-decay": "Solve the equation of a regression with weight decay.",
+    "ntk": "Solve the equation of the weight update (Loo 2024).",
+    "moment": "Solve the equation of an optimizer state.",
     "unmix": "Separate the rows of the input layer into samples.",
-    "unmix-moment": "unmix on an optimizer state.",
-    "trunk": "unmix behind a backbone, then invert the features.",
-    "trunk-moment": "trunk on an optimizer state.",
-    "invert": "Match gradients with the weight update.",
-    "invert-moment": "Match gradients with an optimizer state.",
-    "geiping2020": "Gradient matching as published (Geiping 2020).",
-    "geiping2020-moment": "geiping2020 on an optimizer state.",
-    "corners": "Points where many hyperplanes of neurons meet.",
-    "polynomial": "Exact recovery from a polynomial network.",
-    "model-inversion": "Baseline: inputs with a large output.",
-    "first-layer-weights": "Baseline: rows of the first layer as images.",
+    "unmix-moment": "Run unmix on an optimizer state.",
+    "trunk": "Run unmix behind a backbone, then invert the features.",
+    "trunk-moment": "Run trunk on an optimizer state.",
+    "invert": "Find samples whose gradients match the weight update.",
+    "invert-moment": "Find samples whose gradients match an optimizer state.",
+    "geiping2020": "Match gradients as published (Geiping 2020).",
+    "geiping2020-moment": "Run geiping2020 on an optimizer state.",
+    "corners": "Find points where the hyperplanes of many neurons meet.",
+    "polynomial": "Recover the samples of a polynomial network exactly.",
+    "model-inversion": "Baseline: find inputs with a large output.",
+    "first-layer-weights": "Baseline: show the rows of the first layer as images.",
 }
 
 Surface = Annotated[
     Literal["weights", "change", "moment"] | None,
     Parameter(
-        help="Attack surface: weights, change (the weight update from known initial weights) or moment "
-        "(optimizer state). By default the attack surface of the attack.",
+        help="What the attack reads: weights, change (the weight update from known initial weights) or "
+        "moment (the optimizer state). By default the attack decides.",
         group=SETTINGS,
     ),
 ]
@@ -75,14 +75,14 @@ app = options.command_app("attack", __doc__)
 
 
 def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..., None]:
-    """Return the command that runs an attack.
+    """Return the function that runs the command ``residuum attack NAME``.
 
     Args:
-        name: Name of the attack, "auto" for the one that suits the network.
-        settings_model: The model of its settings. The settings become options.
+        name: Name of the attack, "auto" for the attack that suits the network.
+        settings_model: The settings model of the attack. Its fields become options of the command.
 
     Returns:
-        The command.
+        The command function.
     """
 
     @with_options(settings=options_from(settings_model, group=SETTINGS))
@@ -93,14 +93,16 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         out: Annotated[
             Path | None,
             Parameter(
-                help="Folder to write. An unfinished attack there is continued. Required unless --dry-run."
+                help="Folder to write. An unfinished attack in this folder is continued. Required without "
+                "--dry-run."
             ),
         ] = None,
         preset: options.PresetName = "residuum",
         dry_run: Annotated[
             bool,
             Parameter(
-                help="Print what the attack will cost, measured in two seconds, and do not attack."
+                help="Print what the attack will cost, and do not attack. The cost of a step is measured for "
+                "two seconds."
             ),
         ] = False,
         output: options.Output = options.OUTPUT,
@@ -111,7 +113,7 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         arch: options.Arch = None,
         model: options.ModelCode = None,
         trust_code: options.TrustCode = False,
-        no_plugins: options.NoPlugins = False,  # ``main`` reads it before anything is imported
+        no_plugins: options.NoPlugins = False,  # ``main`` reads this option before the command is imported
     ) -> None:
         from residuum.attacks import estimate, make_attack
         from residuum.attacks.registry import adapt_to_surface
@@ -153,14 +155,14 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
                 with attack_progress(output.visible) as watch:
                     reconstruction = run.attack(network, knowledge, attack, request, preset, watch)
         if all(status == "diverged" for status in reconstruction.status):
-            runs = (
+            subject = (
                 "The attack"
                 if reconstruction.restarts == 1
                 else f"All {reconstruction.restarts} restarts"
             )
             raise InconclusiveError(
-                f"{runs} diverged; the unfinished result is in {str(out)!r}.",
-                "Lower --lr-x or --lr-lam.",
+                f"{subject} diverged; the unfinished result is in {str(out)!r}.",
+                "Lower the learning rates --lr-x or --lr-lam.",
             )
         if is_reused and output.visible:
             print_line(f"{out} already holds the finished result of this attack:")
@@ -172,10 +174,10 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
 
 
 def check_preset(name: str, preset: str) -> None:
-    """Raise an error if a preset has the settings of another attack.
+    """Raise an error if a preset belongs to another attack.
 
     Args:
-        name: Name of the attack that the user passed, "auto" if there is none.
+        name: Name of the attack that the user passed, "auto" if the user passed no name.
         preset: Name of the preset.
 
     Raises:
@@ -192,13 +194,13 @@ def check_preset(name: str, preset: str) -> None:
 
 
 def add_command_of_plugin(arguments: list[str]) -> None:
-    """Add the command of an attack of another package, if the user names one.
+    """Add the command of an attack that another package defines, if the user names such an attack.
 
     Args:
-        arguments: Arguments after ``attack``.
+        arguments: Arguments after ``residuum attack``.
 
     Raises:
-        InputError: If a checkpoint follows a name that is no attack.
+        InputError: If the first argument is neither an attack nor a file, and a second one follows.
     """
     if not arguments or arguments[0].startswith("-") or arguments[0] in MODELS:
         return
@@ -225,14 +227,14 @@ def attack_app(name: str, settings_model: type[AttackSettings]) -> App:
 
     Args:
         name: Name of the attack.
-        settings_model: The model of its settings.
+        settings_model: The settings model of the attack.
 
     Returns:
-        The application.
+        The cyclopts application.
     """
     attack = App(
         name=name,
-        help=SUMMARIES.get(name, "An attack of an installed plug-in."),
+        help=SUMMARIES.get(name, "An attack from an installed plug-in."),
         help_epilogue=f"Example:\n\nresiduum attack {name} runs/m --out runs/a",
         group_parameters=options.BASIC,
         sort_key=[*SUMMARIES, name].index(name),
@@ -247,10 +249,10 @@ for attack_name, model in MODELS.items():
 
 
 def show(reconstruction: Reconstruction, out: Path) -> None:
-    """Print the result of an attack. Residuals are norms relative to the norm of the target.
+    """Print the result of an attack, with the loss and the relative residuals of every restart.
 
     Args:
-        reconstruction: The result.
+        reconstruction: The result of the attack.
         out: Folder of the attack.
     """
     summary = reconstruction.to_json()
@@ -261,26 +263,28 @@ def show(reconstruction: Reconstruction, out: Path) -> None:
         rows.append((str(run), restart["status"], *losses, *residuals))
     columns = ("restart", "status", "final loss", "best loss", *reconstruction.layer_names)
     print_table(
-        f"{reconstruction.attack}: loss, and relative residual of every layer", columns, rows
+        f"{reconstruction.attack}: loss of every restart, and relative residual of every layer",
+        columns,
+        rows,
     )
     if reconstruction.restarts > MAX_ROWS:
-        print_line(f"and {reconstruction.restarts - MAX_ROWS} more restarts in attack.json")
+        print_line(f"{reconstruction.restarts - MAX_ROWS} more restarts are in attack.json")
     print_line(
         f"{summary['candidates']} candidates, {summary['selected']} selected, "
-        f"{summary['consensus']} of them found by several restarts"
+        f"{summary['consensus']} of the selected found by several restarts"
     )
     if reconstruction.second_order:
-        _show_growth(reconstruction)
+        _show_added_candidates(reconstruction)
     print_line(f"known to the attacker: {reconstruction.knowledge.line}")
     print_line(f"{reconstruction.seconds:.1f} seconds; written to {out}")
     print_notes(reconstruction.notes)
 
 
-def _show_growth(reconstruction: Reconstruction) -> None:
-    """Print the number of events of each kind, and whether each restart ended at a stationary point."""
+def _show_added_candidates(reconstruction: Reconstruction) -> None:
+    """Print how candidates were added during the search, and whether each restart ended at a minimum."""
     kinds = [event["kind"] for event in reconstruction.events]
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    print_line(f"growth: {counts or 'no round'}")
+    print_line(f"candidates added during the search: {counts or 'none'}")
     for run, restart in enumerate(reconstruction.second_order[:MAX_ROWS]):
         verb = "is" if restart["stationary"] else "is not"
         print_line(
@@ -290,7 +294,7 @@ def _show_growth(reconstruction: Reconstruction) -> None:
 
 
 def _show_cost(cost: Estimate) -> None:
-    """Print the expected cost of an attack. The time of a step was measured on this device."""
+    """Print the expected cost of an attack, from the measured time of a step on this device."""
     memory = ", ".join(f"{name} {size / 2**20:.4g}" for name, size in cost.memory.items())
     layers = ", ".join(f"{name} {flops / 1e9:.4g}" for name, flops in cost.flops_by_layer.items())
     rows = [

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from residuum.auditing.listener import AuditListener
     from residuum.auditing.result import AuditResult
 
-ALREADY_PRINTED = ("network",)  # lines of the screen that were printed before the attacks began
+# Lines of the printed summary that were already printed before the attacks began.
+ALREADY_PRINTED = ("network",)
 STAGE_MESSAGES = {
     "negative controls": "running negative controls",
     "scores": "scoring against held-out samples",
@@ -92,23 +93,23 @@ def _command(
     holdout: Annotated[
         str | None,
         Parameter(
-            help="At least 100 samples that the network never saw, in the same forms. Not needed if DATA "
-            "holds a test part.",
+            help="At least 100 samples that the network never saw, in a form that --data takes. Not needed "
+            "if the files of --data also hold test samples.",
             metavar="DATA",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        Parameter(help="Folder to write. An interrupted audit there is continued."),
+        Parameter(help="Folder to write. An interrupted audit in this folder is continued."),
     ] = None,
     settings: dict[str, Any] | None = None,
     fail_on: Annotated[
         list[str] | None,
         Parameter(
             help="Exit with code 1 if this condition holds. A grade (verbatim, near-copy, resemblance, "
-            "class-level or membership, the default) means a leak of at least this grade. Otherwise pass a "
-            "comparison of recovered, expected, excess, share, p_value or named with a number. Repeat the "
-            "option for several conditions. Any of them counts.",
+            "class-level or membership, the default) means a leak of at least this grade. Or pass a "
+            "comparison of recovered, expected, excess, share, p_value or named with a number, such as "
+            "recovered>=5. Repeat the option for several conditions, of which one must hold.",
             metavar="CONDITION",
         ),
     ] = None,
@@ -118,15 +119,15 @@ def _command(
     dry_run: Annotated[
         bool,
         Parameter(
-            help="List all obstacles, the attacks that would run, their cost and the verdicts that can be "
-            "reached, and do not attack."
+            help="Do not attack. List what prevents an audit, the attacks that would run, their cost and the "
+            "possible verdicts."
         ),
     ] = False,
     blur: Annotated[
         bool, Parameter(help="Blur the images of the report until a reader asks for them.")
     ] = False,
     explain: Annotated[
-        bool, Parameter(help="Print every figure too, with its meaning, and a glossary.")
+        bool, Parameter(help="Also print all measured values with their meaning, and a glossary.")
     ] = False,
     open_report: Annotated[
         bool, Parameter(name="--open", help="Open the report in a browser.")
@@ -137,8 +138,8 @@ def _command(
     knowledge: Annotated[
         str | None,
         Parameter(
-            help="A file with everything that the attacker knows, such as knowledge.safetensors of an "
-            "audit, instead of the other options about the attacker.",
+            help="A file with everything that the attacker knows, such as knowledge.safetensors in the "
+            "folder of an audit. It replaces the other options about attacker knowledge.",
             metavar="FILE",
             group=options.ATTACKER,
         ),
@@ -146,12 +147,13 @@ def _command(
     config: Annotated[
         Path | None,
         Parameter(
-            help="A config.toml, to repeat that audit. The other options override its settings.",
+            help="The file config.toml of an audit, to repeat this audit. The other options override the "
+            "settings in the file.",
             group=options.EXPERT,
         ),
     ] = None,
     trust_code: options.TrustCode = False,
-    no_plugins: options.NoPlugins = False,  # ``main`` reads it before anything is imported
+    no_plugins: options.NoPlugins = False,  # ``main`` reads this option before the command is imported
 ) -> int:
     """Attack a checkpoint, score the reconstructions, certify them, and give a verdict."""
     from residuum.auditing import dryrun
@@ -210,16 +212,16 @@ def _command(
 
 
 def read_attack(text: str) -> str | dict[str, Any]:
-    """Read an attack for an audit: a name, or a JSON object with a name and settings.
+    """Read the value of ``--attacks``: a name, or a JSON object with a name and settings.
 
     Args:
-        text: Such as ``kkt`` or ``{"attack": "kkt", "steps": 3000}``.
+        text: The text that the user passed, such as ``kkt`` or ``{"attack": "kkt", "steps": 3000}``.
 
     Returns:
-        The name or the object.
+        The name of the attack, or the JSON object as a dictionary.
 
     Raises:
-        InputError: If the text is no valid JSON object.
+        InputError: If the text starts with "{" and is not a valid JSON object.
     """
     if not text.startswith("{"):
         return text
@@ -237,21 +239,21 @@ def show(result: AuditResult, out: Path, explain: bool = False) -> None:
     """Print the summary of an audit, and the path of its report.
 
     Args:
-        result: The result.
+        result: The result of the audit.
         out: Folder of the audit.
-        explain: Whether to print every figure too, with its meaning, and a glossary.
+        explain: Whether to also print all measured values with their meaning, and a glossary.
     """
     print_line(result.screen.text(terminal_width(), ALREADY_PRINTED))
     print_notes(result.warnings)
     if explain:
         _explain(result)
     else:
-        print_line("--explain prints every figure and the words used here.")
+        print_line("Pass --explain to print all measured values and a glossary.")
     print_line(f"report: {out / 'report.html'}")
 
 
 def _explain(result: AuditResult) -> None:
-    """Print every figure of the audit with its meaning, then the words used."""
+    """Print the measured values of the audit with their meaning, then a glossary of the words used."""
     from residuum.report.glossary import GLOSSARY, find_used_words
 
     print_line("")
@@ -268,35 +270,40 @@ def _explain(result: AuditResult) -> None:
                 (*attack_cells, "-" if row.recovered is None else count, row.rule or "-", p)
             )
     heads = ("attack", "restarts", "residual", "recovered\n(chance)", "counts with", "p")
-    print_table("attacks: samples that each recovered", heads, rows)
+    print_table("attacks: training samples that each attack recovered", heads, rows)
     if result.controls.rows:
-        checked = []
+        control_cells = []
         for negative in result.controls.rows:
             count = f"{negative.recovered} ({format_number(negative.expected_by_chance, 2)})"
             p = format_number(negative.p_value, 2)
-            checked.append((negative.name, str(negative.candidates), count, p))
-        title = "controls: candidates that hold nothing of the network"
-        print_table(title, ("control", "candidates", "recovered\n(chance)", "p"), checked)
+            control_cells.append((negative.name, str(negative.candidates), count, p))
+        title = "negative controls: candidates that were not reconstructed from the network"
+        print_table(title, ("control", "candidates", "recovered\n(chance)", "p"), control_cells)
     for control in result.checks.positive_controls:
         print_wrapped(control.sentence, "positive controls: ", "  ")
     if (certificate := result.certificate) is not None:
         print_wrapped(
-            f"certificate of the {result.certificate_of}: they leave {certificate.residual_plain:.4g} of "
-            f"the weights unexplained, or {certificate.residual_clarke:.4g} if a neuron whose input is "
-            "exactly zero at a sample may count as partly active",
+            f"certificate of the {result.certificate_of}: these samples leave "
+            f"{certificate.residual_plain:.4g} of the norm of the weights unexplained, or "
+            f"{certificate.residual_clarke:.4g} if a neuron whose input is exactly zero at a sample may "
+            "count as partly active",
             later_indent="  ",
         )
     for line in result.exposure.lines if result.exposure else ():
         print_wrapped(line, "exposure: ", "  ")
     print_notes(result.notes)
     text = " ".join([result.screen.text(), *result.verdict.reasons, "residual restart control"])
-    print_line("words:")
+    print_line("glossary:")
     for word in find_used_words(text):
         print_wrapped(GLOSSARY[word], f"  {word}: ", "    ")
 
 
 def show_applies(rows: list[dict[str, Any]]) -> None:
-    """Print a table of the attacks and tests that apply, in the words of the report."""
+    """Print a table with each attack and test, whether it applies, and why.
+
+    Args:
+        rows: Plain values of the rows: ``what``, ``status`` and ``reason``.
+    """
     cells = [(row["what"], row["status"], row["reason"]) for row in rows]
     print_table("what applies, what was tried, and why", ("what", "status", "why"), cells)
 
@@ -308,13 +315,13 @@ def _show_dry_run(plan: DryRun) -> None:
     print_notes(plan.doubts)
     if plan.cost:
         print_line(plan.cost)
-    print_table("how it can end", ("verdict", ""), list(plan.verdicts.items()))
+    print_table("possible verdicts", ("verdict", ""), list(plan.verdicts.items()))
     print_line("dry run: nothing was attacked")
 
 
 @contextmanager
 def listener_for(visible: bool) -> Iterator[AuditListener]:
-    """Yield a listener that prints messages, the progress of attacks and the stages after them."""
+    """Yield a listener that prints the messages of an audit, the progress of attacks and later stages."""
     from residuum.auditing.listener import SILENT, AuditListener
 
     with ExitStack() as stack:
@@ -342,7 +349,7 @@ def listener_for(visible: bool) -> Iterator[AuditListener]:
             def stage(self, name: str) -> None:
                 if name not in STAGE_MESSAGES:
                     return
-                stack.close()  # ends the bar of the attacks, or the previous stage
+                stack.close()  # remove the progress bar of the attacks, or the message of the previous stage
                 console = Console(stderr=True)
                 if console.is_terminal:
                     stack.enter_context(console.status(STAGE_MESSAGES[name]))

@@ -1,7 +1,7 @@
 """``residuum certify``: measure how close a network is to a KKT point, or certify a reconstruction.
 
-A certificate of a reconstruction bounds what it must share with every other training set that explains
-the same weights.
+A certificate of a reconstruction bounds what the reconstruction must share with every other training set that
+fits the same weights.
 
 Examples:
 residuum certify runs/m
@@ -35,10 +35,11 @@ if TYPE_CHECKING:
     from residuum.records import Certificate
     from residuum.verbs.certifying import CertifiedReconstruction
 
-MAX_ROWS = 30
+MAX_ROWS = 30  # maximal number of samples in the printed table
 COLUMNS_EXPLAINED = (
-    "least found: what the farthest such set that was found still shares with the reconstruction. distance "
-    "at most: the largest Euclidean distance at which the other image can lie."
+    "others keep at least: share of the energy (squared norm) of a sample that every other training set is "
+    "proved to keep. least found: share that the farthest training set found by a search keeps. distance at "
+    "most: largest Euclidean distance of the image of another training set from the sample."
 )
 
 
@@ -55,28 +56,31 @@ def _command(
     reconstruction: Annotated[
         Path | None,
         Parameter(
-            help="Folder of an attack. Certify what other training sets share with its reconstructions, "
-            "instead of measuring samples.",
+            help="Folder of an attack. Certify what other training sets of the same weights share with its "
+            "reconstructions, instead of measuring samples.",
             metavar="RUN",
         ),
     ] = None,
     candidates: Annotated[
         Literal["selected", "best"],
         Parameter(
-            help="With RUN: selected (those that several restarts agree on) or best (all of the best "
-            "restart).",
+            help="With --reconstruction: which candidates to certify, selected (those that several restarts "
+            "found) or best (all candidates of the best restart).",
             show_default=True,
         ),
     ] = "selected",
     samples: Annotated[
-        int | None, Parameter(help="With RUN: number of candidates to certify, from the first.")
+        int | None,
+        Parameter(
+            help="With --reconstruction: number of candidates to certify, counted from the first."
+        ),
     ] = None,
     device: options.Device = "cpu",
     out: Annotated[
         Path | None,
         Parameter(
-            help="Folder for certificate.json; with RUN for uniqueness.json, .safetensors and "
-            "ambiguity.png."
+            help="Folder for certificate.json. With --reconstruction, for uniqueness.json, "
+            "uniqueness.safetensors and ambiguity.png."
         ),
     ] = None,
     output: options.Output = options.OUTPUT,
@@ -84,7 +88,8 @@ def _command(
     rivals: Annotated[
         Literal["tied", "best"],
         Parameter(
-            help="With several classes: a multiplier for every tied rival class, or for the best one only.",
+            help="With several classes: give a sample a multiplier for every wrong class whose output is as "
+            "high as the highest (tied), or for one wrong class only (best).",
             group=options.EXPERT,
             show_default=True,
         ),
@@ -92,7 +97,8 @@ def _command(
     kink_tolerance: Annotated[
         float,
         Parameter(
-            help="Relative pre-activation below which a neuron has a kink at a sample.",
+            help="A neuron whose relative pre-activation at a sample is below this number counts as a kink "
+            "(a pre-activation of zero).",
             group=options.EXPERT,
             show_default=True,
         ),
@@ -100,7 +106,8 @@ def _command(
     share: Annotated[
         float,
         Parameter(
-            help="With RUN: smallest part of a candidate's weight that another image takes over.",
+            help="With --reconstruction: the certificate is about other images that take over at least this "
+            "share of the weight of a candidate.",
             group=options.EXPERT,
             show_default=True,
         ),
@@ -123,12 +130,13 @@ def _command(
         return
     if samples is not None and samples < 1:
         raise InputError(
-            f"--samples must be positive; got {samples}.", "Leave it out to certify all candidates."
+            f"--samples must be positive; got {samples}.",
+            "Leave --samples out to certify all candidates.",
         )
     if data is not None:
         raise InputError(
             "--data and --reconstruction ask for two different certificates; got both.",
-            "Pass one of them.",
+            "Pass --data or --reconstruction.",
         )
     options.check_device(device)
     with certificate_progress(output.visible) as watch:
@@ -154,11 +162,11 @@ def show(certificate: Certificate, title: str) -> None:
     """Print a certificate of a KKT point as a table.
 
     Args:
-        certificate: The certificate.
+        certificate: The KKT certificate.
         title: Title of the table.
     """
     lam, n = certificate.to_json()["multipliers"], format_number
-    kinks = f"neurons with a kink at a sample count partly: {certificate.kinks_freed} of {certificate.kinks}"
+    kinks = f"{certificate.kinks_freed} of {certificate.kinks} neurons with a kink may count partly"
     rows = [
         (
             "KKT residual, plain",
@@ -190,10 +198,10 @@ def show(certificate: Certificate, title: str) -> None:
 
 
 def show_uniqueness(certified: CertifiedReconstruction, title: str) -> None:
-    """Print the agreement of the restarts and the certificate of every sample.
+    """Print, for every sample, how many restarts found the sample, and its uniqueness certificate.
 
     Args:
-        certified: The certified reconstruction.
+        certified: The reconstruction with its uniqueness certificate.
         title: Title of the table.
     """
     columns = ("#", "label", "restarts", "others keep at least", "least found", "distance at most")
@@ -212,7 +220,7 @@ def show_uniqueness(certified: CertifiedReconstruction, title: str) -> None:
         )
     print_table(title, columns, rows)
     if len(uniqueness) > MAX_ROWS:
-        print_line(f"and {len(uniqueness) - MAX_ROWS} more in the JSON")
+        print_line(f"{len(uniqueness) - MAX_ROWS} more samples are in the output of --json")
     for line in (*uniqueness.sentences, COLUMNS_EXPLAINED):
         print_wrapped(line)
     print_wrapped(f"known to the attacker: {certified.reconstruction.knowledge.line}")

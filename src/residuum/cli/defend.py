@@ -44,7 +44,7 @@ def _command(
     data: Annotated[
         str | None,
         Parameter(
-            help="A dataset by name, an .npz or a folder.",
+            help="Name of a dataset, an .npz or a folder.",
             metavar="DATA",
             completer=lambda _: options.DATASETS,
         ),
@@ -52,18 +52,21 @@ def _command(
     defenses: Annotated[
         str | None,
         Parameter(
-            help="Defenses, separated by commas. --list prints them.", metavar="NAME:STRENGTH,..."
+            help="Defenses with their strengths, separated by commas. --list prints all defenses.",
+            metavar="NAME:STRENGTH,...",
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        Parameter(help="Folder to write. Defenses that are finished there do not run again."),
+        Parameter(
+            help="Folder to write. Defenses that are finished in this folder do not run again."
+        ),
     ] = None,
     settings: dict[str, Any] | None = None,
     listing: Annotated[bool, Parameter(name="--list", help="List the defenses and stop.")] = False,
     output: options.Output = options.OUTPUT,
 ) -> None:
-    """Try defenses on a network trained on your data: samples recovered before and after, and the cost."""
+    """Train a network on your data with and without defenses, and compare the recovered samples."""
     if listing:
         _list(output.json)
         return
@@ -93,8 +96,11 @@ def _show(outcomes: list[Outcome], out: Path) -> None:
 
     rows = report.make_rows(outcomes)
     for title, columns in (
-        (f"recovered of {outcomes[0].n} samples, before and after", (0, 1, 2, 3, 4, 5)),
-        ("what remains, and the cost", (0, 6, 7, 8, 9, 10)),
+        (
+            f"samples recovered of {outcomes[0].n}, before and after each defense",
+            (0, 1, 2, 3, 4, 5),
+        ),
+        ("what each defense leaves to attackers, and what it costs", (0, 6, 7, 8, 9, 10)),
     ):
         heads = [report.HEADER[k] for k in columns]
         print_table(title, heads, [[row[k] for k in columns] for row in rows])
@@ -125,7 +131,7 @@ def _list(as_json: bool) -> None:
         return
     keys = ("name", "strength", "changes", "secret")
     cells = [(*(str(row[k]) for k in keys), "yes" if row["available"] else "no") for row in rows]
-    heads = ("name", "strength", "changes", "stays with the owner", "installed")
+    heads = ("name", "strength", "changes", "kept secret by the owner", "installed")
     print_table("defenses", heads, cells)
     for row in rows:
         if not row["available"]:

@@ -1,8 +1,8 @@
 """``residuum demo``: train networks on bundled data, attack them and audit them.
 
-The demo audits two networks with the same settings: one that was trained on digits, and one that was
-never trained, in which nothing can be found. Then it unmixes color photographs from the first layer of a
-third network in about two seconds.
+The demo audits two networks with the same settings. One network was trained on images of digits. The other
+network was never trained, so nothing can be found in it. Then the demo unmixes color photographs from the
+first layer of a third network in about two seconds.
 
 Examples:
 residuum demo
@@ -33,9 +33,11 @@ if TYPE_CHECKING:
     from residuum.networks.network import Network
     from residuum.records import Split
 
+# The network of the digits, its number of training samples, and its number of training steps.
 ARCH, SAMPLES, STEPS = "mlp:64-200-200-1", 20, 5000
 RESTARTS, ATTACK_STEPS = 4, 2000
 PICTURE = "reconstructions.png"
+# The network of the photographs, its training samples and steps, and the seconds of the attack on it.
 PHOTO_ARCH, PHOTOS, PHOTO_STEPS, PHOTO_SECONDS = "mlp:3072-300-300-1", 40, 600, 2.0
 PHOTO_PICTURE = "photos.png"
 CERTIFICATE_ROWS = {
@@ -43,7 +45,8 @@ CERTIFICATE_ROWS = {
     "KKT residual, Clarke": "residual_clarke",
     "margin": "margin",
 }
-NETWORKS = {"trained": "network", "untrained": "untrained-network"}  # folder of audit: of weights
+# For each audit, the name of its folder and the name of the folder with the weights.
+NETWORKS = {"trained": "network", "untrained": "untrained-network"}
 
 
 app = options.command_app("demo", __doc__)
@@ -54,7 +57,7 @@ def _command(
     *,
     out: Annotated[
         Path,
-        Parameter(help="Folder for both audits, the picture and demo.json.", show_default=True),
+        Parameter(help="Folder for the audits, the pictures and demo.json.", show_default=True),
     ] = Path("runs/demo"),
     output: options.Output = options.OUTPUT,
 ) -> None:
@@ -82,7 +85,7 @@ def _command(
 
 
 def _write_networks(out: Path, split: Split, visible: bool) -> Network:
-    """Write and return a trained network. Write the same architecture with random weights, too."""
+    """Write a trained network and an untrained network of the same architecture. Return the trained one."""
     from residuum.io.checkpoints import save_checkpoint
     from residuum.networks import Architecture
     from residuum.stationarity import parameters
@@ -102,7 +105,7 @@ def _write_networks(out: Path, split: Split, visible: bool) -> Network:
 
 
 def _unmix_photos(out: Path, visible: bool) -> dict[str, Any]:
-    """Unmix color photographs from a trained first layer and from one that was never trained."""
+    """Unmix color photographs from a trained first layer and from a first layer that was never trained."""
     from residuum.attacks import Unmix
     from residuum.attacks.unmixing.attack import LADDER
     from residuum.attacks.unmixing.ica import unmix
@@ -125,12 +128,12 @@ def _unmix_photos(out: Path, visible: bool) -> dict[str, Any]:
     mean, shape = split.train.mean, split.train.shape
     knowledge = Knowledge(shape, value_range=(0, 1), mean=mean, provenance={"mean": "train"})
     reconstruction = Unmix(seconds=PHOTO_SECONDS).run(trained_network, knowledge)
-    # The attack refuses an untrained layer, which has no directions above the noise. So it is unmixed
-    # directly, into as many images as the trained layer.
+    # The attack refuses an untrained layer, because all of its directions look like noise. So the untrained
+    # layer is unmixed without these checks, into as many images as the trained layer.
     untrained_model = initialize(Architecture.parse(PHOTO_ARCH), TrainingConfig(init="default"))
     layer = first_layer(parameters(untrained_model)).float()
-    sources = unmix(layer, split.train.shape, LADDER[0], rank=len(reconstruction.x))
-    untrained_x = sources.x.reshape(-1, *split.train.shape)
+    untrained_images = unmix(layer, split.train.shape, LADDER[0], rank=len(reconstruction.x))
+    untrained_x = untrained_images.x.reshape(-1, *split.train.shape)
     bands = {}
     for title, x in (("trained", reconstruction.x), ("never trained", untrained_x)):
         bands[title] = (x, score(x, split.train, split.holdout, metrics=["ncc"]))
@@ -149,7 +152,7 @@ def _unmix_photos(out: Path, visible: bool) -> dict[str, Any]:
 
 
 def _audit(out: Path, name: str, watch: Callable[[AttackProgress], None] | None) -> None:
-    """Audit a network with fixed settings, so that the figures are reproducible."""
+    """Audit a network with fixed settings, so that the results are reproducible."""
     from residuum.auditing.listener import AuditListener
     from residuum.auditing.run import audit
 
@@ -175,7 +178,7 @@ def _write_summary(
     results: dict[str, AuditResult],
     photos: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write a picture of both reconstructions and ``demo.json``. Return the latter."""
+    """Write a picture of both reconstructions, and write and return the content of ``demo.json``."""
     from residuum.auditing.artifacts import read_result
     from residuum.evaluation.scoring import all_candidates
     from residuum.records import write_atomic, write_json
@@ -202,7 +205,7 @@ def _write_summary(
 
 
 def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
-    """Print both audits, then the certificates of training and held-out digits, then the photographs."""
+    """Print the results of both audits, the certificates of the digits, and the result for photographs."""
     scores = [result.scores for result in results.values() if result.scores is not None]
     verdicts = [result.verdict for result in results.values()]
     residuals = [result.attacks[0].residual for result in results.values()]
@@ -210,7 +213,7 @@ def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
         ("verdict", *(verdict.outcome for verdict in verdicts)),
         ("digits recovered", *(f"{s.recovered} of {s.n}, {s.rule}" for s in scores)),
         ("expected by chance", *(format_number(s.expected_by_chance, 2) for s in scores)),
-        ("p, permutation test", *(format_number(s.p_value, 2) for s in scores)),
+        ("p-value, permutation test", *(format_number(s.p_value, 2) for s in scores)),
         ("residual of the first layer", *(format_number(value) for value in residuals)),
     ]
     title = f"{ARCH} trained on {SAMPLES} digits, odd against even: attack from the weights"
@@ -220,13 +223,17 @@ def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
         (name, format_number(training[key]), format_number(holdout[key]))
         for name, key in CERTIFICATE_ROWS.items()
     ]
-    print_table("certificate", ("what", "training digits", "held-out digits"), rows)
+    print_table(
+        "certificate: how close the network is to a KKT point of the digits",
+        ("what", "training digits", "held-out digits"),
+        rows,
+    )
     photos = summary["photos"]
     counts = [photos["trained"], photos["untrained"]]
     rows = [
         ("photos recovered", *(f"{c['recovered']} of {c['n']}, {c['rule']}" for c in counts)),
         ("expected by chance", *(format_number(c["expected_by_chance"], 2) for c in counts)),
-        ("p, permutation test", *(format_number(c["p_value"], 2) for c in counts)),
+        ("p-value, permutation test", *(format_number(c["p_value"], 2) for c in counts)),
     ]
     title = (
         f"{PHOTO_ARCH} trained on {PHOTOS} crops of photographs: unmixed from the first layer in "
@@ -236,20 +243,18 @@ def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
     items = summary["trained"]["knowledge"]
     knowledge = ", ".join(f"{item['fact']} ({item['provenance']})" for item in items)
     print_line(f"known to the attacker: {knowledge}")
-    print_line(
-        f"pictures, reconstructions above and training images below: {summary['picture']} and"
-    )
+    print_line(f"pictures, reconstructions above training images: {summary['picture']} and")
     print_line(f"  {photos['picture']}")
 
 
 def _check_verdicts(results: dict[str, AuditResult]) -> None:
-    """Raise an error unless the trained network leaks and the other one does not."""
+    """Raise an error unless the trained network leaks and the untrained network does not."""
     from residuum.auditing.verdict import LEAK
     from residuum.errors import InconclusiveError
 
     outcomes = {audit: result.verdict.outcome for audit, result in results.items()}
     if outcomes["trained"] != LEAK or outcomes["untrained"] == LEAK:
         raise InconclusiveError(
-            f"The demo must find a leak in the trained network and none in the other; got {outcomes}.",
-            "Report this with the output of residuum --version --verbose.",
+            f"The demo must find a leak in the trained network, not in the untrained one; got {outcomes}.",
+            "Report this error with the output of residuum --version --verbose.",
         )

@@ -1,4 +1,4 @@
-"""``residuum exposure``: rank records by their risk, from weights and data, without an attack.
+"""``residuum exposure``: rank training records by their risk, from weights and data, without an attack.
 
 Examples:
 residuum exposure model.safetensors --data train.npz --holdout test.npz --out runs/e
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from residuum.records import Exposure
     from residuum.records.exposure import GroupExposure
 
-MAX_GROUPS = 20  # rows of the table of groups
+MAX_GROUPS = 20  # maximal number of groups in the printed table
 
 
 app = options.command_app("exposure", __doc__)
@@ -54,34 +54,35 @@ def _command(
     holdout: Annotated[
         Path | None,
         Parameter(
-            help="At least 100 records that the network never saw, in the same forms. Without them kinks "
-            "and dual vectors have no p-values."
+            help="At least 100 records that the network never saw, in a form that --data takes. Without "
+            "them the tests for kinks and dual vectors have no p-values."
         ),
     ] = None,
     out: Annotated[
         Path | None,
-        Parameter(help="Folder to write. An interrupted run there is continued."),
+        Parameter(help="Folder to write. An interrupted computation in this folder is continued."),
     ] = None,
     settings: dict[str, Any] | None = None,
     group_by: Annotated[
         str | None,
         Parameter(
-            help="Array of the data file with a name for each record. By default the class.",
+            help="Array of the data file that holds the group of each record. By default the group of a "
+            "record is its class.",
             metavar="NAME",
         ),
     ] = None,
     attack: Annotated[
         Path | None,
         Parameter(
-            help="Folder of an attack whose nearest candidates are shown with the records.",
+            help="Folder of an attack. For each record, the nearest candidate of this attack is shown.",
             metavar="RUN",
         ),
     ] = None,
     canaries: Annotated[
         Path | None,
         Parameter(
-            help="An .npz with x, y and inserted (1 if in the training set, 0 if left out), with both "
-            "kinds. Gives a lower bound on epsilon.",
+            help="An .npz with canaries: arrays x, y and inserted, which is 1 if the record is in the "
+            "training set and 0 if it was left out. They give a lower bound on epsilon.",
             metavar="FILE",
         ),
     ] = None,
@@ -96,7 +97,7 @@ def _command(
     init: Annotated[
         str | None,
         Parameter(
-            help="Initial weights, to explain the weight update. own reads them from the training "
+            help="File of the initial weights, if the attacker knows them. own reads them from the training "
             "directory.",
             metavar="FILE",
             group=options.ATTACKER,
@@ -104,7 +105,7 @@ def _command(
         ),
     ] = None,
     weight_decay: Annotated[
-        float | None, Parameter(help="Weight decay of the training.", group=options.ATTACKER)
+        float | None, Parameter(help="Weight decay that the training used.", group=options.ATTACKER)
     ] = None,
 ) -> int:
     """Rank records by their risk of being recovered: scores, bounds, evidence, groups, canaries."""
@@ -119,7 +120,7 @@ def _command(
     options.check_device(request.device)
     if canaries is None and settings.keys() & {"confidence", "delta"}:
         raise InputError(
-            "--confidence and --delta are settings of canaries.", "Pass --canaries FILE."
+            "--confidence and --delta can only be used with --canaries.", "Pass --canaries FILE."
         )
     if fail_above is not None and not 0 <= fail_above <= 1:
         raise InputError(
@@ -147,29 +148,33 @@ def _command(
         )
     if fail_above is not None and result.uncalibrated:
         raise InputError(
-            f"--fail-above needs a calibrated probability, and there is none: {result.uncalibrated}.",
+            f"--fail-above needs a calibrated probability; the probability is not calibrated: "
+            f"{result.uncalibrated}.",
             "Leave --fail-above out and read the ranking, or use the exit code of residuum audit.",
         )
-    above = 0 if fail_above is None else int((result.probability > fail_above).sum())
+    above_count = 0 if fail_above is None else int((result.probability > fail_above).sum())
 
     def show_all() -> None:
         show(result, out)
-        if above:
-            print_line(f"exit code 1: {above} of {len(result)} records are above {fail_above:g}")
+        if above_count:
+            print_line(
+                f"exit code 1: the probability of {above_count} of {len(result)} records is above "
+                f"{fail_above:g}"
+            )
 
     output.print_result(result.to_json(), show_all)
-    return 1 if above else 0
+    return 1 if above_count else 0
 
 
 def show(result: Exposure, out: Path | None) -> None:
-    """Print the exposure as tables.
+    """Print the risk of the records as tables.
 
     Args:
-        result: The exposure.
-        out: Folder that was written, if any.
+        result: The risk of every record.
+        out: Folder that was written, None if no folder was written.
     """
     was_attacked = not bool(result.found_ncc.isnan().all())
-    figures = {  # as many as fit into 80 columns
+    columns = {  # heads and fields of the columns, as many as fit into 80 characters
         **({"score": "score"} if result.uncalibrated else {"prob.": "probability"}),
         **({"found": "found_ncc"} if was_attacked else {"heard": "heard"}),
         "own": "own_over_misfit",
@@ -178,18 +183,18 @@ def show(result: Exposure, out: Path | None) -> None:
         "q": "kink_q",
         "margin": "margin",
     }
-    heads = ("record", result.grouped_by or "group", *figures)
+    heads = ("record", result.grouped_by or "group", *columns)
     records = []
     for row in result.rows(len(result.top)):
-        values = map(row.get, figures.values())
+        values = map(row.get, columns.values())
         cells = [str(v) if isinstance(v, int) else format_number(v, 2) for v in values]
         records.append((str(row["index"]), row["group"] or "-", *cells))
     if records:
-        print_table(f"{result.arch}: most exposed of {len(result)} records", heads, records)
+        print_table(f"{result.arch}: the most exposed of {len(result)} records", heads, records)
     groups = [_group_row(group) for group in result.by_group[:MAX_GROUPS]]
     if groups:
-        columns = ("expected", "mean prob.", "95% interval")
-        means = ("mean score",) if result.uncalibrated else columns
+        probability_heads = ("expected", "mean prob.", "95% interval")
+        means = ("mean score",) if result.uncalibrated else probability_heads
         print_table("groups", (result.grouped_by, "records", *means, "flagged"), groups)
     for line in result.lines:
         print_line(line)
@@ -199,7 +204,7 @@ def show(result: Exposure, out: Path | None) -> None:
 
 
 def _group_row(group: GroupExposure) -> tuple[str, ...]:
-    """Return the cells of a group: its probabilities, or its mean score if there are none."""
+    """Return the table row of a group, with its mean score if the group has no probabilities."""
     flagged = "-" if group.called is None else str(group.called)
     if group.interval is None:
         return group.name, str(group.records), format_number(group.score, 2), flagged

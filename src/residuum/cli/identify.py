@@ -33,34 +33,41 @@ def _command(
     activation: Annotated[
         str | None,
         Parameter(
-            help="Activation: linear, quadratic, cubic, quartic, quintic or poly:c0,c1,.... Required if "
-            "the file does not hold it.",
+            help="Activation function: linear, quadratic, cubic, quartic, quintic or poly:c0,c1,.... "
+            "Required if the file does not hold the activation function.",
             metavar="ACTIVATION",
             completer=lambda _: ("linear", "quadratic", "cubic", "quartic", "quintic", "poly:"),
         ),
     ] = None,
     rank: Annotated[
-        int | None, Parameter(help="Dimension r of the samples' span, if known.")
+        int | None, Parameter(help="Dimension of the linear span of the samples, if known.")
     ] = None,
     norm: Annotated[
-        float | None, Parameter(help="Norm of every sample, if known. It determines the scale.")
+        float | None,
+        Parameter(
+            help="Norm of every sample, if known. The norm determines the scale of the samples."
+        ),
     ] = None,
     augmented: Annotated[
-        bool, Parameter(help="Samples end in a constant 1, which determines scale and sign.")
+        bool,
+        Parameter(help="Every sample ends in a constant 1, which determines its scale and sign."),
     ] = False,
     data: Annotated[
-        Path | None, Parameter(help="An .npz with x and y, to report the smallest margin.")
+        Path | None,
+        Parameter(
+            help="The training samples, an .npz with x and y, to report their smallest margin."
+        ),
     ] = None,
     seed: Annotated[
-        int, Parameter(help="Seed of the random slices and starting points.", show_default=True)
+        int, Parameter(help="Seed of the random numbers of the search.", show_default=True)
     ] = 0,
     out: Annotated[
-        Path | None, Parameter(help="Folder for the samples, the figures and a picture.")
+        Path | None, Parameter(help="Folder for the recovered samples, a summary and a picture.")
     ] = None,
     output: options.Output = options.OUTPUT,
     arch: options.Arch = None,
 ) -> None:
-    """Recover the samples of a polynomial network, or report what is determined instead."""
+    """Recover the samples of a polynomial network, or report what its weights determine instead."""
     from residuum.records import Dataset
     from residuum.verbs.identifying import identify
 
@@ -80,18 +87,19 @@ def _command(
 
 
 def show(result: Identification) -> None:
-    """Print the conditions, the recovered samples and what is not determined."""
+    """Print the conditions of the recovery, the recovered samples, and what the weights do not determine."""
     alpha = result.order - 1
-    carrying = f"{result.carrying} carry 99.9% of |theta|^2"
-    normalized = f"normalized {format_number(result.normalized_margin)}"
+    weight_share = f"{result.carrying} neurons hold 99.9% of |theta|^2"
+    normalized_margin = f"normalized margin {format_number(result.normalized_margin)}"
     margin = "needs --data" if result.min_margin is None else format_number(result.min_margin)
     rows = [
         ("order", str(result.order), f"degree {alpha} + 1"),
         (
             "r",
             str(result.r),
-            f"span of the neurons; next singular value {format_number(result.spectral_gap)} "
-            f"relative to the last in it, {format_number(result.outside)} of the norm of W outside",
+            f"dimension of the span of the neurons; singular value r + 1 is "
+            f"{format_number(result.spectral_gap)} of singular value r; "
+            f"{format_number(result.outside)} of the norm of W is outside the span",
         ),
         (
             "rank of K",
@@ -103,8 +111,8 @@ def show(result: Identification) -> None:
             format_number(result.balance_gap),
             f"|W_j|^2 = {alpha} a_j^2 at a KKT point",
         ),
-        ("neurons", f"{result.neurons} live, {result.dead} dead", carrying),
-        ("|theta|, min margin", f"{format_number(result.theta_norm)}, {margin}", normalized),
+        ("neurons", f"{result.neurons} live, {result.dead} dead", weight_share),
+        ("|theta|, min margin", f"{format_number(result.theta_norm)}, {margin}", normalized_margin),
         ("method", result.method, f"relative residual {format_number(result.residual)}"),
     ]
     print_table(result.arch, ("what", "value", "meaning"), rows)
@@ -131,5 +139,5 @@ def show(result: Identification) -> None:
     if result.eigenvalues is not None:
         values = " ".join(format_number(v) for v in result.eigenvalues.tolist())
         print_line(f"eigenvalues of the moment matrix: {values}")
-    print_line(f"not determined: {result.symmetry}")
+    print_line(f"not determined by the weights: {result.symmetry}")
     print_notes(result.notes)

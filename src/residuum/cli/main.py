@@ -1,12 +1,12 @@
-"""The command line: its commands and exit codes.
+"""The commands and the exit codes of the command line.
 
 Exit codes:
     0: The command succeeded. In an audit: no leak was found.
-    1: There is a finding. In an audit: a leak. In a scan: a finding of --fail-on. In an exposure: a
-        record above --fail-above.
+    1: There is a finding. In an audit: a leak. In a scan: a finding of a kind in --fail-on. In an
+        exposure: a record whose probability of being recovered is above --fail-above.
     2: The usage or an input is wrong.
     3: The result is inconclusive.
-    4: The input was refused, because reading it is not safe.
+    4: The input was refused, because reading the input is not safe.
     70: There was an internal error.
     130: The command was interrupted.
 
@@ -26,22 +26,22 @@ from residuum.cli.output import print_json, print_line
 from residuum.cli.usage import usage_message
 from residuum.errors import InputError, ResiduumError
 
-USAGE, INTERNAL, INTERRUPTED = 2, 70, 130
-COMMANDS = {  # help texts that fit on a line of 80 columns
-    "audit": "Attack a checkpoint, count samples, give a verdict.",
+USAGE, INTERNAL, INTERRUPTED = 2, 70, 130  # exit codes of errors that have no class of their own
+COMMANDS = {  # each help text fits on one line of a terminal with 80 columns
+    "audit": "Attack a checkpoint and give a verdict on leaks.",
     "scan": "List what in a release can reveal training data.",
     "strip": "Write only the weights of a checkpoint.",
     "attack": "Reconstruct training samples from weights.",
-    "score": "Count recovered samples, compared with held-out ones.",
+    "score": "Count recovered samples, compared with chance.",
     "exposure": "Rank your records by their risk of being recovered.",
     "certify": "Measure how well samples explain the weights.",
     "alternatives": "Write another training set for the same weights.",
     "identify": "Recover the samples of a polynomial network.",
-    "defend": "Try defenses: samples recovered before and after.",
-    "sweep": "Try many settings of an attack; rank and pool them.",
+    "defend": "Attack a network with and without defenses.",
+    "sweep": "Run an attack with many settings; rank the results.",
     "report": "Write a report of an audit again, or compare audits.",
-    "train": "Train a network to try things on.",
-    "demo": "Train, attack and audit on bundled data, in a minute.",
+    "train": "Train a small network to try attacks on.",
+    "demo": "Train and audit a network on bundled data in a minute.",
 }
 # Commands that load installed plug-ins before they read an architecture.
 USE_PLUGINS = ("scan", "attack", "score", "exposure", "certify", "defend", "audit", "sweep")
@@ -100,7 +100,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: The arguments. By default those of the program.
+        arguments: The command line arguments. By default the arguments of the program.
 
     Returns:
         The exit code.
@@ -115,12 +115,16 @@ def main(arguments: list[str] | None = None) -> int:
         _report(usage_message(problem, tuple(COMMANDS)), USAGE, arguments)
         code = USAGE
     except KeyboardInterrupt:
-        _report("Interrupted. Finished work is kept.", INTERRUPTED, arguments)
+        _report(
+            "The command was interrupted. Finished work is kept.",
+            INTERRUPTED,
+            arguments,
+        )
         code = INTERRUPTED
     except Exception as problem:
         if os.environ.get("RESIDUUM_DEBUG"):
             raise
-        text = f"Internal error ({type(problem).__name__}: {problem}). Set RESIDUUM_DEBUG=1 for the trace."
+        text = f"Internal error ({type(problem).__name__}: {problem}). Set RESIDUUM_DEBUG=1 to see more."
         _report(text, INTERNAL, arguments)
         code = INTERNAL
     return code

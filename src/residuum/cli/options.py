@@ -1,8 +1,8 @@
 """Options that several commands share, and options made from the fields of settings models.
 
-A setting has its name, type, default and description in its model (``residuum.settings`` and
-``residuum.auditing.request``). :func:`options_from` makes the options of a command from these fields.
-A command receives the options that the user passed, and no others.
+A settings model (in ``residuum.settings`` or ``residuum.auditing.request``) has the name, type, default and
+description of each setting. :func:`options_from` makes the options of a command from the fields of a model. A
+command receives only the options that the user passed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BASIC = Group("Basic", sort_key=1)
 SETTINGS = Group("Settings of the attack", sort_key=2)
 ATTACKER = Group("Attacker knowledge", sort_key=3)
 EXPERT = Group("Expert", sort_key=4)
-OPTION_NAMES = {  # settings whose option has another name
+OPTION_NAMES = {  # settings whose option on the command line has another name
     "model_code": "model",
     "objectives": "rank-by",
     "cpus": "cpus-per-trial",
@@ -38,14 +38,15 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def command_app(name: str, doc: str | None) -> App:
-    """Return the application of a command.
+    """Return the cyclopts application of a command.
 
     Args:
         name: Name of the command.
-        doc: Docstring of its module. All paragraphs except the first are printed below the options.
+        doc: Docstring of the module of the command. All paragraphs except the first are printed below the
+            options in the help.
 
     Returns:
-        The application. The command itself is not registered yet.
+        The application. The function that runs the command must still be registered.
     """
     text = (doc or "").strip().replace("Examples:\n", "Examples:\n\n")
     _, *paragraphs = text.split("\n\n")
@@ -70,16 +71,17 @@ def options_from(
     group: Group = BASIC,
     changes: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Return a type for a parameter of a command whose fields are one option for each setting.
+    """Return the type of a command parameter that gives the command one option for each setting.
 
     Args:
-        *models: The models that have the settings. If two models have the same setting, the first is used.
-        skip: Settings that get no option.
-        group: Group in the help for settings that are not for experts.
-        changes: Annotated types that replace the type of a setting or add to its option.
+        *models: The settings models. If two models have a setting of the same name, the first one is used.
+        skip: Names of settings that get no option.
+        group: Group of the options in the help. Settings for experts are in the group ``EXPERT``.
+        changes: Annotated types by setting, which replace the type of a setting or change its option.
 
     Returns:
-        A TypedDict. The command receives it with the options that the user passed.
+        A TypedDict with one field for each setting. In the command, the parameter is a dictionary of the
+        options that the user passed.
     """
     fields: dict[str, Any] = {}
     for model in models:
@@ -100,9 +102,9 @@ def options_from(
 
 
 def _typed(kind: Any) -> Any:
-    """Return the type without the values that a user cannot type: None, and "" among words.
+    """Return the type of a setting without the values that a user cannot type: None and "".
 
-    Cyclopts would read the word none as None, but it can be the name of a prior.
+    If None remained in the type, cyclopts would read the word none as None. But a prior has the name "none".
     """
     members = get_args(kind)
     if get_origin(kind) is Literal:
@@ -113,17 +115,17 @@ def _typed(kind: Any) -> Any:
 
 
 def with_options(**types: Any) -> Callable[[Command], Command]:
-    """Return a decorator that turns parameters of a command into options.
+    """Return a decorator that turns dictionary parameters of a command into options.
 
     Args:
-        **types: For each parameter, the type that :func:`options_from` returned.
+        **types: For each parameter name, the type that :func:`options_from` returned.
 
     Returns:
         The decorator.
     """
 
     def decorate(command: Command) -> Command:
-        flat = Parameter(name="*")  # the fields are options of the command itself
+        flat = Parameter(name="*")  # the fields become options without a prefix
         command.__annotations__ |= {name: Annotated[t, flat] for name, t in types.items()}
         return command
 
@@ -131,17 +133,17 @@ def with_options(**types: Any) -> Callable[[Command], Command]:
 
 
 def _name_options(text: str, model: type[BaseModel]) -> str:
-    """Return a description in which other settings of the model are named by their options."""
+    """Return a help text in which the names of settings are replaced by the names of their options."""
     names = (name for name in model.model_fields if "_" in name)
     return re.sub(rf"\b({'|'.join(names) or '$.'})\b", lambda match: option_name(match[1]), text)
 
 
 def make_from_options(make: Callable[..., Settings], values: Mapping[str, Any]) -> Settings:
-    """Make settings from options. An error about a setting names its option.
+    """Make settings from options. If a setting is not valid, the error message names its option.
 
     Args:
-        make: The model, or a function that makes it.
-        values: The values that the user passed, by the names of the settings.
+        make: The settings model, or a function that makes the settings.
+        values: The values that the user passed, by the name of the setting.
 
     Returns:
         The settings.
@@ -159,7 +161,7 @@ def make_from_options(make: Callable[..., Settings], values: Mapping[str, Any]) 
 
 
 def option_name(setting: str) -> str:
-    """Return the option of a setting."""
+    """Return the name of the option of a setting, such as "--lr-x"."""
     return "--" + OPTION_NAMES.get(setting, setting).replace("_", "-")
 
 
@@ -181,15 +183,15 @@ OptionalCheckpointPath = Annotated[
 OwnData = Annotated[
     Path | None,
     Parameter(
-        help="An .npz with x (as the network receives it) and y, or a training directory. By default the "
-        "directory CKPT."
+        help="Training samples: an .npz with x (as the network receives x) and y, or a training directory. "
+        "By default the directory CKPT."
     ),
 ]
 Arch = Annotated[
     str | None,
     Parameter(
-        help="Architecture, if it cannot be read from the file, such as "
-        "convnet:1x28x28-8-16-10,bias=all. It can also confirm the activation: "
+        help="Architecture of the network, if the file does not hold it, such as "
+        "convnet:1x28x28-8-16-10,bias=all. You can also confirm the activation function: "
         "mlp:784-128-10,bias=all,activation=relu.",
         metavar="ARCH",
         group=EXPERT,
@@ -199,8 +201,8 @@ ModelCode = Annotated[
     str | None,
     Parameter(
         name="--model",
-        help="Code that makes the network, as package.module:factory, if --arch cannot describe it. The "
-        "code is run, so it needs --trust-code.",
+        help="Code that makes the network, as package.module:factory, if --arch cannot describe the network. "
+        "Residuum runs this code, so you must also pass --trust-code.",
         metavar="CODE",
         group=EXPERT,
     ),
@@ -216,11 +218,15 @@ NoPlugins = Annotated[
     ),
 ]
 TaskOption = Annotated[
-    Task, Parameter(help="What the network was trained for. auto decides by the outputs.")
+    Task,
+    Parameter(
+        help="Task that the network was trained for. auto infers the task from the number of outputs."
+    ),
 ]
-Device = Annotated[Literal["cpu", "cuda"], Parameter(help="Where to compute.")]
+Device = Annotated[Literal["cpu", "cuda"], Parameter(help="Device to compute on.")]
 PresetName = Annotated[
-    str, Parameter(help="Settings that the other options change.", choices=tuple(PRESETS))
+    str,
+    Parameter(help="Named set of settings. Other options override them.", choices=tuple(PRESETS)),
 ]
 DATASETS = ("digits", "photos", "circle", "sphere", "mnist", "cifar10")
 
@@ -228,12 +234,10 @@ DATASETS = ("digits", "photos", "circle", "sphere", "mnist", "cifar10")
 @Parameter(name="*")
 @dataclass(frozen=True)
 class Output:
-    """How a command prints its result."""
+    """Options that say how a command prints its result: as JSON, as tables or not at all."""
 
     json: Annotated[bool, Parameter(help="Print one JSON object and nothing else.")] = False
-    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="Print nothing but errors.")] = (
-        False
-    )
+    quiet: Annotated[bool, Parameter(name=("--quiet", "-q"), help="Print only errors.")] = False
 
     @property
     def visible(self) -> bool:
@@ -241,10 +245,10 @@ class Output:
         return not (self.json or self.quiet)
 
     def print_result(self, summary: Any, show: Callable[[], None]) -> None:
-        """Print the result as JSON or as tables.
+        """Print the result as JSON or as tables. With ``quiet``, print nothing.
 
         Args:
-            summary: The result to print as JSON.
+            summary: The result as plain values, for JSON.
             show: Function that prints the result as tables.
         """
         if self.json:
@@ -256,18 +260,20 @@ class Output:
 @Parameter(name="*", group=ATTACKER)
 @dataclass(frozen=True)
 class KnowledgeOptions:
-    """Options that state what the attacker knows besides the release, for ``attacker_knowledge``."""
+    """Options that say what the attacker knows in addition to the release."""
 
     shape: Annotated[str | None, Parameter(help="Shape of one sample.", metavar="C,H,W")] = None
     value_range: Annotated[
         str | None,
-        Parameter(help="Smallest and largest value of a sample.", metavar="LOW,HIGH"),
+        Parameter(
+            help="Smallest and largest possible value in a sample, such as 0,1.", metavar="LOW,HIGH"
+        ),
     ] = None
     mean: Annotated[
         str | None,
         Parameter(
-            help="What was subtracted from the samples: a number, an .npy, or an .npz with 'mean'. For an "
-            "audit also train or holdout, the mean that is stored with these samples.",
+            help="Mean that was subtracted from the samples: a number, an .npy, or an .npz with 'mean'. In "
+            "an audit, train or holdout uses the mean that is stored with these samples.",
             metavar="MEAN",
             completer=lambda _: ("train", "holdout"),
         ),
@@ -286,16 +292,18 @@ class KnowledgeOptions:
     init: Annotated[
         str | None,
         Parameter(
-            help="Initial weights. own reads them from the training directory.",
+            help="File of the initial weights. own reads them from the training directory.",
             metavar="FILE",
             completer=lambda _: ("own",),
         ),
     ] = None
     loss: Annotated[
         Literal["logistic", "exponential", "squared", "cross_entropy"] | None,
-        Parameter(help="The training loss."),
+        Parameter(help="Loss function of the training."),
     ] = None
-    weight_decay: Annotated[float | None, Parameter(help="Weight decay of the training.")] = None
+    weight_decay: Annotated[
+        float | None, Parameter(help="Weight decay that the training used.")
+    ] = None
     columns: Annotated[
         str | None,
         Parameter(
@@ -309,30 +317,31 @@ class KnowledgeOptions:
 @Parameter(name="*", group=ATTACKER)
 @dataclass(frozen=True)
 class FineTuning:
-    """Options that name the weights before fine-tuning, for ``resolve_trained_and_base``."""
+    """Options that name the weights before fine-tuning, or an adapter."""
 
     base: Annotated[
         str | None,
         Parameter(
-            help="The weights before fine-tuning. CKPT can be an adapter (LoRA) of them.",
+            help="File of the weights before fine-tuning. CKPT can be an adapter (LoRA) of these weights.",
             metavar="FILE",
         ),
     ] = None
     adapter: Annotated[
         str | None,
         Parameter(
-            help="An adapter (LoRA) of CKPT. The attacker then knows CKPT as the base.",
+            help="File of an adapter (LoRA) of CKPT. CKPT then holds the weights before fine-tuning, which "
+            "the attacker knows.",
             metavar="FILE",
         ),
     ] = None
 
 
-# Defaults of these parameters: no option was passed.
+# Values of these parameters if the user passed none of their options.
 OUTPUT, KNOWLEDGE_OPTIONS, FINE_TUNING = Output(), KnowledgeOptions(), FineTuning()
 
 
 def check_device(device: str) -> None:
-    """Raise an error if this machine does not have the device. This imports torch."""
+    """Raise an error if this machine does not have the device. This function imports torch."""
     from residuum.records.rundir import require_device
 
     require_device(device)

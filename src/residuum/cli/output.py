@@ -17,9 +17,13 @@ if TYPE_CHECKING:
     from residuum.sweeping.run import SweepProgress
     from residuum.training import TrainingProgress
 
-State = tuple[int, int, str]  # steps done, number of steps, and a line that describes the state
+State = tuple[
+    int, int, str
+]  # finished steps, number of all steps, and a line about the current state
 LOG_INTERVAL = 10.0  # seconds between progress lines if standard error is not a terminal
-MAX_WIDTH = 110  # columns, because longer lines are hard to read
+MAX_WIDTH = (
+    110  # maximal number of characters in a printed line, because longer lines are hard to read
+)
 
 
 def print_json(value: Any) -> None:
@@ -33,14 +37,15 @@ def print_line(text: str) -> None:
 
 
 def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    """Print a table whose cells are plain text, even if they come from an untrusted file.
+    """Print a table. Markup in the cells is not interpreted, because cells can come from untrusted files.
 
-    Words are never broken. If the terminal is too narrow for that, every row is printed as a short list.
+    Words are never broken. If the terminal is too narrow for the longest words, every row is printed as a
+    short list.
 
     Args:
         title: Title above the table.
         columns: Names of the columns.
-        rows: Cells of every row.
+        rows: The rows, each with one cell for each column.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -65,7 +70,7 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]
 
 
 def _column_widths(heads: list[str], rows: list[list[str]], available: int) -> list[int] | None:
-    """Return column widths that sum to at most ``available``, or None if words would be broken."""
+    """Return column widths whose sum is at most ``available``, or None if words would be broken."""
     columns = [[head, *cells] for head, *cells in zip(heads, *rows, strict=True)]
     preferred = [max(len(line) for cell in cells for line in cell.split("\n")) for cells in columns]
     minimal = [
@@ -101,16 +106,16 @@ def print_wrapped(text: str, first_indent: str = "", later_indent: str | None = 
 
 
 def terminal_width() -> int:
-    """Return the columns of the terminal, 80 without a terminal, and at most ``MAX_WIDTH``."""
+    """Return the width of the terminal in characters, or 80 if there is none. At most ``MAX_WIDTH``."""
     return min(shutil.get_terminal_size().columns, MAX_WIDTH)
 
 
 def print_notes(notes: Iterable[str], kind: str = "note") -> None:
-    """Print every note as a paragraph that starts with its kind.
+    """Print every note as a paragraph that starts with a word, such as "note: ".
 
     Args:
         notes: Texts of the notes.
-        kind: Word before every note.
+        kind: The word before every note.
     """
     for note in notes:
         print_wrapped(f"{kind}: {note}", later_indent="  ")
@@ -120,11 +125,11 @@ def format_number(value: float | None, digits: int = 4) -> str:
     """Return a number as text for a person.
 
     Args:
-        value: The number.
+        value: The number, None if the number is missing.
         digits: Number of significant digits.
 
     Returns:
-        The text, a dash if the number is missing.
+        The number as text, or a dash if the number is missing.
     """
     return "-" if value is None else f"{value:.{digits}g}"
 
@@ -133,16 +138,17 @@ def format_number(value: float | None, digits: int = 4) -> str:
 def show_progress(title: str, describe: Callable[..., State], visible: bool) -> Iterator[Any]:
     """Show the progress of a task on standard error.
 
-    On a terminal this is a bar. Elsewhere, as in the log of a pipeline, it is a plain line every
-    ``LOG_INTERVAL`` seconds.
+    On a terminal, the progress is a bar. Elsewhere, as in the log of a pipeline, the progress is a plain line
+    every ``LOG_INTERVAL`` seconds.
 
     Args:
         title: Name of the task.
-        describe: Function that turns the arguments of the callback into a state.
+        describe: Function that gets the arguments of the callback, and returns the finished steps, the number
+            of all steps, and a line about the current state.
         visible: Whether to show progress.
 
     Yields:
-        A callback for the task to call with its progress, None if progress is not shown.
+        A function that the task calls with its progress, or None if progress is not shown.
     """
     if not visible:
         yield None
@@ -183,17 +189,20 @@ def _describe_training(progress: TrainingProgress) -> State:
 
 
 def _describe_attack(progress: AttackProgress) -> State:
-    """Return the state with the loss of the best restart and its residual per layer."""
+    """Return the progress of an attack, with the loss and the residual per layer of the best restart."""
     best = int(progress.loss.nan_to_num(nan=float("inf")).argmin())
     residuals = progress.layers[best].clamp(min=0).sqrt().tolist()
     layers = " ".join(f"{value:.1e}" for value in residuals)
-    line = f"step {progress.step}  loss {float(progress.loss[best]):.1e}  layers {layers}"
+    line = (
+        f"step {progress.step}  loss {float(progress.loss[best]):.1e}  residual per layer {layers}"
+    )
     return progress.step, progress.steps, line
 
 
 def _describe_sweep(progress: SweepProgress) -> State:
-    """Return the state with the finished trials, best residual, rate and remaining time."""
-    rate = progress.fresh / max(progress.seconds, 1e-9)  # in this session
+    """Return the progress of a sweep, with the best residual, trials per minute and remaining time."""
+    # Trials that were finished before the sweep was continued do not count for the rate.
+    rate = progress.fresh / max(progress.seconds, 1e-9)
     remaining = ""
     if progress.fresh:
         remaining = f"  about {_duration((progress.total - progress.done) / rate)} left"
@@ -209,7 +218,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-# Each takes ``visible``, whether to show progress.
+# Context managers that show the progress of a task. Their argument ``visible`` says whether to show progress.
 training_progress = partial(show_progress, "training", _describe_training)
 attack_progress = partial(show_progress, "attacking", _describe_attack)
 sweep_progress = partial(show_progress, "sweeping", _describe_sweep)

@@ -36,21 +36,23 @@ def _command(
     against: Annotated[
         Path | None,
         Parameter(
-            help="Compare RUN with the finished audit in this folder. OTHER is the audit before, RUN is "
-            "the audit after.",
+            help="Compare RUN with the finished audit in this folder. OTHER is the audit before a change, "
+            "RUN is the audit after the change.",
             metavar="OTHER",
         ),
     ] = None,
     fail_if_worse: Annotated[
         bool, Parameter(help="With --against: exit with code 1 if RUN is worse than OTHER.")
     ] = False,
-    redact: Annotated[bool, Parameter(help="Leave out all images.")] = False,
-    blur: Annotated[bool, Parameter(help="Blur the images until a reader asks for them.")] = False,
+    redact: Annotated[bool, Parameter(help="Leave all images out of the report.")] = False,
+    blur: Annotated[
+        bool, Parameter(help="Blur the images in the report until a reader asks for them.")
+    ] = False,
     out: Annotated[
         Path | None,
         Parameter(
-            help="File to write. The default is a file in RUN: report-again.html or "
-            "report-redacted.html, with --against comparison.html or comparison-redacted.html."
+            help="File to write. By default a file in RUN: report-again.html or report-redacted.html. With "
+            "--against, comparison.html or comparison-redacted.html."
         ),
     ] = None,
     open_report: Annotated[
@@ -64,7 +66,9 @@ def _command(
     from residuum.records import write_atomic
 
     if against is None and fail_if_worse:
-        raise InputError("--fail-if-worse compares two audits.", "Pass --against OTHER.")
+        raise InputError(
+            "--fail-if-worse needs a second audit; got one audit.", "Pass --against OTHER."
+        )
     result = AuditResult.load(run)
     is_worse = False
     if against is None:
@@ -93,7 +97,7 @@ def _command(
 def _compare(
     before: Path, after: Path, result: AuditResult, blur: bool, redact: bool
 ) -> tuple[Comparison, str]:
-    """Return the comparison of two audits and its page. ``result`` is the audit after."""
+    """Return the comparison of two audits and its HTML page. ``result`` is the audit in ``after``."""
     from residuum.auditing.comparing import compare
     from residuum.auditing.result import AuditResult
     from residuum.report.html import render_comparison
@@ -105,19 +109,19 @@ def _compare(
 
 
 def _draw(run: Path, draw: Callable[[], str]) -> str:
-    """Return the page. A damaged result can sometimes be read, but not drawn."""
+    """Return the page that ``draw`` makes. Raise an error if the audit in ``run`` is damaged."""
     try:
         return draw()
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError) as problem:
         raise InputError(
             f"{str(run)!r} must hold an audit from which a report can be made; making it failed "
             f"({type(problem).__name__}).",
-            "Audit again with this version.",
+            "Run the audit again with this version of residuum.",
         ) from problem
 
 
 def _show(target: Path, newer: tuple[str, ...]) -> None:
-    """Print the path of the report, and what a new audit would test in addition."""
+    """Print the path of the report, and the attacks that only a new audit would run."""
     for line in newer:
         print_wrapped(
             f"note: this version of residuum has {line}. Audit again to run them.",

@@ -1,6 +1,6 @@
-"""``residuum scan``: list what a file or folder reveals without any attack.
+"""``residuum scan``: list what a file or folder reveals about the training data, without an attack.
 
-If a file holds a network that residuum can read, its measurements follow the findings.
+If a file holds a network that residuum can read, measurements of the network follow the findings.
 
 Examples:
 residuum scan checkpoint.pt
@@ -39,7 +39,7 @@ def _command(
         Parameter(
             name="FILE-OR-FOLDER",
             help="A file of PyTorch, scikit-learn (pickle, joblib), safetensors, TorchScript or ONNX, or "
-            "a folder of them. Nothing in it is executed.",
+            "a folder of such files. Code in a file is never run.",
         ),
     ],
     /,
@@ -47,8 +47,8 @@ def _command(
     base: Annotated[
         Path | None,
         Parameter(
-            help="The weights before training. With them the scan finds rows of embeddings and layers that "
-            "changed.",
+            help="File of the weights before training. With it the scan also finds the rows of embeddings "
+            "and the layers that training changed.",
             metavar="FILE",
         ),
     ] = None,
@@ -56,18 +56,22 @@ def _command(
         str,
         Parameter(
             help="Exit with code 1 if there is a finding of one of these kinds, separated by commas: stored, "
-            "optimizer-state, start, touched-rows, adapter, statistics, paths, classes. Or none. A finding "
-            "of the kind code always exits with code 4.",
+            "optimizer-state, start, touched-rows, adapter, statistics, paths, classes. Pass none for no "
+            "kind. A finding of the kind code always exits with code 4.",
             metavar="KINDS",
             show_default=True,
         ),
     ] = "stored",
     sarif: Annotated[
-        Path | None, Parameter(help="Also write SARIF 2.1.0 for code scanning.", metavar="FILE")
+        Path | None,
+        Parameter(
+            help="Also write the findings to this file, as SARIF 2.1.0 for code scanning.",
+            metavar="FILE",
+        ),
     ] = None,
     output: options.Output = options.OUTPUT,
 ) -> int:
-    """List what in a release can reveal training data, why, and what to do. Code in it is never run."""
+    """List what in a release can reveal training data, why, and what to do. No code in a file is run."""
     from residuum.records import write_json
     from residuum.scanning.scan import scan
 
@@ -83,28 +87,26 @@ def _command(
 
 
 def show(result: Scan) -> None:
-    """Print every finding with its place, its reason and its remedy."""
+    """Print every finding of a scan with its place, its reason and its remedy."""
     for file in result.files:
         title = f"{file.file} ({file.kind}, {file.bytes} bytes)"
-        print_wrapped(
-            title if file.findings else f"{title}: no attack surface found besides the weights"
-        )
+        print_wrapped(title if file.findings else f"{title}: no finding, apart from the weights")
         for finding in file.findings:
-            count = "" if finding.count is None else f", {finding.count} in all"
-            more = f" and {finding.places - 1} more" if finding.places > 1 else ""
+            count = "" if finding.count is None else f", {finding.count} in total"
+            more = f" and {finding.places - 1} more places" if finding.places > 1 else ""
             reason = f"{finding.reason[:1].upper()}{finding.reason[1:]}"
             print_wrapped(f"{finding.kind}: {finding.what}{count}", f"  {finding.severity:<7} ")
             print_wrapped(f"at {finding.where or 'the top level'}{more}", INDENT)
             print_wrapped(f"{reason}. {finding.remedy}", INDENT)
         if file.network is None:
-            print_wrapped(f"not measured: {file.network_reason}", NETWORK, INDENT)
+            print_wrapped(f"The network was not measured: {file.network_reason}", NETWORK, INDENT)
         else:
             show_network(file.network)
     for unread in result.unread:
         print_wrapped(f"not read: {unread.file}: {unread.reason}", later_indent="  ")
     print_notes(result.notes)
     if result.failed:
-        print_line(f"found: {', '.join(result.failed)}")
+        print_line(f"exit code 1: kinds of findings in --fail-on: {', '.join(result.failed)}")
     print_wrapped(
         "The weights of a network can reveal training data too. residuum audit tests PyTorch networks and "
         "the MLPs of scikit-learn. With --dry-run it lists the attacks that apply."
@@ -112,7 +114,7 @@ def show(result: Scan) -> None:
 
 
 def show_network(network: Inspection) -> None:
-    """Print the measurements of a network."""
+    """Print the measurements of a network that a scan has read."""
     order = network.homogeneity_order
     shares = (f"{rank} above {100 * float(share):g}%" for share, rank in network.ranks.items())
     directions = "unknown" if network.directions is None else str(network.directions)
@@ -121,8 +123,9 @@ def show_network(network: Inspection) -> None:
         f"inputs: {network.inputs}, outputs: {network.outputs}, weights: {network.parameters} "
         f"({network.dtype})",
         ("not homogeneous" if order is None else f"homogeneous of order {order:g}") + gap,
-        f"directions of the first layer: {directions} ({network.directions_of})",
-        "singular values of the first layer, as a share of the largest: " + ", ".join(shares),
+        f"directions that training left in the first layer: {directions} ({network.directions_of})",
+        "number of singular values of the first layer, relative to the largest: "
+        + ", ".join(shares),
         *(f"assumed: {sentence}" for sentence in network.assumptions),
     ]
     print_wrapped(network.arch, NETWORK)

@@ -1,4 +1,4 @@
-"""``residuum score``: recovered training samples, compared with the number expected by chance.
+"""``residuum score``: count the training samples that an attack recovered, compared with chance.
 
 Examples:
 residuum score runs/a --data train.npz --holdout test.npz
@@ -33,34 +33,44 @@ def _command(
     ],
     holdout: Annotated[
         Path | None,
-        Parameter(help="At least 100 samples that the network never saw, in the same forms."),
+        Parameter(
+            help="At least 100 samples that the network never saw, in a form that --data takes."
+        ),
     ] = None,
     ckpt: Annotated[
-        Path | None, Parameter(help="The attacked checkpoint. It adds margins to the scores.")
+        Path | None,
+        Parameter(help="The attacked checkpoint, to add the margins of the samples to the scores."),
     ] = None,
     candidates: Annotated[
         Literal["all", "selected"],
         Parameter(
-            help="all: every candidate and consensus. selected: those that several restarts agree on.",
+            help="Which candidates to score: all (all candidates and their consensus) or selected (those "
+            "that several restarts found).",
             show_default=True,
         ),
     ] = "all",
     metrics: Annotated[
         str | None,
         Parameter(
-            help="Any of ncc, ssim3, ssim, l2 and psnr, between commas.",
+            help="Metrics to compute, separated by commas: ncc, ssim3, ssim, l2 and psnr.",
             metavar="NAME,...",
             completer=lambda _: ("ncc", "ssim3", "ssim", "l2", "psnr"),
         ),
     ] = None,
-    seed: Annotated[int, Parameter(help="Seed of the held-out subsets.", show_default=True)] = 0,
+    seed: Annotated[
+        int, Parameter(help="Seed that draws the held-out subsets.", show_default=True)
+    ] = 0,
     output: options.Output = options.OUTPUT,
     subsets: Annotated[
         int,
-        Parameter(help="Held-out subsets that are drawn.", group=options.EXPERT, show_default=True),
+        Parameter(
+            help="Number of random held-out subsets that calibrate the scores.",
+            group=options.EXPERT,
+            show_default=True,
+        ),
     ] = 500,
 ) -> None:
-    """Count recovered training samples by published thresholds and by chance levels of held-out samples."""
+    """Count recovered training samples, by published thresholds and by chance levels of held-out samples."""
     from residuum.auditing.artifacts import RESULT
     from residuum.auditing.store import WORK
     from residuum.errors import InputError
@@ -68,14 +78,16 @@ def _command(
     from residuum.records.inputs import find_samples_file
     from residuum.verbs.attacking import score_run
 
-    if (run / RESULT).is_file() or (run / WORK).is_dir():  # ``result.json`` holds their hashes
+    if (run / RESULT).is_file() or (
+        run / WORK
+    ).is_dir():  # ``result.json`` holds hashes of the scores
         raise InputError(
             f"RUN must be the folder of an attack; {str(run)!r} is the folder of an audit, which has its "
             "own scores (scores.json).",
-            "Pass the folder of an attack, or audit again with other data and another --out.",
+            "Pass the folder of an attack. For other data, run residuum audit with another --out.",
         )
     if seed < 0:
-        raise InputError(f"--seed must be at least 0; got {seed}.", "The default is 0.")
+        raise InputError(f"--seed must be at least 0; got {seed}.", "Pass --seed 0, the default.")
     train = Dataset.from_npz(find_samples_file(data, "train.npz"))
     holdout_data = Dataset.from_npz(find_samples_file(holdout, "holdout.npz")) if holdout else None
     names = None if metrics is None else [name.strip() for name in metrics.split(",")]
@@ -92,15 +104,15 @@ def show(
 
     Args:
         scores: Scores of the candidates.
-        selected: Scores of the candidates that the attack selected, if they were scored separately.
+        selected: Scores of the candidates that the attack selected. None if they were not scored separately.
         reconstruction: The result of the attack.
         run: Folder of the attack.
     """
     _table(f"{scores.n} training samples, {scores.m} candidates of {reconstruction.attack}", scores)
     if selected is not None:
-        _table(f"of these the {selected.m} that the attack selected", selected)
+        _table(f"only the {selected.m} candidates that the attack selected", selected)
     threshold = f"the 99% chance level, estimated with {scores.pool} held-out samples"
-    print_line(scores.reason or f"* decides; threshold: {threshold}")
+    print_line(scores.reason or f"* is the deciding metric; threshold: {threshold}")
     print_line(f"known to the attacker: {reconstruction.knowledge.line}")
     print_notes(scores.notes)
     print_line(f"written to {run}")
@@ -118,9 +130,9 @@ def _table(title: str, scores: Scores) -> None:
             )
         label = f"{name} *" if name == scores.deciding else name
         count = "not calibrated" if metric.recovered is None else f"{metric.recovered}/{scores.n}"
-        chance = format_number(metric.expected_by_chance, 3), format_number(metric.p_value, 3)
+        chance_cells = format_number(metric.expected_by_chance, 3), format_number(metric.p_value, 3)
         top = format_number(metric.top10_mean, 3)
-        rows.append((label, count, *chance, metric.threshold, published, top))
+        rows.append((label, count, *chance_cells, metric.threshold, published, top))
     columns = ["metric", "recovered", "chance", "p", "threshold", "published:\ntrain/held-out"]
-    columns += ["top 10"]
+    columns += ["mean of\ntop 10"]
     print_table(title, columns, rows)

@@ -33,14 +33,14 @@ def _command(
     out: Annotated[
         Path,
         Parameter(
-            help="File to write. The name decides the format: safetensors if it ends in .safetensors, "
-            "otherwise torch.save.",
+            help="File to write. A name that ends in .safetensors gives a safetensors file. Any other name "
+            "gives a file of torch.save.",
             metavar="CLEAN",
         ),
     ],
     output: options.Output = options.OUTPUT,
 ) -> None:
-    """Write only the weights of a checkpoint, without optimizer state, averages, seeds or paths."""
+    """Write only the weights of a checkpoint, without optimizer state, averages, seeds and paths."""
     from residuum.scanning.strip import PickleError, strip
 
     try:
@@ -54,10 +54,10 @@ def _command(
 
 
 def show(result: Stripped) -> None:
-    """Print the findings that were removed, and those that are still in the file."""
+    """Print the findings that were removed from a checkpoint, and the findings that are still in the file."""
     size = f"{result.tensors} tensors, {result.bytes} bytes"
-    print_line(f"{result.out}: {size}, unchanged bit for bit")
-    for title, findings in (("removed", result.dropped), ("still there", result.remaining)):
+    print_line(f"{result.out}: {size}, weights unchanged bit for bit")
+    for title, findings in (("removed", result.dropped), ("still in the file", result.remaining)):
         rows = [(finding.kind, finding.what, finding.where) for finding in findings]
         if rows:
             print_table(title, ("kind", "what", "where"), rows)

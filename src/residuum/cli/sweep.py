@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from residuum.attacks import Attack
     from residuum.sweeping import Range, Sweep
 
-MAX_ROWS = 8  # trials in the table. The report has all of them
+MAX_ROWS = 8  # maximal number of trials in the printed table. sweep.json has all trials
 
 
 app = options.command_app("sweep", __doc__)
@@ -68,26 +68,30 @@ def _command(
     out: Annotated[
         Path | None,
         Parameter(
-            help="Folder to write. An interrupted sweep there is continued. Required unless --dry-run."
+            help="Folder to write. An interrupted sweep in this folder is continued. Required without "
+            "--dry-run."
         ),
     ] = None,
     settings: dict[str, Any] | None = None,
     search: Annotated[
         list[str] | None,
         Parameter(
-            help="Vary this setting instead of the default ones. Repeat the option for several settings.",
+            help="Vary this setting instead of the default settings. Repeat the option for several settings.",
             metavar="NAME=LOW:HIGH[:log]",
         ),
     ] = None,
     data: Annotated[
         Path | None,
         Parameter(
-            help="Training samples, to score the ranking. They are read after the ranking is fixed and do "
-            "not change it."
+            help="Training samples, to measure how good the ranking is. They are read after the ranking is "
+            "fixed, and do not change the ranking."
         ),
     ] = None,
     holdout: Annotated[
-        Path | None, Parameter(help="Samples that the network never saw, for --data.")
+        Path | None,
+        Parameter(
+            help="Samples that the network never saw, to compare recovered samples with chance. Needs --data."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, Parameter(help="Print what the sweep will cost, and run no trial.")
@@ -96,8 +100,8 @@ def _command(
     attack: Annotated[
         str,
         Parameter(
-            help="Attack whose settings vary: a stationarity attack or unmix. auto is the attack that suits "
-            "the network.",
+            help="Attack whose settings the sweep varies: a stationarity attack or unmix. auto chooses the "
+            "attack that suits the network.",
             metavar="NAME",
             group=options.SETTINGS,
             show_default=True,
@@ -131,7 +135,7 @@ def _command(
     release = open_release(checkpoint)
     network = load_checkpoint(release, arch)
     knowledge = build_knowledge(release, network, **vars(knowledge_options))
-    if dry_run:  # the measured cost of one trial, times the number of trials that run to their end
+    if dry_run:  # the cost of a sweep is estimated from the measured cost of one trial
         figures = estimate_cost(request, estimate(network, knowledge, trial))
         rows = [(name.replace("_", " "), format_number(value)) for name, value in figures.items()]
         title = "dry run: no trial was run"
@@ -153,15 +157,15 @@ def _command(
     if not done.order:
         reason = next((t.reason for t in done.trials if t.reason), "")
         raise InconclusiveError(
-            f"No trial was complete ({reason}); the unfinished result is in {str(out)!r}.",
-            "Fix the cause, or choose another --search.",
+            f"No trial was completed ({reason}); the unfinished result is in {str(out)!r}.",
+            "Fix the cause, or search other ranges with --search.",
         )
     scored = {"rankings": done.scored.to_json()} if done.scored else {}
     output.print_result({**done.summary, **scored}, lambda: show(done, out))
 
 
 def make_trial_attack(name: str, preset: str, settings: dict[str, Any]) -> Attack:
-    """Make the attack of a trial.
+    """Make the attack whose settings the trials of a sweep change.
 
     Args:
         name: Name of the attack.
@@ -172,7 +176,7 @@ def make_trial_attack(name: str, preset: str, settings: dict[str, Any]) -> Attac
         The attack.
 
     Raises:
-        InputError: If the attack does not have one of the settings, or if a value is not allowed.
+        InputError: If the attack does not have one of the settings, or if a value is not valid.
     """
     from residuum.attacks import make_attack
     from residuum.attacks.registry import attack_class
@@ -181,7 +185,8 @@ def make_trial_attack(name: str, preset: str, settings: dict[str, Any]) -> Attac
     for setting in settings:
         if setting not in fields:
             raise InputError(
-                f"{options.option_name(setting)} is not a setting of {name}.", "Leave it out."
+                f"{options.option_name(setting)} is not a setting of {name}.",
+                f"Leave {options.option_name(setting)} out.",
             )
     if "restarts" in fields:
         settings = {"restarts": TRIAL_RESTARTS, **settings}
@@ -196,25 +201,25 @@ def show(done: Sweep, out: Path) -> None:
         out: Folder of the sweep.
     """
     summary, scored = done.summary, done.scored
-    names, figure = tuple(done.request.space), done.request.objectives[0]
+    names, objective = tuple(done.request.space), done.request.objectives[0]
     rows = []
     for place, t in enumerate(done.order[:MAX_ROWS]):
-        figures = format_number(getattr(t, figure), 3), format_number(t.agreement, 3)
+        figures = format_number(getattr(t, objective), 3), format_number(t.agreement, 3)
         varied = (format_number(t.params[name], 2) for name in names)
         rows.append((str(place + 1), str(t.number), *figures, *varied))
-    columns = ("rank", "trial", figure, "agreement", *names)
+    columns = ("rank", "trial", objective, "agreement", *names)
     print_table("best trials, ranked by the weights alone", columns, rows)
     counts = summary["counts"]
     print_line(
         f"{counts['complete']} complete, {counts['pruned']} stopped early, {counts['failed']} failed; "
-        f"{done.fresh} of them in this session, {summary['session']['seconds']:.1f} seconds"
+        f"{done.fresh} trials ran in this session, {summary['session']['seconds']:.1f} seconds"
     )
     for reason, count in summary["failures"].items():
-        print_line(f"failed: {count} x {reason}")
+        print_line(f"{count} failed because: {reason}")
     pooled = summary["pooled"]
     print_line(
-        f"{pooled['candidates']} candidates of {pooled['runs']} runs pooled, "
-        f"{pooled['consensus']} found by several runs"
+        f"{pooled['candidates']} candidates of {pooled['runs']} runs were pooled; "
+        f"{pooled['consensus']} reconstructions were found by several runs"
     )
     if scored is not None:
         from residuum.sweeping.scoring import choice_lines, score_lines
@@ -237,7 +242,7 @@ def _read_range(text: str, attack: Attack) -> tuple[str, Range]:
         low, high = 0.0, float("nan")
     if len(fields) > 3 or fields[2:] not in ([], ["log"]) or not low < high < float("inf"):
         raise InputError(
-            f"--search takes NAME=LOW:HIGH or NAME=LOW:HIGH:log; got {text[:60]!r}.",
+            f"--search must be NAME=LOW:HIGH or NAME=LOW:HIGH:log; got {text[:60]!r}.",
             "Example: --search lr_x=1e-3:1:log.",
         )
     is_integer = isinstance(list_numeric_settings(type(attack)).get(name), int)

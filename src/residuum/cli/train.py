@@ -1,4 +1,4 @@
-"""``residuum train``: train a network to try attacks on, with its private files in a separate folder.
+"""``residuum train``: train a network to try attacks on. Its private files are in a separate folder.
 
 Examples:
 residuum train --data digits --n 40 --arch mlp:64-100-1 --out runs/d
@@ -30,7 +30,7 @@ def _command(
     data: Annotated[
         str,
         Parameter(
-            help=f"A dataset ({', '.join(options.DATASETS)}), an .npz or a folder.",
+            help=f"Name of a dataset ({', '.join(options.DATASETS)}), an .npz or a folder.",
             metavar="DATA",
             completer=lambda _: options.DATASETS,
         ),
@@ -38,24 +38,30 @@ def _command(
     arch: Annotated[
         str,
         Parameter(
-            help="Architecture: mlp:784-1000-1000-1, convnet:1x8x8-16-32-1 (input, channels, outputs) "
-            "or polynomial:64-36-1,coefficients=0/0/0/1.",
+            help="Architecture of the network, such as mlp:784-1000-1000-1, convnet:1x8x8-16-32-1 (input, "
+            "channels, outputs) or polynomial:64-36-1,coefficients=0/0/0/1.",
             metavar="ARCH",
         ),
     ],
-    out: Annotated[Path, Parameter(help="Folder to write. An unfinished run there is continued.")],
+    out: Annotated[
+        Path, Parameter(help="Folder to write. An unfinished training in this folder is continued.")
+    ],
     n: Annotated[
         int | None,
         Parameter(
-            help="Number of training samples, with equal numbers of each label. By default all, or half if "
-            "the held-out samples come from the same file."
+            help="Number of training samples, with equal numbers of each label. By default all samples, or "
+            "half of them if the held-out samples come from the same file."
         ),
     ] = None,
     data_root: Annotated[
-        Path | None, Parameter(help="Folder of downloaded datasets (or RESIDUUM_DATA).")
+        Path | None,
+        Parameter(help="Folder of downloaded datasets. You can also set RESIDUUM_DATA."),
     ] = None,
     data_seed: Annotated[
-        int | None, Parameter(help="Seed that selects the samples. By default the first n.")
+        int | None,
+        Parameter(
+            help="Seed that selects the training samples. By default the first n samples are used."
+        ),
     ] = None,
     holdout: Annotated[
         int | None, Parameter(help="Number of held-out samples. By default up to 2000.")
@@ -63,7 +69,7 @@ def _command(
     center: Annotated[
         bool,
         Parameter(
-            help="Subtract the mean of the training samples.",
+            help="Subtract the mean of the training samples from all samples.",
             negative_bool="no-",
             show_default=lambda _: "on",
         ),
@@ -73,7 +79,7 @@ def _command(
     output: options.Output = options.OUTPUT,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Train a network. Write the files that may be released and those that must stay private separately."""
+    """Train a network. Files that may be released are separate from files that must stay private."""
     from residuum.datasets import load_dataset
     from residuum.networks import Architecture
     from residuum.theory.rows import choose_task
@@ -107,7 +113,7 @@ def _show(summary: dict[str, Any], out: Path, is_default_n: bool) -> None:
         f"{format_number(summary['train_accuracy'])} / {format_number(summary['holdout_accuracy'])}"
     )
     rows = [
-        ("status", str(summary["status"])),
+        ("why training ended", str(summary["status"])),
         ("steps", str(summary["steps"])),
         ("loss", format_number(summary["loss"])),
         ("margin", format_number(summary["margin"])),
@@ -117,7 +123,7 @@ def _show(summary: dict[str, Any], out: Path, is_default_n: bool) -> None:
     ]
     print_table(f"{summary['arch']} on {summary['samples']} samples", ("what", "value"), rows)
     used, available = summary["samples"], summary["available_samples"]
-    if is_default_n and available > used:  # a part of the file is not used for training
+    if is_default_n and available > used:  # some samples of the file are not used for training
         print_line(
             f"note: the network was trained on {used} of {available} samples, with equal numbers of each "
             f"label. {available - used} are held out or unused. --n sets the number of training samples."

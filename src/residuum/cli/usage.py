@@ -1,4 +1,4 @@
-"""Errors in the arguments of a command, as one line: what is wrong, what was passed, what to do."""
+"""Messages for errors in the arguments of a command: the rule, what was passed, and what to do."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from cyclopts import (
 
 from residuum.errors import did_you_mean
 
-KINDS = {int: "a whole number", float: "a number"}
+KINDS = {int: "a whole number", float: "a number"}  # what a message calls these types
 
 
 def usage_message(problem: CycloptsError, commands: Sequence[str]) -> str:
-    """Return the message for arguments that cyclopts refused.
+    """Return the error message for arguments that the parser cyclopts refused.
 
     Args:
-        problem: The error of cyclopts.
+        problem: The error that cyclopts raised.
         commands: Names of all commands.
 
     Returns:
@@ -71,14 +71,14 @@ def _describe_missing(problem: MissingArgumentError, command: str) -> str:
 
 def _describe_invalid(problem: CoercionError) -> str:
     token, argument, kind = problem.token, problem.argument, problem.target_type
-    name = argument.name if argument is not None else "The argument"
+    name = argument.name if argument is not None else "the argument"
     if token is None:
-        return f"{name} is not allowed. {problem}"
+        return f"The value of {name} is not valid. {problem}"
     name = token.keyword or name
     if choices := _choices(kind):
         suggestion = did_you_mean(token.value, tuple(map(str, choices)))
         return f"{name} cannot be {token.value!r}. {suggestion}"
-    rule = next((words for k, words in KINDS.items() if kind is k), "another kind of value")
+    rule = next((words for k, words in KINDS.items() if kind is k), "a value of another type")
     return f"{name} takes {rule}; got {token.value!r}."
 
 

@@ -683,7 +683,7 @@ def test_ctrl_c_is_130_and_the_same_command_goes_on(
     code, err = interrupt(*command, once=kept, after=0.2)
     # Python ends by the signal itself if Ctrl-C interrupts an import; a shell shows 130 for both.
     assert code in (130, -signal.SIGINT), err
-    assert err.endswith("Interrupted. Finished work is kept.\n")
+    assert err.endswith("The command was interrupted. Finished work is kept.\n")
     assert kept.is_file()
     assert main(command) == 3
     assert listing(out) == FILES
