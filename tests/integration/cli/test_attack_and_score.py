@@ -262,7 +262,7 @@ def test_ctrl_c_keeps_the_state_and_the_same_command_resumes(victim: Path, tmp_p
     # Three seconds of steps: neither a slow machine is before the first look, nor a fast one through.
     code, err = interrupt(*command, "--out", str(out), once=out / ".gitignore", after=0.6)
     assert code == 130
-    assert err.splitlines()[-1].startswith("residuum: Interrupted")
+    assert err.splitlines()[-1].startswith("residuum: The command was interrupted")
     assert listing(out) == [".gitignore", ".lock", "attack_state.safetensors"]
     assert out.stat().st_mode & 0o777 == 0o700
     from residuum.attacks.stationarity.solver import SolverState

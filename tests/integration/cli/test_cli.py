@@ -687,7 +687,7 @@ def test_bugs_and_interrupts_have_their_own_codes(
     assert out.strip() == ""
     lines = err.strip().splitlines()
     assert len(lines) == 1
-    assert ("RESIDUUM_DEBUG" if code == 70 else "Interrupted") in lines[0]
+    assert ("RESIDUUM_DEBUG" if code == 70 else "The command was interrupted") in lines[0]
 
 
 def test_debugging_shows_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -705,7 +705,7 @@ def test_ctrl_c_keeps_the_run_and_the_same_command_goes_on(tmp_path: Path) -> No
     endless = [*TRAIN[:-1], "100000000", "--method", "gd"]
     code, err = interrupt(*endless, "--out", str(out), once=out / "private")
     assert code == 130
-    assert err.splitlines()[-1].startswith("residuum: Interrupted")
+    assert err.splitlines()[-1].startswith("residuum: The command was interrupted")
     assert listing(out) == [".gitignore", ".lock", "private", "private/state.safetensors"]
     from residuum.training import TrainingState
 
