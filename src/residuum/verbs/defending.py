@@ -249,7 +249,8 @@ def _trials(defenses: Sequence[str]) -> list[Trial]:
         trials.append(trial)
     if len(trials) == 1:
         raise InputError(
-            "At least one defense must be named; got none.", "Example: --defenses noise:0.5,sgd:10."
+            "--defenses must name at least one defense; got no defense.",
+            "Example: --defenses noise:0.5,sgd:10.",
         )
     return trials
 
