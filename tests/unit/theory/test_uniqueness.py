@@ -449,7 +449,7 @@ def test_moves_across_patterns_are_found_where_the_system_allows_them() -> None:
     found = uniqueness(kkt, box=(-2.0, 2.0), share=0.5)
     assert not found.pinned.any()
     assert found.sums.free == 5  # one dependence, times mass and moment
-    assert any("across patterns" in note for note in found.notes)
+    assert any("may exchange parts with other activation patterns" in note for note in found.notes)
     judge = Falsifier(kkt, (torch.tensor(-2.0), torch.tensor(2.0)))
     alone = [project(*judge.carriers(i, 0.5), np.zeros(4)) for i in range(4)]
     shares = [float(z @ z / (judge.x[i] @ judge.x[i])) for i, z in enumerate(alone)]
@@ -498,7 +498,7 @@ def test_samples_on_a_kink_are_told_and_bounded() -> None:
     kkt = KKTSet.from_samples(model, x, kkt.y, kkt.lam)
     found = uniqueness(kkt)
     assert found.kinks.tolist() == [3, 0, 0, 0, 0]
-    assert any("kinks" in note for note in found.notes)
+    assert any("lie on an activation boundary" in note for note in found.notes)
     # Both sides of each of these switches are bounded by zero: those pixels stay, whatever the rest does.
     judge = Falsifier(kkt, None)
     a, b = judge.carriers(0, 0.1)
@@ -653,7 +653,7 @@ def test_limits_idle_candidates_and_refusals() -> None:
     kkt.lam[1] = 0
     found = uniqueness(kkt, samples=2)
     assert found.index.tolist() == [0, 2]
-    assert any("without a multiplier" in note for note in found.notes)
+    assert any("without a positive multiplier" in note for note in found.notes)
     seen: list[tuple[int, int]] = []
     uniqueness(kkt, watch=lambda done, of: seen.append((done, of)))
     assert seen[0] == (0, 4)

@@ -1,4 +1,4 @@
-"""Uniqueness of a reconstruction: the certificate, its components, and its cost."""
+"""Certificate of how unique a reconstruction is, and estimate of what the certificate costs."""
 
 from residuum.theory.uniqueness.certificate import SHARE, Cost, estimate_cost, uniqueness
 

@@ -1,4 +1,4 @@
-"""The smallest image in a polytope, with a lower bound that is proved even if the solver fails.
+"""The image of least energy in a polytope, with a lower bound that is proved even if the solver fails.
 
     minimize |x|^2   over   low <= rows (x - x0) <= high,   lower <= x - x0 <= upper,   0 inside all of them
 
@@ -23,23 +23,39 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Maximum number of interior-point steps. A gap below GAP |x0|^2 counts as converged.
-STEPS, GAP = 60, 1e-6
-# A step is idle if the gap shrinks by less than STALL_TOLERANCE |x0|^2. PATIENCE idle steps end the loop.
-STALL_TOLERANCE, PATIENCE = 1e-8, 8
-# The first complementarity, and the share of the way to the nearest end that a step takes.
-START_COMPLEMENTARITY, STEP_FRACTION = 1e-2, 0.995
-WALL_ROUNDING = 1e-12  # relative to |x0|: how far rounding may misplace a wall
-ROUNDING = 1e-12  # relative to the terms of a bound
-# Relative to |x0|: the solver fixes pixels with less room, but the bound does not.
+STEPS = 60  # maximum number of interior-point steps
+# The method has converged if the gap between bound and example is below this share of the image's energy.
+GAP = 1e-6
+STALL_TOLERANCE = 1e-8  # a step that shrinks the gap by less than this share of the energy is idle
+PATIENCE = 8  # this many idle steps in a row end the method
+START_COMPLEMENTARITY = (
+    1e-2  # product of each distance from a wall and its multiplier at the beginning
+)
+STEP_FRACTION = 0.995  # a step takes this share of the way to the nearest wall
+# Rounding may misplace a wall of the polytope by this share of the image's norm.
+WALL_ROUNDING = 1e-12
+ROUNDING = 1e-12  # rounding may change a bound by this share of its terms
+# The solver fixes pixels that can change by less than this share of the image's norm, but the bound does not.
 PINNED_TOLERANCE = 1e-9
-INSIDE_FRACTION = 1 - 1e-9  # an example touches no wall, where rounding would decide a gate
-MAX_STIFFNESS = 1e20  # keeps the factorization finite if a distance becomes zero
+# Examples keep this distance from the walls, because rounding would decide on which side they are.
+INSIDE_FRACTION = 1 - 1e-9
+MAX_STIFFNESS = (
+    1e20  # limit of weights, which keeps a factorization finite if a distance becomes zero
+)
 
 
 @dataclass(frozen=True)
 class Polytope:
-    """The set low <= rows a <= high and lower <= a <= upper for a = x - x0. Rows have length one."""
+    """The images x near x0 with low <= rows a <= high and lower <= a <= upper, where a = x - x0.
+
+    Attributes:
+        rows: (b, K, d) rows of length 1, for a batch of b polytopes.
+        x0: (b, d) images inside the polytopes.
+        low: (b, K) lower ends of the products with the rows.
+        high: (b, K) upper ends of the products with the rows.
+        lower: (b, d) lower ends of the changes of the pixels.
+        upper: (b, d) upper ends of the changes of the pixels.
+    """
 
     rows: Tensor
     x0: Tensor
@@ -50,11 +66,11 @@ class Polytope:
 
     @property
     def size(self) -> Tensor:
-        """(b, 1) norms |x0|."""
+        """(b, 1) norms of the images x0."""
         return self.x0.norm(dim=1, keepdim=True).clamp(min=1e-150)
 
     def widened(self) -> Polytope:
-        """Return a polytope that contains this one if rounding has misplaced the walls."""
+        """Return a slightly larger polytope that contains this polytope despite rounding errors."""
         room = WALL_ROUNDING * self.size
         return Polytope(
             self.rows,
@@ -66,16 +82,16 @@ class Polytope:
         )
 
     def bound(self, nu: Tensor) -> Tensor:
-        """Return (b,) lower bounds of |x|^2, valid for any nu (b, K)."""
-        linear = _back(self.rows, nu)
-        a = torch.minimum(torch.maximum(-linear - self.x0, self.lower), self.upper)
+        """Return (b,) lower bounds of the energy |x|^2 of all images, for any dual vectors nu (b, K)."""
+        linear_terms = _back(self.rows, nu)
+        a = torch.minimum(torch.maximum(-linear_terms - self.x0, self.lower), self.upper)
         x = self.x0 + a
-        terms = torch.cat([x.square() / 2, linear * a, -_support(nu, self.low, self.high)], 1)
+        terms = torch.cat([x.square() / 2, linear_terms * a, -_support(nu, self.low, self.high)], 1)
         rounding = nu.abs().sum(1) * (a.norm(dim=1) + self.size[:, 0]) + terms.abs().sum(1)
         return 2 * (terms.sum(1) - ROUNDING * rounding)
 
     def room(self, a: Tensor) -> Tensor:
-        """Return the (b,) largest s such that s a is inside, infinite if nothing limits it."""
+        """Return the (b,) largest factors s such that x0 + s a is inside, infinite without a limit."""
         return torch.minimum(
             _room(_ahead(self.rows, a), self.low, self.high), _room(a, self.lower, self.upper)
         )
@@ -83,11 +99,11 @@ class Polytope:
 
 @dataclass(frozen=True)
 class EnergyMinimum:
-    """Bounds and examples of the smallest energy.
+    """Bounds of the energy |x|^2 of all images in b polytopes, and examples with little energy.
 
     Attributes:
-        bound: (b,) no image has less energy.
-        example: (b, d) a = x - x0 of the smallest image found.
+        bound: (b,) lower bounds of the energy of all images in each polytope.
+        example: (b, d) difference x - x0 of the image with the least energy that was found.
     """
 
     bound: Tensor
@@ -95,12 +111,12 @@ class EnergyMinimum:
 
 
 def minimize_energy(polytope: Polytope) -> EnergyMinimum:
-    """Improve bound and example until they agree.
+    """Find the image of least energy in each polytope, and a lower bound of the energy.
 
     Every step of the interior-point method gives a dual vector and a point. Any dual vector proves a lower
-    bound. The point, pulled back a little into the polytope, is an example. The best of each is stored, so
-    an early stop makes the bound weaker but not wrong. Bounds are those of a polytope that is wider by the
-    rounding errors of its rows.
+    bound. The point, pulled back a little into the polytope, is an example. The best bound and the best
+    example are stored, so an early stop makes the bound weaker but not wrong. Bounds are computed for a
+    slightly larger polytope, so that they hold despite rounding errors.
 
     Args:
         polytope: A batch of polytopes.
@@ -111,48 +127,53 @@ def minimize_energy(polytope: Polytope) -> EnergyMinimum:
     widened = polytope.widened()
     state = _State(widened)
     energy = polytope.x0.square().sum(1)
-    best, least_energy = torch.zeros_like(energy), energy
-    example, gap, idle = torch.zeros_like(polytope.x0), energy, 0
+    best_bound, least_energy = torch.zeros_like(energy), energy
+    best_example, gap, idle_steps = torch.zeros_like(polytope.x0), energy, 0
     for _ in range(STEPS):
         state.step()
         bound = widened.bound(state.nu)
-        best = torch.where(bound > best, bound, best)  # the comparison is false for NaN
+        best_bound = torch.where(
+            bound > best_bound, bound, best_bound
+        )  # a bound that is NaN is not larger
         a = state.point()
         a = a * (INSIDE_FRACTION * polytope.room(a).clamp(max=1))[:, None]
         energies = (polytope.x0 + a).square().sum(1)
-        better = energies < least_energy
-        least_energy = torch.where(better, energies, least_energy)
-        example = torch.where(better[:, None], a, example)
-        gap, previous_gap = least_energy - best, gap
-        idle = 0 if bool((previous_gap - gap > STALL_TOLERANCE * energy).any()) else idle + 1
+        is_better = energies < least_energy
+        least_energy = torch.where(is_better, energies, least_energy)
+        best_example = torch.where(is_better[:, None], a, best_example)
+        gap, previous_gap = least_energy - best_bound, gap
+        idle_steps = (
+            0 if bool((previous_gap - gap > STALL_TOLERANCE * energy).any()) else idle_steps + 1
+        )
         has_converged = bool((gap <= GAP * energy).all())
-        if has_converged or idle == PATIENCE or not bool(state.is_moving.any()):
+        if has_converged or idle_steps == PATIENCE or not bool(state.is_moving.any()):
             break
-    return EnergyMinimum(torch.minimum(best, energy), example)
+    return EnergyMinimum(torch.minimum(best_bound, energy), best_example)
 
 
 def eliminates_rows(rows: int, pixels: int, *, walled: bool) -> bool:
-    """Return True if rows are eliminated, False if pixels are eliminated.
+    """Return True if a matrix over rows is factorized in each step, and False for a matrix over pixels.
 
-    If pixels have walls, every step needs another basis. This costs as much as the dense matrix once there
-    are half as many rows as pixels.
+    If a value range limits the pixels, every step needs a new basis of the rows. This costs as much as the
+    matrix over pixels if there are half as many rows as pixels.
 
     Args:
-        rows: Number of rows.
-        pixels: Number of pixels.
-        walled: Pixels have walls.
+        rows: Number of rows of the polytope.
+        pixels: Number of pixels that can change.
+        walled: Whether a value range limits the pixels.
 
     Returns:
-        Whether to eliminate rows.
+        Whether the smaller cost is that of the matrix over rows.
     """
     return (2 * rows if walled else rows) < pixels
 
 
 class _State:
-    """Interior-point iterates of one batch, in units of |x0|.
+    """State of the interior-point method for one batch of polytopes, in units of |x0|.
 
-    z = G a runs over rows and pixels. p = z - low and q = high - z are its distances from both ends, alpha
-    and beta their multipliers. Pinned pixels do not move.
+    The constraint values z = G a are the products with all rows, then the changes of all pixels. Their
+    distances from both ends are p = z - low and q = high - z, with the multipliers alpha and beta. Pixels
+    that can hardly change are fixed.
     """
 
     def __init__(self, polytope: Polytope) -> None:
@@ -187,44 +208,50 @@ class _State:
 
     @property
     def nu(self) -> Tensor:
-        """The (b, K) dual vector of the rows. The bound minimizes over pixels itself."""
+        """The (b, K) dual vectors of the rows, which prove a lower bound."""
         return (self.beta - self.alpha)[:, : self.rows.shape[1]] * self.polytope.size
 
     def point(self) -> Tensor:
-        """Return the (b, d) primal point."""
+        """Return the (b, d) current differences of the images from x0."""
         a = torch.zeros_like(self.polytope.x0)
         a[:, self.columns] = self.a * self.polytope.size
         return a.masked_fill(self.is_pinned, 0.0)
 
     def step(self) -> None:
-        """Take one predictor-corrector step."""
-        # Errors of stationarity a + x0 = G'(alpha - beta), and of p, q as distances of z = G a.
-        z = self._ahead(self.a)
+        """Take one predictor-corrector step of the interior-point method (Mehrotra)."""
+        # At the solution a + x0 = G'(alpha - beta), and p and q are the distances of z = G a from its ends.
+        constraint_values = self._ahead(self.a)
         self.stationarity_error = self.x0 + self.a - self._back(self.alpha - self.beta)
-        self.p_error = self.has_low * (z - self.low - self.p)
-        self.q_error = self.has_high * (self.high - z - self.q)
-        failed = self._factorize(
+        self.p_error = self.has_low * (constraint_values - self.low - self.p)
+        self.q_error = self.has_high * (self.high - constraint_values - self.q)
+        failures = self._factorize(
             (self.alpha / self.p + self.beta / self.q).clamp(max=MAX_STIFFNESS)
         )
-        # The predictor aims at complementarity zero. Its step length decides how much to center, and the
-        # corrector compensates its second-order term (Mehrotra).
-        gap = self._complementarity(0, (self.a,) * 5)
-        move = self._solve(0.0, 0.0)
-        ahead = self._complementarity(self._longest(move), move)
-        center = (ahead / gap).clamp(0, 1) ** 3 * gap
-        move = self._solve(center - move[1] * move[3], center - move[2] * move[4])
-        length = STEP_FRACTION * self._longest(move)
-        is_valid = torch.stack([component.isfinite().all(1) for component in move]).all(0) & (
-            failed == 0
+        # The predictor step aims at complementarity zero, and its length decides how much to center.
+        # The corrector step compensates the second-order term of the predictor step.
+        complementarity = self._complementarity(0, (self.a,) * 5)
+        newton_step = self._solve(0.0, 0.0)
+        predicted_complementarity = self._complementarity(self._longest(newton_step), newton_step)
+        centering = (predicted_complementarity / complementarity).clamp(0, 1) ** 3 * complementarity
+        newton_step = self._solve(
+            centering - newton_step[1] * newton_step[3], centering - newton_step[2] * newton_step[4]
         )
-        self.is_moving = is_valid[:, None] & (gap > 0)
-        length = torch.where(self.is_moving, length, 0.0)
-        for name, component in zip(("a", "p", "q", "alpha", "beta"), move, strict=True):
-            moved = getattr(self, name) + length * component.nan_to_num(0.0, 0.0, 0.0)
-            setattr(self, name, moved)
+        step_length = STEP_FRACTION * self._longest(newton_step)
+        is_valid = torch.stack([component.isfinite().all(1) for component in newton_step]).all(
+            0
+        ) & (failures == 0)
+        self.is_moving = is_valid[:, None] & (complementarity > 0)
+        step_length = torch.where(self.is_moving, step_length, 0.0)
+        for name, component in zip(("a", "p", "q", "alpha", "beta"), newton_step, strict=True):
+            new_value = getattr(self, name) + step_length * component.nan_to_num(0.0, 0.0, 0.0)
+            setattr(self, name, new_value)
 
     def _solve(self, lower: Tensor | float, upper: Tensor | float) -> tuple[Tensor, ...]:
-        """Return the Newton step to alpha p = lower, beta q = upper: moves of a, p, q, alpha, beta."""
+        """Return the Newton step towards alpha p = lower and beta q = upper.
+
+        Returns:
+            The changes of a, p, q, alpha and beta.
+        """
         need_p = self.has_low * ((lower - self.alpha * self.p) / self.p)
         need_q = self.has_high * ((upper - self.beta * self.q) / self.q)
         by_p, by_q = self.alpha / self.p, self.beta / self.q
@@ -238,55 +265,58 @@ class _State:
         return a, p, q, need_p - by_p * p, need_q - by_q * q
 
     def _factorize(self, stiff: Tensor) -> Tensor:
-        """Factorize H = D + R'SR, the rest of I + G' stiff G: rows R with S, and pixels in D = I + theirs.
+        """Factorize the matrix H = D + R'SR of a Newton step.
 
-        If there are few rows, a K x K matrix is factorized. Let D^-1/2 R' = QT, where Q has orthonormal
-        columns. H does not act outside the range of Q: H^-1 = D^-1/2 (I - QQ' + Q (I + TST')^-1 Q') D^-1/2.
-        Nothing cancels in this formula, unlike in Woodbury's I - B'(I + BB')^-1 B for stiff rows. It also
-        avoids products of rows that may be nearly parallel.
+        R are the K rows of the polytope, S is the diagonal matrix of their stiffness, and D is the identity
+        plus the stiffness of the pixels. If there are few rows, a K x K matrix is factorized. Let D^-1/2 R' =
+        QT, where Q has orthonormal columns. Then H^-1 = D^-1/2 (I - QQ' + Q (I + TST')^-1 Q') D^-1/2. Nothing
+        cancels in this formula, unlike in Woodbury's formula for stiff rows. It also avoids products of rows
+        that may be nearly parallel.
 
         Args:
-            stiff: (b, K + k) stiffness of all walls.
+            stiff: (b, K + k) stiffness alpha / p + beta / q of all K rows and k pixels.
 
         Returns:
-            (b,) which factorizations failed, as nonzero numbers.
+            (b,) numbers that are not zero if a factorization failed.
         """
         k = self.rows.shape[1]
         self.row_stiffness, self.diagonal = stiff[:, :k], 1 + stiff[:, k:]
-        # Without walls of pixels D = I in every step, so one basis suffices.
+        # If no value range limits the pixels, D is the identity in every step, and one basis suffices.
         if self.eliminates_rows and (self.has_pixel_walls or not hasattr(self, "basis")):
-            across = (self.rows * self.diagonal.rsqrt()[:, None]).mT
-            self.basis, self.triangular = torch.linalg.qr(across)
+            scaled_rows = (self.rows * self.diagonal.rsqrt()[:, None]).mT
+            self.basis, self.triangular = torch.linalg.qr(scaled_rows)
         rows = self.triangular.mT if self.eliminates_rows else self.rows
         matrix = rows.mT @ (self.row_stiffness[..., None] * rows)
         matrix.diagonal(dim1=1, dim2=2).add_(1.0 if self.eliminates_rows else self.diagonal)
-        self.factor, failed = torch.linalg.cholesky_ex(matrix)
-        return failed
+        self.factor, failures = torch.linalg.cholesky_ex(matrix)
+        return failures
 
     def _inverse(self, target: Tensor) -> Tensor:
-        """Return H^-1 target, (b, d)."""
+        """Return (b, d) solutions of the factorized Newton equations with the right-hand side ``target``."""
         if not self.eliminates_rows:
             return torch.cholesky_solve(target[..., None], self.factor)[..., 0]
         solution = self._through_rows(target)
-        # A basis has rounding errors of its largest entries, which may exceed stiff pixels. So the
-        # residual of the equation is solved once more.
+        # The rounding errors of the basis may be large for stiff pixels.
+        # So the equations are solved once more for the residual.
         product = self.diagonal * solution + _back(
             self.rows, self.row_stiffness * _ahead(self.rows, solution)
         )
         return solution + self._through_rows(target - product)
 
     def _through_rows(self, target: Tensor) -> Tensor:
-        across = (target * self.diagonal.rsqrt())[..., None]
-        inside = self.basis.mT @ across
-        across = across - self.basis @ inside
-        # Stiff rows make ``inside`` so long that the difference is mostly rounding. So we project again.
-        correction = self.basis.mT @ across
-        across = across - self.basis @ correction
-        solution = across + self.basis @ torch.cholesky_solve(inside + correction, self.factor)
+        outside = (target * self.diagonal.rsqrt())[..., None]
+        inside_coordinates = self.basis.mT @ outside
+        outside = outside - self.basis @ inside_coordinates
+        # With stiff rows the difference is mostly rounding errors, so we project it again.
+        correction = self.basis.mT @ outside
+        outside = outside - self.basis @ correction
+        solution = outside + self.basis @ torch.cholesky_solve(
+            inside_coordinates + correction, self.factor
+        )
         return solution[..., 0] * self.diagonal.rsqrt()
 
     def _longest(self, move: tuple[Tensor, ...]) -> Tensor:
-        """Return the (b, 1) step length that keeps distances and multipliers positive, at most 1."""
+        """Return the (b, 1) longest steps, at most 1, that keep all distances and multipliers positive."""
         pairs = zip((self.p, self.q, self.alpha, self.beta), move[1:], strict=True)
         ends = [torch.where(d < 0, -v / d, 1.0).amin(1, keepdim=True) for v, d in pairs]
         return torch.cat(ends, 1).amin(1, keepdim=True).clamp(max=1)
@@ -317,7 +347,7 @@ def _back(rows: Tensor, y: Tensor) -> Tensor:
 
 
 def _support(nu: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return the maximum of nu_k z_k over low_k <= z_k <= high_k. It is 0 if nu_k is 0."""
+    """Return the (b, K) maxima of nu_k z_k over low_k <= z_k <= high_k, which are 0 if nu_k is 0."""
     return torch.where(nu > 0, nu * high, torch.where(nu < 0, nu * low, 0.0))
 
 
