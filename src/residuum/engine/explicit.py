@@ -28,7 +28,7 @@ With half=True, both factors of a product are rounded to bfloat16:
 
 Otherwise products are not rounded. In float32 they use TF32 if ``matmul_precision`` enables it.
 
-The cost of one evaluation is that of its matrix products. Layer l maps a = h_{l-1} inputs to b = h_l
+Matrix products dominate the cost of one evaluation. Layer l maps a = h_{l-1} inputs to b = h_l
 outputs, and each of its products takes 2 R m a b operations.
 
 =====================================  =======================================================
@@ -63,18 +63,15 @@ from residuum.networks import MLP, Activation
 from residuum.stationarity import Theta
 
 Errors = list[tuple[Tensor, Tensor | None] | None]
-Products = list[
-    tuple[list[Tensor], list[Tensor]]
-]  # pre-activations and d_{l+1} W_{l+1}, for theta and theta0
+# Matrix products of one chunk, for each set of weights: pre-activations z_l, and backward products d_l W_l.
+Products = list[tuple[list[Tensor], list[Tensor]]]
 
 # Memory in bytes for intermediate results. If they do not fit, candidates are processed in chunks.
 WORKSPACE = 2 * 2**30
 CHUNK = WORKSPACE // 8  # memory in bytes for the intermediate results of one chunk of candidates
-# Numbers that are stored at the same time for each candidate and hidden unit: five in the backward pass and
-# five in the double backward pass.
+# Numbers stored at once per candidate and hidden unit: five each for backward and double backward.
 LIVE_TENSORS = 10
-# Tensors of the size of the candidates: state, best point, two optimizer states, working copy, gradient and
-# temporary tensors.
+# Number of tensors as large as all candidates: state, best point, optimizer, gradient, temporaries.
 CANDIDATE_COPIES = 10
 
 
@@ -417,13 +414,17 @@ class ExplicitEquation:
                 differences.append(None)
                 continue
             scale = -2 * w if w else 1.0
-            before = None if sums is None else sums[i]
-            e = weight.expand(runs, *weight.shape) if before is None else before[0]
+            earlier_difference = None if sums is None else sums[i]
+            e = (
+                weight.expand(runs, *weight.shape)
+                if earlier_difference is None
+                else earlier_difference[0]
+            )
             for k, tape in enumerate(tapes):
-                beta = scale if before is None and k == 0 else 1.0
+                beta = scale if earlier_difference is None and k == 0 else 1.0
                 signals = tape.signals[i].transpose(1, 2)
                 e = accumulate(e, signals, tape.inputs[i], beta, -scale, self.half, cancels=True)
-            e_bias = bias if before is None else before[1]
+            e_bias = bias if earlier_difference is None else earlier_difference[1]
             if e_bias is not None:
                 total = tapes[0].signals[i].sum(1)
                 for tape in tapes[1:]:
@@ -488,8 +489,7 @@ class ExplicitEquation:
         dbar: Tensor | None = None
         zbars: list[Tensor | None] = []
         for i, error in enumerate(errors):
-            # d_{l-1} = (d_l W_l) o s'(z_{l-1}), so dbar_{l-1} is multiplied by the slope s'(z_{l-1}) and by
-            # W_l^T.
+            # Since d_{l-1} = (d_l W_l) o s'(z_{l-1}), dbar_{l-1} gets the factors s'(z_{l-1}) and W_l^T.
             if dbar is not None:
                 dbar = matmul(dbar * tape.slopes[i - 1], layers[i][0].T)
             # The sum T_l also depends on d_l. This adds a_{l-1} E_l^T for the weights and e_l for the bias.
@@ -523,8 +523,7 @@ class ExplicitEquation:
                 abar = accumulate(abar, tape.signals[i], error[0], half=self.half)
             if i == 0:
                 break  # a_0 is the candidate x, so abar is the result
-            # The pre-activation z_{l-1} is used twice: in the slope s'(z_{l-1}) of the backward pass, and in
-            # s(z_{l-1}).
+            # The pre-activation z_{l-1} is used in the slope s'(z_{l-1}) and in the activation s(z_{l-1}).
             zbar = zbars[i - 1]
             if abar is not None:
                 from_activation = abar * tape.slopes[i - 1]
@@ -665,7 +664,7 @@ def evaluation_cost(
     memory = {
         "weights": element_bytes
         * parameters
-        * (points + 1 + 2 * runs),  # the weights, the target, and two sums per run
+        * (points + 1 + 2 * runs),  # weights, target, two sums of gradients per run
         "candidates": element_bytes * rows * widths[0] * CANDIDATE_COPIES,
         "workspace": live_bytes + (cached_bytes if plan.count > 1 else 0),
     }

@@ -33,14 +33,13 @@ from residuum.errors import ArchitectureError
 from residuum.networks.probing import second_derivatives
 from residuum.stationarity import Theta, layer_squares, parameters
 
-WORKSPACE = (
-    2 * 2**30
-)  # memory in bytes that a chunk of candidates may take, for its passes and their graphs
+# Memory in bytes that a chunk of candidates may take, for its passes and their graphs.
+WORKSPACE = 2 * 2**30
 # Ratio of the memory of an evaluation to the memory that a forward pass saves. An evaluation has a forward
 # pass, a backward pass, a backward pass through these two, and temporary tensors.
 GRAPH_FACTOR = 8
 
-Derivatives = tuple[Tensor, Tensor, Tensor]  # squared residuals, gradient in x, gradient in lam
+Derivatives = tuple[Tensor, Tensor, Tensor]  # squared residuals, gradient in x, and in lam
 
 
 class GenericEquation:
@@ -96,10 +95,8 @@ class GenericEquation:
             if self.side_by_side and runs > 1 and runs * m <= size:
                 try:
                     return self._evaluate_together(models, objective, candidates)
-                except (
-                    RuntimeError,
-                    ValueError,
-                ):  # vmap cannot transform the network's forward method
+                except (RuntimeError, ValueError):
+                    # ``vmap`` cannot transform the forward method of this network.
                     self.side_by_side = False
             by_run = [
                 self._evaluate_run(models, objective, candidates.select_run(run), size)
@@ -214,8 +211,8 @@ class GenericEquation:
 
     def estimate_workspace(self, candidates: int) -> int:
         """Return the estimated memory of an evaluation in bytes, 0 before the first evaluation."""
-        once = GRAPH_FACTOR * self.saved
-        return min(candidates * once, max(once, self.workspace))
+        candidate_bytes = GRAPH_FACTOR * self.saved
+        return min(candidates * candidate_bytes, max(candidate_bytes, self.workspace))
 
     def _chunk_size(self, model: nn.Module, x: Tensor) -> int:
         """Return how many candidates are evaluated at once.
@@ -236,7 +233,7 @@ class GenericEquation:
         """
         if not self.saved:
             try:
-                single, double = (
+                bytes_of_one, bytes_of_two = (
                     count_saved_bytes(model, self.thetas[0], x.expand(n, *x.shape[1:]))
                     for n in (1, 2)
                 )
@@ -250,7 +247,7 @@ class GenericEquation:
                     "input, or use --device cpu.",
                 ) from problem
             # The difference between two samples and one does not include the weights.
-            self.saved = max(1, double - single)
+            self.saved = max(1, bytes_of_two - bytes_of_one)
         return max(1, self.workspace // (GRAPH_FACTOR * self.saved))
 
 

@@ -56,7 +56,7 @@ class Repeater:
             self.step()
 
     def _capture(self) -> None:
-        """Capture steps in a CUDA graph. A step that needs the host, for example, cannot be captured."""
+        """Capture steps in a CUDA graph. If the steps cannot be captured, they are run normally."""
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
@@ -80,13 +80,13 @@ def _uncollected() -> Iterator[None]:
     Yields:
         Nothing.
     """
-    collecting = gc.isenabled()
+    was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if was_enabled:
             gc.enable()
 
 

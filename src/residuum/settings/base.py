@@ -73,15 +73,15 @@ def input_error(model: type[BaseModel], problem: ValidationError) -> InputError:
     Returns:
         The error, which the caller raises.
     """
-    fault = problem.errors()[0]
-    path = [str(place) for place in fault["loc"]]
+    first_fault = problem.errors()[0]
+    path = [str(place) for place in first_fault["loc"]]
     name, fields = path[0] if path else "", model.model_fields
-    if fault["type"] == "extra_forbidden":
+    if first_fault["type"] == "extra_forbidden":
         return InputError(f"There is no setting {name!r}.", did_you_mean(name, tuple(fields)))
-    value = repr(fault["input"])[:MAX_VALUE_LENGTH]
+    value = repr(first_fault["input"])[:MAX_VALUE_LENGTH]
     if name not in fields:  # the rule that failed is about several settings
         return InputError(
-            _sentence(fault["msg"]), "Change one of the settings that the rule names."
+            _sentence(first_fault["msg"]), "Change one of the settings that the rule names."
         )
     field = fields[name]
     remedy = f"Leave {name} out." if field.default is None else f"The default is {field.default!r}."
@@ -89,14 +89,16 @@ def input_error(model: type[BaseModel], problem: ValidationError) -> InputError:
         names = ", ".join(map(str, choices))
         return InputError(
             f"{name} must be one of {names}; got {value}.",
-            did_you_mean(str(fault["input"]), tuple(map(str, choices))),
+            did_you_mean(str(first_fault["input"]), tuple(map(str, choices))),
         )
     rule = bounds_in_words(field)
-    if fault["type"] == "finite_number":
+    if first_fault["type"] == "finite_number":
         rule = "finite"
-    if rule and (fault["type"] == "finite_number" or isinstance(fault["input"], int | float)):
+    if rule and (
+        first_fault["type"] == "finite_number" or isinstance(first_fault["input"], int | float)
+    ):
         return InputError(f"{name} must be {rule}; got {value}.", remedy)
-    return InputError(f"{name} is refused: {_sentence(fault['msg'])} Got {value}.", remedy)
+    return InputError(f"{name} is refused: {_sentence(first_fault['msg'])} Got {value}.", remedy)
 
 
 def choices_of(field: FieldInfo) -> tuple[Any, ...]:

@@ -13,9 +13,8 @@ from pydantic import Field
 
 from residuum.settings.base import EXPERT, Settings
 
-TRIAL_RESTARTS = (
-    2  # restarts in each trial of a sweep; measuring agreement between restarts needs at least 2
-)
+# Restarts in each trial of a sweep. To measure agreement between restarts, a trial needs at least 2.
+TRIAL_RESTARTS = 2
 
 
 class ExposureRequest(Settings):

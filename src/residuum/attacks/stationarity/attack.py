@@ -60,7 +60,7 @@ def search(
         watch: Function that receives the progress of the attack.
         until: Pause at the first evaluation step that is not before step ``until``. The search can continue
             from the returned state.
-        grower: Adds and merges candidates. By default it is created by :func:`make_grower`.
+        grower: Object that adds and merges candidates, by default the result of :func:`make_grower`.
 
     Returns:
         The state at the end of the search.
@@ -98,7 +98,7 @@ def summarize_growth(
     """Return notes about candidates that were added, and the second-order stationarity of the result.
 
     Args:
-        grower: Adds and merges candidates, None if their number is fixed.
+        grower: Object that adds and merges candidates, None if their number is fixed.
         state: State at the end of the search.
 
     Returns:
@@ -108,9 +108,9 @@ def summarize_growth(
     if grower is None or state.population is None:
         return (), ()
     notes = [grower.note] if grower.note else []
-    kinds = {event["kind"] for event in state.population.events}
-    if grower.strategy.event not in kinds:
-        cause = "no candidate was unstable" if kinds else "no round was due within the steps"
+    event_kinds = {event["kind"] for event in state.population.events}
+    if grower.strategy.event not in event_kinds:
+        cause = "no candidate was unstable" if event_kinds else "no round was due within the steps"
         notes.append(f"growth: no candidate was added, because {cause}")
     for run, reason in enumerate(state.population.stopped):
         if reason == "limit":
@@ -179,18 +179,18 @@ class Stationarity(StationarityAttack):
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
         """Return the pickled form of an attack. Classes made at run time are stored as their changes."""
-        kind, named = type(self), type(self).derived_from
-        if named is None:
+        attack_class, named_class = type(self), type(self).derived_from
+        if named_class is None:
             return super().__reduce_ex__(protocol)
-        has_own_objective = kind.objective is not getattr(named, "objective", None)
-        objective = kind.objective if has_own_objective else None
-        strategy = None if kind.strategy is named.strategy else kind.strategy
+        has_own_objective = attack_class.objective is not getattr(named_class, "objective", None)
+        objective = attack_class.objective if has_own_objective else None
+        strategy = None if attack_class.strategy is named_class.strategy else attack_class.strategy
         values = {name: getattr(self, name) for name in self.model_fields_set}
-        return _restore, (named, objective, strategy, values)
+        return _restore, (named_class, objective, strategy, values)
 
     @property
     def outside(self) -> bool:
-        """True if the objective comes from another package."""
+        """Whether the objective of the attack comes from another package."""
         return not self.objective.__module__.startswith("residuum.")
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
@@ -328,7 +328,7 @@ class Stationarity(StationarityAttack):
             network: The network that is attacked.
             knowledge: What the attacker knows.
             state_path: File in which the state of the search is saved.
-            until: Step at which the search pauses.
+            until: Number of the step at which the search pauses.
             per_run: Settings of each restart, if they differ.
 
         Returns:
@@ -407,9 +407,9 @@ class Auto(StationarityAttack):
             The attack with resolved settings.
         """
         network.check_weights()
-        by_task: tuple[type[Stationarity], ...] = (BinaryKKT, MulticlassKKT, WeightDecay)
-        chosen = next(a for a in by_task if a.objective.task == network.inferred_task)
-        return chosen.like(self).resolve_settings(network, knowledge)
+        attack_classes: tuple[type[Stationarity], ...] = (BinaryKKT, MulticlassKKT, WeightDecay)
+        attack_class = next(a for a in attack_classes if a.objective.task == network.inferred_task)
+        return attack_class.like(self).resolve_settings(network, knowledge)
 
 
 class KKT(KKTSettings, StationarityAttack):
@@ -428,5 +428,5 @@ class KKT(KKTSettings, StationarityAttack):
             The attack with resolved settings.
         """
         outputs = network.architecture.outputs
-        chosen = BinaryKKT if outputs == 1 else MulticlassKKT
-        return chosen.like(self).resolve_settings(network, knowledge)
+        attack_class = BinaryKKT if outputs == 1 else MulticlassKKT
+        return attack_class.like(self).resolve_settings(network, knowledge)

@@ -66,7 +66,7 @@ class Curvature:
             rows: Candidates whose splitting matrices are used.
 
         Returns:
-            S(x_i) v_i with the shape of v.
+            The products S(x_i) v_i, with the shape of v.
         """
         if (equation := self.problem.explicit) is None:
             return torch.stack(
@@ -198,8 +198,8 @@ def _derivative_along(
     """Return the directional derivative along v of a gradient in x, by forward-mode differentiation."""
     # The surrogate's derivative rule runs only if gradients are enabled. No tensor here requires a gradient.
     with torch.enable_grad(), forward_ad.dual_level():
-        dual = replace(candidates, x=forward_ad.make_dual(candidates.x, v.flatten(2)))
-        tangent = forward_ad.unpack_dual(gradient(dual)).tangent
+        dual_candidates = replace(candidates, x=forward_ad.make_dual(candidates.x, v.flatten(2)))
+        tangent = forward_ad.unpack_dual(gradient(dual_candidates)).tangent
     return torch.zeros_like(v) if tangent is None else tangent.view_as(v)
 
 
@@ -276,7 +276,7 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
         The smallest eigenvalues (...) and unit eigenvectors (..., d).
     """
     iterations = min(iterations, start.shape[-1])
-    tiny = torch.finfo(start.dtype).eps ** 0.75
+    zero_threshold = torch.finfo(start.dtype).eps ** 0.75
     q = start / start.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(start.dtype).tiny)
     basis = start.new_zeros(*start.shape[:-1], iterations, start.shape[-1])
     diagonal = start.new_zeros(*start.shape[:-1], iterations)
@@ -286,25 +286,28 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
         basis[..., j, :] = q
         w = product(q)
         diagonal[..., j] = (w * q).sum(-1)
-        earlier = basis[..., : j + 1, :]
+        earlier_vectors = basis[..., : j + 1, :]
         for _ in range(2):
-            w = w - ((earlier @ w[..., None]) * earlier).sum(-2)
+            w = w - ((earlier_vectors @ w[..., None]) * earlier_vectors).sum(-2)
         beta = w.norm(dim=-1)
         scale = torch.maximum(scale, torch.maximum(diagonal[..., j].abs(), beta))
-        is_new = beta > tiny * scale
+        is_new = beta > zero_threshold * scale
         off_diagonal[..., j] = torch.where(is_new, beta, 0.0)
         q = torch.where(is_new[..., None], w / torch.where(is_new, beta, 1.0)[..., None], 0.0)
     is_zero = basis.square().sum(-1) < 0.5
-    is_zero[..., 0] = (
-        False  # if the start vector is zero, the eigenvalue and the eigenvector are zero
-    )
+    # If the start vector is zero, the eigenvalue and the eigenvector are zero.
+    is_zero[..., 0] = False
     diagonal = torch.where(is_zero, 4 * scale[..., None] + 1, diagonal)
-    side = off_diagonal[..., : iterations - 1]
-    matrix = torch.diag_embed(diagonal) + torch.diag_embed(side, 1) + torch.diag_embed(side, -1)
+    side_diagonal = off_diagonal[..., : iterations - 1]
+    matrix = (
+        torch.diag_embed(diagonal)
+        + torch.diag_embed(side_diagonal, 1)
+        + torch.diag_embed(side_diagonal, -1)
+    )
     values, vectors = torch.linalg.eigh(matrix)
-    combined = (vectors[..., :, :1] * basis).sum(-2)
-    length = combined.norm(dim=-1, keepdim=True)
-    return values[..., 0], combined / torch.where(length > 0.5, length, 1.0)
+    eigenvectors = (vectors[..., :, :1] * basis).sum(-2)
+    length = eigenvectors.norm(dim=-1, keepdim=True)
+    return values[..., 0], eigenvectors / torch.where(length > 0.5, length, 1.0)
 
 
 def measure_stationarity(

@@ -17,8 +17,8 @@ from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES
 TYPED = 0.01  # weight of the prior that pulls each column of a table to its known type
 # Weight of the sparse prior for images, and the learning rate of the multipliers if this prior is used.
 SPARSE, SLOW = 60.0, 0.003
-# Weights of the sparse prior if multipliers can be negative, for photographs and for pen strokes. Such
-# multipliers must find their sign first, so their learning rate is not reduced.
+# Weights of the sparse prior for photographs and for pen strokes, if multipliers can be negative. The
+# learning rate of such multipliers is not reduced, because they must find their sign first.
 SIGNED_SPARSE, SIGNED_STROKES = 6.0, 0.6
 # Thresholds of ``Appearance`` between kinds of images: about half way between the measured values.
 NEIGHBORS, STROKES = 0.5, 5.0
@@ -48,7 +48,7 @@ def default_settings(
         network: The network that is attacked.
         knowledge: What the attacker knows.
         settings: Settings of the attack.
-        surface: The attack surface, such as the released weights or the weight update.
+        surface: Name of the attack surface, such as the weights or the weight update.
         is_signed: True if the multipliers can have any sign.
 
     Returns:
@@ -68,11 +68,13 @@ def default_settings(
     if knowledge.columns is not None:
         priors = (("columns", TYPED),)
     is_slow = appearance.are_images and settings.priors != () and not is_signed
-    chosen: dict[str, Any] = {
+    default_values: dict[str, Any] = {
         "priors": priors,
         "lr_lam": SLOW if is_slow else LR_LAM,
     }
-    return {name: value for name, value in chosen.items() if getattr(settings, name) is None}
+    return {
+        name: value for name, value in default_values.items() if getattr(settings, name) is None
+    }
 
 
 def mixture_rows(checkpoint: Network, knowledge: Knowledge, surface: str) -> Tensor:
@@ -84,7 +86,7 @@ def mixture_rows(checkpoint: Network, knowledge: Knowledge, surface: str) -> Ten
     Args:
         checkpoint: The network that is attacked.
         knowledge: What the attacker knows.
-        surface: Name of the attack surface.
+        surface: Name of the attack surface, such as the weights or the weight update.
 
     Returns:
         The first layer of the tensors that the attack surface uses.

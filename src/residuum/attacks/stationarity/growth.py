@@ -12,8 +12,8 @@ A round never raises the loss without priors.
 An event is a dictionary of plain values:
 
     step, run                  step of the solver, and number of the restart
-    kind                       "prune", "merge", "stable" (no candidate was added), or the kind of the
-    strategy parent                     the candidate that is dropped, merged into another candidate, or split
+    kind                       "prune", "merge", "stable" (no candidate was added), or a new candidate's kind
+    parent                     the candidate that is dropped, merged into another candidate, or split
     children                   the candidate that remains after a merge, or the new candidates
     eigenvalue, eta            eigenvalue and step length of a split; smallest eigenvalue of a stable run
     predicted                  second-order change of the loss by this split alone
@@ -170,7 +170,7 @@ class Grower:
         return (step // self.settings.split_every + 1) * self.settings.split_every
 
     def run_due_rounds(self, state: SolverState) -> SolverState:
-        """Add and merge candidates in all runs that are due, in full precision, and return the new state."""
+        """Return the state after the rounds of growth that are due, which merge and add candidates."""
         if state.stopped:
             return state
         with self.solver.precision(False):
@@ -223,9 +223,11 @@ class Grower:
         start = max(start, state.step - settings.split_every)
         middle = (start + state.step) / 2
         history = list(zip(state.steps, state.loss, strict=True))
-        early = [float(loss[run]) for step, loss in history if start <= step <= middle]
-        late = [float(loss[run]) for step, loss in history if step > middle]
-        return bool(early and late) and min(late) > (1 - settings.split_tolerance) * min(early)
+        early_losses = [float(loss[run]) for step, loss in history if start <= step <= middle]
+        late_losses = [float(loss[run]) for step, loss in history if step > middle]
+        return bool(early_losses and late_losses) and min(late_losses) > (
+            1 - settings.split_tolerance
+        ) * min(early_losses)
 
     def _evaluate(self, state: SolverState, sharpness: float | Tensor) -> Evaluation:
         return self._problem_of(state).evaluate(state.x, state.lam * self.scale, sharpness)
@@ -311,23 +313,27 @@ class Grower:
         """Put new candidates into slots, with multipliers divided by the scale, and record events."""
         ident = get_population(state).ident
         scales = torch.as_tensor(self.scale, dtype=state.lam.dtype).flatten().expand(len(state.x))
-        stored = [
+        stored_newcomers = [
             [replace(newcomer, lam=newcomer.lam / scale) for newcomer in new]
             for new, scale in zip(proposal.newcomers, scales, strict=True)
         ]
-        state, numbers = place_newcomers(state, stored)
+        state, numbers = place_newcomers(state, stored_newcomers)
         events = []
         for run in due:
             before, after = float(proposal.before[run]), float(proposal.after[run])
-            common = {"step": state.step, "run": run, "loss_before": before}
+            common_fields = {"step": state.step, "run": run, "loss_before": before}
             if not numbers[run]:
                 lowest = float(proposal.lowest[run])
-                events.append({**common, "kind": "stable", "eigenvalue": lowest})
-            for fresh, new in zip(numbers[run], proposal.newcomers[run], strict=True):
-                event = {**common, "kind": self.strategy.event}
+                events.append({**common_fields, "kind": "stable", "eigenvalue": lowest})
+            for newcomer_numbers, new in zip(numbers[run], proposal.newcomers[run], strict=True):
+                event = {**common_fields, "kind": self.strategy.event}
                 if new.parent is not None:
                     event["parent"] = int(ident[run, new.parent])
-                result = {"children": list(fresh), "loss_after": after, "obtained": after - before}
+                result = {
+                    "children": list(newcomer_numbers),
+                    "loss_after": after,
+                    "obtained": after - before,
+                }
                 events.append({**event, **new.figures, **result})
         return append_events(state, events)
 
@@ -347,8 +353,8 @@ class Grower:
         """
         population = get_population(state)
         problem = self.problem.with_labels(population.best_labels)
-        last = self.solver.config.steps + 1  # no round uses the random stream of this step
-        generators = [self.create_generator(last, run) for run in range(len(state.x))]
+        unused_step = self.solver.config.steps + 1  # no round uses the random stream of this step
+        generators = [self.create_generator(unused_step, run) for run in range(len(state.x))]
         start = self.draw_noise(state.x, generators)
         mask = population.best_active.view(*start.shape[:2], *[1] * (start.ndim - 2))
         sharpness, lam = self.solver.sharpness_at(state.step), state.best_lam * self.scale

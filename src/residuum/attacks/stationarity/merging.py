@@ -23,8 +23,7 @@ from residuum.attacks.stationarity.solver import SolverState
 from residuum.networks import ReLU
 
 MAX_TRIES = 8  # pairs of candidates that a run tries to merge in one round
-# Largest distance of two candidates that may merge, relative to the norm of the shorter one, in networks
-# without activation patterns.
+# In networks without ReLUs, largest distance of two merged candidates over the norm of the shorter one.
 MAX_DISTANCE = 0.1
 
 
@@ -80,31 +79,31 @@ def merge(
         before, loss after).
     """
     # If the fit is exact, the loss consists of rounding errors only, so a rise within rounding is accepted.
-    rounding = 64 * torch.finfo(state.x.dtype).eps ** 2 * problem.empty_loss
+    rounding_error = 64 * torch.finfo(state.x.dtype).eps ** 2 * problem.empty_loss
     queues = {run: _pairs(problem, state, run) for run in due}
     merges = []
     for _ in range(MAX_TRIES):
-        before = problem.evaluate(state.x, state.lam * scale, sharpness).loss
+        loss_before = problem.evaluate(state.x, state.lam * scale, sharpness).loss
         x, lam = state.x.clone(), state.lam.clone()
-        tried: dict[int, tuple[int, int]] = {}
+        tried_pairs: dict[int, tuple[int, int]] = {}
         for run, queue in queues.items():
             if queue:
-                tried[run] = i, j = queue.pop(0)
+                tried_pairs[run] = i, j = queue.pop(0)
                 weight = torch.stack([state.lam[run, k].abs().sum() for k in (i, j)])
                 share = weight / weight.sum()
                 x[run, i] = share[0] * state.x[run, i] + share[1] * state.x[run, j]
                 lam[run, i] = state.lam[run, i] + state.lam[run, j]
                 lam[run, j] = 0.0
-        if not tried:
+        if not tried_pairs:
             break
-        after = problem.evaluate(x, lam * scale, sharpness).loss
+        loss_after = problem.evaluate(x, lam * scale, sharpness).loss
         dropped = torch.zeros_like(get_population(state).active)
-        for run, (i, j) in tried.items():
-            if not bool(after[run] <= before[run] + rounding):
+        for run, (i, j) in tried_pairs.items():
+            if not bool(loss_after[run] <= loss_before[run] + rounding_error):
                 x[run], lam[run] = state.x[run], state.lam[run]
                 continue
             dropped[run, j] = True
-            merges.append((run, i, j, float(before[run]), float(after[run])))
+            merges.append((run, i, j, float(loss_before[run]), float(loss_after[run])))
             queues[run] = [pair for pair in queues[run] if not {i, j} & set(pair)]
         if bool(dropped.any()):
             state = remove_candidates(state.replace(x=x, lam=lam), dropped)

@@ -75,8 +75,8 @@ class Objective(ABC):
         Returns:
             The objective.
         """
-        shared = {f.name for f in fields(cls)} & type(settings).model_fields.keys()
-        return cls(**{name: getattr(settings, name) for name in shared})
+        option_names = {f.name for f in fields(cls)} & type(settings).model_fields.keys()
+        return cls(**{name: getattr(settings, name) for name in option_names})
 
     @property
     def follows_outputs(self) -> bool:
@@ -158,8 +158,8 @@ class Objective(ABC):
             Labels (count,).
         """
         balance = knowledge.label_balance or (0.5, 0.5)
-        negative = round(count * balance[0] / sum(balance))
-        return torch.cat([-torch.ones(negative), torch.ones(count - negative)])
+        negative_count = round(count * balance[0] / sum(balance))
+        return torch.cat([-torch.ones(negative_count), torch.ones(count - negative_count)])
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
         """Return the shape of the multipliers of one candidate, () for a single multiplier."""
@@ -223,8 +223,8 @@ class MarginKKT(Objective):
             The reason, "" if the objective applies.
         """
         if (outputs == 1) != (self.task == "binary"):
-            required = "one output" if self.task == "binary" else "at least 2 outputs"
-            return f"needs {required}; this network has {outputs}"
+            requirement = "one output" if self.task == "binary" else "at least 2 outputs"
+            return f"needs {requirement}; this network has {outputs}"
         return "needs a classifier; this network is a regression" if task == "regression" else ""
 
     def why_applies(self, surface: Surface) -> str:
@@ -351,8 +351,8 @@ class MulticlassKKT(MarginKKT):
             None, because the choice of the rivals is not differentiated, and the derivative in lam.
         """
         one_hot, is_rival = self._rivals(outputs, labels)
-        inner = is_rival * ((ubar * one_hot).sum(-1, keepdim=True) - ubar)
-        return None, inner if self.rivals == "tied" else inner.sum(-1)
+        inner_products = is_rival * ((ubar * one_hot).sum(-1, keepdim=True) - ubar)
+        return None, inner_products if self.rivals == "tied" else inner_products.sum(-1)
 
     def _rivals(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return the one-hot labels, and an indicator (..., m, C) of the rival classes with a multiplier."""
@@ -361,9 +361,9 @@ class MulticlassKKT(MarginKKT):
         rivals = outputs.detach().masked_fill(one_hot.bool(), -torch.inf)
         if self.rivals == "best":
             return one_hot, F.one_hot(rivals.argmax(-1), classes).to(outputs.dtype)
-        best = rivals.amax(-1, keepdim=True)
-        margin = (outputs.detach() * one_hot).sum(-1, keepdim=True) - best
-        return one_hot, (rivals >= best - self.tolerance * margin.abs()).to(outputs.dtype)
+        best_rival = rivals.amax(-1, keepdim=True)
+        margin = (outputs.detach() * one_hot).sum(-1, keepdim=True) - best_rival
+        return one_hot, (rivals >= best_rival - self.tolerance * margin.abs()).to(outputs.dtype)
 
 
 @dataclass(frozen=True)
@@ -570,9 +570,9 @@ class NTK(Objective):
         Returns:
             None, because u does not depend on the outputs, and the derivative in lam.
         """
-        inner = torch.zeros_like(lam)
-        inner[..., point, :] = ubar
-        return None, inner
+        lam_derivative = torch.zeros_like(lam)
+        lam_derivative[..., point, :] = ubar
+        return None, lam_derivative
 
 
 @dataclass(frozen=True)

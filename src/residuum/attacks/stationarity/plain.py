@@ -16,7 +16,7 @@ lam_i y_i. The attack minimizes
 over candidates x and multipliers lam:
 
     Phi      the network, (m, *shape) -> (m, C)
-    theta    its parameters by name
+    theta    parameters of the network by name
     x        candidates (m, *shape)
     y        labels of the candidates (m,)
     lam      multipliers (m, ...), searched as mu = lam / scale, which is of order one
@@ -70,7 +70,7 @@ def residual(
         target: Tensors by parameter name that the weighted sum of gradients must equal.
         objective: Defines the covectors u, which weight the gradients of the outputs.
         x: Candidates (m, *shape) of one run.
-        y: Labels (m,).
+        y: Labels of the candidates (m,).
         lam: Multipliers of the candidates (m, ...).
 
     Returns:
@@ -80,8 +80,7 @@ def residual(
     for k, theta in enumerate(thetas):
         outputs = functional_call(Phi, theta, (x,))
         u = objective.covectors(k, outputs, y, lam)
-        # One vector-Jacobian product with u gives the sum over all candidates. u is not differentiated in
-        # theta.
+        # One vector-Jacobian product sums over all candidates. u is not differentiated in theta.
         terms = torch.autograd.grad(
             outputs, list(theta.values()), u, create_graph=True, materialize_grads=True
         )
@@ -139,9 +138,9 @@ def attack(
             "An attack needs the shape of a sample, and the shape is not known.",
             "Pass the shape, for example Knowledge(shape=(1, 8, 8)).",
         )
-    m, real, released = candidates, torch.float64, parameters(Phi)
-    Phi = copy.deepcopy(Phi).to("cpu", real).eval()
-    C = Phi(torch.zeros(1, *shape, dtype=real)).shape[-1]
+    m, dtype, released_weights = candidates, torch.float64, parameters(Phi)
+    Phi = copy.deepcopy(Phi).to("cpu", dtype).eval()
+    C = Phi(torch.zeros(1, *shape, dtype=dtype)).shape[-1]
     objective.check(C, knowledge)
     y = objective.labels(m, C, knowledge)
 
@@ -150,12 +149,13 @@ def attack(
     target = objective.create_surface(theta, knowledge).target
     sizes = squares(target)
     sizes[sizes == 0] = 1.0  # the residual of a layer is not divided by a target of zero
-    # If the target is a weight update, only layers that moved are fitted. Frozen layers did not follow their
-    # gradients.
+    # Only layers that moved are fitted, because frozen layers did not follow their gradients.
     names = tuple(by_layer(target))
-    moved = objective.create_surface(released, knowledge).equations
-    fitted = [l for l, name in enumerate(names) if name in moved and (layers == "all" or l == 0)]
-    if not fitted:
+    moved_layers = objective.create_surface(released_weights, knowledge).equations
+    fitted_layers = [
+        l for l, name in enumerate(names) if name in moved_layers and (layers == "all" or l == 0)
+    ]
+    if not fitted_layers:
         raise InputError(
             "The attack fits the first layer only, and the first layer did not move.",
             'Pass layers="all" to fit the other layers.',
@@ -172,46 +172,49 @@ def attack(
     def r(x: Tensor, lam: Tensor, alpha: float) -> Theta:
         return residual(gated(alpha), thetas, target, objective, x, y, lam)
 
-    # Choose the scale of lam so that at mu = 1 the sum of gradients at random samples is as large as the
-    # target.
+    # Choose the scale so that at mu = 1, the sum over random samples is as large as the target.
     low, high = knowledge.value_range or (0.0, 1.0)
-    x = (high - low) / 4 * torch.randn(m, *shape, generator=stream("scale"), dtype=real)
-    mu = torch.ones(m, *objective.multiplier_shape(C), dtype=real)
+    x = (high - low) / 4 * torch.randn(m, *shape, generator=stream("scale"), dtype=dtype)
+    mu = torch.ones(m, *objective.multiplier_shape(C), dtype=dtype)
     r_random = r(x, mu, sharpness[1])
-    sums = squares({name: target[name] - r_random[name].detach() for name in r_random})[fitted]
-    scale = float(sizes[fitted][0] / sums[0]) ** 0.5 if sums[0] > 0 else 1.0
+    sums = squares({name: target[name] - r_random[name].detach() for name in r_random})[
+        fitted_layers
+    ]
+    scale = float(sizes[fitted_layers][0] / sums[0]) ** 0.5 if sums[0] > 0 else 1.0
 
     # Draw the initial candidates and multipliers.
     generator = stream("candidates", seed, restart)
-    x = sigma * torch.randn(x.shape, generator=generator, dtype=real)
-    mu = torch.rand(mu.shape, generator=generator, dtype=real)
+    x = sigma * torch.randn(x.shape, generator=generator, dtype=dtype)
+    mu = torch.rand(mu.shape, generator=generator, dtype=dtype)
     x, mu = x.requires_grad_(), mu.requires_grad_()
     adam = torch.optim.Adam(
         [{"params": [x], "lr": lr_x}, {"params": [mu], "lr": lr_lam}], eps=1e-12
     )
-    cosine = torch.optim.lr_scheduler.LambdaLR(
+    scheduler = torch.optim.lr_scheduler.LambdaLR(
         adam, lambda t: lr_decay + (1 - lr_decay) * (1 + math.cos(math.pi * t / steps)) / 2
     )
     penalties = [PRIORS[name](weight, knowledge=knowledge) for name, weight in priors]
 
-    best = math.inf
+    best_loss = math.inf
     history: list[tuple[int, Tensor, Tensor]] = []
     for t in range(steps + 1):
         # Compute the loss of this step.
         share = min(t / max(1, steps - 1), 1.0)
         alpha = sharpness[0] * (sharpness[1] / sharpness[0]) ** share
-        relative = squares(r(x, scale * mu, alpha)) / sizes
-        loss = relative[fitted].sum() + penalty(penalties, x[None], mu[None], share)[0]
+        relative_squares = squares(r(x, scale * mu, alpha)) / sizes
+        loss = (
+            relative_squares[fitted_layers].sum() + penalty(penalties, x[None], mu[None], share)[0]
+        )
         # Store the point with the smallest loss so far.
         if t % CHECK_EVERY == 0 or t == steps:
-            history.append((t, loss.detach(), relative.detach()))
-            if t == 0 or loss < best:
-                best, best_x, best_lam = loss.item(), x.detach().clone(), scale * mu.detach()
+            history.append((t, loss.detach(), relative_squares.detach()))
+            if t == 0 or loss < best_loss:
+                best_loss, best_x, best_lam = loss.item(), x.detach().clone(), scale * mu.detach()
         # Take a step of Adam.
         adam.zero_grad()
         loss.backward(inputs=[x, mu])
         adam.step()
-        cosine.step()
+        scheduler.step()
         # Project candidates into the known value range, and multipliers onto nonnegative numbers.
         with torch.no_grad():
             if knowledge.value_range is not None:
@@ -219,14 +222,14 @@ def attack(
             if objective.nonnegative:
                 mu.clamp_(min=0)
 
-    evaluated, losses, residuals = zip(*history, strict=True)
+    evaluated_steps, losses, residuals = zip(*history, strict=True)
     return Reconstruction(
         attack=objective.name,
         x=best_x,
         labels=y,
         lam=best_lam,
         run=torch.zeros(m, dtype=torch.long),
-        steps=torch.tensor(evaluated),
+        steps=torch.tensor(evaluated_steps),
         loss=torch.stack(losses)[None],
         layers=torch.stack(residuals)[None],
         layer_names=names,

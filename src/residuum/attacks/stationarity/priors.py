@@ -49,10 +49,10 @@ class Prior:
     knowledge: Knowledge | None = None
 
     def __post_init__(self) -> None:
-        missing = [n for n in self.needs if getattr(self.knowledge, n, None) is None]
-        if missing:
+        missing_fields = [n for n in self.needs if getattr(self.knowledge, n, None) is None]
+        if missing_fields:
             raise InputError(
-                f"The prior {type(self).__name__} needs to know {', '.join(missing)}.",
+                f"The prior {type(self).__name__} needs to know {', '.join(missing_fields)}.",
                 "Pass the missing value (for example --value-range 0,1), or choose another prior.",
             )
 
@@ -238,7 +238,7 @@ class SparseGradients(Prior):
     needs: ClassVar[tuple[str, ...]] = ("shape",)
 
     def penalty(self, x: Tensor, lam: Tensor) -> Tensor:
-        """Return mean_i min(|mu_i|, MAX_MULTIPLIER) sum_axis mean log cosh(k |d|) / k.
+        """Return the penalty mean_i min(|mu_i|, MAX_MULTIPLIER) sum_axis mean log cosh(k |d|) / k.
 
         mu_i are stored multipliers, d are differences of neighboring pixels along both axes, and k is
         STEEPNESS.
@@ -283,8 +283,10 @@ class SparseGradients(Prior):
             u = STEEPNESS * length
             roughness += (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean((2, 3)) / STEEPNESS
             pixels, channels = length.shape[-1] * length.shape[-2], d.shape[2]
-            pull = u.tanh_().div_(length).mul_((weights / pixels / channels)[..., None, None])
-            d.mul_(pull[:, :, None] / (self._range() * x.shape[1]))
+            slope_factor = (
+                u.tanh_().div_(length).mul_((weights / pixels / channels)[..., None, None])
+            )
+            d.mul_(slope_factor[:, :, None] / (self._range() * x.shape[1]))
             images.narrow(axis, 1, d.shape[axis]).add_(d)
             images.narrow(axis, 0, d.shape[axis]).sub_(d)
         candidate_roughness = (roughness / x.shape[1]).view(*x.shape[:2], *[1] * (lam.ndim - 2))
@@ -335,10 +337,10 @@ class TypedColumns(Prior):
         for first, last, kind, scale in self.knowledge.typed_columns:
             v = scale * rows[:, :, first : last + 1]
             if kind == "integer":
-                nearest = v.detach().round()
+                nearest_row = v.detach().round()
             else:
-                nearest = torch.zeros_like(v).scatter(-1, v.argmax(-1, keepdim=True), 1.0)
-            total = total + _sum((v - nearest).square())
+                nearest_row = torch.zeros_like(v).scatter(-1, v.argmax(-1, keepdim=True), 1.0)
+            total = total + _sum((v - nearest_row).square())
         return total
 
     def weight_at(self, share: float | Tensor) -> float | Tensor:
@@ -375,18 +377,18 @@ def derivatives(
     Returns:
         The penalty of every run (R,), and the derivatives of the penalty in x and in lam.
     """
-    explicit = [(p, t) for p in priors if (t := p.explicit_derivatives(x, lam)) is not None]
-    automatic = [p for p in priors if all(p is not q for q, _ in explicit)]
+    explicit_terms = [(p, t) for p in priors if (t := p.explicit_derivatives(x, lam)) is not None]
+    automatic_priors = [p for p in priors if all(p is not q for q, _ in explicit_terms)]
     with torch.enable_grad():
         xl, ll = x.detach().requires_grad_(), lam.detach().requires_grad_()
-        total = penalty(automatic, xl, ll, share)
+        total = penalty(automatic_priors, xl, ll, share)
         gx, gl = torch.zeros_like(x), torch.zeros_like(lam)
-        if automatic:
+        if automatic_priors:
             gx, gl = torch.autograd.grad(
                 total.sum(), (xl, ll), allow_unused=True, materialize_grads=True
             )
     total = total.detach()
-    for p, (value, prior_x, prior_lam) in explicit:
+    for p, (value, prior_x, prior_lam) in explicit_terms:
         weight = p.weight_at(share)
         total = total + weight * value
         gx = gx + _expand(weight, gx) * prior_x

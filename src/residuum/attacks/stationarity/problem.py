@@ -103,18 +103,15 @@ class Problem:
         self.objective = objective
         chain = dense_chain(base)
         is_smooth = chain is not None and not isinstance(chain.activation, nn.ReLU)
-        self.surrogate = (
-            "none" if is_smooth else surrogate
-        )  # surrogates replace ReLU derivatives only
+        # A smooth activation needs no surrogate, because surrogates replace the derivatives of ReLUs.
+        self.surrogate = "none" if is_smooth else surrogate
         self.labels = labels.to(device)
-        # The target has the number format of the search. The number format of the release decides which
-        # layers moved.
+        # The target has the search's number format. The released numbers decide which layers moved.
         surface = objective.create_surface(parameters(model), knowledge)
         self.target = objective.create_surface(parameters(base), knowledge).target
         self.groups = by_layer(self.target)
         self.scales = self.squares(self.target).tolist()
-        # In an MLP, the weights above the first layer stay near their initialization and say little about the
-        # samples.
+        # Above the first layer, an MLP's weights stay near their initialization and reveal little.
         has_weak_layers = surface.name != CHANGE and chain is not None
         first_only = layers == "first" or (layers == "auto" and has_weak_layers)
         is_fitted = [
@@ -285,14 +282,15 @@ class Problem:
         Returns:
             The sum of gradients by parameter name.
         """
-        fixed = parameters(model)
-        leaves = {name: t.clone().requires_grad_() for name, t in fixed.items()}
-        # The covectors u are computed from weights without gradient, so that only Phi is differentiated in
-        # theta.
-        u = self.objective.covectors(point, functional_call(model, fixed, (x,)), labels, lam)
-        inner = (u * functional_call(model, leaves, (x,))).sum()
+        fixed_weights = parameters(model)
+        leaves = {name: t.clone().requires_grad_() for name, t in fixed_weights.items()}
+        # For u, the weights require no gradient, so that only Phi is differentiated in theta.
+        u = self.objective.covectors(
+            point, functional_call(model, fixed_weights, (x,)), labels, lam
+        )
+        inner_product = (u * functional_call(model, leaves, (x,))).sum()
         grads = torch.autograd.grad(
-            inner, list(leaves.values()), create_graph=True, materialize_grads=True
+            inner_product, list(leaves.values()), create_graph=True, materialize_grads=True
         )
         return dict(zip(leaves, grads, strict=True))
 
@@ -363,7 +361,9 @@ def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpne
     """
     ones = torch.ones(*x.shape[:2], *shape, dtype=x.dtype, device=x.device)
     # With a common multiplier s, the residual is target - s T. Three values of s give the norm of the sum T.
-    first = next((i for i, weight in enumerate(problem.layer_weights) if weight > 0), 0)
-    values = [problem.evaluate(x, s * ones, sharpness).layers[0, first] for s in (-1.0, 0.0, 1.0)]
-    squared = float((values[0] + values[2]) / 2 - values[1])  # |T|^2 / |target|^2
-    return 1 / math.sqrt(squared) if squared > 0 else 1.0
+    first_layer = next((i for i, weight in enumerate(problem.layer_weights) if weight > 0), 0)
+    values = [
+        problem.evaluate(x, s * ones, sharpness).layers[0, first_layer] for s in (-1.0, 0.0, 1.0)
+    ]
+    squared_ratio = float((values[0] + values[2]) / 2 - values[1])  # |T|^2 / |target|^2
+    return 1 / math.sqrt(squared_ratio) if squared_ratio > 0 else 1.0

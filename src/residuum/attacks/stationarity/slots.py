@@ -86,27 +86,27 @@ def place_newcomers(
     tensors = {name: getattr(state, name).clone() for name in ("x", "lam")}
     moments = {name: t.clone() for name, t in state.moments.items()}
     entries = {name: getattr(population, name).clone() for name in ("labels", "active", "ident")}
-    born = list(population.born)
+    used_numbers = list(population.born)
     numbers: list[list[tuple[int, ...]]] = []
     for run, new in enumerate(newcomers):
-        empty = (~population.active[run]).nonzero()[:, 0].tolist()
+        empty_slots = (~population.active[run]).nonzero()[:, 0].tolist()
         numbers.append([])
-        for slot, newcomer in zip(empty, new, strict=False):
+        for slot, newcomer in zip(empty_slots, new, strict=False):
             parent = newcomer.parent
             tensors["x"][run, slot], tensors["lam"][run, slot] = newcomer.x, newcomer.lam
             entries["labels"][run, slot], entries["active"][run, slot] = newcomer.label, True
-            entries["ident"][run, slot] = born[run]
-            fresh: tuple[int, ...] = (born[run],)
+            entries["ident"][run, slot] = used_numbers[run]
+            newcomer_numbers: tuple[int, ...] = (used_numbers[run],)
             if parent is not None and newcomer.parent_x is not None:
                 tensors["x"][run, parent] = newcomer.parent_x
                 tensors["lam"][run, parent] = newcomer.lam
-                entries["ident"][run, parent] = born[run] + 1
-                fresh = (born[run] + 1, born[run])
+                entries["ident"][run, parent] = used_numbers[run] + 1
+                newcomer_numbers = (used_numbers[run] + 1, used_numbers[run])
             for moment in moments.values():
                 moment[run, slot] = 0.0 if parent is None else moment[run, parent]
-            born[run] += len(fresh)
-            numbers[run].append(fresh)
-    population = population.replace(**entries, born=tuple(born))
+            used_numbers[run] += len(newcomer_numbers)
+            numbers[run].append(newcomer_numbers)
+    population = population.replace(**entries, born=tuple(used_numbers))
     return state.replace(**tensors, moments=moments, population=population), numbers
 
 

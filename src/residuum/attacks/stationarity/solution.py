@@ -73,16 +73,16 @@ def build_solution(
     selection = reconstruction.selection
     if which == "selected" and selection is not None and len(selection):
         has_agreement = selection.support > 1
-        keep = has_agreement if bool(has_agreement.any()) else torch.ones_like(has_agreement)
-        rows = selection.index[keep]
+        is_kept = has_agreement if bool(has_agreement.any()) else torch.ones_like(has_agreement)
+        rows = selection.index[is_kept]
         kkt = build_kkt_set(
             model,
             reconstruction,
-            selection.x[keep],
-            selection.labels[keep],
+            selection.x[is_kept],
+            selection.labels[is_kept],
             reconstruction.lam[rows],
         )
-        return Solution(kkt, rows, selection.support[keep], selection.confidence[keep])
+        return Solution(kkt, rows, selection.support[is_kept], selection.confidence[is_kept])
     best = select_best_rows(reconstruction)
     if best is None:
         raise InputError(
@@ -242,10 +242,10 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
     Returns:
         The residuals by layer, which are empty if all restarts diverged.
     """
-    judged = surface.layers
-    best = _best_restart(reconstruction, judged)
+    judged_layers = surface.layers
+    best = _best_restart(reconstruction, judged_layers)
     if best is None:
-        return WeightFit({}, judged)
+        return WeightFit({}, judged_layers)
     attack = rebuild_attack(reconstruction)
     if not isinstance(attack, Stationarity):
         # An attack in closed form records a single residual, that of all equations together.
@@ -263,10 +263,12 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
         dtype=torch.float64,
     )
     x, lam = reconstruction.x[mask].double()[None], reconstruction.lam[mask].double()[None]
-    squared = problem.evaluate(x, lam, sharpness_at(attack, step)).layers[0].tolist()
-    values = dict(zip(problem.layer_names, squared, strict=True))
-    finite = {name: math.sqrt(max(v, 0.0)) for name, v in values.items() if math.isfinite(v)}
-    return WeightFit(finite, judged)
+    squares = problem.evaluate(x, lam, sharpness_at(attack, step)).layers[0].tolist()
+    values = dict(zip(problem.layer_names, squares, strict=True))
+    finite_residuals = {
+        name: math.sqrt(max(v, 0.0)) for name, v in values.items() if math.isfinite(v)
+    }
+    return WeightFit(finite_residuals, judged_layers)
 
 
 def _best_restart(
@@ -289,7 +291,7 @@ def _best_restart(
             continue
         loss = reconstruction.loss[run].nan_to_num(nan=math.inf)
         index = int(loss.argmin())
-        worst = float(reconstruction.layers[run, index, layers].max())
-        if math.isfinite(worst) and (best is None or worst < best[2] ** 2):
-            best = run, int(reconstruction.steps[index]), math.sqrt(max(worst, 0.0))
+        largest_square = float(reconstruction.layers[run, index, layers].max())
+        if math.isfinite(largest_square) and (best is None or largest_square < best[2] ** 2):
+            best = run, int(reconstruction.steps[index]), math.sqrt(max(largest_square, 0.0))
     return best

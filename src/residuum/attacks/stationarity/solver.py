@@ -45,15 +45,11 @@ from residuum.records import Knowledge, Record
 from residuum.records.rundir import digest, refuse_other_run
 from residuum.settings import FAST_PRECISIONS, LR_LAM, NUMBERS, PER_RUN, StationaritySettings
 
-# A run diverges if its loss exceeds this multiple of its first loss, or of the loss without candidates if
-# that is larger.
+# A run diverges above this multiple of the larger of its first loss and the loss without candidates.
 DIVERGED = 1e6
 CHECK_EVERY = 25  # steps between two evaluation steps, which record the loss and the best point
-BETA1, BETA2 = (
-    0.9,
-    0.999,
-)  # decay rates of Adam's first and second moment; these are the usual values
-EPSILON = 1e-12  # added to Adam's denominator; smaller than the gradients of losses near zero
+BETA1, BETA2 = 0.9, 0.999  # Adam's decay rates of the first and second moment, the usual values
+EPSILON = 1e-12  # constant in Adam's denominator, smaller than the gradients of losses near zero
 
 Step = float | Tensor  # number of a step; a tensor if a CUDA graph holds the step
 Moments = dict[str, Tensor]
@@ -136,8 +132,8 @@ class SolverState(Record):
         best_x: Candidates at the best point of each run, which has the smallest loss.
         best_lam: Stored multipliers at the best point of each run.
         best_loss: Loss at the best point of each run (R,).
-        first_loss: Loss at the first evaluation step (R,). A run diverges if its loss is a large multiple of
-            it.
+        first_loss: Loss at the first evaluation step (R,). A run diverges if its later loss is a large
+            multiple of this loss.
         alive: Mask of the runs that have not diverged (R,).
         step: Number of optimization steps done.
         fingerprint: Hash of network, objective, knowledge and settings. Only an attack with the same hash can
@@ -211,8 +207,8 @@ class Solver:
         self.fingerprint = compute_fingerprint(model, objective, knowledge, configs, candidates)
         self.problem = self._problem(model, candidates)
         # If the box is set, candidates are projected into its value range after every step.
-        projects = config.constraint == "project" and knowledge.value_range is not None
-        self.box = knowledge if projects else None
+        is_projected = config.constraint == "project" and knowledge.value_range is not None
+        self.box = knowledge if is_projected else None
         self.sizes = (config.restarts, candidates)
         self.lam_shape = objective.multiplier_shape(outputs)
         lam_ndim, x_ndim = 2 + len(self.lam_shape), 2 + len(shape)
@@ -222,9 +218,8 @@ class Solver:
             "x": self.settings.value("lr_x", x_ndim),
             "lam": LR_LAM if lr_lam is None else lr_lam,
         }
-        self.sharpness = self.settings.value(
-            "sharpness", 3
-        )  # sharpness of the surrogate at the last step
+        # Sharpness of the surrogate at the last step.
+        self.sharpness = self.settings.value("sharpness", 3)
         self.priors: list[Prior] = [
             PRIORS[name](weight, self.lam_min, knowledge.replace(shape=shape))
             for name, weight in self.settings.priors()
@@ -233,14 +228,11 @@ class Solver:
         self.check_every = CHECK_EVERY * (8 if config.device.startswith("cuda") else 1)
         self.deadline = math.inf  # time on the monotonic clock at which the search must end
         self.step_seconds = 0.0  # seconds per step, 0 before the first measurement
-        self.active: Tensor | None = (
-            None  # mask of the slots that hold a candidate (R, m), None if all do
-        )
-        self.padding: float | Tensor = (
-            0.0  # penalty of the priors on empty slots (R,), which is subtracted
-        )
-        # One step of a network without explicit derivatives is a large CUDA graph, so a graph holds a single
-        # step.
+        # Mask of the slots that hold a candidate (R, m), None if every slot does.
+        self.active: Tensor | None = None
+        # Penalty of the priors on empty slots (R,), which is subtracted from the loss.
+        self.padding: float | Tensor = 0.0
+        # Without explicit derivatives, one step is a large CUDA graph, so a graph holds a single step.
         self.captured = CHECK_EVERY if self.problem.explicit is not None else 1
         self._static = StaticSteps(self.step, config, self.dtype, self.captured)
 
@@ -279,7 +271,7 @@ class Solver:
         For a large network, a whole interval between evaluation steps would exceed the deadline. The first
         call times one step and discards its result, so that the evaluation steps do not change.
         """
-        on_gpu = self.config.device.startswith("cuda")  # steps are fast, and captured in graphs
+        on_gpu = self.config.device.startswith("cuda")  # on a GPU, steps are fast and captured
         if on_gpu or self.deadline == math.inf:
             return self.config.steps
         if not self.step_seconds:
@@ -326,18 +318,18 @@ class Solver:
         Args:
             x: Candidates, which are changed.
             lam: Stored multipliers, which are changed.
-            moments: Optimizer state by variable. Missing tensors are created.
+            moments: Tensors of the optimizer state by name. Missing tensors are created.
             step: Number of the step. On a GPU the number is a tensor, so that a captured graph computes the
                 current learning rate and sharpness.
             moving: Mask of the runs (R,), or of their candidates (R, m), that may change.
         """
         _, _, gx, gl = self.gradients(x, lam, step, measure=False)
-        rate, moves = rate_at(self.config, step), []
+        rate, updates = rate_at(self.config, step), []
         for name, variable, gradient in (("x", x, gx), ("lam", lam, gl)):
             mask = _expand(moving, variable)
             direction = self._direction(name, gradient.masked_fill_(~mask, 0.0), moments, step)
-            moves.append((variable, torch.where(mask, direction, 0.0), self.rates[name]))
-        for variable, direction, variable_rate in moves:
+            updates.append((variable, torch.where(mask, direction, 0.0), self.rates[name]))
+        for variable, direction, variable_rate in updates:
             variable.sub_(direction.mul_(variable_rate * rate))
         if self.config.constraint != "project":
             return
@@ -356,7 +348,7 @@ class Solver:
         CUDA graph cannot hold this fit.
 
         Args:
-            step: The current step.
+            step: Number of the current step.
 
         Returns:
             The number of the evaluation step.
@@ -381,7 +373,7 @@ class Solver:
         return config.precision in FAST_PRECISIONS and step <= config.steps * (1 - config.polish)
 
     def progress(self, state: SolverState) -> AttackProgress:
-        """Return the progress of the attack for a watcher."""
+        """Return the progress of the attack, for the function that watches the attack."""
 
         def active_candidates() -> list[Tensor]:
             x, population = state.x, state.population
@@ -436,7 +428,7 @@ class Solver:
         the loss.
         """
         population = state.population
-        if population is None or population.active is self.active:  # same slots as before
+        if population is None or population.active is self.active:  # no slot changed
             return
         self.problem.labels, self.active = population.labels, population.active
         self._static = StaticSteps(self.step, self.config, self.dtype, self.captured)
@@ -448,25 +440,23 @@ class Solver:
         """Evaluate and record the loss, the best point of every run, and which runs have diverged."""
         loss, layers, _, _ = self.gradients(state.x, state.lam, state.step)
         first_loss = torch.where(torch.isfinite(state.first_loss), state.first_loss, loss)
-        # The limit is not below a multiple of the loss without candidates, because the first loss can be
-        # tiny.
-        limit = DIVERGED * first_loss.clamp(min=self.problem.empty_loss)
-        is_fine = torch.isfinite(loss) & (loss <= limit)
-        better = state.alive & is_fine & (loss < state.best_loss)
-        # If the time limit stopped the attack at this step, the last evaluation is of the same step and is
-        # replaced.
+        # The loss without candidates counts too, because the first loss can be tiny.
+        loss_limit = DIVERGED * first_loss.clamp(min=self.problem.empty_loss)
+        is_fine = torch.isfinite(loss) & (loss <= loss_limit)
+        is_better = state.alive & is_fine & (loss < state.best_loss)
+        # If the time limit stopped the attack at this step, the evaluation of this step is replaced.
         population = state.population
         kept_count = len(state.steps) - (state.step in state.steps[-1:])
         return state.replace(
-            best_x=_where(better, state.x, state.best_x),
-            best_lam=_where(better, state.lam, state.best_lam),
-            best_loss=torch.where(better, loss, state.best_loss),
+            best_x=_where(is_better, state.x, state.best_x),
+            best_lam=_where(is_better, state.lam, state.best_lam),
+            best_loss=torch.where(is_better, loss, state.best_loss),
             first_loss=first_loss,
             alive=state.alive & is_fine,
             steps=(*state.steps[:kept_count], state.step),
             loss=(*state.loss[:kept_count], loss.detach().cpu().double()),
             layers=(*state.layers[:kept_count], layers.detach().cpu().double()),
-            population=population if population is None else population.keep_best(better),
+            population=population if population is None else population.keep_best(is_better),
         )
 
     def _closed_form_due(self, step: int) -> bool:
@@ -490,9 +480,9 @@ class Solver:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Compute the loss with priors, the residuals of the layers and the gradients of the loss.
 
-        Stored multipliers are the multipliers of the gradients divided by a scale. By default, with the scale
-        the weighted sum of gradients is initially as large as the target, so that one learning rate suits all
-        networks. By the chain rule, the gradient in the stored multipliers is multiplied by the scale.
+        Stored multipliers are the multipliers of the gradients divided by a scale. By default, the scale
+        makes the weighted sum of gradients initially as large as the target, so that one learning rate suits
+        all networks. By the chain rule, the gradient in the stored multipliers is multiplied by the scale.
 
         Args:
             x: Candidates (R, m, *shape): m samples in each of R runs.
@@ -566,7 +556,7 @@ class Solver:
         return sharpness_at(self.config, step, self.sharpness)
 
     def labels(self, count: int) -> Tensor:
-        """Return labels for ``count`` candidates."""
+        """Return initial labels for ``count`` candidates of a run."""
         return self.objective.labels(count, self.outputs, self.knowledge)
 
     def _problem(self, model: nn.Module, candidates: int) -> Problem:
@@ -682,7 +672,7 @@ class StaticSteps:
         """Take ``count`` optimization steps from this state.
 
         Args:
-            state: The current state, which is not changed.
+            state: State of the search, which is not changed.
             count: Number of steps.
             fast: Whether matrix products use the fast precision of the settings, tf32 or bf16.
 
@@ -794,8 +784,8 @@ class PerRun:
                 "Pass one configuration per restart.",
             )
         for run in self.runs:
-            common = {name: getattr(self.config, name) for name in PER_RUN}
-            if run.changed(**common) != self.config:
+            common_settings = {name: getattr(self.config, name) for name in PER_RUN}
+            if run.changed(**common_settings) != self.config:
                 raise InputError(
                     f"Runs of one attack may differ in {', '.join(PER_RUN)} only; got other differences.",
                     "Run configurations with other differences one after another.",
@@ -824,10 +814,10 @@ def compute_fingerprint(
     settings = [{k: v for k, v in config.to_json().items() if k != "seconds"} for config in configs]
     tensors = [*model.state_dict().values(), *(knowledge.theta0 or {}).values()]
     tensors += [t for t in (knowledge.mean, knowledge.norms) if t is not None]
-    samples: list[Any] = [knowledge.shape, knowledge.value_range]
-    samples += [knowledge.sample_count, knowledge.label_balance]
-    plain = [samples, knowledge.loss, knowledge.weight_decay, knowledge.columns]
-    return digest([*settings, repr(objective), candidates], *tensors, plain)
+    sample_facts: list[Any] = [knowledge.shape, knowledge.value_range]
+    sample_facts += [knowledge.sample_count, knowledge.label_balance]
+    plain_values = [sample_facts, knowledge.loss, knowledge.weight_decay, knowledge.columns]
+    return digest([*settings, repr(objective), candidates], *tensors, plain_values)
 
 
 def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState | None:
@@ -846,10 +836,10 @@ def load_state(path: Path | None, fingerprint: str, device: str) -> SolverState 
     state = SolverState.load(path)
     if state.fingerprint != fingerprint:
         refuse_other_run(path.parent, "an attack", "settings or weights")
-    stopped = "" if state.stopped == "time" else state.stopped
+    stop_reason = "" if state.stopped == "time" else state.stopped
     population = None if state.population is None else _moved(state.population, device)
     moments = {name: t.to(device) for name, t in state.moments.items()}
-    state = state.replace(moments=moments, stopped=stopped, population=population)
+    state = state.replace(moments=moments, stopped=stop_reason, population=population)
     return _moved(state, device)
 
 

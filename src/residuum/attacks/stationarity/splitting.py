@@ -70,7 +70,7 @@ class SampleSplitting(GrowthStrategy):
 
     def propose(self, now: Round) -> Proposal:
         """Return one new candidate per split. The other half of the split replaces its parent."""
-        settings, exact = now.config, has_exact_degree(now.solver.model)
+        settings, is_exact = now.config, has_exact_degree(now.solver.model)
         curvature = Curvature(now.problem, now.x, now.lam, now.sharpness)
         lowest = find_lowest_pairs(curvature, now.noise, now.free)
         values = lowest.values.masked_fill(~now.active, torch.inf)
@@ -81,23 +81,25 @@ class SampleSplitting(GrowthStrategy):
             threshold = threshold * loss / now.median_length().square().clamp(min=1e-12)
         rank = values.argsort(1).argsort(1)  # 0 for the smallest eigenvalue of a run
         quota = torch.tensor(now.quota, device=now.x.device)
-        chosen = (values < -threshold[:, None]) & (rank < quota[:, None])
-        max_step = torch.full_like(threshold, torch.inf) if exact else now.median_length() / 2
+        is_chosen = (values < -threshold[:, None]) & (rank < quota[:, None])
+        max_step = torch.full_like(threshold, torch.inf) if is_exact else now.median_length() / 2
         if settings.split_eta > 0:
             max_step = torch.full_like(threshold, settings.split_eta)
-        bend = values.nan_to_num(posinf=0.0)
-        step = joint_step(curvature, lowest.vectors, bend, chosen, max_step, exact, now.clamp)
+        curvatures = values.nan_to_num(posinf=0.0)
+        step = joint_step(
+            curvature, lowest.vectors, curvatures, is_chosen, max_step, is_exact, now.clamp
+        )
         newcomers: list[list[Newcomer]] = [[] for _ in range(now.runs)]
         for run, slot in step.eta.nonzero().tolist():
             eta, value = step.eta[run, slot], values[run, slot]
             x, shift = now.x[run, slot], eta * lowest.vectors[run, slot]
             plus, minus = (now.clamp((x + sign * shift)[None, None])[0, 0] for sign in (1, -1))
             half, label = now.lam[run, slot] / 2, now.problem.labels_of(run)[slot]
-            predicted = eta**2 * value / 2
+            predicted_change = eta**2 * value / 2
             figures = {
                 "eigenvalue": float(value),
                 "eta": float(eta),
-                "predicted": float(predicted),
+                "predicted": float(predicted_change),
             }
             newcomers[run].append(Newcomer(minus, half, label, slot, plus, figures))
         return Proposal(
@@ -180,17 +182,20 @@ def joint_step(
         base = torch.stack([_closed_form(curvature, run, v, chosen[run]) for run in range(len(x))])
         base = torch.minimum(base, longest[:, None])
     else:
-        top = descent.amax(1, keepdim=True)
-        base = longest[:, None] * (descent / torch.where(top > 0, top, 1.0)).sqrt()
+        largest_descent = descent.amax(1, keepdim=True)
+        base = (
+            longest[:, None]
+            * (descent / torch.where(largest_descent > 0, largest_descent, 1.0)).sqrt()
+        )
     before = problem.evaluate(x, lam, curvature.sharpness).loss
     best, eta = before.clone(), torch.zeros_like(base)
     for halving in range(MAX_HALVINGS):
         trial = base / 2**halving
         pair = split_candidates(problem, x, lam, v, trial, clamp)
         loss = pair[2].evaluate(pair[0], pair[1], curvature.sharpness).loss
-        better = (loss < best) & (trial > 0).any(1)
-        best, eta = torch.where(better, loss, best), torch.where(better[:, None], trial, eta)
-        if exact and bool((better | ~chosen.any(1)).all()):
+        is_better = (loss < best) & (trial > 0).any(1)
+        best, eta = torch.where(is_better, loss, best), torch.where(is_better[:, None], trial, eta)
+        if exact and bool((is_better | ~chosen.any(1)).all()):
             break  # these step lengths minimize the loss, so shorter ones are not tried
     return JointStep(eta, before, best)
 
@@ -252,9 +257,10 @@ def _closed_form(curvature: Curvature, run: int, v: Tensor, chosen: Tensor) -> T
         return eta
     x, lam = curvature.x[run, index][:, None], curvature.lam[run, index][:, None]
     problem, labels = curvature.problem, curvature.problem.labels_of(run)
-    single, step = problem.with_labels(labels[index][:, None]), v[run, index][:, None]
+    candidate_problem, step = problem.with_labels(labels[index][:, None]), v[run, index][:, None]
     minus, center, plus = (
-        weighted_residuals(single, x + t * step, lam, curvature.sharpness) for t in (-1, 0, 1)
+        weighted_residuals(candidate_problem, x + t * step, lam, curvature.sharpness)
+        for t in (-1, 0, 1)
     )
     columns = -(minus + plus - 2 * center) / 2
     run_problem = problem.with_labels(labels[None])
