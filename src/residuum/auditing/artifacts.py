@@ -89,7 +89,7 @@ def write_artifacts(
         write_atomic(out / name, content)
     names = sorted([*written, *texts, AUDIT, KNOWLEDGE])
     summary = publish(result, request, {name: sha256(out / name) for name in names}).to_json()
-    published_form(PublishedAudit).model_validate(summary)  # so that no invalid file is written
+    published_form(PublishedAudit).model_validate(summary)  # no invalid file is written
     write_json(out / RESULT, summary)
     return summary
 

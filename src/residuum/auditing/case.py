@@ -193,14 +193,14 @@ class Obstacles:
         try:
             return work(*args, **kwargs)
         except ResiduumError as problem:
-            if str(problem) not in self.messages:  # one file may hold training and held-out samples
+            if str(problem) not in self.messages:  # report each problem once
                 self.messages.append(str(problem))
             self.exit_code = max(self.exit_code, problem.exit_code)
             return None
 
 
 class StopAtFirst(Obstacles):
-    """Raise the first problem instead of collecting it."""
+    """Raise the first problem of the inputs instead of collecting all problems."""
 
     def attempt(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
         """Call a function without catching its errors.
@@ -451,7 +451,7 @@ def _sample_shape(
     holdout: Dataset | None,
     knowledge: Knowledge | Mapping[str, Any] | str | Path | None,
 ) -> tuple[int, ...] | None:
-    """Return the shape of one sample, from the samples or from what the attacker knows."""
+    """Return the shape of one sample, by the samples or by the attacker's knowledge. None if unknown."""
     samples = train if train is not None else holdout
     if (shape := infer_sample_shape(model, samples)) is not None:
         return shape

@@ -23,9 +23,8 @@ from residuum.theory.uniqueness import uniqueness
 
 TRAINING, CANDIDATES = "training samples", "candidates of the best restart"
 NOT_CONVERGED = "no restart converged to candidates that could be certified"
-MAX_SAMPLES = (
-    500  # a KKT certificate solves a problem with one unknown for each of at most 500 samples
-)
+# A KKT certificate solves a problem with one unknown per sample, so it takes at most this many samples.
+MAX_SAMPLES = 500
 MAX_BYTES = 2 << 30  # the gradients of a KKT certificate may take 2 GiB of memory
 MAX_SECONDS = 5.0  # time limit of a certificate, which then returns the bounds that it has reached
 # Largest number of candidates in a uniqueness certificate, and of values in all candidates together, so that
@@ -124,7 +123,7 @@ def kkt_certificate(
         if train is not None and not isinstance(problem, InconclusiveError):
             raise
         return None, f"the {subject} cannot be certified ({problem.message})"
-    except RuntimeError as problem:  # torch.func cannot process every network of a user
+    except RuntimeError as problem:  # torch.func fails on some networks of users
         if network.live is None:
             raise
         return None, f"not for this kind of network ({str(problem).splitlines()[0][:200]})"

@@ -38,7 +38,7 @@ class Row(Record):
 
 @dataclass(frozen=True, eq=False)
 class Comparison(Record):
-    """What changed from one audit to another.
+    """The comparison of two audits: what changed from the audit before to the audit after.
 
     Attributes:
         before: Name of the audit before.

@@ -40,7 +40,7 @@ QUANTITIES: dict[str, Callable[[Verdict], float | None]] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison such as ``recovered>=5``. If the audit did not measure the number, it does not hold.
+    """A comparison such as ``recovered>=5``. The comparison fails if the audit has no such number.
 
     Attributes:
         text: The comparison as the user wrote it.

@@ -38,10 +38,8 @@ EPOCHS, BATCH = 400, 32  # epochs and batch size of training in batches, if the 
 IN_BATCHES = ("adam", "sgd")  # optimizers that train in batches
 VANISHED = 1e-5  # full-batch training ends at this loss
 MIN_SECONDS = 0.1  # shortest time limit of a training, even after the deadline of the audit
-RATE, ADAM_RATE = (
-    0.1,
-    1e-3,
-)  # learning rates of gradient descent and of Adam, if the recipe names none
+# Learning rates of gradient descent and of Adam, if the recipe names none.
+RATE, ADAM_RATE = 0.1, 1e-3
 # Factors on the learning rate of full-batch descent after a step that lowers or raises the loss.
 FASTER, SLOWER = 1.05, 0.5
 
@@ -97,7 +95,7 @@ class ControlTraining:
 
     @property
     def initial_weights(self) -> Initialization:
-        """How initial weights are drawn if the attacker does not know those of the audited network."""
+        """How initial weights are drawn if the initial weights of the audited network are unknown."""
         name = "default" if self.initialization == "granted" else self.initialization
         return cast(Initialization, name)
 
@@ -108,7 +106,7 @@ class ControlTraining:
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Layers that are not trained: those in the recipe, or those that the audited network left as is."""
+        """Layers that are not trained: those in the recipe, or layers that training did not change."""
         if self.recipe.frozen or self.knowledge.theta0 is None:
             return self.recipe.frozen
         moved = build_weights_surface(self.network, self.knowledge).layers
@@ -151,7 +149,7 @@ class ControlTraining:
         return TrainedControl(state.theta, state.theta0, loss, description)
 
     def _initial_model(self, dtype: torch.dtype) -> nn.Module:
-        """Return the network with initial weights: those that the attacker knows, or newly drawn weights."""
+        """Return the network with initial weights, which are known to the attacker or newly drawn."""
         model = self.network.copy_module(dtype)
         if self.begins_at_known_weights:
             theta0 = {name: t.to(dtype) for name, t in (self.knowledge.theta0 or {}).items()}
@@ -183,7 +181,7 @@ class ControlTraining:
         )
 
     def _complete_recipe(self, optimizer: str) -> TrainingRecipe:
-        """Return the recipe with this optimizer, and with default epochs and batch size where it has none."""
+        """Return the recipe with this optimizer. Missing epochs and batch size get default values."""
         recipe = replace(self.recipe, optimizer=optimizer)
         if optimizer not in IN_BATCHES:
             return recipe
@@ -244,7 +242,7 @@ def descend(
     optimizer = optimizer_class(trained, lr=rate)
     batch = recipe.batch or len(x)
     end, value = time.monotonic() + max(seconds, MIN_SECONDS), math.inf
-    # With batches, the loss may rise because the batch is another one, so the rate does not adapt.
+    # The learning rate adapts only without batches. Losses of two batches differ even without a step.
     adapts = not recipe.rate and recipe.optimizer in ("gd", "margin") and batch >= len(x)
     generator = stream("twin", seed)
     before_step = [p.detach().clone() for p in trained]

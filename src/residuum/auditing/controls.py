@@ -48,11 +48,10 @@ from residuum.records import Dataset, Knowledge, Record
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
-LEVEL = (
-    0.001  # p-value at which a control fails, so that it raises a false alarm in 1 of 1000 audits
-)
-# A training sample is a repeat if its distance to a held-out sample is at most this share of the median
-# distance to the nearest held-out sample.
+# A negative control fails at this p-value, so each control raises a false alarm in 1 of 1000 audits.
+LEVEL = 0.001
+# A training sample is a repeat if its distance to some held-out sample is at most this share of the median
+# distance between a training sample and its nearest held-out sample.
 REPEAT_DISTANCE = 0.01
 # Samples with at least MIN_NCC_VALUES values are repeats if their NCC exceeds REPEAT_NCC, whatever their
 # brightness. In raw tables every pair of rows has such an NCC, because the largest column dominates. If the
@@ -60,18 +59,17 @@ REPEAT_DISTANCE = 0.01
 REPEAT_NCC, MIN_NCC_VALUES = 0.99, 30
 MAX_REPEATS = 0.1  # largest share of training or held-out samples that may be set aside as repeats
 CANDIDATE_SHARE = 5  # one in five held-out samples is a candidate of the control that uses them
-MAX_AUC = 0.8  # AUC at which training and held-out samples count as different kinds of samples
-# The AUC counts only if it exceeds 1/2 by this number of standard errors, because it varies with few samples.
+MAX_AUC = 0.8  # the AUC of a classifier at which training and held-out samples are not comparable
+# The AUC of the classifier counts only if it exceeds 1/2 by this number of standard errors.
 MIN_STANDARD_ERRORS = 3.0
 # The classifier is trained on 10 to 400 training samples and as many held-out samples. With fewer than 10
 # samples its AUC says nothing.
 MAX_CLASSIFIED, MIN_CLASSIFIED = 400, 10
-ENERGY_LEVEL = 0.01  # p-value of the energy test at which two sets differ in distribution
+ENERGY_LEVEL = 0.01  # the energy test reports different distributions at this p-value
 # Significance level of the tests if training and held-out samples may differ in distribution.
 STRICT_LEVEL = 0.001
-NOISE = (
-    0.05  # norm of the noise in candidates made of known facts, relative to the norm of the fact
-)
+# Candidates made of a known fact have noise of this norm, relative to the norm of the fact.
+NOISE = 0.05
 # If the attacker's knowledge alone recovers this share of the recovered samples, the audit is inconclusive.
 MAX_KNOWN_SHARE = 1 / 3
 # Number of held-out subsets that a control draws. With MIN_SUBSETS subsets, p-values below LEVEL are
@@ -307,7 +305,7 @@ def run_controls(
             continue
         try:
             row = run_control(control, train, seed, subsets, deadline)
-        except InputError as problem:  # too few held-out samples remain without repeats
+        except InputError as problem:  # too few held-out samples remain for this control
             failures.append(problem.message.rstrip("."))
             continue
         longest = max(longest, before - deadline.seconds_left) if before < np.inf else 0.0
@@ -395,7 +393,7 @@ def make_candidates_from_knowledge(
     count, shape, size = len(train), train.shape, train.x[0].numel()
 
     def noisy(direction: Tensor) -> Tensor:
-        """Return one noisy copy of a direction for every training sample."""
+        """Return the direction with added noise, once for every training sample."""
         flat = direction.double().reshape(-1)
         flat = flat - flat.mean()
         flat = flat / max(float(flat.norm()), 1e-12)
@@ -406,7 +404,7 @@ def make_candidates_from_knowledge(
     if knowledge.mean is not None and knowledge.mean.numel() == size:
         mean = knowledge.mean.double().reshape(shape)
         public = holdout.x.double().mean(0)
-        if holdout.mean is not None:  # the mean that was subtracted from the samples
+        if holdout.mean is not None:  # a mean that was subtracted from the held-out samples
             public = public + holdout.mean.double().reshape(shape)
         candidates.append(("the known mean", noisy(mean)))
         difference = "the known mean minus the mean of the held-out samples"
@@ -500,7 +498,7 @@ class Auc:
 
 
 def import_classifier() -> tuple[ModuleType, ModuleType]:
-    """Import the modules of the classifier, which takes longer than to train and evaluate it."""
+    """Import the modules of the classifier early, because the import takes longer than the training."""
     from sklearn import model_selection, svm
 
     return model_selection, svm

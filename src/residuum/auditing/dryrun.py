@@ -33,7 +33,7 @@ STOPPED = dict.fromkeys((LEAK, NO_LEAK_FOUND, INCONCLUSIVE), "the audit would st
 
 @dataclass(frozen=True, eq=False)
 class DryRun(Record):
-    """What an audit of these inputs would do.
+    """The result of a dry run: what an audit of the same inputs would do.
 
     Attributes:
         obstacles: Problems that would stop the audit, with the remedy.
@@ -212,7 +212,7 @@ def _conditions(
 
 
 def _verdicts(to_leak: list[str], to_pass: list[str]) -> dict[str, str]:
-    """Return, for every verdict, whether it can be reached, or why not."""
+    """Return for every verdict a text that says when an audit would reach the verdict, or why not."""
 
     def reachable(reasons: list[str], condition: str) -> str:
         return "; ".join(dict.fromkeys(reasons)) if reasons else f"{REACHABLE}: {condition}"

@@ -19,7 +19,7 @@ from residuum.records import Scores
 if TYPE_CHECKING:
     from residuum.auditing.scores import AttackTest
 
-# The report shows the chance level by the scores of at most 100 held-out sets, with 5000 scores in total.
+# The report shows the chance level by the scores of at most 100 held-out sets with 5000 samples in total.
 MAX_SETS, MAX_VALUES = 100, 5000
 MAX_DISPLAYED = 300  # largest number of samples that are stored for display. A page shows fewer
 

@@ -12,8 +12,7 @@ from residuum.records import Dataset, Exposure, Knowledge, Reconstruction
 from residuum.risk.run import MIN_HOLDOUT, expose
 
 MAX_SAMPLES = 2000  # largest number of training samples that an audit ranks
-# Largest number of gradient values (samples times parameters) for networks that are not chains of dense
-# layers.
+# Largest number of gradient values, which are samples times parameters. Chains of dense layers have no limit.
 MAX_GRADIENTS = 2 * 10**8
 TOO_MANY = "there are too many samples for an audit. Run residuum exposure, which has no time limit"
 

@@ -41,7 +41,7 @@ MAX_SPREAD_RATIO, MAX_SHIFT = 2.0, 0.5
 # A network fits its samples if its accuracy or R^2 is at least halfway from a constant prediction to 1.
 MIN_FIT = 0.5
 MAX_WEIGHT = torch.finfo(torch.float32).max
-MAX_VALUE = 1e12  # squares and sums of such values stay far inside the finite numbers of float32
+MAX_VALUE = 1e12  # largest value of a sample, so that squares and sums stay finite in float32
 
 
 def as_knowledge(knowledge: Knowledge | Mapping[str, Any] | None) -> Knowledge:
@@ -194,7 +194,7 @@ def _rescale(
     train, value_range = sets[0], knowledge.value_range
 
     def fits(dataset: Dataset) -> bool | None:
-        """Return whether the network fits these samples, None if it cannot process them."""
+        """Return whether the network fits the samples, None if the network cannot process them."""
         try:
             fit = measure_fit(network, dataset, None, task)
         except (ResiduumError, RuntimeError, ValueError):  # ``check_inputs`` reports the error
@@ -217,7 +217,7 @@ def _rescale(
         return [pixels(dataset) for dataset in sets]
     if train.x.ndim != 2 or train.scale is not None or train.mean is not None:
         return sets
-    if fits(train) is not False:  # it fits (True), or it cannot process the samples (None)
+    if fits(train) is not False:  # fits (True) or cannot be evaluated (None)
         return sets
     offset, spread = train.x.mean(0), torch.std(train.x, dim=0, correction=0)
     spread = torch.where(spread > 0, spread, 1.0)
@@ -418,7 +418,7 @@ class Fit(Record):
 
     @property
     def is_doubtful(self) -> bool:
-        """Whether the network hardly fits its own training samples."""
+        """Whether the accuracy or R^2 on the training samples is too low for a trained network."""
         return self.train - self.base < MIN_FIT * (1 - self.base)
 
     @property

@@ -1,4 +1,4 @@
-"""The interface by which a running audit reports its progress. The command line prints what it receives."""
+"""The interface by which a running audit reports its progress. The command line prints all messages."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ STRIPPED = "stripped.pt"  # the file that the advised command writes
 
 @dataclass(frozen=True, eq=False)
 class NextStep(Record):
-    """What to do next, in sentences, and the commands for it.
+    """The next step after an audit: what to do, and the commands to do it.
 
     Attributes:
         text: What to do.

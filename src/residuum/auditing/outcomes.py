@@ -19,7 +19,7 @@ GRADES = {  # how closely a leak shows a training sample, the strongest grade fi
     "class, so public samples give as good a picture",
     MEMBERSHIP: "training samples can be told from non-members by the weights",
 }
-STORED = "records in the file"  # attack surface of records that are stored verbatim
+STORED = "records in the file"  # name of the attack surface "records stored verbatim in the file"
 
 
 @dataclass(frozen=True, eq=False)

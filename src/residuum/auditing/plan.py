@@ -31,13 +31,15 @@ from residuum.settings import RestartSettings, SearchSettings
 from residuum.surfaces.surface import Surface
 
 OVERRUN = 1.3  # the clock stops an audit after this multiple of its budget
-MIN_DEADLINE = 20.0  # seconds, so that an audit with a tiny budget still reads, scores and reports
+MIN_DEADLINE = (
+    20.0  # shortest deadline in seconds, so that an audit with a tiny budget still reports
+)
 # Shares of the budget for all attacks, for all positive controls, and for each baseline.
 ATTACK_SHARE, CONTROL_SHARE, BASELINE_SHARE = 0.4, 0.4, 0.05
 MAX_RESTARTS = 64  # largest number of restarts of one attack
-# Scoring holds the candidates of all restarts of one attack in memory.
+# Largest number of candidates of one attack in all restarts, because scoring holds them in memory.
 MAX_CANDIDATES = 20_000
-# All restarts of a batch are in memory at once, each with one unknown per value of its candidates.
+# Largest number of unknowns (values of candidates) in a batch, whose restarts are in memory at once.
 MAX_BATCH_UNKNOWNS = 20_000_000
 
 

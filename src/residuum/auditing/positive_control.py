@@ -52,20 +52,18 @@ if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
 RECONSTRUCTION = "reconstruction"
-SEED_STEP = (
-    1000  # difference of the seeds of two controls, so that no batch of restarts has the same seed
-)
+# Difference of the seeds of two positive controls, so that no batch of restarts has the same seed.
+SEED_STEP = 1000
 MIN_SAMPLES = 10  # a control with fewer training samples would show little
-MIN_RECOVERED = (
-    3  # attacks must recover this many samples of a control, because fewer may be chance
-)
+# A leak of a positive control needs at least this many recovered samples. Fewer may be due to chance.
+MIN_RECOVERED = 3
 RESTART_DIVISOR = 4  # on a control, an attack runs a quarter of its restarts
-MEMORIZED = 0.05  # a network memorizes its samples if its training loss is at most this
+MEMORIZED = 0.05  # largest training loss of a network that counts as memorizing its samples
 # Number of held-out subsets for each test on a control. The smallest possible p-value is then 1/401, well
 # below 1%.
 CONTROL_SUBSETS = 400
 TOO_SMALL_BUDGET = f"the budget is too small to train networks on {MIN_SAMPLES} samples"
-MEMBERSHIP_SHARE = 0.6  # share of the controls' budget that trains networks for membership
+MEMBERSHIP_SHARE = 0.6  # share of the controls' budget that membership gets
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ NETWORKS = {"membership": 10, "reconstruction": 3}
 TESTS = {"membership": "The test of membership", "reconstruction": "The attacks"}
 VERBS = {"membership": "named", "reconstruction": "recovered"}
 NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-BUDGET, HOLDOUT = "budget", "held-out samples"  # what may limit the samples of a control
+BUDGET, HOLDOUT = "budget", "held-out samples"  # possible limits of a control's sample count
 CONFIDENCE = 0.95  # confidence of the lower limit of the power
 # The tests must detect at least this share of the networks that memorize. The lower limit of this share is
 # 37% if three of three networks are detected, 39% for seven of ten, and 30% for six of ten.

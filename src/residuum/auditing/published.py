@@ -27,8 +27,7 @@ from residuum.risk.membership import LossSeparation, MembershipTest
 # The minor version grows if fields are added that older readers may ignore, the major version with other
 # changes.
 SCHEMA_VERSION = "6.0"
-# Largest number of candidates, and of exposed samples, in result.json. Other files of the run hold all of
-# them.
+# Largest number of candidates and of exposed samples in result.json. Other files of the run are complete.
 MAX_CANDIDATES, MAX_EXPOSED = 200, 20
 
 

@@ -25,7 +25,7 @@ QUESTIONS = {
     MEMBERSHIP: "Can training samples be told from non-members?",
 }
 YES, NO, UNKNOWN = "yes", "no", "unknown"
-QUESTIONS_OF_TESTS = 2  # reconstruction and membership each get half of the significance level
+QUESTIONS_OF_TESTS = 2  # questions answered by tests, each at half of the significance level
 
 
 @dataclass(frozen=True, eq=False)

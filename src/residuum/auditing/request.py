@@ -21,7 +21,7 @@ from residuum.settings import EXPERT, AttackSettings, Settings
 from residuum.settings.presets import PRESETS
 
 MAX_COUNT = 10**9  # largest number of steps or restarts, because more would take years
-MAX_SEED = 2**31 - 1  # largest seed
+MAX_SEED = 2**31 - 1  # largest seed that all random generators accept
 
 
 class AuditRequest(Settings):

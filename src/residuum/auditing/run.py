@@ -74,7 +74,7 @@ class Audit:
     listener: AuditListener = SILENT
     stored_records: AttackOutcome | None = None
     membership: MembershipTest | None = None
-    p_value_of_losses: float | None = None  # do losses differ between training and held-out?
+    p_value_of_losses: float | None = None  # test: do training and held-out losses differ?
     attacks: AttackResults = field(default_factory=AttackResults)
     negative_controls: Controls = field(default_factory=Controls)
     scores: AttackScores | None = None

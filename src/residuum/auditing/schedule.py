@@ -368,7 +368,7 @@ def _record_error(name: str, attack: Attack, rows: dict[str, AttackOutcome]) -> 
         yield
     except PluginError as problem:
         record(True, f"failed: {problem.message}")
-    except InputError as problem:  # the user can correct this input
+    except InputError as problem:  # the user can correct a wrong input
         if attack.pace == "batches" and not attack.is_plugin:
             raise
         record(attack.is_plugin, problem.message)

@@ -29,9 +29,9 @@ from residuum.scanning.findings import RecordArray, records_in
 NAME = "stored outright"  # name of the row in the table of tests
 # A sample and a record match if their values differ by at most this share of the largest value of the sample.
 ROUNDING = 16 * torch.finfo(torch.float32).eps
-MAX_NEIGHBORS = (
-    64  # records on either side of a sample, on a random line, that are compared with it
-)
+# Samples and records are projected on a random line. Each sample is compared with at most this many records
+# on either side.
+MAX_NEIGHBORS = 64
 CHUNK = 4096  # number of records that are converted to float64 at a time
 
 

@@ -386,7 +386,7 @@ def reasons_to_stay_open(
     if loss is not None and loss.memorization == SHOWN:
         reasons.append(f"the network memorizes its training samples. {loss.line.rstrip('.')}")
     if not checks.covered:
-        # If there is another reason, positive controls were not needed.
+        # If there is another reason to be inconclusive, no positive controls were needed.
         if checks.positive_controls or not reasons:
             sentences = [control.sentence.rstrip(".") for control in checks.positive_controls]
             text = "nothing shows that these tests would detect a leak"
