@@ -666,7 +666,9 @@ def test_a_forward_that_fails_where_the_attack_runs_is_no_internal_error() -> No
     torch.manual_seed(0)
     whole = problem(Elsewhere(F.mish).eval(), MulticlassKKT())
     whole.points[0].broken = True  # type: ignore[assignment]
-    with pytest.raises(ArchitectureError, match=r"must run on cpu in float64\. Its forward method"):
+    with pytest.raises(
+        ArchitectureError, match=r"must run on cpu in float64\. The network's forward method"
+    ):
         whole.evaluate(*points(1, 3))
 
 

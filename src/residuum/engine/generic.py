@@ -241,10 +241,10 @@ class GenericEquation:
                 raise
             except RuntimeError as problem:  # for example because a tensor stayed on another device
                 raise ArchitectureError(
-                    f"The network must run on {x.device.type} in {str(x.dtype).removeprefix('torch.')}. Its "
-                    f"forward method raised: {str(problem).splitlines()[0][:200]}",
-                    "Register its tensors as buffers and create new tensors with the device and dtype of the "
-                    "input, or use --device cpu.",
+                    f"The network must run on {x.device.type} in {str(x.dtype).removeprefix('torch.')}. The "
+                    f"network's forward method raised: {str(problem).splitlines()[0][:200]}",
+                    "Register the network's tensors as buffers and create new tensors with the device and "
+                    "dtype of the input, or use --device cpu.",
                 ) from problem
             # The difference between two samples and one does not include the weights.
             self.saved = max(1, bytes_of_two - bytes_of_one)

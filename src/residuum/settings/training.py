@@ -87,8 +87,8 @@ class TrainingConfig(Settings):
             )
         if self.method == "margin" and (self.weight_decay or self.loss == "squared"):
             raise InputError(
-                "Margin maximization has no weight decay and no squared loss, because it ends at a "
-                "direction of maximal margin.",
+                "Margin maximization has no weight decay and no squared loss, because the training ends "
+                "at a direction of maximal margin.",
                 "Pass --method gd.",
             )
         return self

@@ -12,8 +12,10 @@ NTK [L]             theta - theta0   lam_i at theta, theta0 or both      free, o
 moment              m                -lam_i y_i, -sum_c lam_ic (e_y-e_c) lam >= 0, per rival
 ==================  ===============  ==================================  ==========================
 
-[H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. The target comes from the attack surface
-(``surfaces/surface.py``).
+[H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. Phi is the network with released weights
+theta and initial weights theta0, and m is an optimizer state. x_i are candidates with labels y_i, and e are
+unit vectors. The covectors u_i weight the gradients in layer l, and w_l weights the layer. Free multipliers
+can have any sign. The target comes from the attack surface (``surfaces/surface.py``).
 
 To add an objective, write one frozen class with a ``covectors`` method, here or in an installed package, and
 add one line to ``OBJECTIVES``. The class also defines its options and when it applies. Try it first with
