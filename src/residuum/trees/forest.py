@@ -10,7 +10,7 @@ A record x goes to the left child of a node if ``x[feature] <= threshold``.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Self
 
@@ -122,7 +122,6 @@ class Structure:
     leaf_tree: Integers
     leaf_node: Integers
     leaf_starts: Integers
-    columns: dict[int, Integers] = field(default_factory=dict)
 
     @classmethod
     def build(cls, trees: Sequence[Tree]) -> Self:
