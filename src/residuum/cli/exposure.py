@@ -158,8 +158,7 @@ def _command(
         show(result, out)
         if above_count:
             print_line(
-                f"exit code 1: the probability of {above_count} of {len(result)} records is above "
-                f"{fail_above:g}"
+                f"exit code 1: {above_count} of {len(result)} records are above --fail-above {fail_above:g}"
             )
 
     output.print_result(result.to_json(), show_all)

@@ -99,7 +99,7 @@ def show(result: Scan) -> None:
             print_wrapped(f"at {finding.where or 'the top level'}{more}", INDENT)
             print_wrapped(f"{reason}. {finding.remedy}", INDENT)
         if file.network is None:
-            print_wrapped(f"The network was not measured: {file.network_reason}", NETWORK, INDENT)
+            print_wrapped(f"not measured: {file.network_reason}", NETWORK, INDENT)
         else:
             show_network(file.network)
     for unread in result.unread:
