@@ -809,7 +809,7 @@ def test_groups_are_a_column_of_the_data_file(
     # No formula for a spreadsheet; a number stays one.
     assert {row["group"] for row in rows} == {"'=north", "south", "-1", "'-1+1"}
     assert main([*asked, "--group-by", "nothing"]) == 2
-    assert "no such 'nothing'" in capsys.readouterr().err
+    assert "no such array 'nothing'" in capsys.readouterr().err
 
 
 def test_wrong_inputs_are_refused(

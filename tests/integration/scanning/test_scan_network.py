@@ -58,7 +58,7 @@ def test_the_network_follows_the_findings(tmp_path: Path, capsys: Capture) -> No
     assert main(["scan", str(path)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
     order = ["names of files", "network mlp:4-6-2,bias=all", "inputs: 4, outputs: 2, weights: 44"]
-    order += ["not homogeneous", "directions of the first layer", "above 10%", "assumed: "]
+    order += ["not homogeneous", "directions that training left", "above 10%", "assumed: "]
     places = [shown.index(words) for words in order]
     assert places == sorted(places)
     assert main(["scan", str(path), "--json"]) == 0
