@@ -73,7 +73,7 @@ def test_images_come_back_with_their_sign_and_size(monkeypatch: pytest.MonkeyPat
     best = found.x[ncc(found.x, x).argmax(0)].flatten(1).norm(dim=1)
     ratio = (best / x.flatten(1).norm(dim=1))[signed > 0.9]
     assert 0.8 < float(ratio.median()) < 1.25
-    assert "sign by the network, the bias, the range" in found.notes[1]
+    assert "signs from the network, the bias, the value range" in found.notes[1]
 
 
 def test_the_bias_alone_gives_sizes_and_without_it_they_are_one() -> None:

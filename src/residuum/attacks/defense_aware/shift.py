@@ -278,7 +278,7 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
     size = np.linalg.norm(restored) or 1.0
     rivals = [b for value, b in minima if value <= max(TIE_FACTOR * smallest, EXACT_BALANCE)]
     if consensus and max(np.linalg.norm(b - restored) for b in rivals) > 0.1 * size:
-        consensus, reason = False, "no consensus: other signs balance the neurons as well"
+        consensus, reason = False, "no consensus: several shifts balance the neurons equally well"
     before = np.square(neurons.weight).sum(1) + bias**2 - neurons.outgoing
     return ShiftInference(
         shift=torch.from_numpy(

@@ -89,20 +89,20 @@ def undo_constant_shift(released: Released) -> Adapted:
 
 
 def undo_vector_shift(released: Released) -> Adapted:
-    """Undo the vector shift that balances the neurons. If several shifts do, short attacks decide."""
+    """Undo the vector shift that balances the neurons. If several shifts fit, short attacks decide."""
     return _undo_with_consensus(
         released, infer_vector_shift(released.checkpoints[0]), constant=False
     )
 
 
 def follow_mean(released: Released) -> Adapted:
-    """Subtract the mean pixel value, inferred from the first layer, from the inputs."""
+    """Subtract the mean pixel value, which is inferred from the first layer, from all inputs."""
     mean = infer_mean(released.checkpoints[0])
     return _recenter(released, torch.full_like(mean, float(mean.mean())), "constant")
 
 
 def follow_mean_image(released: Released) -> Adapted:
-    """Subtract the inferred mean of every pixel from the inputs."""
+    """Subtract the mean image, which is inferred from the first layer, from all inputs."""
     return _recenter(released, infer_mean(released.checkpoints[0]), "vector")
 
 

@@ -351,7 +351,7 @@ class PolynomialAttack(OneShotAttack):
 
     def why_applies(self, surface: Surface) -> str:
         """Return a short reason why the attack applies to a network."""
-        return "exact if its rank condition holds; `residuum identify` reports this condition"
+        return "the attack is exact if a rank condition holds; `residuum identify` checks this condition"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
         """Recover the samples with :func:`recover`. The result counts as one restart without steps.

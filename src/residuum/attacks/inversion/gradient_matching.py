@@ -117,7 +117,8 @@ GEIPING = MatchingRule(
 DENSE = replace(GEIPING, multipliers="rivals")
 ASSUMPTION = (
     "invert assumes that the optimizer state, or the weight update, is a sum of gradients at samples, "
-    "with the activation patterns of the final weights. The longer the training, the less this holds. "
+    "with the activation patterns of the final weights. The longer the training, the less accurate this "
+    "assumption is."
 )
 
 

@@ -32,8 +32,8 @@ OUTSIDE = 0.02  # share of the values of a candidate that may leave the known va
 SLACK = 0.05  # distance by which a value may leave the value range, as a share of this range
 # A separated candidate has |NCC| > 0.8 with a training sample with probability sigmoid(a + b s), where s is
 # the share of all runs that contain the candidate. The constants (a, b) were fitted on 217 candidates of four
-# networks, two on 40 photos (3072-300-300-1) and two on 20 digits (64-200-200-1), with seven runs each. Of the
-# candidates in at least half of the runs, 84% were training samples. Of the candidates in one run, 56% were.
+# networks, two on 40 photos (3072-300-300-1) and two on 20 digits (64-200-200-1), with seven runs each. Of
+# candidates in at least half of the runs, 84% were training samples. Of candidates in one run, 56% were.
 CONFIDENCE, BASE_RATE = (-2.8, 5.4), 0.56
 # If the runs agree on fewer candidates than this share of the rank of the layer, the attack shows no
 # confidence (``runs_disagree``). The share was measured on images that appear in no published result. With
@@ -185,17 +185,19 @@ def estimate_signs_and_sizes(
         votes, size = votes + inverse.sign(), 1 / inverse.abs().clamp(min=1e-12)
         size = size.clamp(size.median() / 3, 3 * size.median())
         voters.append("the bias")
-    size_note = f"size by {voters[-1]}" if len(voters) > 1 else "size not known, set to length 1"
+    size_note = (
+        f"sizes from {voters[-1]}" if len(voters) > 1 else "sizes not known, set to length 1"
+    )
     box = knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.is_sample else None
     if box is not None:
         up, down = find_largest_factors(X, *box), find_largest_factors(-X, *box)
         votes, size = votes + (up - down).sign(), torch.maximum(up, down)
-        voters.append("the range")
-        size_note = "size by the range"
+        voters.append("the value range")
+        size_note = "sizes from the value range"
     sign = torch.where(votes < 0, -1.0, 1.0)
     # A version of a source gets the sign of the first version, times the sign of their inner product.
     relative = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
-    evidence = f"sign by {', '.join(voters)}; {size_note}"
+    evidence = f"signs from {', '.join(voters)}; {size_note}"
     return relative * sign[sources.group], size[sources.group], evidence
 
 

@@ -71,7 +71,10 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
         surface.copy_module(), surface.sample_shape(knowledge)
     )
     if not name:
-        return "no dense layer receives the input, and no convolution with a stride equal to its kernel"
+        return (
+            "no dense layer receives the input, and neither does a convolution with a stride equal to its "
+            "kernel"
+        )
     if name not in surface.equations:
         return f"the optimizer state lacks {name}, the layer that receives the input"
     theta, theta0 = surface.checkpoint.theta, knowledge.theta0
