@@ -2,8 +2,9 @@
 
 A report follows the reader's light or dark scheme, and its content security policy refuses every style
 that is not in its style sheet. Therefore :func:`render_svg` drops the styles that matplotlib writes and turns
-the name of an artist (``gid``) into a class. Charts contain no names from outside. The template writes them
-next to the drawing and escapes them. A chart is complete without a script, which only moves the threshold.
+the name of an artist (``gid``) into a class. Charts contain no names from outside. The template writes such
+names next to the drawing and escapes them. A chart is complete without the script, which only moves the
+threshold.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ if TYPE_CHECKING:
 
 WIDTH, HEIGHT = 480, 280  # units of the SVG view box, equal to matplotlib's points
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44  # margins around the axes
-TEXT = 11.5  # font size
-BINS = 36  # bins of a histogram, a few pixels each
-MAX_POINTS = 1500  # points in a scatter plot; more would only cover each other
-MAX_STEPS = 240  # points of a curve over the steps
-STOPS = 200  # positions of the slider
+TEXT = 11.5  # font size in points
+BINS = 36  # bins of a histogram, which are a few pixels wide
+MAX_POINTS = 1500  # points in a scatter plot; more points would only cover each other
+MAX_STEPS = 240  # points of a curve over the steps of an attack
+STOPS = 200  # positions of the slider for the threshold
 WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300  # layout of parallel coordinates
-MAX_LINES = 400  # lines of parallel coordinates; more would only cover each other
-BEST_SHARE = 0.1  # share of the trials drawn in color
-MAX_KINDS = 6  # marks and dash patterns that the style sheet tells apart
+MAX_LINES = 400  # lines of parallel coordinates; more lines would only cover each other
+BEST_SHARE = 0.1  # share of the trials of a sweep that is drawn in color
+MAX_KINDS = 6  # marks and dash patterns that the style sheet defines
 POINTS_PER_INCH = 72
 TAG = "{http://www.w3.org/2000/svg}"
 
 
 @dataclass(frozen=True)
 class Mark:
-    """An entry of a legend: its class in the style sheet, its name and a value."""
+    """An entry of a legend: ``look`` is its class in the style sheet, ``value`` an optional number."""
 
     look: str
     name: str
@@ -57,10 +58,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Chart:
-    """A chart for the template.
+    """A chart for the template of a report.
 
     Attributes:
-        title: The title.
+        title: The title of the chart.
         drawing: Content of the SVG element.
         x_name: Name of the horizontal axis.
         y_name: Name of the vertical axis.
@@ -68,7 +69,7 @@ class Chart:
         summary: The chart in words, for screen readers.
         note: A remark below the chart.
         threshold: What the script needs to move the threshold line: its axis, its value, and units of the
-            view box per unit of the value. It is empty without a line.
+            view box per unit of the value. It is empty for a chart without a threshold line.
     """
 
     title: str
@@ -86,8 +87,8 @@ class Coordinate:
     """An axis of parallel coordinates.
 
     Attributes:
-        name: Its name.
-        values: The values of the trials, best trial first.
+        name: Name of the setting on the axis.
+        values: The value of the setting in each trial, best trial first.
         log: Whether the axis has a log scale.
         low: Lower end of the search range, by default the smallest value.
         high: Upper end of the search range, by default the largest value.
@@ -104,8 +105,8 @@ def draw_histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
     """Draw the distribution of the scores of training samples and held-out samples.
 
     Args:
-        evidence: The scores.
-        metric: The metric.
+        evidence: The scores of both kinds of samples.
+        metric: The metric, with its threshold.
 
     Returns:
         The chart, None without scores.
@@ -128,15 +129,14 @@ def draw_histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
     line = _threshold_line(axes, threshold, "x")
     marks = (Mark("area k1", "held-out samples (chance)"), Mark("area k0", "training samples"))
     title = f"{metric.name} of training samples and held-out samples"
-    summary = (
-        f"Median {_format_median(train)} on training samples, {_format_median(null)} by chance."
-    )
+    medians = f"{_format_median(train)} on training samples and {_format_median(null)} by chance"
+    summary = f"The median is {medians}."
     return Chart(title, render_svg(figure), metric.name, "share", marks, summary, threshold=line)
 
 
 def membership_chart(test: MembershipTest) -> Chart | None:
     """Draw the distribution of the membership statistic T of training samples and held-out samples."""
-    # The line is the 99th percentile of the held-out samples, above which the group test counts.
+    # A line marks the 99th percentile of the held-out samples. The group test counts samples above the line.
     train, holdout = select_finite(test.statistic), select_finite(test.holdout_statistic)
     if not len(train) or not len(holdout):
         return None
@@ -171,7 +171,7 @@ def draw_scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
 
     Args:
         evidence: The scores and the outputs.
-        metric: The metric.
+        metric: The metric, with its threshold.
 
     Returns:
         The chart, None without scores and outputs.
@@ -207,8 +207,8 @@ def draw_scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
 
 
 def residual_chart(reconstruction: Reconstruction) -> Chart | None:
-    """Draw median and range of each layer's relative residual over the steps, on a log scale."""
-    # Residuals are norms, not squares.
+    """Draw median and range over restarts of each layer's relative residual at each step, on a log scale."""
+    # The reconstruction stores squared residuals, and the chart shows their roots.
     residuals = mask_nonpositive(reconstruction.layers.double().clamp(min=0).sqrt()).numpy()
     steps = np.asarray(reconstruction.steps, float)  # residuals: (restarts, steps, layers)
     if not len(steps) or not np.isfinite(residuals).any():
@@ -224,7 +224,7 @@ def residual_chart(reconstruction: Reconstruction) -> Chart | None:
             axes.fill_between(x, np.nanmin(values, 0), np.nanmax(values, 0), gid=f"band {kind}")
         axes.plot(x, median, gid=f"line {kind}")
         marks.append(Mark(f"line {kind}", name, f"{median[-1]:.2g}" if len(median) else "–"))
-    # The axis ends at powers of ten. Values up to a tenth of a decade beyond one need no other power.
+    # The axis ends at powers of ten. A value up to a tenth of a decade beyond such an end is cut off.
     powers = np.log10(select_finite(residuals))
     low, high = math.floor(powers.min() + 0.1), math.ceil(powers.max() - 0.1)
     axes.set(yscale="log", ylim=(10.0**low, 10.0 ** max(high, low + 1)), xmargin=0)
@@ -235,15 +235,15 @@ def residual_chart(reconstruction: Reconstruction) -> Chart | None:
 
 
 def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] | None:
-    """Return the counts at each position of the slider. One position is the threshold of the test.
+    """Return how many samples count at each position of the slider for the threshold.
 
-    A sample counts if it strictly beats the threshold. Held-out counts are means over the sets, so that
-    they compare with a training set of the same size. At the threshold of the test, both counts are those
-    of the test, which uses more held-out sets than this chart.
+    A sample counts if its score strictly beats the threshold. The count of held-out samples is a mean over
+    sets of the size of the training set. One position is the threshold of the test. There, both counts are
+    those of the test, which uses more held-out sets than this chart.
 
     Args:
-        evidence: The scores.
-        metric: The metric.
+        evidence: The scores of both kinds of samples.
+        metric: The metric, with its threshold.
 
     Returns:
         The positions and counts for the script, None without scores of training samples.
@@ -257,7 +257,7 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
         return None
     sign = 1 if metric.higher_is_better else -1
     values = make_slider_stops([*train, *null], threshold)
-    end = len(values) - 1 if sign > 0 else 0  # of the scale, where nothing counts
+    end = len(values) - 1 if sign > 0 else 0  # the end of the slider at which no sample counts
     start = values.index(threshold) if math.isfinite(threshold) else end
     sets = max(evidence.null_sets, 1)
     train_counts = [int((sign * train > sign * v).sum()) for v in values]
@@ -293,14 +293,14 @@ def make_slider_stops(values: Sequence[float], threshold: float) -> list[float]:
     low, high = min(values), max(values)
     digits = max(3, 3 - math.floor(math.log10((high - low) or 1.0)))
     stops = {round(float(stop), digits) for stop in np.linspace(low, high, STOPS)}
-    # Beyond both ends, so that the slider reaches "all" and "none".
+    # Add a position beyond each end, so that the slider reaches "all samples" and "no sample".
     stops |= {(math.floor(low * 1000) - 1) / 1000, (math.ceil(high * 1000) + 1) / 1000}
     return sorted(stops | ({threshold} if math.isfinite(threshold) else set()))
 
 
 def draw_parallel_coordinates(coordinates: Sequence[Coordinate]) -> Markup:
-    """Draw one line per trial across one vertical axis per coordinate, with the best trials on top."""
-    # matplotlib has no chart of this kind, so values are scaled to their axes here.
+    """Draw one line per trial across one vertical axis per setting, with the best trials on top."""
+    # matplotlib has no parallel coordinates, so this function scales each value to its axis.
     count = len(coordinates[0].values) if coordinates else 0
     if not count:
         return Markup("")
@@ -325,7 +325,7 @@ def draw_parallel_coordinates(coordinates: Sequence[Coordinate]) -> Markup:
 
 
 def _place_on_axis(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str]]]:
-    """Return the heights of the values on an axis, and its ticks at both ends and in the middle."""
+    """Return the heights of the values on an axis, and the ticks at its ends and in its middle."""
     values = np.array(coordinate.values, float)  # None becomes NaN
     values[~np.isfinite(values) | (coordinate.log and values <= 0)] = np.nan
     low = coordinate.low if coordinate.low is not None else min(select_finite(values), default=0.0)
@@ -362,21 +362,24 @@ def _axes() -> tuple[Figure, Axes]:
 
 
 def _threshold_line(axes: Axes, threshold: float, axis: str) -> dict[str, float | str]:
-    """Draw the threshold on the axis of the scores and return what the script needs to move it."""
+    """Draw a line at the threshold, and return what the script needs to move the line."""
     if not math.isfinite(threshold):
         return {}
     (axes.axvline if axis == "x" else axes.axhline)(threshold, gid="rule")
     low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
-    length = WIDTH - LEFT - RIGHT if axis == "x" else TOP + BOTTOM - HEIGHT  # counted from above
+    length = (
+        WIDTH - LEFT - RIGHT if axis == "x" else TOP + BOTTOM - HEIGHT
+    )  # An SVG counts heights from above.
     return {"axis": axis, "value": threshold, "scale": length / (high - low)}
 
 
 def render_svg(figure: Figure) -> Markup:
-    """Return what matplotlib draws, without styles: elements of an SVG element with classes."""
+    """Return what matplotlib draws as SVG elements that have classes but no styles."""
     from matplotlib import rc_context
 
     buffer = io.BytesIO()
-    # Text stays text in the font of the page. The salt fixes the names of markers and clip paths.
+    # With font type "none", the page draws text in its own font. The salt fixes the names of markers and clip
+    # paths.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "residuum"}):
         figure.savefig(buffer, format="svg", metadata={"Date": None})
     return Markup("\n").join(_elements(ElementTree.fromstring(buffer.getvalue())))
@@ -387,20 +390,20 @@ def _elements(parent: ElementTree.Element, look: str = "") -> Iterator[Markup]:
     # matplotlib's own names of groups end in an underscore and a number. The page defines the markers.
     for element in parent:
         tag, name = element.tag.removeprefix(TAG), element.get("id", "")
-        # Nobody sees less than a tenth of a unit.
+        # One decimal is enough, because nobody sees a tenth of a unit of the view box.
         x, y, d = (re.sub(r"(\.\d)\d+", r"\1", element.get(key, "").strip()) for key in "xyd")
-        if tag == "g" and not name.startswith("patch"):  # Patches are backgrounds.
+        if tag == "g" and not name.startswith("patch"):  # Groups with this name are backgrounds.
             yield from _elements(element, look if "_" in name else name or look)
         elif tag == "path":
             path = re.sub(r"\s*([A-Z])\s*", r"\1", d)
             yield Markup('<path class="{}" d="{}"/>').format(look, path)
         elif tag == "use":
-            form = Markup('<use class="{}" href="#mark{}" x="{}" y="{}"/>')
-            yield form.format(look, look[-1], x, y)
+            template = Markup('<use class="{}" href="#mark{}" x="{}" y="{}"/>')
+            yield template.format(look, look[-1], x, y)
         elif tag == "text":
             text_anchor = re.findall(r"text-anchor: (\w+)", element.get("style", ""))[0]
-            form = Markup('<text class="{}" text-anchor="{}" x="{}" y="{}">{}</text>')
-            yield form.format(look or "tick", text_anchor, x, y, element.text)
+            template = Markup('<text class="{}" text-anchor="{}" x="{}" y="{}">{}</text>')
+            yield template.format(look or "tick", text_anchor, x, y, element.text)
 
 
 def _threshold(metric: MetricScore) -> float:
@@ -408,14 +411,14 @@ def _threshold(metric: MetricScore) -> float:
 
 
 def _span(values: Array) -> tuple[float, float]:
-    """Return the smallest and the largest value with a small margin."""
+    """Return the limits of an axis: the smallest and the largest value, moved outward a little."""
     low, high = float(values.min()), float(values.max())
     room = 0.03 * (high - low) or 0.5
     return low - room, high + room
 
 
 def select_finite(values: Any) -> Array:
-    """Return the finite values as a flat array."""
+    """Return all finite values as a flat array, without NaN and infinity."""
     array = np.asarray(values, dtype=float).ravel()
     return array[np.isfinite(array)]
 

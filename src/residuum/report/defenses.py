@@ -1,8 +1,9 @@
-"""Compare defenses: one table as text, Markdown or HTML, with notes and pictures.
+"""Compare defenses in one table as text, Markdown or HTML, with notes and pictures.
 
-Each count comes with the count expected by chance. The table shows the attack of an attacker who is unaware
-of the defense and the strongest attack of an attacker who knows it. The notes list all attacks. Every form
-names the kind of a shift, which was either added to the biases after training or present during training.
+Each count of recovered samples comes with the count expected by chance. The table shows the attack of an
+attacker who is unaware of the defense and the strongest attack of an attacker who knows the defense. The
+notes list all attacks. They say whether a shift of the inputs was added to the biases after training or was
+present during training.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from residuum.theory.uniqueness import SHARE
 
 HEADER = ["defense", "unaware", "adaptive", "strongest", "chance unaware / adaptive"]
 HEADER += ["p unaware / adaptive", "KKT", "others keep", "test accuracy", "test loss", "seconds"]
-COLUMNS = 6  # pictures of each attacker, limited by the width of a page
+COLUMNS = 6  # pictures per attacker in a row, as many as fit into the width of a page
 LIMIT = (
     "If these attacks fail, the defense is not thereby private. Counts are evidence only about the attacks "
     "that ran."
@@ -31,7 +32,7 @@ def make_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 
 def make_notes(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return details: all attacks, shifts, residuals of rewriting, inferences and epsilon."""
+    """Return notes for the table: all attacks, shifts, residuals of rewriting, inferences and epsilon."""
     return [f"{outcome.label}: {text}" for outcome in outcomes for text in _notes(outcome)]
 
 
@@ -40,10 +41,10 @@ def render_markdown(outcomes: Sequence[Outcome], title: str = "Defenses") -> str
 
     Args:
         outcomes: The outcomes of the defenses.
-        title: The title.
+        title: The title of the comparison.
 
     Returns:
-        Markdown.
+        The text in Markdown.
     """
     lines = [
         f"## {title}",
@@ -82,15 +83,17 @@ def render_page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> st
 
 
 def draw_comparison(outcomes: Sequence[Outcome]) -> bytes | None:
-    """Draw the best matches under each defense of the unaware attacker and of the strongest attack.
+    """Draw the best matches of two attackers under each defense.
 
-    Each reconstruction is above the training sample that it matches. A frame means closer than 99% of chance.
+    One attacker is unaware of the defense, the other knows it and has the strongest attack. Each
+    reconstruction is above the training sample that it matches. A framed match is closer than 99% of the
+    matches of held-out samples.
 
     Args:
         outcomes: The outcomes of the defenses.
 
     Returns:
-        A PNG, None if samples are no images.
+        A PNG, None if samples are not images.
     """
     bands = [(outcome, (outcome.unaware, outcome.adaptive)) for outcome in outcomes]
     shape = outcomes[0].unaware.images.shape[2:] if outcomes else ()
@@ -170,8 +173,9 @@ def _notes(outcome: Outcome) -> list[str]:
         )
     if rewrite := outcome.rewrite:
         texts.append(
-            f"KKT residual of rewriting over the norm before it: {rewrite['original_multipliers']:.3g} at "
-            f"the original multipliers (closed form {rewrite['closed_form']:.3g}, exact at a KKT point; "
+            f"KKT residual of rewriting over the norm before rewriting: "
+            f"{rewrite['original_multipliers']:.3g} at the original multipliers (closed form "
+            f"{rewrite['closed_form']:.3g}, exact at a KKT point; "
             f"the network before: {rewrite['before']:.3g}), {rewrite['refitted']:.3g} refitted."
         )
     texts += _attack_notes(outcome)
@@ -184,7 +188,7 @@ def _notes(outcome: Outcome) -> list[str]:
 
 
 def _attack_notes(outcome: Outcome) -> list[str]:
-    """Return all attacks with their counts and chance, the strongest, the refused, and inferences."""
+    """Return notes on all attacks: their counts, the strongest, the refused, and what was inferred."""
     completed = [attempt for attempt in outcome.attacks if not attempt.refused]
     counts = ", ".join(
         f"{attempt.attacker} {attempt.recovered} ({_format(attempt.expected_by_chance, 2)} by chance, p "
@@ -194,13 +198,13 @@ def _attack_notes(outcome: Outcome) -> list[str]:
     texts = [f"recovered of {outcome.n}: {counts}."]
     strongest, informed = outcome.adaptive, outcome.informed
     if informed and strongest and informed.attacker == strongest.attacker:
-        informed = None  # The attack did not gain from the shift.
+        informed = None  # Knowing the shift did not change the strongest attack.
     for who, best in (("knows the defense", strongest), ("also knows the shift", informed)):
         if best is not None:
             texts.append(
                 f"strongest attack that {who}: {best.attacker}, {_count(best, outcome.n)}, "
                 f"{_format(best.expected_by_chance, 2)} by chance; p {_format(best.p_value, 2)} "
-                f"after multiplying by the {best.tried} tried."
+                f"after multiplying by the {best.tried} attacks tried."
             )
     texts += [
         f"{attempt.attacker} refused: {attempt.refused}"
@@ -215,12 +219,14 @@ def _attack_notes(outcome: Outcome) -> list[str]:
             if not attempt.refused
         ]
         if not adapted:
-            texts.append(f"adapted attack {outcome.strategy}: short tries chose the unaware one.")
+            texts.append(
+                f"adapted attack {outcome.strategy}: short tries chose the unaware attack."
+            )
     return texts
 
 
 def _describe_inference(strategy: str, adapted: Attacked) -> str:
-    """Return what the adapted attacker inferred before the attack."""
+    """Return what the adapted attacker inferred about the defense before the attack."""
     findings, texts = adapted.findings, [f"adapted attack {strategy}"]
     if balance := findings.get("balance"):
         texts.append(f"shift inferred from balance {balance['shift_per_pixel']:.4g} per pixel")
@@ -237,18 +243,19 @@ def _describe_inference(strategy: str, adapted: Attacked) -> str:
 def _explain_columns(outcomes: Sequence[Outcome]) -> str:
     n = outcomes[0].n if outcomes else 0
     return (
-        f"Number of {n} training samples that are recovered, which means closer than 99% of chance. The "
-        "unaware attacker does not know the defense. The strongest attack is the best of those that know the "
-        "defense and the initial weights but not its secret, including the unaware attack. Its p-value is "
-        "multiplied by the number of attacks tried. KKT: relative residual at the training samples. Others "
-        "keep: the share of a sample's energy that all other training sets with the same activation patterns "
-        f"and labels keep in an image with at least {SHARE:.0%} of its weight, as proved and as found in an "
-        "example, averaged over a few samples. Accuracy and loss: on held-out samples."
+        f"The table counts how many of {n} training samples are recovered, which means closer than 99% of "
+        "chance. The unaware attacker does not know the defense. The strongest attack is the best of those "
+        "that know the defense and the initial weights but not the secret of the defense, including the "
+        "unaware attack. The p-value of the strongest attack is multiplied by the number of attacks tried. "
+        "KKT: relative residual at the training samples. Others keep: the share of a sample's energy that all "
+        "other training sets with the same activation patterns and labels keep in an image with at least "
+        f"{SHARE:.0%} of its weight, as proved and as found in an example, averaged over a few samples. "
+        "Accuracy and loss: on held-out samples."
     )
 
 
 def _count(attacked: Attacked | None, n: int) -> str:
-    """Return how many of n samples were recovered, and the rule that they had to pass."""
+    """Return how many of n samples an attacker recovered, and by which rule samples count."""
     if attacked is None or attacked.recovered is None:
         return "refused" if attacked and attacked.refused else "-"
     return f"{attacked.recovered}/{n}" + (f" ({attacked.rule})" if attacked.rule else "")

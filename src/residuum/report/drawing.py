@@ -1,9 +1,9 @@
-"""Draw pictures as data URIs and figures as PNG.
+"""Draw samples as data URIs and figures as PNG.
 
-A sample on a page is a small PNG data URI, or a few numbers if it is no image. PNG figures are grids of
-images, small panels with curves, and points in the plane. Color-blind readers can distinguish the colors
-(Okabe and Ito), and a shape or a word repeats the meaning of each color. matplotlib is imported where it is
-used, without pyplot.
+A sample on a page is a small PNG data URI, or a few numbers if the sample is no image. PNG figures are grids
+of images, small panels with curves, and points in the plane. Color-blind readers can distinguish the colors
+(Okabe and Ito), and a shape or a word repeats the meaning of each color. matplotlib is imported inside
+functions, without pyplot.
 """
 
 from __future__ import annotations
@@ -27,23 +27,33 @@ BLUE, ORANGE, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 SKY, YELLOW, GREY, INK = "#56B4E9", "#E69F00", "#9A9A9A", "#222222"
 CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, INK)
 MARKERS = "os^Dv<>p"
-DPI = 120  # sharp on a screen and small in an email
-MAX_IMAGES, MAX_PANELS = 30, 12  # images, or panels with curves, of a figure
-CELL, GAP, CAPTION, MARGIN, TITLE = 0.8, 0.1, 0.2, 0.12, 0.34  # inches
+DPI = 120  # dots per inch; figures are sharp on a screen and small in an email
+MAX_IMAGES, MAX_PANELS = 30, 12  # largest number of images, or of panels with curves, in a figure
+CELL, GAP, CAPTION, MARGIN, TITLE = (
+    0.8,
+    0.1,
+    0.2,
+    0.12,
+    0.34,
+)  # sizes in a grid of images, in inches
 Array = np.ndarray[Any, Any]
 MAX_SIDE = 160  # pixels; larger images are reduced, because a report is no place to store them
 # Smaller images are enlarged by whole numbers, because printers and mail programs smooth small images.
-MIN_SIDE = 56  # pixels
-MAX_VALUES = 6  # listed values of a vector that is no image
-LOW_COLOR, MIDDLE_COLOR, HIGH_COLOR = (0, 114, 178), (250, 250, 250), (213, 94, 0)  # blue, orange
-FIXED_COLOR, FREE_COLOR = (250, 250, 250), (110, 40, 130)
+MIN_SIDE = 56  # pixels of the longer side
+MAX_VALUES = 6  # values of a vector that are listed if the vector is no image
+LOW_COLOR, MIDDLE_COLOR, HIGH_COLOR = (
+    (0, 114, 178),
+    (250, 250, 250),
+    (213, 94, 0),
+)  # blue, near white, orange
+FIXED_COLOR, FREE_COLOR = (250, 250, 250), (110, 40, 130)  # near white, violet
 PNG = "data:image/png;base64,"
 Color = tuple[int, int, int]
-Content = tuple[str, tuple[str, ...]]  # a data URI, or numbers
+Content = tuple[str, tuple[str, ...]]  # a data URI, and numbers if the sample is no image
 
 
 def mask_nonpositive(values: Tensor) -> Tensor:
-    """Return the values with NaN for those that a logarithmic axis cannot show."""
+    """Replace values that a logarithmic axis cannot show, such as zeros, by NaN."""
     values = values.double()
     return torch.where(torch.isfinite(values) & (values > 0), values, torch.nan)
 
@@ -56,7 +66,7 @@ def fit_to_sample(reconstruction: Array, sample: Array) -> Array:
         sample: The sample.
 
     Returns:
-        ``a * reconstruction + b`` with the a >= 0 and b that are closest to the sample.
+        ``a * reconstruction + b`` with the scale a >= 0 and the offset b that come closest to the sample.
     """
     centered = reconstruction - reconstruction.mean()
     power = float((centered**2).sum())
@@ -77,18 +87,18 @@ def encode_data_uri(values: Array) -> str:
 
 
 def draw_sample(values: Array) -> Content:
-    """Return a picture of a sample, stretched to its own range like published figures."""
+    """Return a picture of a sample, whose smallest value is black and whose largest value is white."""
     if not is_image(values.shape):
         return "", _format_values(values)
     return encode_data_uri(to_pixels(torch.from_numpy(values))), ()
 
 
 def draw_difference(reconstruction: Array, sample: Array) -> Content:
-    """Return a picture of the difference: orange above the sample, blue below.
+    """Return a picture of a reconstruction minus a sample: orange if positive, blue if negative.
 
     Args:
         reconstruction: The reconstruction.
-        sample: The sample, whose range has the full color.
+        sample: The sample. A difference as large as its range has the full color.
 
     Returns:
         The picture, or numbers if the sample is no image.
@@ -105,7 +115,7 @@ def draw_difference(reconstruction: Array, sample: Array) -> Content:
 
 
 def draw_freedom(share: Array) -> Content:
-    """Return a picture of the share of the range that each value may take: violet if it is free."""
+    """Return a picture of the share of the range that each value may take, violet for the full range."""
     if not is_image(share.shape):
         return "", _format_values(share)
     return encode_data_uri(
@@ -126,7 +136,7 @@ def _format_values(values: Array) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Cell:
-    """A column of a grid: one or more images of the same shape, a caption, and whether it is framed."""
+    """A column of a grid of images: images of the same shape, a caption, and whether to draw a frame."""
 
     images: tuple[Tensor, ...]
     caption: str = ""
@@ -134,12 +144,12 @@ class Cell:
 
 
 def new_figure(width: float, height: float, automatic: bool = True) -> Figure:
-    """Return an empty figure.
+    """Return an empty matplotlib figure.
 
     Args:
         width: Width in inches.
         height: Height in inches.
-        automatic: Compute the layout automatically, which takes longer than drawing.
+        automatic: Whether matplotlib computes the layout, which takes longer than drawing.
 
     Returns:
         The figure.
@@ -153,7 +163,7 @@ def new_figure(width: float, height: float, automatic: bool = True) -> Figure:
 
 
 def encode_png(figure: Figure) -> bytes:
-    """Return the figure as PNG bytes, which are the same for the same figure."""
+    """Return the figure as PNG bytes without a date, so that equal figures give equal bytes."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=DPI, metadata={"Software": None})
     return buffer.getvalue()
@@ -165,7 +175,7 @@ def is_image(shape: Sequence[int]) -> bool:
 
 
 def to_pixels(image: Tensor) -> Array:
-    """Return an image as (h, w) gray or (h, w, 3) color in [0, 1], stretched to its own range."""
+    """Return an image as (h, w) gray or (h, w, 3) color, scaled so that its values fill [0, 1]."""
     values = image.detach().cpu().double()
     if values.ndim == 3:
         values = values.permute(1, 2, 0) if len(values) == 3 else values.mean(0)
@@ -176,11 +186,11 @@ def to_pixels(image: Tensor) -> Array:
 def draw_image_grid(
     title: str, cells: Sequence[Cell], rows: Sequence[str], columns: int = 10
 ) -> bytes:
-    """Draw cells in bands.
+    """Draw a grid of images, in horizontal bands of cells.
 
     Args:
-        title: The title.
-        cells: The cells.
+        title: The title of the figure.
+        cells: The cells. Each is a column of images.
         rows: Names of the images in a cell from top to bottom, written at the left edge.
         columns: Maximum number of cells in a band.
 
@@ -221,8 +231,8 @@ def draw_line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]])
     """Draw vectors that are no images as curves over the coordinates.
 
     Args:
-        title: The title.
-        panels: A caption and named curves for each panel.
+        title: The title of the figure.
+        panels: For each panel a caption and its curves by name.
 
     Returns:
         A PNG.
@@ -252,10 +262,10 @@ def draw_line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]])
 def draw_cells(
     title: str, cells: Sequence[Cell], rows: Sequence[str], lines: Sequence[str]
 ) -> bytes:
-    """Draw the cells of a figure: images above each other, other vectors as curves.
+    """Draw the cells of a figure: images in a grid, other vectors as curves.
 
     Args:
-        title: The title.
+        title: The title of the figure.
         cells: The cells.
         rows: Names of the images in a cell from top to bottom.
         lines: Names of the curves, "" for a curve that is not drawn.
@@ -284,7 +294,7 @@ def add_legend_below(
     Args:
         figure: The figure.
         marks: The marks of the legend.
-        names: Their names.
+        names: The names of the marks.
         location: Location of the legend, as in matplotlib.
         columns: Number of columns, by default all marks in one row.
     """
@@ -294,7 +304,7 @@ def add_legend_below(
 
 
 def tidy(axes: Axes) -> None:
-    """Give the axes a light grid and small ticks, and remove the box."""
+    """Give axes a light grid and small tick labels, and remove the top and right lines."""
     axes.grid(True, color="#E4E4E4", lw=0.6)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=7.5)
@@ -305,13 +315,13 @@ def tidy(axes: Axes) -> None:
 def draw_image(
     axes: Axes, image: Tensor, box: tuple[float, float, float, float], **line: Any
 ) -> None:
-    """Draw an image.
+    """Draw an image in a box on the axes, with a frame if a line style is passed.
 
     Args:
         axes: The axes.
         image: The image.
-        box: Left, top, width and height.
-        **line: Line style of a frame, which is not drawn without it.
+        box: Left edge, top edge, width and height of the image.
+        **line: Line style of the frame.
     """
     left_edge, top, width, height = box
     extent = (left_edge, left_edge + width, top + height, top)
@@ -321,12 +331,12 @@ def draw_image(
 
 
 def draw_frame(axes: Axes, box: tuple[float, float, float, float], **line: Any) -> None:
-    """Draw a rectangle.
+    """Draw a frame around a box on the axes.
 
     Args:
         axes: The axes.
-        box: Left, top, width and height.
-        **line: Line style.
+        box: Left edge, top edge, width and height of the frame.
+        **line: Line style of the frame.
     """
     from matplotlib.patches import Rectangle
 

@@ -1,4 +1,4 @@
-"""Figures of an exposure."""
+"""Draw the figures of an exposure, which ranks the training records by their risk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from residuum.records.inputs import add_mean
 from residuum.report import drawing
 from residuum.report.drawing import Cell
 
-BINS = 20  # bins of probabilities, 5% each
+BINS = 20  # bins of a histogram of probabilities, which are 5% wide
 
 
 def top_figure(exposure: Exposure, data: Dataset) -> bytes | None:

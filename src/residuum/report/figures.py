@@ -1,8 +1,8 @@
 """Draw figures of reconstructions, of the training samples that they match, and of the attack.
 
-Each function returns a PNG as bytes. The mean is added back to images if it is known, and each image is
-stretched to its own range like published figures. Points in the plane are drawn as points, other vectors as
-curves.
+Each function returns a PNG as bytes. The mean of the data is added back to images if the mean is known, and
+each image is scaled to its own range like published figures. Points in the plane are drawn as points, other
+vectors as curves.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from residuum.records.scores import MetricScore, SampleMatch, SampleScore
 from residuum.report import drawing
 from residuum.report.drawing import MAX_IMAGES, Cell, mask_nonpositive
 
-MAX_COMPARED = 10  # images of each attack in a comparison
-MAX_LINES = 80  # lines of a family tree, which shows the families with the most descendants
+MAX_COMPARED = 10  # images per attack in a figure that compares attacks
+MAX_LINES = 80  # candidates in a family tree; the families with the most candidates are drawn
 Matched = tuple[SampleScore, SampleMatch]
 
 
 def selected_figure(reconstruction: Reconstruction) -> bytes | None:
-    """Draw the best selected reconstructions with their support and confidence, None without any."""
+    """Draw the best selected reconstructions with support and confidence, None if none are selected."""
     chosen = reconstruction.selection
     if chosen is None or not len(chosen):
         return None
@@ -57,12 +57,13 @@ def _confidence(chosen: Selection, i: int) -> str:
 def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes | None:
     """Draw reconstructions above the training samples that they match one-to-one, best first.
 
-    The deciding metric determines the matches. For points in the plane it is the distance if it was computed.
+    The deciding metric determines the matches, except that points in the plane are matched by distance if the
+    scores have it.
 
     Args:
-        candidates: The candidates.
+        candidates: The candidates of the attack.
         train: The training samples.
-        scores: Their scores.
+        scores: The scores of the training samples.
 
     Returns:
         A PNG, None without matches.
@@ -88,7 +89,7 @@ def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -
     """Draw the best matches of several attacks on the same images, one band per attack.
 
     Args:
-        attacks: The candidates and their scores by the name of what was attacked.
+        attacks: Candidates and scores of each attack, by the name that the title gives to the attack.
         train: The training samples.
 
     Returns:
@@ -115,8 +116,8 @@ def output_figure(
 
     Args:
         scores: The scores.
-        outputs: Outputs (n,) or (n, k). If there are several, the margin is drawn instead.
-        metrics: The metrics, one panel each.
+        outputs: Outputs of the network, (n,) or (n, k). For k > 1 outputs the margin is drawn instead.
+        metrics: Names of the metrics, each of which gets a panel.
 
     Returns:
         A PNG.
@@ -174,12 +175,14 @@ def ambiguity_figure(
     mean: Tensor | None = None,
     agreement: Sequence[str] | None = None,
 ) -> bytes | None:
-    """Draw each reconstruction, the least similar alternative found, and the range of each pixel.
+    """Draw what other training sets with the same weights may change in each reconstruction.
+
+    Below each reconstruction are the least similar alternative that was found, and the range of each pixel.
 
     Args:
         x: The certified candidates (m, *shape).
-        uniqueness: Their certificate.
-        mean: The mean to add.
+        uniqueness: The uniqueness certificate of the candidates.
+        mean: The mean of the data, which is added to the images.
         agreement: Agreement of restarts for each candidate, such as "3/4".
 
     Returns:
@@ -226,7 +229,7 @@ def alternatives_figure(
     parents: Sequence[tuple[int, ...]],
     mean: Tensor | None = None,
 ) -> bytes | None:
-    """Draw true samples and the alternatives that replace them, the largest changes first.
+    """Draw true samples and the alternative samples that replace them, the largest changes first.
 
     A column shows one true sample and its two halves, or two true samples and the sample that merges them.
 
@@ -234,7 +237,7 @@ def alternatives_figure(
         true: The true samples (n, *shape).
         alternative: The alternative samples (k, *shape).
         parents: Rows of ``true`` that each alternative sample replaces.
-        mean: The mean to add.
+        mean: The mean of the data, which is added to the images.
 
     Returns:
         A PNG, None if nothing was changed.
@@ -255,7 +258,7 @@ def alternatives_figure(
         return None
 
     def measure_change(column: tuple[Tensor, ...]) -> float:
-        """Return the largest distance of the other images from the first one."""
+        """Return the largest distance of the other images in a column from the first image."""
         return max(float((other - column[0]).norm()) for other in column[1:])
 
     columns.sort(key=lambda column: -measure_change(column))
@@ -271,11 +274,11 @@ def alternatives_figure(
 
 
 def identified_figure(identification: Identification, truth: Tensor | None = None) -> bytes | None:
-    """Draw identified samples or eigenvectors with weight, residual and flag.
+    """Draw identified samples, each with its residual and whether it is certified, or eigenvectors.
 
     Args:
-        identification: What was identified.
-        truth: True samples (n, d). The one nearest in direction is drawn below each identified sample.
+        identification: The samples or eigenvectors that were identified.
+        truth: True samples (n, d). Below each identified sample, the sample nearest in direction is drawn.
 
     Returns:
         A PNG, None if nothing was identified.
@@ -295,7 +298,7 @@ def identified_figure(identification: Identification, truth: Tensor | None = Non
 
 
 def family_figure(reconstruction: Reconstruction) -> bytes | None:
-    """Draw the family tree of the first restart, None if its candidates never split or merged."""
+    """Draw which candidates of the first restart split or merged at which step, None if none did."""
     events = [
         event for event in reconstruction.events if event["run"] == 0 and event["kind"] != "stable"
     ]
@@ -352,7 +355,7 @@ def _scatter(axes: Any, x: Tensor, scores: Scores, name: str) -> None:
 
 
 def _draw_thresholds(axes: Any, figures: MetricScore) -> None:
-    """Draw lines with their names at the right edge."""
+    """Draw a line at each threshold of a metric, with the name of the threshold at the right edge."""
     for value, text, style in (
         (figures.threshold_null99, "99% of chance", "--"),
         (figures.published_threshold, "published", ":"),
@@ -402,7 +405,7 @@ def _plane(figure: Any, axes: Any, title: str) -> bytes:
 
 
 def _matched(scores: Scores, metric: MetricScore) -> list[Matched]:
-    """Return the training samples with a candidate, best first."""
+    """Return the training samples that match a candidate, each with its match, best first."""
     rows = [(row, row.matches[metric.name]) for row in scores.per_sample]
     rows = [(row, match) for row, match in rows if match.candidate is not None]
     return sorted(
@@ -411,7 +414,7 @@ def _matched(scores: Scores, metric: MetricScore) -> list[Matched]:
 
 
 def _pairs(candidates: Tensor, train: Dataset, matched: list[Matched]) -> tuple[Tensor, Tensor]:
-    """Return matched candidates and their samples, each (k, *shape)."""
+    """Return k matched candidates and the k training samples that they match, each (k, *shape)."""
     matches = candidates.reshape(-1, *train.shape).double()[[m.candidate for _, m in matched]]
     position = {number: i for i, number in enumerate(train.rows)}
     return matches, train.x[[position[row.index] for row, _ in matched]].double()
@@ -420,7 +423,7 @@ def _pairs(candidates: Tensor, train: Dataset, matched: list[Matched]) -> tuple[
 def _cells(
     candidates: Tensor, train: Dataset, matched: list[Matched], mean: Tensor | None
 ) -> list[Cell]:
-    """Return cells with a pair of images, captioned by the score and framed if recovered."""
+    """Return one cell per match: candidate and training sample, their score, and a frame if recovered."""
     matches, samples = _pairs(candidates, train, matched)
     images = zip(add_mean(matches, mean), add_mean(samples, mean), strict=True)
     pairs = zip(images, (match for _, match in matched), strict=True)
@@ -432,14 +435,14 @@ def _nan_if_none(score: float | None) -> float:
 
 
 def _summarize_restarts(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return median, minimum and maximum over the restarts without missing values, each (T,)."""
+    """Return median, minimum and maximum of the restarts at each of T steps, without missing values."""
     low = values.nan_to_num(nan=torch.inf).amin(0)
     high = values.nan_to_num(nan=-torch.inf).amax(0)
     return values.nanmedian(0).values, mask_nonpositive(low), mask_nonpositive(high)
 
 
 def _identified(identification: Identification) -> tuple[Tensor | None, list[str], str]:
-    """Return the vectors to draw, their captions, and a description."""
+    """Return the identified vectors to draw, a caption for each vector, and a title."""
     if identification.aggregate is not None:
         return identification.aggregate[None], ["sum of lam y x"], "aggregate of all samples"
     if identification.eigenvectors is not None and identification.eigenvalues is not None:
@@ -447,8 +450,10 @@ def _identified(identification: Identification) -> tuple[Tensor | None, list[str
         captions = [f"eigenvalue {float(identification.eigenvalues[i]):.2g}" for i in order]
         return identification.eigenvectors.T[order], captions, "eigenvectors of the moment matrix"
     captions = [
-        f"{float(residual):.0e} {'cert.' if sure else 'heur.'}"
-        for residual, sure in zip(identification.residuals, identification.certified, strict=True)
+        f"{float(residual):.0e} {'cert.' if is_certified else 'heur.'}"
+        for residual, is_certified in zip(
+            identification.residuals, identification.certified, strict=True
+        )
     ]
     certified = int(identification.certified.sum())
     what = f"{len(identification.x)} samples, {certified} certified (residual and flag above each)"
@@ -456,7 +461,7 @@ def _identified(identification: Identification) -> tuple[Tensor | None, list[str
 
 
 def _pair_with_nearest(vector: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the vector and the row of ``truth`` nearest in direction, with the sign of the truth."""
+    """Return a vector and the row of ``truth`` nearest in direction, with the sign of this row."""
     cosine = truth @ vector / truth.norm(dim=1).clamp_min(1e-300)
     nearest = int(cosine.abs().argmax())
     return torch.where(cosine[nearest] < 0, -1.0, 1.0) * vector, truth[nearest]
@@ -464,7 +469,7 @@ def _pair_with_nearest(vector: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass
 class _Lifetime:
-    """The steps at which a candidate appeared and disappeared, and its relatives."""
+    """The steps at which a candidate appeared and disappeared, and the numbers of parent and children."""
 
     born: int
     parent: int | None = None
@@ -473,14 +478,14 @@ class _Lifetime:
 
 
 def trace_candidates(events: Sequence[dict[str, Any]], first: int) -> dict[int, _Lifetime]:
-    """Return the lifetime of each candidate of a restart by its number.
+    """Return at which steps each candidate of a restart appeared and disappeared.
 
     Args:
-        events: The events of the restart.
-        first: Number of candidates at the start.
+        events: The splits, merges and removals of candidates in the restart.
+        first: Number of candidates at the start of the restart.
 
     Returns:
-        The lifetimes.
+        The lifetime of each candidate by its number.
     """
     lives = {number: _Lifetime(0) for number in range(first)}
     for event in events:
@@ -495,9 +500,9 @@ def trace_candidates(events: Sequence[dict[str, Any]], first: int) -> dict[int, 
 
 
 def _order(lives: dict[int, _Lifetime]) -> list[int]:
-    """Return the numbers of candidates by family, with children around their parent.
+    """Return the numbers of candidates in drawing order: by family, with children around their parent.
 
-    If not all families fit, the smallest are left out.
+    If not all families fit into the figure, the smallest families are left out.
     """
 
     def family(number: int) -> list[int]:

@@ -1,7 +1,8 @@
 """The glossary: the words of reports and commands, each explained in one or two sentences.
 
-The texts are in ``glossary.toml``. The report ends with them and its first screen links to them.
-``residuum audit --explain`` prints the entries that its output uses, and the documentation lists all of them.
+The explanations are in ``glossary.toml``. A report ends with all explanations, and its first screen links to
+them. ``residuum audit --explain`` prints the entries that its output uses, and the documentation lists all of
+them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def compile_pattern() -> re.Pattern[str]:
 
 
 def _make_form(word: str) -> str:
-    """Return a pattern for a word and its plural. Abbreviations and single letters keep their case."""
+    """Return a pattern for a word and its plural, case-sensitive for abbreviations and single letters."""
     if word.isupper() or len(word) < 2:
         return rf"{re.escape(word)}s?"
     stem = (
@@ -32,13 +33,13 @@ def _make_form(word: str) -> str:
 
 
 def find_entry(text: str) -> str:
-    """Return the word of the glossary that a match of :func:`compile_pattern` stands for."""
+    """Return the glossary word of a text that :func:`compile_pattern` matched, such as a plural."""
     lower = text.lower()
     forms = (lower, lower.removesuffix("s"), lower.removesuffix("es"), f"{lower[:-3]}y")
     return next(word for form in forms for word in GLOSSARY if word.lower() == form)
 
 
 def find_used_words(text: str) -> tuple[str, ...]:
-    """Return the words of the glossary that a text uses, in the order of the glossary."""
+    """Return the glossary words that occur in a text, in the order of the glossary."""
     words = {find_entry(match[0]) for match in compile_pattern().finditer(text)}
     return tuple(word for word in GLOSSARY if word in words)

@@ -1,12 +1,12 @@
 """Write each report as one HTML file that needs no network and is readable without a script.
 
-The style sheet and the script are part of the page. The content security policy admits both by their hash and
-forbids everything else, so a mistake in escaping loads and runs nothing. Names from files are text: the
-template engine escapes markup, and this module makes control characters, direction marks and characters
-without width visible. A dash means "not known". The difference on a card is computed after the scale and
-offset of the reconstruction are fitted to the sample, because the deciding metric (NCC) ignores both.
+The style sheet and the script are part of the page. The content security policy admits style sheet and script
+by hash and forbids everything else, so a mistake in escaping loads and runs nothing. Names from files are
+text: the template engine escapes markup, and this module makes control characters, direction marks and
+characters without width visible. A dash means "not known". The difference on a card is computed after scale
+and offset of the reconstruction are fitted to the sample, because the deciding metric (NCC) ignores both.
 
-All counts of an audit come from the answers of its verdict and from the record. This module computes none.
+All counts of an audit come from the answers of its verdict and from its record. None is computed here.
 """
 
 from __future__ import annotations
@@ -46,38 +46,43 @@ if TYPE_CHECKING:
     from residuum.records import Reconstruction, Selection
 
 HERE = Path(__file__).parent
-SYMBOLS = {"yes": "leak", "no": "no-leak-found", "unknown": "inconclusive"}  # icons of the answers
-MAX_LENGTH = 600  # characters of a name or sentence from outside
+SYMBOLS = {
+    "yes": "leak",
+    "no": "no-leak-found",
+    "unknown": "inconclusive",
+}  # icon and style of each answer
+MAX_LENGTH = 600  # characters of a name or sentence from outside; the rest is cut off
 # Cc: control characters; Cf: direction marks, zero width; Cs: surrogates; Co, Cn: private use, unassigned;
 # Zl, Zp: separators of lines and paragraphs.
 INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 MARKDOWN_CHARACTERS = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # characters with a meaning in Markdown
-MAX_COLUMNS = 12  # columns of a row on a card, the most unusual first; all columns are counted
-TOLERANCE = 0.1  # share of a column's spread; closer values count as recovered
-MAX_BEST = 3  # matches on the first screen
-MAX_CARDS = 120  # on one page
-MAX_CANDIDATES = 60  # cards without data
+MAX_COLUMNS = 12  # columns of a table row that a card shows, the most unusual first
+TOLERANCE = 0.1  # error of a recovered value at most, as a share of the spread of its column
+MAX_BEST = 3  # best matches on the first screen of a report
+MAX_CARDS = 120  # cards on one page
+MAX_CANDIDATES = 60  # cards of an audit without training data
 MAX_CARD_SENTENCE = 24  # words of the evidence for an answer in a model card
-MAX_CARD_SUBJECT, MAX_CARD_HEADLINE = 80, 160  # characters
+MAX_CARD_SUBJECT, MAX_CARD_HEADLINE = 80, 160  # characters in a model card
 CARD_CAVEAT = "This is evidence about the tests that ran. It is no guarantee of privacy."
-MAX_BYTES = 2_000_000  # pictures in one file, which is mailed and opened on phones
+MAX_BYTES = 2_000_000  # bytes of the pictures in a page, which is mailed and opened on phones
 MAX_NUMBER = 1e300  # replaces infinity, which JSON does not have
-STATUS = {  # a KKT certificate in words
+STATUS = {  # status of a KKT certificate in words
     "kkt": f"Clarke residual at most {EXACT_KKT:g}: a KKT point up to rounding",
     "near_kkt": f"Clarke residual at most {NEAR_KKT:g}: near a KKT point",
     "far_from_kkt": f"Clarke residual above {NEAR_KKT:g}: far from a KKT point, which the KKT attack "
     "assumes; the verdict does not rest on it",
     "not_separated": "at least one sample is on the wrong side of its margin: not a KKT point",
 }
-# How much of a reconstruction all other training sets with the same activation patterns share. The value is
-# "" if no certificate was computed.
+# Values of a uniqueness certificate: how much of a reconstruction all other training sets with the same
+# activation patterns share. The value is "" if no certificate was computed.
 DETERMINED, PARTLY_DETERMINED, UNDETERMINED = (
     "others keep it",
     "others keep a part",
     "others may lose it",
 )
-MIN_COSINE = 0.9  # a certified candidate at least this close to another one represents it
-# Shares of an image's energy, as proved by the bound and as found in an example.
+MIN_COSINE = 0.9  # cosine from which a certified candidate represents another candidate
+# Shares of an image's energy that other training sets keep: the proved share of a determined image, and the
+# share in an example of a partly determined image.
 MIN_DETERMINED, MIN_PARTLY = 0.9, 0.5
 SORT_NAMES = {
     "margin": "margin",
@@ -112,9 +117,9 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     """Return the report of an audit as one HTML file that needs no network.
 
     Args:
-        result: The audit.
+        result: The result of the audit.
         blur: Blur images until the reader asks for them.
-        redact: Leave out all images and everything from which one could be made.
+        redact: Leave out all images and everything from which an image could be made.
 
     Returns:
         The page.
@@ -199,7 +204,7 @@ def _membership_chart(result: AuditResult) -> charts.Chart | None:
 
 
 def _recovered_by_other_attacks(result: AuditResult) -> tuple[int, ...]:
-    """Return the rows of samples that only attacks recover whose scores are not in the report."""
+    """Return the rows of samples that are recovered only by attacks whose scores are not in the report."""
     if result.findings is None or result.scores is None:
         return ()
     in_report = {row.index for row in result.scores.per_sample if row.recovered}
@@ -220,15 +225,15 @@ def render_sweep(
     environment: Mapping[str, Any] | None = None,
     **texts: Any,
 ) -> str:
-    """Return the report of a sweep: settings as parallel coordinates, best trials, consensus.
+    """Return the report of a sweep over settings: parallel coordinates, best trials, consensus.
 
     Args:
         coordinates: The settings, with one value per complete trial, best trial first.
-        items: The candidates of the consensus.
+        items: The candidates on which several runs agree.
         shape: Shape of a sample.
         settings: Settings of the sweep.
         environment: Versions of the software.
-        **texts: Other variables of the template, which are text.
+        **texts: Texts for the other variables of the template.
 
     Returns:
         The page.
@@ -254,10 +259,10 @@ def render_comparison(
     blur: bool = False,
     redact: bool = False,
 ) -> str:
-    """Return a page with the figures of two audits and the best matches of each.
+    """Return a page with the figures and the best matches of two audits.
 
     Args:
-        comparison: What changed.
+        comparison: What changed between the two audits.
         results: The audit before and the audit after.
         blur: Blur images until the reader asks for them.
         redact: Leave out all images.
@@ -281,7 +286,7 @@ def render_comparison(
 
 
 def inline(result: AuditResult) -> str:
-    """Return a short summary for notebooks: the headline and the three answers, no script, no image."""
+    """Return a summary of an audit for notebooks: the headline and the three answers, without images."""
     # Notebooks are shared and committed, so their output must not hold training data.
     count = len(items_of(result))
     return render_page("inline.html", subject=result.subject, verdict=result.verdict, count=count)
@@ -291,10 +296,10 @@ def model_card(result: AuditResult) -> str:
     """Return a section for a model card: the three questions with their answers, at most 150 words.
 
     Args:
-        result: The audit.
+        result: The result of the audit.
 
     Returns:
-        Markdown.
+        The section in Markdown.
     """
     answers = [
         (answer.question, answer.answer.capitalize(), _first_sentence(answer.evidence))
@@ -324,13 +329,13 @@ def _format_time(result: AuditResult) -> str:
 
 
 def _tables(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, dict[str, str]]]:
-    """Return the identifier, the title and the flat rows of each table that is not empty."""
+    """Return identifier, title and rows of each table that is not empty, with dotted names of rows."""
     names = {"SHA-256": "hashes"}
     return [(names.get(t, t.lower()), t, _flatten(rows)) for t, rows in tables.items() if rows]
 
 
 def _flatten(rows: Mapping[str, Any], head: str = "") -> dict[str, str]:
-    """Return nested settings with dotted names."""
+    """Return nested settings as one level of texts, with names that are joined by dots."""
     flat: dict[str, str] = {}
     for name, value in rows.items():
         if isinstance(value, Mapping):
@@ -343,7 +348,7 @@ def _flatten(rows: Mapping[str, Any], head: str = "") -> dict[str, str]:
 
 
 def _make_policy(style: str, script: str) -> str:
-    """Return a content security policy that admits only these two texts and images in the file."""
+    """Return a content security policy that admits only this style, this script and embedded images."""
     return (
         f"default-src 'none'; img-src data:; style-src {_digest(style)}; "
         f"script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
@@ -384,7 +389,7 @@ def _environment() -> Environment:
 
 
 def escape_invisible(text: str) -> str:
-    """Return the text with invisible characters written as their code points."""
+    """Replace every invisible character of a text by its code point, such as ‹U+200B›."""
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -393,7 +398,7 @@ def escape_invisible(text: str) -> str:
 
 
 def isolate(value: object) -> Markup:
-    """Return the value as text of limited length, whose writing direction does not affect other text."""
+    """Return a value as text of limited length, whose writing direction does not affect other text."""
     text = str(value)
     if len(text) > MAX_LENGTH:
         text = f"{text[:MAX_LENGTH]}… ({len(text)} characters)"
@@ -407,7 +412,7 @@ class Linked:
         self.seen: set[str] = set()
 
     def __call__(self, text: str) -> Markup:
-        """Return the text with links, escaped and isolated like all text on a page."""
+        """Return the text with links to the glossary, escaped and isolated like all text on a page."""
         pieces, end = [], 0
         text = escape_invisible(text[:MAX_LENGTH])
         for match in compile_pattern().finditer(text):
@@ -429,13 +434,13 @@ def make_anchor(word: str) -> str:
 
 
 def escape_markdown(value: object) -> str:
-    """Return the value as one line of plain text in Markdown, with special characters escaped."""
+    """Return a value as one line of plain text in Markdown, with special characters escaped."""
     line = MARKDOWN_CHARACTERS.sub(r"\\\1", " ".join(str(value).split()))
     return line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _escape_string(value: object) -> object:
-    """Escape the result of a template expression, so that no invisible character reaches the page."""
+    """Escape invisible characters in the value of a template expression."""
     return (
         escape_invisible(value)
         if isinstance(value, str) and not isinstance(value, Markup)
@@ -444,14 +449,14 @@ def _escape_string(value: object) -> object:
 
 
 def format_number(value: float | int | None) -> str:
-    """Return a number with three significant digits, an integer with all digits, a dash for none."""
+    """Return a number with three significant digits, an integer with all digits, a dash for None."""
     if value is None or (isinstance(value, float) and np.isnan(value)):
         return "–"
     return f"{value}" if isinstance(value, int) else f"{value:.3g}"
 
 
 def format_fixed(value: float | None) -> str:
-    """Return a number for a column: with three decimals if they suffice, else as a power of ten."""
+    """Return a number for a table: with three decimals, or in scientific notation if it is tiny or huge."""
     if value is None or np.isnan(value):
         return "–"
     if np.isinf(value):
@@ -460,7 +465,7 @@ def format_fixed(value: float | None) -> str:
 
 
 def format_p_value(value: float | None) -> str:
-    """Return a p-value for a column."""
+    """Return a p-value for a table, without the letter p."""
     return (
         format_number(value)
         if value is None
@@ -469,7 +474,7 @@ def format_p_value(value: float | None) -> str:
 
 
 class Column(NamedTuple):
-    """A value of a row: reconstructed, in the training row, and in the nearest held-out row."""
+    """One value of a table row in three versions: reconstructed, true, and in the nearest held-out row."""
 
     name: str
     unit: str
@@ -483,10 +488,11 @@ class TableRow(NamedTuple):
     """The columns of a training row, sorted by their difference from the median, largest first.
 
     Attributes:
-        columns: The columns.
+        columns: The columns that a card shows.
         total: Number of all columns.
         within: Number of all columns that were reconstructed within ``TOLERANCE`` of their spread.
-        held_out_within: The same number for the nearest held-out row, None without one.
+        held_out_within: Number of all columns in which the nearest held-out row is as close, None without
+            held-out rows.
     """
 
     columns: tuple[Column, ...]
@@ -499,30 +505,30 @@ class TableRow(NamedTuple):
 class Item:
     """The content of a card in the gallery. No field holds markup.
 
-    With data, an item is a training sample and its match. Without data, it is a candidate.
+    If the audit had training data, an item is a training sample and its match, else a candidate.
 
     Attributes:
         number: Row of the training sample in the user's file, counted from 0, or rank of the candidate.
         reconstruction: The reconstruction in the shape of a sample, with the mean added if it is known.
-        nearest: The training sample, in the same form.
-        label: The label.
+        nearest: The training sample in the same shape, None for a candidate.
+        label: The label of the sample or candidate.
         attack: The attack that made the reconstruction.
-        scores: Scores by metric.
-        recovered: Whether the match is closer than chance, None if nothing was calibrated.
-        margin: y Phi(x).
-        output: Output of the network.
-        confidence: Agreement of restarts.
-        support: Number of restarts that contain it.
+        scores: Score of the match by metric.
+        recovered: Whether the match is closer than chance, None without a chance level.
+        margin: Margin y Phi(x) of the network at the training sample.
+        output: Output of the network at the training sample.
+        confidence: How far restarts agree on the reconstruction, from 0 to 1.
+        support: Number of restarts that contain the reconstruction.
         restarts: Number of all restarts.
-        multiplier: Its multiplier in the KKT equation.
-        determined_energy: Share of its energy that other training sets share, as found in an example.
-        determined_at_least: The same share, as proved.
-        radius_most: Proved upper bound on the distance to other training sets.
+        multiplier: Multiplier of the sample in the KKT equation.
+        determined_energy: Share of the reconstruction's energy that another training set keeps in an example.
+        determined_at_least: Share of the energy that all other training sets keep, as proved.
+        radius_most: Proved upper bound on the distance to the samples of other training sets.
         certificate: ``DETERMINED``, ``PARTLY_DETERMINED``, ``UNDETERMINED``, or "" without a certificate.
-        ambiguity: Share of the range that each value may take, in the shape of a sample.
+        ambiguity: Share of the value range that each value may take in other training sets.
         record_id: The user's own identifier of the sample, "" if the data has no ID column.
-        notes: Other remarks, one line each.
-        row: The columns of a row, None for images.
+        notes: Other remarks for the reader, one line each.
+        row: The columns of a table row, None for images.
     """
 
     number: int
@@ -549,7 +555,7 @@ class Item:
 
     @property
     def matched(self) -> bool:
-        """Whether the item was compared with the data. It is True for redacted items too."""
+        """Whether the item was compared with the training data, also if its images were redacted."""
         return self.nearest is not None or any(v is not None for v in self.scores.values())
 
 
@@ -563,7 +569,7 @@ class Picture(NamedTuple):
 
 
 class Card(NamedTuple):
-    """An item with its title and its pictures."""
+    """A card of the gallery: an item with its title and its pictures."""
 
     item: Item
     title: str
@@ -572,7 +578,7 @@ class Card(NamedTuple):
 
 def items_of(result: AuditResult) -> tuple[Item, ...]:
     """Return one item per training sample with a match, best first, or per candidate without data."""
-    # Matches belong to the strongest attack. Samples that only other attacks recover follow with their match.
+    # Matches come from the strongest attack, or from another attack for samples that only others recover.
     if result.evidence is None:
         return tuple(_ranked(result))
     extra = {item.number: item for item in _matched_by_others(result)}
@@ -584,12 +590,12 @@ def items_of(result: AuditResult) -> tuple[Item, ...]:
 def cards_of(
     items: Sequence[Item], shape: tuple[int, ...], kind: str = "", redact: bool = False
 ) -> list[Card]:
-    """Return cards of the first items, as many as ``MAX_CARDS`` and ``MAX_BYTES`` allow.
+    """Return cards of the first items, within the limits ``MAX_CARDS`` and ``MAX_BYTES``.
 
     Args:
         items: The items.
         shape: Shape of a sample.
-        kind: Name of an item in titles, by default "sample" or "candidate".
+        kind: What a title calls an item, by default "sample" or "candidate".
         redact: Leave out pictures and identifiers.
 
     Returns:
@@ -610,7 +616,7 @@ def cards_of(
 
 
 def make_sort_values(item: Item) -> dict[str, Any]:
-    """Return the values by which the script sorts and filters an item. NaN becomes null."""
+    """Return the values by which the script sorts and filters a card. NaN becomes null."""
     return {
         "number": item.number,
         "label": item.label,
@@ -622,7 +628,7 @@ def make_sort_values(item: Item) -> dict[str, Any]:
 
 
 def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
-    """Return key and name of all orders for which a card has a value, the default order first."""
+    """Return key and name of every sort order for which a card has a value, the default order first."""
     metrics = dict.fromkeys(name for item in items for name in item.scores)
     keys = {key for key in SORT_NAMES for item in items if getattr(item, key) is not None}
     return [
@@ -642,7 +648,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
     pool = join_pools([all_candidates(r) for r in in_report or result.reconstructions])
     outputs = evidence.outputs if evidence.output_name == "network output" else None
     has_finding = is_reconstructed(result)  # Without a finding, no single match counts.
-    is_table = len(result.shape) == 1  # The attacker may know that flat samples are images.
+    is_table = len(result.shape) == 1  # For the attacker, flat samples may be images.
     rows = [
         (place, index, scores.per_sample[index], candidate)
         for place, index in enumerate(evidence.index.tolist())
@@ -671,7 +677,7 @@ def _matched(result: AuditResult) -> Iterator[Item]:
 
 
 def _matched_by_others(result: AuditResult) -> Iterator[Item]:
-    """Yield one item per sample that only attacks recover whose scores are not in the report."""
+    """Yield one item per sample that is recovered only by attacks whose scores are not in the report."""
     evidence, scores, findings = result.evidence, result.scores, result.findings
     rows = _recovered_by_other_attacks(result)
     if not rows or evidence is None or scores is None or findings is None:
@@ -715,7 +721,7 @@ def _nearest(reconstruction: Reconstruction, sample: Tensor) -> tuple[float, str
 
 
 def _table_row(evidence: Evidence, place: int, reconstruction: Tensor) -> TableRow | None:
-    """Return the columns of a training row or an embedding, None if samples are images."""
+    """Return the columns of a training sample that is a table row or an embedding, None for images."""
     shape = evidence.x.shape[1:]
     if evidence.spread is None or len(shape) != 1 or not shape[0]:
         return None
@@ -766,7 +772,7 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
 
 
 def _groups(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
-    """Return attack, support and confidence of the selected candidate nearest to each candidate."""
+    """For each candidate, return attack, support and confidence of the nearest selected candidate."""
     choices = result.ranked
     if not choices or not len(x):
         return [{}] * len(x)
@@ -787,7 +793,7 @@ def _describe_choice(
 
 
 def _certificates(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
-    """Return the uniqueness certificate of the nearest certified candidate, {} if none is near."""
+    """For each candidate, return the certificate of the nearest certified candidate, {} if it is far."""
     unique = result.uniqueness
     if unique is None or not len(unique) or not len(x):
         return [{}] * len(x)
@@ -814,7 +820,7 @@ def _certificates(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
 
 
 def _finite(value: float | None) -> float | None:
-    """Return a number for JSON, which has no infinity. An unbounded radius still sorts as the largest."""
+    """Replace infinity by a large number and NaN by None, because JSON has neither."""
     if value is None or math.isnan(value):
         return None
     return max(-MAX_NUMBER, min(MAX_NUMBER, float(value)))
@@ -824,12 +830,12 @@ def make_pictures(item: Item, shape: tuple[int, ...], what: str) -> tuple[Pictur
     """Return pictures of the reconstruction, the training sample, their difference and the ambiguity.
 
     Args:
-        item: The item.
+        item: The item of a card.
         shape: Shape of a sample.
-        what: Name of the item for alternative texts.
+        what: Name of the item for the alternative texts of the pictures.
 
     Returns:
-        The pictures that the item has values for, none for a row of a table.
+        A picture of each kind that the item has values for. A row of a table has no pictures.
     """
     if item.reconstruction is None or item.row is not None:
         return ()
@@ -849,6 +855,6 @@ def make_pictures(item: Item, shape: tuple[int, ...], what: str) -> tuple[Pictur
 
 
 def _shaped(values: Array, shape: tuple[int, ...]) -> Array:
-    """Return the values in the shape of a sample, with all values finite."""
+    """Return an array in the shape of a sample, with NaN and infinity replaced by zero."""
     array = np.nan_to_num(np.asarray(values, dtype=float), posinf=0.0, neginf=0.0)
     return array.reshape(shape) if shape and array.size == np.prod(shape) else array

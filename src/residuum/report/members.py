@@ -12,20 +12,20 @@ from residuum.report import drawing
 if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
 
-MAX_NAMED = 50  # rows of the table
-MAX_BYTES = 400_000  # pictures in the table
+MAX_NAMED = 50  # rows of the table of named samples
+MAX_BYTES = 400_000  # bytes of all pictures in the table
 
 
 class NamedSample(NamedTuple):
     """A training sample that the membership test names.
 
     Attributes:
-        row: Its row in the training data.
-        record_id: The user's own identifier, "" if the data has none.
-        q: The smallest false discovery rate at which it is named.
-        boundaries: Activation boundaries that pass through it.
-        statistic: T of the sample.
-        picture: A data URI, "" if the samples are no images or the record does not hold this sample.
+        row: Row of the sample in the training data.
+        record_id: The user's identifier of the sample, "" if the data has no identifiers.
+        q: The smallest false discovery rate at which the sample is named.
+        boundaries: Number of activation boundaries that pass through the sample.
+        statistic: Statistic T of the membership test, which is large if many boundaries pass through.
+        picture: The sample as a data URI, "" if it is no image or the audit did not store it.
     """
 
     row: int
@@ -37,14 +37,14 @@ class NamedSample(NamedTuple):
 
 
 def named_samples(result: AuditResult, *, redact: bool = False) -> list[NamedSample]:
-    """Return the named samples, the most certain first, as many as the table shows.
+    """Return the training samples that the membership test names, as many as the table shows.
 
     Args:
         result: The audit.
         redact: Leave out pictures and identifiers.
 
     Returns:
-        The samples, in the order of ``result.json``. The list is empty without a membership test.
+        The samples, the most certain first as in ``result.json``. The list is empty without a test.
     """
     test = result.membership
     if test is None:
@@ -70,7 +70,7 @@ def named_samples(result: AuditResult, *, redact: bool = False) -> list[NamedSam
 
 
 def _pictures(result: AuditResult, rows: set[int]) -> dict[int, str]:
-    """Return pictures of the samples that the record holds, by row."""
+    """Return pictures of the samples in these rows that the audit stored, by row."""
     evidence, scores = result.evidence, result.scores
     if evidence is None or scores is None or not scores.per_sample:
         return {}

@@ -23,10 +23,10 @@
   };
 
   const passesFilters = (card) => {
-    const picked = (id) => (find(id) ? find(id).value : "");
-    const label = picked("label");
-    const certificate = picked("certificate-filter");
-    const minConfidence = Number(picked("confidence"));
+    const valueOfField = (id) => (find(id) ? find(id).value : "");
+    const label = valueOfField("label");
+    const certificate = valueOfField("certificate-filter");
+    const minConfidence = Number(valueOfField("confidence"));
     if (label !== "" && card.label !== data.labels[label]) return false;
     if (certificate === "none" && card.certificate !== "") return false;
     if (certificate !== "" && certificate !== "none" && card.certificate !== data.certificates[certificate]) return false;
@@ -37,33 +37,33 @@
   const arrange = () => {
     const key = find("sort").value;
     const sign = find("direction").getAttribute("aria-pressed") === "true" ? -1 : 1;
-    const natural = data.ascending.includes(key) ? -1 : 1;
+    const naturalSign = data.ascending.includes(key) ? -1 : 1;
     const order = cards.map((_, i) => i).sort((a, b) => {
       const [u, v] = [valueOf(a, key), valueOf(b, key)];
       if (u === null || u === undefined || v === null || v === undefined) return (u ?? null) === (v ?? null) ? a - b : (u ?? null) === null ? 1 : -1;
-      return sign * natural * (v - u) || a - b;
+      return sign * naturalSign * (v - u) || a - b;
     });
     order.forEach((i) => list.append(cards[i]));
   };
 
-  const batch = 24; // cards shown at once, because phones scroll slowly through many
-  let room = batch;
+  const batchSize = 24; // cards shown at once, because phones scroll slowly through many cards
+  let maxShown = batchSize;
   const filter = () => {
-    const beats = table && Number(slider.value) !== table.start ? "beyond threshold" : "beyond chance";
+    const badgeText = table && Number(slider.value) !== table.start ? "beyond threshold" : "beyond chance";
     let count = 0;
     Array.from(list.children).forEach((element) => {
       const card = data.cards[element.dataset.card];
-      const passes = passesFilters(card);
-      count += passes ? 1 : 0;
-      element.hidden = !passes || count > room;
+      const isPassing = passesFilters(card);
+      count += isPassing ? 1 : 0;
+      element.hidden = !isPassing || count > maxShown;
       element.querySelector(".badge").hidden = !isBeyond(card);
-      element.querySelector(".badge span").textContent = beats;
+      element.querySelector(".badge span").textContent = badgeText;
     });
-    const hiddenCount = Math.max(count - room, 0);
+    const hiddenCount = Math.max(count - maxShown, 0);
     find("more").hidden = hiddenCount === 0;
-    find("more").textContent = `Show ${Math.min(hiddenCount, batch)} more`;
-    const first = hiddenCount ? `, the first ${room} shown` : "";
-    find("count-shown").textContent = `${count} of ${cards.length} cards${first}`;
+    find("more").textContent = `Show ${Math.min(hiddenCount, batchSize)} more`;
+    const shownText = hiddenCount ? `, the first ${maxShown} shown` : "";
+    find("count-shown").textContent = `${count} of ${cards.length} cards${shownText}`;
     find("confidence-value").textContent = Number(find("confidence").value).toFixed(2);
     find("empty").hidden = count > 0;
   };
@@ -87,7 +87,7 @@
     if (cards.length) filter();
   };
 
-  // A link to a folded section or word opens it.
+  // A link to a folded section or glossary word opens the section or word.
   const unfold = (hash) => {
     const target = hash.length > 1 && document.getElementById(decodeURIComponent(hash.slice(1)));
     const folded = target && (target.closest("details") || target.querySelector("details"));
@@ -123,7 +123,7 @@
     controls.reset();
     controls.addEventListener("submit", (event) => event.preventDefault());
     const update = () => {
-      room = batch;
+      maxShown = batchSize;
       arrange();
       filter();
     };
@@ -138,7 +138,7 @@
       update();
     });
     find("more").addEventListener("click", () => {
-      room += batch;
+      maxShown += batchSize;
       filter();
     });
     update();

@@ -3,7 +3,7 @@
 The log of an audit has one rule and one result. The log of a scan has several. The subject is a file of
 weights, so a location is a file without a region. The message has the headline and the three answers, in at
 most 40 words. Numbers are in the property bag of the result. A log never contains images. ``sarif.json`` is a
-log without an audit: the tool and its rule.
+template of a log with the tool and the rule of audits.
 """
 
 from __future__ import annotations
@@ -17,16 +17,21 @@ if TYPE_CHECKING:
     from residuum.auditing.verdict import Verdict
 
 RULE = "training-data-leak"
-MAX_WORDS = 40  # in a message, which services show in a list
-SUBJECTS = {  # the three questions in words
+MAX_WORDS = 40  # words of a message; services show messages in a list
+SUBJECTS = {  # names of the three questions in a message
     "stored": "stored records",
     "reconstruction": "reconstruction",
     "membership": "membership",
 }
-# Kind and level of a result. SARIF allows levels other than "none" only for the kind "fail".
+# Kind and level of a SARIF result by outcome of the audit. SARIF accepts levels other than "none" only for
+# the kind "fail".
 KINDS = {"leak": ("fail", "error"), "inconclusive": ("open", "none")}
-BELOW_LIMIT = ("fail", "note")
+BELOW_LIMIT = (
+    "fail",
+    "note",
+)  # kind and level of a leak whose grade is below the limit of the user
 PASSED = ("pass", "none")
+# Attributes of the verdict that the log contains, by name in the log.
 NUMBERS = {
     name: name
     for name in ("outcome", "recovered", "n", "metric", "rule", "grade", "tests", "named")
@@ -37,7 +42,7 @@ NUMBERS |= {"expectedByChance": "expected_by_chance", "pValue": "p_value"}
 def sarif(
     verdict: Verdict, *, file: str, tool_version: str, sha256: str = "", exit_code: int
 ) -> dict[str, Any]:
-    """Return the log of an audit.
+    """Return the SARIF log of an audit.
 
     Args:
         verdict: The verdict.
@@ -47,7 +52,7 @@ def sarif(
         exit_code: Exit code of the audit.
 
     Returns:
-        The log.
+        The log as JSON values.
     """
     kind, level = KINDS.get(verdict.outcome, PASSED)
     if kind == "fail" and verdict.is_below_limit:
@@ -88,17 +93,18 @@ def format_message(verdict: Verdict) -> str:
     return f"{' '.join(headline)}. {ending}".strip()
 
 
+# Level and security severity of a SARIF result by severity of the finding.
 LEVELS = {"high": ("error", "8.0"), "medium": ("warning", "5.0"), "low": ("note", "2.0")}
 
 
 def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
-    """Return the log of a scan: one rule for each kind of finding, one result for each finding.
+    """Return the SARIF log of a scan: a rule for each kind of finding, a result for each finding.
 
     Args:
         scan: The JSON of the scan.
 
     Returns:
-        The log.
+        The log as JSON values.
     """
     subject = PurePosixPath(scan["subject"])
     is_folder = len(scan["files"]) + len(scan["unread"]) > 1
@@ -145,7 +151,7 @@ def _log(
     artifacts: list[dict[str, Any]],
     results: list[dict[str, Any]],
 ) -> dict[str, Any]:
-    """Return the log in ``sarif.json`` with these values."""
+    """Return the log of ``sarif.json``, filled with the values of a run."""
     log: dict[str, Any] = json.loads((Path(__file__).parent / "sarif.json").read_text("utf-8"))
     run = log["runs"][0]
     run["tool"]["driver"] |= driver
@@ -157,7 +163,9 @@ def _rule(name: str, finding: dict[str, Any], severity: str) -> dict[str, Any]:
     return {
         "id": name,
         "name": "".join(word.capitalize() for word in name.split("-")),
-        "shortDescription": {"text": f"A release holds {finding['kind']}."},
+        "shortDescription": {
+            "text": f"A file can reveal training data. Kind of finding: {finding['kind']}."
+        },
         "help": {"text": f"{finding['reason']}. {finding['remedy']}"},
         "properties": {"tags": ["privacy", "machine-learning"], "security-severity": severity},
     }

@@ -1,11 +1,13 @@
-"""Check the inputs of an exposure against each other and pose its equation.
+"""Check the inputs of an exposure against each other, and set up the equation that records must fit.
 
-The target is what training left in the release. The records are fitted to it:
+The target is what training left in the release: the final weights, the weight update or an optimizer state.
+In the layer on the input, records x_i with multipliers lam_i and backward signals delta(x_i) fit the target
+up to a residual E:
 
-    target = sum_i c_i x_i^T + E           in the layer on the input, c_i = lam_i delta(x_i)
+    target = sum_i c_i x_i^T + E,   c_i = lam_i delta(x_i)
 
 If the target is the final weights, only the layer on the input is fitted, because other layers hardly leave
-their initial weights. If it is a weight update or an optimizer state, all its layers are fitted.
+their initial weights. If the target is a weight update or an optimizer state, all its layers are fitted.
 """
 
 from __future__ import annotations
@@ -29,7 +31,7 @@ from residuum.theory.rows import choose_task, constraint_rows, normalize_labels
 
 
 class Samples(NamedTuple):
-    """Samples (n, *shape) in float64 on the device, and their labels in the form of the equations."""
+    """Samples x (n, *shape) in float64, and their labels y in the format that the task needs."""
 
     x: Tensor
     y: Tensor
@@ -37,20 +39,21 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A network, its training records, and the target that they are fitted to.
+    """A network, its training records, and the target that the gradients of the records must fit.
 
     Attributes:
-        model: The network in float64 on the device.
+        model: The network in float64 on the device of the computation.
         surface: The attack surface that the target comes from.
         knowledge: What the attacker knows.
-        data: The training records as passed.
+        data: The training records as the user passed them.
         task: "binary", "multiclass" or "regression".
-        records: The training records.
-        holdout: The held-out records.
+        records: The training records in float64 with labels for the task.
+        holdout: The held-out records in the same format, None without held-out records.
         input_weight: Name of the weight that receives the input, "" if there is none.
         layers: The layers whose gradients are fitted to the target.
-        target: The target by parameter name, signed so that covectors ascend.
-        row_space: The row space of ``input_weight``, None if its rows are not mixtures of samples.
+        target: The tensors that the weighted sum of gradients must equal, by parameter name.
+        row_space: The row space of the weight ``input_weight``, None if the rows of this weight are not
+            mixtures of samples.
         no_row_space: Why there is no row space, "" if there is one.
     """
 
@@ -78,19 +81,19 @@ class Case:
         task: str,
         device: str,
     ) -> Case:
-        """Check the inputs against each other and pose the equation.
+        """Check network, records and knowledge against each other, and set up the equation.
 
         Args:
             network: The released network.
             data: The training records.
             holdout: Held-out records, or None.
             knowledge: What the attacker knows.
-            surface: "weights", "change", "moment" or "auto".
-            task: "binary", "multiclass", "regression" or "auto".
-            device: Where to compute.
+            surface: The attack surface: "weights", "change", "moment" or "auto".
+            task: What the network predicts: "binary", "multiclass", "regression" or "auto".
+            device: Device of the computation, such as "cpu".
 
         Returns:
-            The case.
+            The network, the records and the target that they must fit.
 
         Raises:
             InputError: If the labels of held-out records do not fit the task, or if the surface or the task
@@ -131,12 +134,16 @@ class Case:
         )
 
     def outputs(self, x: Tensor) -> Tensor:
-        """Return the outputs (n, C) of the network, computed block by block."""
+        """Return the outputs (n, C) of the network for the samples x, computed block by block."""
         width = 8 * x[0].numel() + 4096
         return torch.cat([evaluate(self.model, x[block]) for block in split_blocks(len(x), width)])
 
     def rows(self, samples: Samples) -> Rows:
-        """Return the rows of the equation, from the margin problem for final weights, else from the loss."""
+        """Return a covector on the outputs for each gradient in the equation.
+
+        Covectors come from the constraints of the margin problem, or from the loss of a network with several
+        classes if its training was finite or had weight decay.
+        """
         outputs = self.outputs(samples.x)
         in_the_limit = self.surface.name == WEIGHTS and self.knowledge.weight_decay is None
         if in_the_limit or self.task != "multiclass":
@@ -145,7 +152,7 @@ class Case:
         return make_loss_rows(outputs, samples.y, self.task)
 
     def signals(self, samples: Samples) -> Tensor:
-        """Return the backward signals (n, h) of the input layer in the direction of the loss."""
+        """Return how the loss of each sample pulls the h neurons of the input layer, (n, h)."""
         x, y = samples
         rows = make_loss_rows(self.outputs(x), y, self.task)
         layer = self.input_weight.removesuffix(".weight")
@@ -170,10 +177,10 @@ def _samples(data: Dataset, task: str, outputs: int, device: str) -> Samples:
 def _mixtures(
     surface: Surface, network: Network, knowledge: Knowledge, shape: tuple[int, ...]
 ) -> InputLayer | str:
-    """Return the rows of the input layer minus the initial weights, or why they mix no samples."""
+    """Return the rows of the input layer minus the initial weights, or why the rows mix no samples."""
     # ``read_input_layer`` subtracts the share of the initial weights that weight decay left.
-    source = SURFACES[WEIGHTS](network, knowledge) if surface.name == CHANGE else surface
-    rows = read_input_layer(source, knowledge.replace(shape=shape, provenance={}))
+    row_surface = SURFACES[WEIGHTS](network, knowledge) if surface.name == CHANGE else surface
+    rows = read_input_layer(row_surface, knowledge.replace(shape=shape, provenance={}))
     if isinstance(rows, InputLayer) and not rows.is_sample:
         return "the layer on the input sees patches of a sample"
     return rows
@@ -182,16 +189,27 @@ def _mixtures(
 def _fitted_layers(surface: Surface, input_layer: str) -> tuple[str, ...]:
     if surface.name == WEIGHTS and input_layer:
         return (input_layer,)
-    if surface.name == MOMENT:  # The state of some parameters may be missing.
+    if surface.name == MOMENT:  # The optimizer may store no state for some parameters.
         layers = by_layer(surface.checkpoint.theta).items()
         return tuple(layer for layer, names in layers if {*names} <= surface.target.keys())
     return surface.layers
 
 
 def _target(surface: Surface, knowledge: Knowledge, share: float, device: str) -> Theta:
-    """Return the signed target. ``share`` is what weight decay left of the initial weights."""
+    """Return the tensors that the weighted sum of gradients must equal.
+
+    Args:
+        surface: The attack surface.
+        knowledge: What the attacker knows.
+        share: The share of the initial weights that weight decay left.
+        device: Device of the computation.
+
+    Returns:
+        The tensors by parameter name.
+    """
     target = {name: t.to(device, torch.float64) for name, t in surface.target.items()}
-    if surface.name == MOMENT:  # The loss descends where covectors ascend.
+    # An optimizer state holds gradients of the loss, but the equation holds negative gradients.
+    if surface.name == MOMENT:
         return {name: -t for name, t in target.items()}
     if surface.name == CHANGE and knowledge.theta0 is not None and knowledge.weight_decay:
         theta0 = {name: t.to(device, torch.float64) for name, t in knowledge.theta0.items()}
@@ -200,30 +218,31 @@ def _target(surface: Surface, knowledge: Knowledge, share: float, device: str) -
 
 
 def make_loss_rows(outputs: Tensor, y: Tensor, task: str) -> Rows:
-    """Return one row per record, whose covector points where the loss pulls the outputs.
+    """Return one covector per record: the direction in which the loss pulls the network's outputs.
 
     Args:
         outputs: Outputs of the network, (n, C).
-        y: Labels.
+        y: Labels of the records.
         task: "binary", "multiclass" or "regression".
 
     Returns:
-        The rows.
+        The records' indices and covectors.
     """
     index = torch.arange(len(outputs), device=outputs.device)
     return Rows(index, compute_covectors(outputs, y, task))
 
 
 def compute_covectors(outputs: Tensor, y: Tensor, task: str) -> Tensor:
-    """Return the direction in which the loss of each record pulls its outputs, scaled not to vanish.
+    """Return the direction in which the loss of each record pulls the record's outputs.
 
-    For one output it is y. For several classes it is e_y minus the softmax over the other classes, which
-    is the gradient of the cross-entropy divided by 1 - p_y. For a regression it is the error divided by
-    its length.
+    Its length does not vanish when the loss does. For one output the direction is the label y. For several
+    classes it is e_y, the unit vector of the label, minus the softmax over the other classes. This is the
+    negative gradient of the cross-entropy divided by 1 - p_y, where p_y is the probability of the label. For
+    a regression the direction is the label minus the output, divided by the length of this difference.
 
     Args:
         outputs: Outputs of the network, (n, C).
-        y: Labels.
+        y: Labels of the records.
         task: "binary", "multiclass" or "regression".
 
     Returns:

@@ -2,16 +2,16 @@
 
 The p-value of a record is its rank among N held-out records,
 
-    p = (1 + number of held-out records with at least its statistic) / (N + 1).
+    p = (1 + number of held-out records with at least the statistic of this record) / (N + 1).
 
-If the record is exchangeable with them, P(p <= t) <= t, whatever the distribution of the statistic is.
+If the record is exchangeable with the held-out records, P(p <= t) <= t for any distribution of the statistic.
 P-values that share one held-out set are positively dependent (PRDS, Bates et al. 2023, "Testing for outliers
 with conformal p-values"). Under this dependence the rule of Benjamini and Hochberg controls the false
 discovery rate.
 
 The group test asks whether the list as a group differs. Its statistic C is the number of records above the
 (k+1)-th largest held-out record, k = floor(N / 100). If all n + N records are exchangeable and no two are
-equal, C follows the negative hypergeometric law, which is
+equal, C follows the negative hypergeometric distribution, which is
 
     C ~ BetaBinomial(n, k + 1, N - k).
 
@@ -34,11 +34,11 @@ def rank_p_values(statistic: Tensor, holdout: Tensor) -> Tensor:
     """Return p-values by rank among held-out records.
 
     Args:
-        statistic: Statistic of the records, (n,). Large values are evidence.
+        statistic: Statistic of the records, (n,). Large values suggest membership.
         holdout: Statistic of the held-out records, (N,).
 
     Returns:
-        P-values (n,), at least 1 / (N + 1). Ties count against the record.
+        P-values (n,), at least 1 / (N + 1). Equal held-out statistics count as larger.
     """
     order = holdout.double().sort().values
     smaller = torch.searchsorted(order, statistic.double().contiguous())
@@ -50,29 +50,31 @@ def count_above_tail(statistic: Tensor, holdout: Tensor) -> int:
 
     Args:
         statistic: Statistic of the records, (n,).
-        holdout: Statistic of the held-out records, (N,). At most 1% of them lie above the percentile. With
-            fewer than 100, the percentile is the largest of them.
+        holdout: Statistic of the held-out records, (N,). At most 1% of these records lie above the
+            percentile. With fewer than 100 records, the percentile is the largest statistic.
 
     Returns:
-        The statistic of the group test.
+        The number of records above the percentile, which is the statistic of the group test.
     """
     threshold = holdout.double().sort(descending=True).values[_records_above(len(holdout))]
     return int((statistic.double() > threshold).sum())
 
 
 def group_p_value(statistic: Tensor, holdout: Tensor) -> float:
-    """Test whether more records lie in the tail of held-out records than expected by chance.
+    """Test whether more records exceed the 99th percentile of held-out records than expected by chance.
 
     Args:
         statistic: Statistic of the records, (n,).
         holdout: Statistic of the held-out records, (N,).
 
     Returns:
-        The p-value: the share of all subsets of n of the n + N records with at least this count.
+        The p-value: the share of all subsets of n of the n + N records in which at least as many records
+        exceed the percentile.
     """
     n, count, k = len(statistic), count_above_tail(statistic, holdout), _records_above(len(holdout))
     return float(betabinom.sf(count - 1, n, k + 1, len(holdout) - k))
 
 
 def _records_above(holdout: int) -> int:
+    """Return how many of the held-out records may exceed the threshold of the group test."""
     return math.floor(TAIL * holdout + 1e-9)

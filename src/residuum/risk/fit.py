@@ -1,11 +1,14 @@
 """Fit the multipliers of the records to the target, and compute the residual.
 
+The target is what training left in the layer on the input. Records x_i with multipliers lam_i and backward
+signals delta(x_i) fit it up to the residual E:
+
 target = sum_i c_i x_i^T + E,  c_i = lam_i delta(x_i)
 
 signal-to-residual ratio   |c_i| |x_i| / |E|: a record above 1 stands out by itself
                            (in the results: ``own_over_misfit``)
 informed estimate          x^_i = x_i + E^T c_i / |c_i|^2: the estimate of an attacker who knows all
-                           other records, and the activation pattern and multiplier of this one
+                           other records, and the activation pattern and multiplier of record i
                            (the adversary of Balle et al. 2022)
 """
 
@@ -31,14 +34,14 @@ from residuum.stationarity import Rows, Theta, norm
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """Records fitted to the target of a case.
+    """The fit of the records' gradients to what training left in the release.
 
     Attributes:
-        gradients: The gradients of the records.
-        rows: The rows of the equation.
-        multipliers: The fitted multipliers.
-        residual: E in the fitted layers.
-        weight: The weight on the input if it is fitted, else "".
+        gradients: The gradients of the records in the fitted layers.
+        rows: The record and the covector on the outputs that belong to each gradient.
+        multipliers: The fitted multipliers of the gradients.
+        residual: The target minus the weighted sum of gradients, by parameter name.
+        weight: Name of the weight on the input if this weight is fitted, else "".
     """
 
     gradients: Gradients
@@ -49,12 +52,12 @@ class Fit:
 
     @classmethod
     def from_records(cls, case: Case, samples: Samples, watch: Counter | None = None) -> Fit:
-        """Fit nonnegative multipliers, or unconstrained ones for a regression.
+        """Fit the multipliers of records to the target. They are nonnegative, except for a regression.
 
         Args:
-            case: The case.
+            case: The network and the target.
             samples: The records.
-            watch: Receives the step, the number of steps, and a text.
+            watch: Function that is called with the step, the number of steps, and a text.
 
         Returns:
             The fit.
@@ -65,9 +68,12 @@ class Fit:
         rows = case.rows(samples)
         try:
             gradients = compute_gradients(case.model, samples.x, rows, case.layers)
-            free = case.task == "regression"
-            multipliers = fit_multipliers(gradients, case.target, len(rows), free, watch)
-        except (RuntimeError, NotImplementedError) as problem:  # from the forward of a user
+            may_be_negative = case.task == "regression"
+            multipliers = fit_multipliers(gradients, case.target, len(rows), may_be_negative, watch)
+        except (
+            RuntimeError,
+            NotImplementedError,
+        ) as problem:  # The forward method of a user may raise these.
             raise InconclusiveError(
                 "The gradients of single records cannot be computed in this network: "
                 f"{str(problem).splitlines()[0][:200]}",
@@ -81,25 +87,28 @@ class Fit:
 
     @property
     def signal_to_residual(self) -> Tensor:
-        """The ratio (n,), in the layer on the input if it is fitted, else in all layers."""
+        """Norm of each record's weighted gradient over the norm of the residual, (n,).
+
+        It is measured in the layer on the input if this layer is fitted, else in all fitted layers.
+        """
         residual = {self.weight: self.residual[self.weight]} if self.weight else self.residual
-        sizes = self.gradients.sizes(self.multipliers.lam, self.weight)
-        return sizes / max(norm(residual), 1e-300)
+        signal_norms = self.gradients.sizes(self.multipliers.lam, self.weight)
+        return signal_norms / max(norm(residual), 1e-300)
 
 
 def compute_informed_ncc(
     x: Tensor, columns: Tensor, residual: Tensor, shape: tuple[int, ...]
 ) -> Tensor:
-    """Return the NCC of informed estimates with their records.
+    """Return the NCC of each record with its informed estimate.
 
     Args:
         x: The records (n, *shape).
-        columns: c of each record, (n, h).
-        residual: E, (h, d).
+        columns: Column c of each record, (n, h): its multiplier times its backward signal.
+        residual: Residual E of the weight on the input, (h, d).
         shape: Shape of a record.
 
     Returns:
-        The NCC (n,), NaN if the multiplier is zero.
+        The NCC (n,), NaN for a record with multiplier zero.
     """
     similarities = []
     for block in chunks(len(x), 4 * x[0].numel()):
@@ -110,12 +119,12 @@ def compute_informed_ncc(
 
 
 def compute_informed_estimate(x: Tensor, columns: Tensor, residual: Tensor) -> Tensor:
-    """Return the informed estimates x + E^T c / |c|^2.
+    """Return the estimate of each record by an attacker who knows all other records: x + E^T c / |c|^2.
 
     Args:
         x: The records (k, *shape).
-        columns: c of each record, (k, h).
-        residual: E, (h, d).
+        columns: Column c of each record, (k, h): its multiplier times its backward signal.
+        residual: Residual E of the weight on the input, (h, d).
 
     Returns:
         The estimates (k, d), NaN if c = 0, because the layer then contains nothing of the record.

@@ -1,4 +1,4 @@
-"""Summarize groups of records, such as classes or the values of a column."""
+"""Summarize the exposure of groups of records, such as classes or the values of a column."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from residuum.errors import DataError
 from residuum.records import Dataset
 from residuum.records.exposure import GroupExposure
 
-MAX_GROUPS = 200  # more names are probably names of records and not of groups
-BOOTSTRAP_DRAWS = 1000
-MAX_BOOTSTRAP = 2000  # records of a group; the mean of more records is normally distributed
+MAX_GROUPS = 200  # names; a longer list probably names records and not groups
+BOOTSTRAP_DRAWS = 1000  # resamples of a bootstrap interval
+MAX_BOOTSTRAP = 2000  # records of a group; the mean of a larger group is nearly normal
 
 
 def name_groups(data: Dataset, task: str, groups: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the group of every record.
+    """Return the name of every record's group: the user's name or the class.
 
     Args:
         data: The records.
         task: "binary", "multiclass" or "regression".
-        groups: The user's names, () for none.
+        groups: The user's name of each record's group, () if the user passed no names.
 
     Returns:
-        The user's names or the classes, () for a regression without names.
+        The names, () for a regression without names.
 
     Raises:
         DataError: If the number of names differs from the number of records, or if there are too many
@@ -56,28 +56,28 @@ def name_groups(data: Dataset, task: str, groups: tuple[str, ...]) -> tuple[str,
 def summarize_groups(
     names: tuple[str, ...], scores: Tensor, probability: Tensor | None, flagged: Tensor | None
 ) -> tuple[GroupExposure, ...]:
-    """Return the summary of every group, most exposed first.
+    """Return the mean risk of every group of records, most exposed group first.
 
-    Groups are ordered by their mean probability, or by their mean score if it is not calibrated.
+    Groups are ordered by their mean probability, or by their mean score if probabilities are not calibrated.
 
     Args:
         names: Group of every record.
-        scores: Log odds of every record.
-        probability: Calibrated probability of every record, or None.
-        flagged: Which records the kinks flag, or None without a test.
+        scores: Log odds of being recovered, for every record.
+        probability: Calibrated probability of being recovered for every record, or None.
+        flagged: Which records the test of activation boundaries flags, or None without a test.
 
     Returns:
-        The groups.
+        The summaries of the groups.
     """
     members: dict[str, list[int]] = {}
     for i, name in enumerate(names):
         members.setdefault(name, []).append(i)
     groups = []
     for name, rows in members.items():
-        expected = mean = interval = None
+        expected_count = mean_probability = interval = None
         if probability is not None:
             values = probability[rows]
-            expected, mean, interval = (
+            expected_count, mean_probability, interval = (
                 float(values.sum()),
                 float(values.mean()),
                 mean_interval(values),
@@ -86,7 +86,13 @@ def summarize_groups(
         mean_score = float(scores[rows].mean())
         groups.append(
             GroupExposure(
-                name, len(rows), mean_score, expected, mean, interval, called=flagged_count
+                name,
+                len(rows),
+                mean_score,
+                expected_count,
+                mean_probability,
+                interval,
+                called=flagged_count,
             )
         )
     return tuple(
@@ -95,11 +101,11 @@ def summarize_groups(
 
 
 def mean_interval(values: Tensor) -> tuple[float, float]:
-    """Return a 95% interval of the mean, by percentile bootstrap or normal for many records."""
+    """Return a 95% confidence interval of the mean, by bootstrap or, for many values, by normality."""
     n, mean = len(values), float(values.mean())
     if n > MAX_BOOTSTRAP:
-        half = 1.96 * float(values.std()) / math.sqrt(n)
-        return mean - half, mean + half
+        half_width = 1.96 * float(values.std()) / math.sqrt(n)
+        return mean - half_width, mean + half_width
     if n == 1:  # scipy refuses to draw from a single value.
         return mean, mean
     means = bootstrap(

@@ -18,7 +18,8 @@ records may be of another kind. Without rule 5, lists of non-members that differ
 (a single class, half the contrast) became findings (``experiments/kinks_power.py``, part ``shift``). Without
 held-out records, the null distribution comes only from decoys.
 
-The loss-based rule is measured as well. The loss and the boundaries identify different records.
+A rule that names records with a small loss is measured as well. It identifies other records than the
+boundaries do.
 """
 
 from __future__ import annotations
@@ -44,21 +45,20 @@ from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
 LEVEL = 0.05  # false discovery rate of the named records
-ROUNDING = (
-    1e-12  # rounding error of a q-value; with exactly as many held-out records as needed, q is 0.05
-)
-GROUP_LEVEL = (
-    0.005  # level of the group test, half of the 1% at which an audit may show a false leak
-)
-MIN_NAMED = 3  # a finding about one or two records could come from near-copies in the data
+# Rounding error of a q-value. With exactly as many held-out records as needed, the q-value is 0.05.
+ROUNDING = 1e-12
+# Significance level of the group test: half of the 1% of audits that may show a false leak.
+GROUP_LEVEL = 0.005
+MIN_NAMED = 3  # records; a finding about one or two records could come from near-copies in the data
 MIN_SHARE = 0.05  # share of the records that a finding must name
-MIN_BOUNDARIES = 2  # one may be chance: at width 256, a third of held-out records lie on one
-MAX_DECOYS = 20_000
-DECOY_BLOCK = 2000  # decoys in memory
+# A record may lie on one boundary by chance: at width 256, a third of held-out records do.
+MIN_BOUNDARIES = 2
+MAX_DECOYS = 20_000  # decoys in a test
+DECOY_BLOCK = 2000  # decoys that are scored at once
 DECOYS_PER_RECORD = 20  # 1 / (20 n + 1) < 0.05 / n: enough to name a single record
-FALSE_POSITIVE_RATE = 0.01  # used by the loss-based rule
-CONFIDENCE = 0.95  # level of the one-sided limits of the AUC
-# Limits of memorization, which were fixed before any network was measured.
+FALSE_POSITIVE_RATE = 0.01  # share of held-out records that the loss-based rule may identify
+CONFIDENCE = 0.95  # confidence of the one-sided limits of the AUC
+# Separation by the loss above which a network memorizes. Both limits were fixed before any measurement.
 MAX_AUC = 0.65
 MAX_TRUE_POSITIVE_RATE = 0.05
 SHOWN, ABSENT, UNCLEAR = "shown", "absent", "unclear"
@@ -69,12 +69,12 @@ class LossSeparation(Record):
     """How well a small loss distinguishes training records from held-out records.
 
     Attributes:
-        auc: Probability that a training record has the smaller loss. 0.5 is chance.
+        auc: Probability that a training record has a smaller loss than a held-out record. Chance is 0.5.
         auc_lower: One-sided lower 95% confidence limit of the AUC (DeLong et al. 1988).
         auc_upper: One-sided upper 95% confidence limit of the AUC.
         true_positive_rate: Share of training records with a loss below the 1% quantile of the held-out
             records. None with fewer than 100 held-out records.
-        tail_p: P-value of the number of training records below this threshold.
+        tail_p: P-value of the number of training records with a loss below that 1% quantile.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("memorization", "line")
@@ -89,9 +89,10 @@ class LossSeparation(Record):
     def memorization(self) -> str:
         """Whether the losses show that the network memorizes: "shown", "absent" or "unclear".
 
-        It is shown if the lower limit of the AUC is above 0.65. It is also shown if at least 5% of the
-        training records are identified at 1% false positives, and more than expected by chance. It is absent
-        if the upper limit of the AUC is below 0.65 and fewer than 5% of the training records are identified.
+        It is "shown" if the lower limit of the AUC is above 0.65. It is also "shown" if at least 5% of the
+        training records are identified at 1% false positives, and more than expected by chance. It is
+        "absent" if the upper limit of the AUC is below 0.65 and fewer than 5% of the training records are
+        identified.
         """
         rate = self.true_positive_rate
         has_tail = rate is not None and rate >= MAX_TRUE_POSITIVE_RATE
@@ -103,7 +104,7 @@ class LossSeparation(Record):
 
     @property
     def line(self) -> str:
-        """The result in one sentence."""
+        """How well the losses separate members from non-members, in one sentence."""
         text = (
             f"By their losses, members are separated from non-members with an AUC of {self.auc:.2f} "
             f"(95% limits {self.auc_lower:.2f} and {self.auc_upper:.2f}, chance: 0.5)"
@@ -118,26 +119,28 @@ class MembershipTest(Record):
     """The result of a test of n training records against N held-out records.
 
     Attributes:
-        records: n.
+        records: Number n of training records.
         rows: Row of every training record in the user's data.
-        holdout: N, 0 without held-out records.
-        holdout_needed: The smallest N with which a finding is possible.
+        holdout: Number N of held-out records, 0 if there are none.
+        holdout_needed: The smallest number of held-out records with which a finding is possible.
         layers: Number of dense piecewise linear layers.
-        neurons: Number of their neurons that change the output.
-        statistic: T of the training records, (n,).
-        holdout_statistic: T of the held-out records, (N,).
+        neurons: Number of neurons in these layers that change the output.
+        statistic: Statistic T of the training records, (n,). It is large if many activation boundaries pass
+            through a record.
+        holdout_statistic: Statistic T of the held-out records, (N,).
         boundaries: Number of activation boundaries that each training record lies on, (n,).
-        holdout_boundaries: The same for the held-out records, (N,).
+        holdout_boundaries: Number of activation boundaries that each held-out record lies on, (N,).
         p: P-values by rank among held-out records, (n,). NaN without held-out records.
-        q: The smallest false discovery rate at which the record is accepted, (n,).
+        q: The smallest false discovery rate at which each training record is named, (n,).
         above_tail: Number of training records above the 99th percentile of the held-out records.
-        group_p: P-value of that number among all subsets of n records. NaN without held-out records.
+        group_p: P-value of ``above_tail`` among all subsets of n of the n + N records. NaN without held-out
+            records.
         named: Indices of the named records.
         is_finding: Whether the named records are a membership finding.
         reason: Why the test is inconclusive, "" if it is not.
-        decoy_p: P-values by rank among decoys, (n,).
+        decoy_p: P-values by rank among decoys, which are noisy copies of the training records, (n,).
         decoy_named: Indices of the records that the comparison with decoys names, without a group test.
-        loss: The loss-based rule, None without held-out records or without their labels.
+        loss: How well losses separate members from non-members, None without labeled held-out records.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("line",)
@@ -165,12 +168,12 @@ class MembershipTest(Record):
 
     @property
     def adjusted_p(self) -> float:
-        """P-value of the group test, adjusted because reconstruction is tested as well."""
+        """Twice the p-value of the group test, because an audit tests reconstruction as well."""
         return math.nan if math.isnan(self.group_p) else min(1.0, 2 * self.group_p)
 
     @property
     def line(self) -> str:
-        """The result in one sentence."""
+        """How many records are named, or why the test is inconclusive, in one sentence."""
         if self.reason:
             return f"Membership could not be tested: {self.reason}"
         rate = f"at a false discovery rate of {LEVEL:.0%}"
@@ -199,7 +202,7 @@ def measure_membership(
         seed: Seed of the noise in decoys.
 
     Returns:
-        The statistics, p-values and named records.
+        The statistics, p-values and named records of the test.
 
     Raises:
         DataError: If training records and held-out records have different shapes.
@@ -214,7 +217,7 @@ def measure_membership(
         raise DataError(
             f"Held-out records must have the shape of the training records, {train.shape}; got "
             f"{holdout.shape}.",
-            "Prepare both in the same way.",
+            "Prepare training records and held-out records in the same way.",
         )
     n = len(train)
     pool = train.x if holdout is None else torch.cat([train.x, holdout.x])
@@ -261,12 +264,12 @@ def measure_membership(
 
 
 def min_named(n: int) -> int:
-    """Return the number of records that a finding about n records must name."""
+    """Return the smallest number of records that a finding about n records must name."""
     return max(MIN_NAMED, math.ceil(MIN_SHARE * n - 1e-9))
 
 
 def holdout_needed(n: int) -> int:
-    """Return the number of held-out records with which a finding about n records is possible."""
+    """Return the smallest number of held-out records with which a finding about n records is possible."""
     return math.ceil(n / (LEVEL * min_named(n)) - 1e-9) - 1
 
 
@@ -279,7 +282,7 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
         holdout: Records of the same kind that the network never saw.
 
     Returns:
-        AUC with its 95% limits, and the true positive rate at 1% false positives.
+        The AUC with its 95% limits, and the true positive rate at 1% false positives.
     """
     outputs = evaluate(network.double_module, torch.cat([train.x, holdout.x]).double())
     task = choose_task(network.task, outputs.shape[1])
@@ -295,7 +298,7 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
 
 
 def _has_labels(holdout: Dataset | None, train: Dataset) -> TypeGuard[Dataset]:
-    """Return whether held-out records have labels. Unlabeled records have a single value instead."""
+    """Return whether held-out records have labels. Without labels, they all have the same value."""
     # Losses for meaningless labels would distinguish held-out records from training records.
     if holdout is None or holdout.y.shape[1:] != train.y.shape[1:]:
         return False
@@ -322,7 +325,7 @@ def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[f
 
 
 def _accept(p: Tensor, on_boundaries: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the indices of accepted records on at least two boundaries, and all q-values."""
+    """Return the indices of records on two or more boundaries with a small q-value, and all q-values."""
     if p.isnan().any():
         return torch.zeros(0, dtype=torch.long), p
     q = torch.from_numpy(false_discovery_control(p.numpy()))
@@ -331,7 +334,7 @@ def _accept(p: Tensor, on_boundaries: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _score_decoys(boundaries: ActivationBoundaries, x: Tensor, seed: int) -> Tensor:
-    """Return the statistic of noisy copies of the records."""
+    """Return the membership statistic of decoys, which are noisy copies of the records x."""
     generator, deviation = torch.Generator().manual_seed(seed), x.std(0, correction=0)
     copies = max(1, min(DECOYS_PER_RECORD, MAX_DECOYS // len(x)))
     records = x[torch.randperm(len(x), generator=generator)[:MAX_DECOYS]]
@@ -345,14 +348,14 @@ def _score_decoys(boundaries: ActivationBoundaries, x: Tensor, seed: int) -> Ten
 
 
 def _why_untestable(n: int, holdout: int, neurons: int) -> str:
-    """Return why no finding is possible, "" if one is."""
+    """Return why no membership finding is possible, "" if a finding is possible."""
     if not neurons:
         return (
             "the network has no dense layer with a piecewise linear activation, so no record can lie on "
             "an activation boundary."
         )
     if n < MIN_NAMED:
-        return f"a finding must name at least {MIN_NAMED} records, and there are {n}."
+        return f"a finding must name at least {MIN_NAMED} training records, and there are {n}."
     if holdout < (needed := holdout_needed(n)):
         return (
             f"naming {min_named(n)} of {n} records needs {needed} held-out records, and there are "

@@ -2,12 +2,12 @@
 
 The attack surface is what training left in the release: the final weights, the weight update if the initial
 weights are known, or the optimizer state. The stages are ``outputs`` (margins and losses), ``multipliers``
-(fit of the records to the surface), ``span`` (how much of each record the layer on the input contains),
-``kinks`` (activation boundaries through each record) and ``canaries``. The results of ``multipliers`` and
-``span`` combine into the score that ranks the records (``probability.py``).
+(fit of the records to the attack surface), ``span`` (how much of each record the layer on the input
+contains), ``kinks`` (activation boundaries through each record) and ``canaries``. The results of
+``multipliers`` and ``span`` combine into the score that ranks the records (``probability.py``).
 
-All numbers are float64. Records are processed in blocks, so memory holds records x width and never records x
-parameters.
+All numbers are float64. Records are processed in blocks, so memory grows with records times layer width, but
+not with records times parameters.
 """
 
 from __future__ import annotations
@@ -59,9 +59,10 @@ from residuum.risk.stages import (
 from residuum.similarity import ncc
 from residuum.surfaces.surface import WEIGHTS
 
-MAX_SHOWN = 10  # records that the result holds with their images
-MIN_HOLDOUT = 100  # a p-value of 1% by rank needs as many
+MAX_SHOWN = 10  # most exposed records that the result stores with their images, by default
+MIN_HOLDOUT = 100  # held-out records, which a p-value of 1% by rank needs
 STAGES = ("outputs", "multipliers", "span", "kinks", "canaries")
+# Is called with the number of finished stages, the number of all stages, and the name of the stage.
 Watcher = Callable[[int, int, str], None]
 
 
@@ -89,16 +90,18 @@ def expose(
         data: The training records.
         holdout: At least 100 records that the network never saw.
         knowledge: Initial weights or optimizer state known to the attacker.
-        surface: "weights", "change", "moment", or "auto" for the last of these that is known.
-        task: "binary", "multiclass", "regression" or "auto".
+        surface: The attack surface: "weights", "change" (the weight update), "moment" (the optimizer state),
+            or "auto" for the last of these that the attacker knows.
+        task: What the network predicts: "binary", "multiclass", "regression" or "auto".
         groups: A name for every record, by default its class.
         grouped_by: What ``groups`` describes.
-        candidates: Candidates of an attack, to compare the nearest with each record.
-        canaries: Canaries, for a bound on epsilon.
-        top: Number of records that are stored with their images.
-        device: Where to compute.
+        candidates: Candidates of an attack. Each record is compared with its nearest candidate.
+        canaries: Canaries, from which a lower bound on epsilon is computed.
+        top: Number of most exposed records that are stored with their images.
+        device: Device of the computation, such as "cpu".
         work: Folder for finished stages, so that an interrupted run can resume.
-        watch: Receives the number of finished stages, of all stages, and the stage's name.
+        watch: Function that is called with the number of finished stages, the number of all stages, and
+            the name of the stage.
 
     Returns:
         The measurements of every record.
@@ -108,13 +111,17 @@ def expose(
     case = Case.create(network, data, holdout, knowledge or Knowledge(), surface, task, device)
     names = name_groups(data, case.task, tuple(groups))
     results = _run_stages(case, canaries, work, watch)
-    values, seen = data.x[0].numel(), results.row_space.figures
-    odds = score_records(
-        results.fit.figures.own_over_misfit, seen.heard, seen.reach_ncc, values, seen.rank
+    values, row_space = data.x[0].numel(), results.row_space.figures
+    log_odds = score_records(
+        results.fit.figures.own_over_misfit,
+        row_space.heard,
+        row_space.reach_ncc,
+        values,
+        row_space.rank,
     )
     uncalibrated = explain_uncalibrated(case)
-    probability = None if uncalibrated else torch.sigmoid(odds)
-    most_exposed = odds.argsort(descending=True, stable=True)[:top]
+    probability = None if uncalibrated else torch.sigmoid(log_odds)
+    most_exposed = log_odds.argsort(descending=True, stable=True)[:top]
     found_ncc, nearest = best_candidates(candidates, data.x.double(), most_exposed)
     return Exposure(
         **results.figures,
@@ -128,10 +135,10 @@ def expose(
         labels=data.y,
         groups=names,
         grouped_by=(grouped_by or "group") if groups else "class" if names else "",
-        score=odds,
+        score=log_odds,
         probability=not_applicable(len(data)) if probability is None else probability,
         uncalibrated=uncalibrated,
-        by_group=summarize_groups(names, odds, probability, results.flagged),
+        by_group=summarize_groups(names, log_odds, probability, results.flagged),
         canaries=results.epsilon,
         top=most_exposed,
         images=data.x[most_exposed].double(),
@@ -139,20 +146,20 @@ def expose(
         found_ncc=found_ncc,
         nearest=nearest,
         seconds=time.monotonic() - start,
-        notes=(*results.notes, *_notes(case, seen.rank)),
+        notes=(*results.notes, *_notes(case, row_space.rank)),
     )
 
 
 @dataclass(frozen=True)
 class Results:
-    """The results of the stages.
+    """The results of the stages of an exposure measurement.
 
     Attributes:
-        outputs: Margins and losses.
-        fit: The fit of the records.
+        outputs: Margin and loss of each record.
+        fit: The fit of the records to the attack surface.
         row_space: How much of each record the layer on the input contains.
         kinks: Activation boundaries through each record.
-        epsilon: The bound from canaries, None without canaries.
+        epsilon: The lower bound on epsilon from canaries, None without canaries.
     """
 
     outputs: Measured[OutputFigures]
@@ -182,7 +189,7 @@ class Results:
 def _run_stages(
     case: Case, canaries: Canaries | None, work: Path | None, watch: Watcher | None
 ) -> Results:
-    """Run the stages in order. A stage that finished before an interruption is read from ``work``."""
+    """Run the stages in order. Results of stages that finished earlier are read from the folder ``work``."""
 
     def progress(done: int, text: str) -> None:
         if watch is not None:
@@ -222,17 +229,17 @@ def _check_holdout(data: Dataset, holdout: Dataset | None) -> None:
     if holdout.shape != data.shape:
         raise DataError(
             f"Held-out records must have the shape of the records, {data.shape}; got {holdout.shape}.",
-            "Preprocess both in the same way.",
+            "Preprocess records and held-out records in the same way.",
         )
     if len(holdout) < MIN_HOLDOUT:
         raise DataError(
             f"A chance level needs at least {MIN_HOLDOUT} held-out records; got {len(holdout)}.",
-            "Pass more, or omit --holdout. Kinks and dual vectors then have no p-values.",
+            "Pass more held-out records, or omit --holdout. Then kinks and dual vectors have no p-values.",
         )
 
 
 def _informed_images(case: Case, fit: dict[str, Tensor], records: Tensor) -> Tensor:
-    """Return the informed estimates (k, *shape) of some records, an empty tensor if there are none."""
+    """Return the informed estimates (k, *shape) of k records, an empty tensor if none were computed."""
     shape = tuple(case.data.shape)
     if not fit:
         return torch.zeros(0, *shape, dtype=torch.float64)
@@ -247,11 +254,11 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
 
     Args:
         candidates: Candidates of an attack, or None.
-        x: The records.
+        x: The records, (n, *shape).
         records: Indices of the records whose candidates are returned.
 
     Returns:
-        The NCC (n,) and the candidates, with the signs of the records.
+        The NCC (n,), and the nearest candidates with their sign chosen to match the record.
 
     Raises:
         DataError: If candidates and records have different shapes.
@@ -273,7 +280,7 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
 
 
 def _notes(case: Case, rank: int | None) -> list[str]:
-    """Return notes about all measurements together."""
+    """Return notes for the reader that concern the exposure and no single stage."""
     notes, n = [], len(case.data)
     if case.surface.name != WEIGHTS:
         notes.append(f"attack surface: {case.surface.name}")

@@ -1,6 +1,6 @@
-"""The stages of an exposure. Each stage measures the records of a case.
+"""The stages of an exposure. Each stage takes one kind of measurement of all training records.
 
-Values that do not apply are NaN, and a note gives the reason.
+Measurements that do not apply are NaN, and a note gives the reason.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Measured(Record, Generic[F]):
 
     Attributes:
         figures: The measurements of the records.
-        notes: Remarks for the reader.
+        notes: Remarks for the reader of the exposure.
         tensors: Other values that later stages need, by name.
     """
 
@@ -52,7 +52,7 @@ class Measured(Record, Generic[F]):
 
 
 def measure_outputs(case: Case) -> Measured[OutputFigures]:
-    """Measure the margin and loss of every record."""
+    """Measure the margin and the loss of the network at every training record."""
     margin, loss = margins_and_losses(case.outputs(case.records.x), case.records.y, case.task)
     return Measured(OutputFigures(margin=margin.cpu(), loss=loss.cpu()))
 
@@ -62,8 +62,8 @@ def margins_and_losses(outputs: Tensor, y: Tensor, task: str) -> tuple[Tensor, T
 
     Args:
         outputs: Outputs of the network, (n, C).
-        y: Labels.
-        task: "binary", "multiclass" or "regression".
+        y: Labels of the records.
+        task: What the network predicts: "binary", "multiclass" or "regression".
 
     Returns:
         The margins (n,), NaN for a regression, and the losses (n,).
@@ -80,17 +80,17 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
     """Fit the multipliers of the records, and measure the informed estimate of each record.
 
     Args:
-        case: The case.
-        watch: Receives the step, the number of steps, and a text.
+        case: The network, the records and the target.
+        watch: Function that is called with the step, the number of steps, and a text.
 
     Returns:
-        The measurements. If the weight on the input is fitted, the tensors are ``columns`` (c_i, (n, h)) and
-        ``residual`` (E, (h, d)) of this weight.
+        The measurements. If the weight on the input is fitted, the tensors are ``columns`` (multiplier times
+        backward signal of each record, (n, h)) and ``residual`` (what the fit leaves of this weight, (h, d)).
     """
     x, n = case.records.x, len(case.data)
     fit = Fit.from_records(case, case.records, watch)
     lam, gap, notes = fit.multipliers.lam, fit.multipliers.gap, []
-    size = norm({name: case.target[name] for name in fit.residual})
+    target_norm = norm({name: case.target[name] for name in fit.residual})
     informed_ncc, tensors = not_applicable(n), {}
     if fit.weight:
         columns, residual = fit.gradients.columns(lam, fit.weight), fit.residual[fit.weight]
@@ -106,7 +106,7 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
     figures = FitFigures(
         multiplier=x.new_zeros(n).index_add_(0, fit.rows.index, lam.abs()).cpu(),
         own_over_misfit=fit.signal_to_residual.cpu(),
-        misfit=norm(fit.residual) / max(size, 1e-300),
+        misfit=norm(fit.residual) / max(target_norm, 1e-300),
         gap=gap,
         informed_ncc=informed_ncc.cpu(),
     )
@@ -114,7 +114,7 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
 
 
 def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
-    """Measure how much of every record the layer on the input contains."""
+    """Measure how much of every training record the layer on the input contains."""
     space, x = case.row_space, case.records.x
     signal_share = reach = reach_ncc = dual = dual_p = not_applicable(len(case.data))
     notes = []
@@ -140,12 +140,12 @@ def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
 
 
 def count_kinks(case: Case) -> Measured[KinkFigures]:
-    """Count the activation boundaries through every record, and test the statistic of the records."""
+    """Count the activation boundaries through every record, and compare with held-out records."""
     n, x = len(case.data), case.records.x
     p, q = not_applicable(n), not_applicable(n)
-    pool = x if case.holdout is None else torch.cat([x, case.holdout.x])
-    boundaries = ActivationBoundaries.measure(case.model, pool)
-    scores = boundaries.score(pool)
+    all_x = x if case.holdout is None else torch.cat([x, case.holdout.x])
+    boundaries = ActivationBoundaries.measure(case.model, all_x)
+    scores = boundaries.score(all_x)
     notes: tuple[str, ...] = ()
     if not boundaries.neurons:
         notes = ("no kinks: no dense layer with a piecewise linear activation changes the outputs",)
@@ -163,9 +163,9 @@ class Canaries:
 
     Attributes:
         data: All canaries as samples.
-        inserted: Which of them were inserted, (m,) bool.
-        confidence: Confidence of the bound on epsilon.
-        delta: Delta of the privacy definition.
+        inserted: Which canaries were inserted, (m,) bool.
+        confidence: Probability with which the lower bound on epsilon holds.
+        delta: Delta of the (epsilon, delta)-differential privacy.
     """
 
     data: Dataset
@@ -186,11 +186,11 @@ def measure_canaries(case: Case, canaries: Canaries) -> dict[str, Tensor]:
     Omitted canaries are fitted together with the records, so that all canaries are treated in the same way.
 
     Args:
-        case: The case.
+        case: The network, the records and the target.
         canaries: The canaries.
 
     Returns:
-        The statistics by name, (m,) each.
+        One value per canary (m,) by name of the statistic.
     """
     records = case.records
     x = canaries.data.x.to(records.x).reshape(-1, *case.data.shape)
@@ -213,7 +213,7 @@ def _check_inserted(index: Tensor, is_inserted: Tensor) -> None:
     if missing_count:
         raise DataError(
             f"Inserted canaries must be among the records of --data; {missing_count} of them are not.",
-            "List them as the network received them, with the mean subtracted as in --data.",
+            "List inserted canaries as the network received them, with the mean subtracted as in --data.",
         )
     extra_count = int((index[~is_inserted] >= 0).sum())
     if extra_count:
@@ -224,22 +224,22 @@ def _check_inserted(index: Tensor, is_inserted: Tensor) -> None:
 
 
 def locate_records(x: Tensor, records: Tensor) -> Tensor:
-    """Find the records that equal samples up to rounding to float32.
+    """Find the record that equals each sample up to rounding to float32.
 
     Args:
         x: The samples, (m, *shape).
         records: The records, (n, *shape).
 
     Returns:
-        The index of the record for each sample, (m,), -1 if there is none.
+        The index of the equal record for each sample, (m,), -1 for a sample without an equal record.
     """
     a, b = x.flatten(1), records.flatten(1)
     index = torch.full((len(a),), -1, dtype=torch.long, device=records.device)
-    sizes = b.square().sum(1)
+    squared_norms = b.square().sum(1)
     for block in chunks(len(a), len(b)):
-        squares = a[block].square().sum(1)[:, None] + sizes - 2 * a[block] @ b.T
+        squares = a[block].square().sum(1)[:, None] + squared_norms - 2 * a[block] @ b.T
         nearest = squares.argmin(1)
         distance = (a[block] - b[nearest]).norm(dim=1)
-        same = distance <= 1e-5 * b[nearest].norm(dim=1).clamp(min=1e-30)
-        index[block] = torch.where(same, nearest, -1)
+        is_equal = distance <= 1e-5 * b[nearest].norm(dim=1).clamp(min=1e-30)
+        index[block] = torch.where(is_equal, nearest, -1)
     return index

@@ -1,1 +1,1 @@
-"""Scan a release for what can reveal training data, and strip it down to its weights."""
+"""Scan a release for what can reveal training data, and write a copy that holds only the weights."""

@@ -1,8 +1,9 @@
 """Compare a release with its base: which rows and layers training changed, and what an adapter adds.
 
-Tensors are matched by name, without the prefixes of wrappers. Their difference is a sum over training
-samples. In an embedding table it shows which tokens, users or items were in the training data, because a row
-receives a gradient only if its token occurs. The optimizer alone determines what happens to all other rows:
+Tensors are matched by name, without the prefixes of wrappers. The difference of two matched tensors is a sum
+over training samples. In an embedding table the difference shows which tokens, users or items were in the
+training data, because a row receives a gradient only if its token occurs. The optimizer alone determines what
+happens to all other rows. A row w0 of the base becomes w:
 
 =======================  ==========================================================================
 optimizer                a row that was never seen
@@ -10,21 +11,21 @@ optimizer                a row that was never seen
 SGD, Adam                w = w0
 SGD or AdamW, decay      w = c w0, one factor c
 Adam with coupled decay  w = f(w0) element by element. The gradient is w times the decay, and Adam turns
-                         it into steps of nearly equal length, so that small entries reach zero before
-                         large ones. All entries share one odd, increasing curve
+                         this gradient into steps of nearly equal length, so that small entries
+                         reach zero before large entries. All entries share one odd, increasing curve
 =======================  ==========================================================================
 
 The simplest of three rules that fits enough rows is chosen: equal to the last bit, one factor, one curve.
 
-Factor: It is estimated from the rows that are closest to a multiple of their initial values. Decay rounds at
-every step, so the rows scatter around the factor. The d entries of a row together stay within 1/sqrt(2d) of
-their common deviation.
+Factor: The factor c is estimated from the rows that are closest to a multiple of their initial values. Decay
+rounds at every step, so the rows scatter around the factor. The root mean square deviation of the d entries
+of an untouched row varies from row to row by a share of about 1/sqrt(2d).
 
-Curve: It is estimated from all entries in the order of |w0|, with one median per ``BIN`` entries and lines in
-between. A row is off the curve if a quarter of its entries deviate by more than ``MAX_DEVIATION`` times the
-scatter of their neighbors. In 16 bits, entries with equal initial values stay equal to the last bit, and the
-curve is a lookup table. If training used more bits than the file, their final values differ by units in the
-last place.
+Curve: The curve is estimated from all entries in the order of |w0|, with one median per ``BIN`` entries and
+lines in between. A row is off the curve if a quarter of its entries deviate by more than ``MAX_DEVIATION``
+times the scatter of their neighbors. In 16 bits, entries with equal initial values stay equal to the last
+bit, and the curve is a lookup table. If training used more bits than the file, their final values differ by
+units in the last place.
 
 If no rule fits enough rows, all rows changed. A tied output head gives every row a gradient at every step.
 """
@@ -49,24 +50,28 @@ from residuum.io.tree import MAX_PATH_LENGTH
 from residuum.scanning.findings import ADAPTER, START, TOUCHED, Finding
 
 TABLES = re.compile(r"(embed|wte|lookup|token|user|item|entit|vocab)", re.IGNORECASE)
-MIN_TABLE_ROWS = 100  # a matrix with fewer rows is hardly an embedding table
-MAX_VALUES = 400_000_000  # in a tensor that is compared
-MAX_LISTED = 10  # rows in the text of a finding; its JSON lists all
-MIN_SHARE, MIN_ROWS = 0.05, 20  # that a rule must fit; otherwise all rows changed
-MAX_DEVIATION = 8.0  # times the scatter of neighbors; only training moves an entry farther
-MAX_NOISE = 4e-5  # relative error of decay that rounds to float32 in 10^6 steps
-MAX_SPREAD = 3e-4  # scatter of untouched rows around a curve, relative to their change
+MIN_TABLE_ROWS = 100  # rows; a matrix with fewer rows is hardly an embedding table
+MAX_VALUES = 400_000_000  # values; larger tensors are not compared
+MAX_LISTED = 10  # rows in the text of a finding; the JSON of the finding lists all rows
+MIN_SHARE, MIN_ROWS = (
+    0.05,
+    20,
+)  # share and number of rows that a rule must fit; otherwise all rows changed
+# Deviation of an entry over the scatter of its neighbors. Only training moves an entry farther.
+MAX_DEVIATION = 8.0
+MAX_NOISE = 4e-5  # largest relative error of weight decay that rounds to float32 in 10^6 steps
+MAX_SPREAD = 3e-4  # largest scatter of untouched rows around a curve, relative to their change
 BIN = 64  # entries whose median is one point of the curve
-ROUNDING_UNITS = (
-    2.0  # units in the last place by which rounding of w0 and w can change one final value
-)
-MIN_EQUAL_STARTS = 8  # entries with equal initial values, whose majority shows the final value
+# Units in the last place by which rounding the values before and after training can change one final value.
+ROUNDING_UNITS = 2.0
+# Smallest number of entries with one initial value whose majority shows the final value of untouched rows.
+MIN_EQUAL_STARTS = 8
 NOTHING = "You need to do nothing about this finding."
 EQUAL, FACTOR, CURVE, NONE = "equal", "one factor", "one curve", "none"
 
 
 def compare_with_base(release: Release, base: Release) -> list[Finding]:
-    """Return what a release and its base reveal together.
+    """Return what a release and its base reveal together about the training data.
 
     Args:
         release: The released file.
@@ -96,7 +101,7 @@ def compare_with_base(release: Release, base: Release) -> list[Finding]:
     if not shared:
         raise CheckpointError(
             "A base must hold tensors with the same names and shapes as the release; these two files "
-            "share none.",
+            "share no such tensor.",
             "Pass the checkpoint that training started from.",
         )
     return [*_find_touched_rows(shared, after), *_find_change(shared)]
@@ -117,17 +122,24 @@ def _find_touched_rows(
     shared: Mapping[str, tuple[Block, Block]], after: Mapping[str, Block]
 ) -> Iterator[Finding]:
     """Find rows of embedding tables that training changed. They show what was in the training data."""
-    # A table that is tied to the output head is reported too, because nobody can tell its rows apart.
+    # A table that is tied to the output head gets a finding of low severity, because all its rows change.
     for name, (block, other) in shared.items():
         if len(block.shape) != 2 or block.shape[0] < MIN_TABLE_ROWS or not TABLES.search(name):
             continue
         table, where = block.tensor(), name[:MAX_PATH_LENGTH]
         if head := _find_tied_head(name, block, table, after):
             reason = (
-                f"it is also {head[:60]}, the output head, which gives every row a gradient at every "
+                f"this table is also {head[:60]}, the output head, which gives every row a gradient at every "
                 "step, so nobody can tell which rows were in the training data"
             )
-            yield Finding(TOUCHED, "low", f"the table {name[:60]} is tied", where, reason, NOTHING)
+            yield Finding(
+                TOUCHED,
+                "low",
+                f"the table {name[:60]} is tied to the output head",
+                where,
+                reason,
+                NOTHING,
+            )
             continue
         touched = find_touched_rows(table, other.tensor())
         rows = touched.rows
@@ -144,7 +156,7 @@ def _find_touched_rows(
 
 
 def _find_tied_head(name: str, block: Block, table: Tensor, after: Mapping[str, Block]) -> str:
-    """Return the name of another tensor that equals this table, "" if there is none."""
+    """Return the name of another tensor that equals this table, "" if no tensor does."""
     for other, candidate in after.items():
         if other == name or candidate.shape != block.shape or candidate.kind != block.kind:
             continue
@@ -155,7 +167,7 @@ def _find_tied_head(name: str, block: Block, table: Tensor, after: Mapping[str, 
 
 
 def _find_change(shared: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]:
-    """Find that the base reveals the weight update, and the tensors that changed most."""
+    """Report that the base reveals the weight update, and name the tensors that changed most."""
     changes = {}
     for name, (block, other) in shared.items():
         w, w0 = block.tensor().double(), other.tensor().double()
@@ -189,20 +201,23 @@ def _find_adapter_change(
             sizes[key] = float(delta.norm() / size) if size > 0 else math.inf
     if not sizes:
         raise CheckpointError(
-            "The base of an adapter must have the layers that the adapter changes; this base has none "
-            "of them.",
+            "The base of an adapter must have the layers that the adapter changes; this base has none of "
+            "these layers.",
             "Pass the base that adapter_config.json names.",
         )
     largest = sorted(sizes.items(), key=lambda item: -item[1])
     examples = ", ".join(f"{name[:40]} {_changed_by(share)}" for name, share in largest[:3])
     what, where = "the change of each layer", largest[0][0][:MAX_PATH_LENGTH]
     reason = f"the adapter and the base give the change of {len(sizes)} layers: {examples}"
-    remedy = "Attack it before release: residuum audit BASE --adapter ADAPTER."
+    remedy = "Attack the adapter before release: residuum audit BASE --adapter ADAPTER."
     yield Finding(ADAPTER, "high", what, where, reason, remedy, len(sizes))
 
 
 def _changed_by(share: float) -> str:
-    """Return in words how much a tensor changed, relative to its norm before. Infinity: it was zero."""
+    """Return in words how much a tensor changed, relative to its norm before training.
+
+    A share of infinity means that the tensor was zero before training.
+    """
     return "from zero" if share == math.inf else f"by {share:.2g} of its norm"
 
 
@@ -212,10 +227,10 @@ class TouchedRows:
 
     Attributes:
         rows: Indices of the rows that changed.
-        rule: The rule that all other rows follow.
+        rule: The rule that all other rows follow, such as "equal" or "one factor".
         total: Number of rows in the table.
-        coarse: Whether the numbers have so few digits that small steps are lost in rounding. Rows may be
-            missed then.
+        coarse: Whether the numbers have so few digits that small steps are lost in rounding. Then changed
+            rows may be missed.
     """
 
     rows: tuple[int, ...]
@@ -225,7 +240,7 @@ class TouchedRows:
 
     @property
     def sentence(self) -> str:
-        """The result in words."""
+        """How many rows changed and what happened to the other rows, in words."""
         if self.rule == NONE:
             return (
                 "every row changed, as with a tied output head, so nobody can tell which rows were in the "
@@ -247,7 +262,7 @@ def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
         base: The same table before training.
 
     Returns:
-        The rows, and the rule that all other rows follow.
+        The changed rows, and the rule that all other rows follow.
     """
     unit = max(torch.finfo(table.dtype).eps, torch.finfo(base.dtype).eps)
     coarse = unit > 1e-4
@@ -268,13 +283,13 @@ def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
 
 
 def _is_unequal(table: Tensor, base: Tensor) -> Tensor:
-    """Return whether a row (V,) changed at all, in the coarser of both formats."""
+    """Return for each of V rows whether it changed, in the coarser number format of the two tables."""
     coarser = max(table.dtype, base.dtype, key=lambda kind: torch.finfo(kind).eps)
     return (table.to(coarser) != base.to(coarser)).any(1)
 
 
 def _is_off_factor(w: Tensor, w0: Tensor, unit: float) -> Tensor | None:
-    """Return whether a row (V,) is no multiple c w0; None if no factor fits any row."""
+    """Return for each of V rows whether it is no multiple c w0; None if no factor c fits enough rows."""
     squares = w0.square().sum(1).clamp(min=1e-300)
     factors = (w * w0).sum(1) / squares
     misfit = (w - factors[:, None] * w0).norm(dim=1) / squares.sqrt()
@@ -286,12 +301,12 @@ def _is_off_factor(w: Tensor, w0: Tensor, unit: float) -> Tensor | None:
     if noise > MAX_NOISE:
         return None
     scatter = (2 * w.shape[1]) ** -0.5
-    # The nearest rows lie below the noise of all rows.
+    # The nearest rows, from which the noise is estimated, scatter less than all rows.
     return deviation > noise * (1 + 6 * scatter) / max(1 - 2 * scatter, 0.25)
 
 
 def _is_off_curve(w: Tensor, w0: Tensor) -> Tensor | None:
-    """Return whether a row (V,) is off the curve w = f(w0) of the others; None if there is no curve."""
+    """Return for each of V rows whether it is off the curve w = f(w0) of the other rows; None without one."""
     V, d = w.shape
     if V * d < 4 * BIN:
         return None
@@ -318,14 +333,14 @@ def _is_off_curve(w: Tensor, w0: Tensor) -> Tensor | None:
 
 
 def _shift_to_mean(x: Tensor, medians: Tensor) -> Tensor:
-    """Return the median (B,) of each bin, moved along the slope to the mean of x in the bin."""
+    """Return the median of each of B bins, moved along the slope to the mean of x in the bin, (B,)."""
     center, median_x = x.mean(1), x.median(1).values
     slope = torch.gradient(medians, spacing=(center,))[0]
     return medians + slope.nan_to_num() * (center - median_x)
 
 
 def _interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Return the linear interpolation between the knots at x, constant beyond the ends."""
+    """Interpolate the values at the knots linearly at the positions x, constant beyond the ends."""
     upper = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)
     lower = upper - 1
     share = ((x - knots[lower]) / (knots[upper] - knots[lower]).clamp(min=1e-300)).clamp(0, 1)
@@ -333,7 +348,7 @@ def _interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
 
 
 def _is_off_lookup(w: Tensor, w0: Tensor, slack: float = 0.0) -> Tensor:
-    """Return whether a row (V,) has an entry that differs from most entries with the same initial value.
+    """Find rows with an entry that differs from most entries with the same initial value.
 
     Args:
         w: The table after training.
@@ -341,18 +356,19 @@ def _is_off_lookup(w: Tensor, w0: Tensor, slack: float = 0.0) -> Tensor:
         slack: Relative difference up to which two final values count as equal.
 
     Returns:
-        One boolean for each row.
+        For each of V rows whether it has such an entry.
     """
-    starts, start_of = w0.flatten().unique(return_inverse=True)
-    ends, end_of = w.flatten().unique(return_inverse=True)
-    pairs, count = (start_of * len(ends) + end_of).unique(return_counts=True)
-    order = count.argsort(stable=True)  # The last pair of each start has its most frequent end.
-    common = torch.zeros(len(starts), dtype=torch.long)
-    common[pairs[order] // len(ends)] = order
-    agreeing = count[common][start_of]
-    entries = start_of.bincount(minlength=len(starts))[start_of]
-    has_majority = (entries >= MIN_EQUAL_STARTS) & (4 * agreeing > entries)
-    end = ends[pairs[common] % len(ends)][start_of]
-    size = torch.maximum(torch.maximum(w.flatten().abs(), end.abs()), w0.flatten().abs())
-    differs = (w.flatten() - end).abs() > slack * size
+    initial_values, initial_index = w0.flatten().unique(return_inverse=True)
+    final_values, final_index = w.flatten().unique(return_inverse=True)
+    pairs, count = (initial_index * len(final_values) + final_index).unique(return_counts=True)
+    # In this order, the last pair of each initial value has the most frequent final value.
+    order = count.argsort(stable=True)
+    majority_pair = torch.zeros(len(initial_values), dtype=torch.long)
+    majority_pair[pairs[order] // len(final_values)] = order
+    agreeing_count = count[majority_pair][initial_index]
+    entry_count = initial_index.bincount(minlength=len(initial_values))[initial_index]
+    has_majority = (entry_count >= MIN_EQUAL_STARTS) & (4 * agreeing_count > entry_count)
+    final_value = final_values[pairs[majority_pair] % len(final_values)][initial_index]
+    size = torch.maximum(torch.maximum(w.flatten().abs(), final_value.abs()), w0.flatten().abs())
+    differs = (w.flatten() - final_value).abs() > slack * size
     return (has_majority & differs).reshape(w.shape).any(1)

@@ -12,9 +12,9 @@ optimizer-state   momentum, Adam's moments, averaged copies             sums of 
 start             the weights before training, or their seed            W - W0, a sum over samples
 statistics        means, scales, counts, trees, loss curves             moments of the data
 touched-rows      rows of an embedding that training moved              tokens, users, items
-adapter           low-rank changes of a base                            the change, without noise
+adapter           low-rank changes of a base                            the weight update, exactly
 paths             names of files and folders                            what it was trained on
-classes           classes and functions of other packages               whose code loading runs
+classes           classes and functions of other packages               which packages loading runs
 ================  ====================================================  =============================
 
 Attacks receive what they can use: a mean of the last gradients without weight decay
@@ -48,15 +48,14 @@ from residuum.records.published import Count, SchemaRule
 STORED, STATE, START, STATISTICS = "stored", "optimizer-state", "start", "statistics"
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
 CODE, CLASSES = "code", "classes"
-PROGRAM = "the pickle"  # the place of code, which is in the instructions and not at a value
+PROGRAM = "the pickle"  # the place of a finding about code, which is no value in the file
 KINDS = (CODE, STORED, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS, CLASSES)
 Kind = Annotated[str, SchemaRule(enum=[*KINDS])]
 SEVERITIES = ("high", "medium", "low")
-MAX_NAMED = 20  # calls that are listed one by one: a hostile file may make any number of them
-MAX_DENSE = 1 << 24  # values of a sparse array that is expanded
-MAX_LABELS = (
-    50  # different values of one column: more are the values of records and no list of labels
-)
+MAX_NAMED = 20  # calls that are listed one by one; a hostile file may make any number of calls
+MAX_DENSE = 1 << 24  # values of the largest sparse array that is expanded
+# Different values of one column. A longer list holds the values of records and not labels.
+MAX_LABELS = 50
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +66,11 @@ class Finding(Record):
         kind: A member of ``KINDS``.
         severity: "high", "medium" or "low".
         what: What was found, in a few words.
-        where: The first place in the file.
-        reason: What it reveals.
-        remedy: What to do before the release.
-        places: Number of places in the file.
-        count: Number of records, rows, words or values, or None if they were not counted.
+        where: The first place in the file where it was found.
+        reason: What the finding reveals about the training data.
+        remedy: What to do about the finding before the release.
+        places: Number of places in the file where it was found.
+        count: Number of records, rows, words or values that were found, or None if they were not counted.
         rows: Rows of an embedding that training changed.
     """
 
@@ -86,8 +85,8 @@ class Finding(Record):
     rows: tuple[Count, ...] = ()
 
 
-# Attributes of scikit-learn's estimators that hold training records, and the classes that have them. An empty
-# tuple means any class.
+# Attributes of scikit-learn's estimators that hold training records, and the classes in which they do. An
+# empty tuple means any class.
 RECORDS: dict[str, tuple[str, ...]] = {
     "_fit_X": (),
     "support_vectors_": (),
@@ -106,10 +105,8 @@ RECORD_NAMES = re.compile(
 )
 PROTOTYPES = re.compile(r"(^|[._])(prototypes?|memory_bank|queue)([._]|$)", re.IGNORECASE)
 TREES = re.compile(r"(KDTree|BallTree)(32|64)?$")
-FRAME, FRAME_PART = (
-    "DataFrame",
-    "_unpickle_block",
-)  # in pandas: a table, and its columns of one type
+# Names that pandas gives to a table, and to the columns of one type in a table.
+FRAME, FRAME_PART = "DataFrame", "_unpickle_block"
 FRAMES = re.compile(r"^(pandas|polars|pyarrow|PIL|datasets)\.")
 STATISTIC_NAMES = {
     "mean_", "scale_", "var_", "data_min_", "data_max_", "data_range_", "center_", "quantiles_",
@@ -128,8 +125,8 @@ PATH = re.compile(
 )
 
 
-NAMED = "its name says that it holds training data"
-DROP_STATE = "Remove it before release: residuum strip FILE --out CLEAN."
+NAMED = "the name of the array says that it holds training data"
+DROP_STATE = "Remove the state before release: residuum strip FILE --out CLEAN."
 KEEP_NONE = "Release an estimator that stores no records, or release only predictions."
 DROP_SKLEARN = (
     "Before saving, delete the attribute _optimizer of the network. Predictions do not need it."
@@ -164,19 +161,19 @@ def _without_strip(finding: Finding, release: Release) -> Finding:
     """Return the finding with advice that works on a file which ``residuum strip`` cannot change."""
     if "residuum strip" not in finding.remedy:
         return finding
-    remedy = "Remove it from the object before you save it again."
+    remedy = "Remove this value from the object before you save the object again."
     if release.kind == "torch" and not isinstance(release.content, InertObject):
-        remedy = "Delete this file from the release. It is not needed to use the model."
+        remedy = "Delete this file from the release. Users of the model do not need this file."
     return finding.replace(remedy=remedy)
 
 
 def printable(text: str) -> str:
-    """Return a text with "?" for every unprintable character, so that none reaches a terminal."""
+    """Replace every unprintable character of a text by "?", so that none of them reaches a terminal."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def rank(finding: Finding) -> tuple[int, int]:
-    """Return the sort key of a finding: severity first, then kind."""
+    """Return the sort key of a finding: its severity, then its kind."""
     return SEVERITIES.index(finding.severity), KINDS.index(finding.kind)
 
 
@@ -195,7 +192,7 @@ ADAPTER_TEXTS = ("base_model_name_or_path", "dataset", "data_path", "output_dir"
 
 
 def rows_of(value: Any) -> int | None:
-    """Return the number of rows of a dense or sparse array or a search tree, else None."""
+    """Return the number of rows of a dense array, a sparse array or a search tree, else None."""
     if isinstance(value, Block):
         return value.shape[0] if len(value.shape) > 1 and value.shape[0] > 1 else None
     if isinstance(value, InertObject):
@@ -207,7 +204,7 @@ def rows_of(value: Any) -> int | None:
 
 
 def _tree_data(tree: InertObject) -> Block | None:
-    """Return the records in a search tree of scikit-learn, whose state starts with them."""
+    """Return the records in a search tree of scikit-learn, whose state starts with the records."""
     values = tree.state if isinstance(tree.state, tuple) else ()
     return next((value for value in values if isinstance(value, Block) and rows_of(value)), None)
 
@@ -217,10 +214,10 @@ class RecordArray:
     """An array of training records that a file stores verbatim.
 
     Attributes:
-        finding: What the scan reports about them.
+        finding: What the scan reports about the array.
         records: The records (N, d), or None if they cannot be read as numbers.
-        certain: Whether the library that wrote the file stores records there. If it is False, only the
-            name suggests training records.
+        certain: Whether the library that wrote the file stores records at this place. If not, only the name
+            of the array suggests training records.
     """
 
     finding: Finding
@@ -229,7 +226,7 @@ class RecordArray:
 
 
 def records_in(release: Release) -> list[RecordArray]:
-    """Return the records at every place of a file whose rows are training records."""
+    """Return every array in a file whose rows are training records."""
     return [
         RecordArray(finding, _records(place.value), finding.reason != NAMED)
         for place in walk(release.content)
@@ -239,7 +236,7 @@ def records_in(release: Release) -> list[RecordArray]:
 
 
 def _records(value: Any) -> Tensor | None:
-    """Return an array, a sparse array or a search tree as numbers (N, d); None if there are none."""
+    """Return the records in an array, a sparse array or a search tree as (N, d); None if not numbers."""
     try:
         if isinstance(value, InertObject) and value.class_name == FRAME:
             return _frame_rows(value)
@@ -257,9 +254,9 @@ def _records(value: Any) -> Tensor | None:
 
 
 def _frame_rows(frame: InertObject) -> Tensor | None:
-    """Return the numeric columns of a DataFrame as rows, (N, d); None if there are none to read.
+    """Return the numeric columns of a DataFrame as records (N, d); None without readable columns.
 
-    pandas stores columns of the same type together, as (columns, rows), with their positions in the table.
+    pandas stores columns of the same type in one array (columns, rows), with their positions in the table.
     """
     manager = frame.attributes.get("_mgr")
     sources = (manager.state, manager.arguments) if isinstance(manager, InertObject) else ()
@@ -277,7 +274,7 @@ def _frame_rows(frame: InertObject) -> Tensor | None:
 
 
 def _places(places: Any) -> list[int]:
-    """Return the column numbers in a slice or an array of pandas."""
+    """Return the column numbers that pandas stores as a slice or an array."""
     if isinstance(places, Block) and places.read:
         return places.tensor().flatten().tolist()
     ends = places.arguments if isinstance(places, InertObject) else ()
@@ -291,7 +288,7 @@ def _places(places: Any) -> list[int]:
 
 
 def _dense(sparse: InertObject) -> Tensor | None:
-    """Return a sparse matrix of scipy as a dense one; None for other formats or if it is too large."""
+    """Return a sparse matrix of scipy as a dense matrix; None for other formats and large matrices."""
     from scipy.sparse import csc_matrix, csr_matrix
 
     matrix_type = {"csr": csr_matrix, "csc": csc_matrix}.get(sparse.class_name[:3])
@@ -325,7 +322,7 @@ def _find_stored(place: Place) -> Iterator[Finding]:
     ):
         what = f"a {value.class_name} of {value.name.split('.')[0]}"
         reason = "the file contains a table or picture of data"
-        remedy = "Remove it from the file. Save only the fitted numbers."
+        remedy = "Remove the data from the file. Save only the fitted numbers."
         records = _records(value) if value.class_name == FRAME else None
         count = None if records is None else len(records)
         yield Finding(STORED, "high", what, where, reason, remedy, count=count)
@@ -333,14 +330,14 @@ def _find_stored(place: Place) -> Iterator[Finding]:
         owners = RECORDS[place.name]
         if not owners or place.owner in owners:
             what = f"training records in {place.owner}.{place.name}"
-            reason = "its rows are the training records that were passed to fit"
+            reason = "the rows of this array are the training records that were passed to fit"
             yield Finding(STORED, "high", what, where, reason, KEEP_NONE, count=rows)
-    elif RECORD_NAMES.search(path) and place.owner != FRAME_PART:  # A table was counted before.
-        what, remedy = f"an array named {name}", "Do not save it with the model."
+    elif RECORD_NAMES.search(path) and place.owner != FRAME_PART:  # A table has its own finding.
+        what, remedy = f"an array named {name}", "Do not save this array with the model."
         yield Finding(STORED, "high", what, where, NAMED, remedy, count=rows)
     elif PROTOTYPES.search(path):
         reason = "prototypes and memory banks are records, or features of records"
-        remedy = "Do not save it unless predictions need it."
+        remedy = "Save prototypes only if predictions need them."
         yield Finding(STORED, "medium", f"prototypes in {name}", where, reason, remedy, count=rows)
 
 
@@ -353,8 +350,8 @@ def _find_vocabularies(place: Place) -> Iterator[Finding]:
     is_vocabulary = name in ("vocabulary_", "vocab", "token2id", "item2id", "user2id", "word2idx")
     if is_vocabulary and isinstance(value, dict) and value:
         what = f"a vocabulary in {place.owner or 'the file'}"
-        reason = "it lists every word, user or item in the training data by name"
-        remedy = "Drop rare words (min_df), or hash them (HashingVectorizer)."
+        reason = "a vocabulary lists every word, user or item in the training data by name"
+        remedy = "Drop rare words (min_df), or hash all words (HashingVectorizer)."
         yield Finding(STORED, "medium", what, where, reason, remedy, count=len(value))
     if name in ("categories_", "classes_") and isinstance(value, Block):
         first = value.objects[:1000] if isinstance(value.objects, list) else []
@@ -362,8 +359,8 @@ def _find_vocabularies(place: Place) -> Iterator[Finding]:
             return
         kind = (STORED, "medium") if value.numel > MAX_LABELS else (STATISTICS, "low")
         what = f"values of a column in {place.owner}.{name}"
-        reason = "it lists the exact values of this column in the training records"
-        remedy = "Group rare values (min_frequency), or encode them before fitting."
+        reason = "this list holds the exact values of one column in the training records"
+        remedy = "Group rare values (min_frequency), or encode the values before fitting."
         yield Finding(*kind, what, where, reason, remedy, count=value.numel)
 
 
@@ -379,17 +376,17 @@ def _find_optimizer_state(place: Place) -> Iterator[Finding]:
         if name in FIRST_MOMENTS:
             what = f"first moments ({name})"
             reason = (
-                "a weighted sum of the last gradients, from which attacks reconstruct more training "
-                "samples than from the weights alone"
+                "first moments are a weighted sum of the last gradients, from which attacks reconstruct "
+                "more training samples than from the weights alone"
             )
             yield Finding(STATE, "high", what, where, reason, remedy, count=value.numel)
         elif name in SECOND_MOMENTS or value.shape:
             what = f"second moments and other state ({name})"
-            reason = "squared gradients of the last steps, element by element"
+            reason = "the state holds squared gradients of the last steps, element by element"
             yield Finding(STATE, "medium", what, where, reason, remedy, count=value.numel)
     elif place.section == "average":
         what = "averaged copies of the weights"
-        reason = "their difference from the weights is a sum of the last steps"
+        reason = "averaged weights minus the last weights are a sum of the last training steps"
         remedy = "Release only one copy: the averaged weights or the last weights."
         yield Finding(STATE, "medium", what, where, reason, remedy, count=value.numel)
 
@@ -407,19 +404,17 @@ def _find_initial_weights(place: Place) -> Iterator[Finding]:
             yield Finding(START, "high", what, where, reason, proof.remedy, count=proof.value_count)
     elif type(value) is int and (SEEDS.match(name) or (name == "random_state" and place.owner)):
         what = f"a seed ({place.owner + '.' if place.owner else ''}{name})"
-        reason = (
-            "with the training code, it reproduces the initial weights and the order of the batches"
-        )
+        reason = "with the training code, a seed reproduces the initial weights and the order of the batches"
         remedy = "Do not publish the seed of a model that was trained on private data."
         yield Finding(START, "low", what, where, reason, remedy)
     elif isinstance(value, Block) and SEEDS.match(name):
         what = f"the state of a random generator ({name})"
-        reason = "it reveals the random numbers that were drawn before and after"
+        reason = "the state reveals the random numbers that were drawn before and after saving"
         yield Finding(START, "low", what, where, reason, DROP_STATE)
 
 
 def _find_statistics(place: Place) -> Iterator[Finding]:
-    """Find moments of the data, which predictions need, and loss curves, which they do not need."""
+    """Find moments of the data, which predictions need, and loss curves, which predictions do not need."""
     value, name, where = place.value, place.leaf, place.path
     if (
         name in STATISTIC_NAMES
@@ -430,12 +425,12 @@ def _find_statistics(place: Place) -> Iterator[Finding]:
         owner = place.owner or name
         owner = "normalization layers" if name.startswith(("running_", "num_")) else owner
         what = f"moments of the data in {owner}"
-        remedy = "Predictions need it. If it is computed from few records, round it."
-        reason = "means, scales or counts of the training data, or of their features"
+        remedy = "Predictions need these values. If they are computed from few records, round them."
+        reason = "the values are means, scales or counts of the training data or of its features"
         if name in ("loss_curve_", "validation_scores_"):
             what = "a loss curve"
             remedy = f"Before saving, delete the attribute {name} of the model."
-            reason = "the course of training, epoch by epoch"
+            reason = "the curve shows the course of training, epoch by epoch"
         count = value.numel if isinstance(value, Block) else None
         yield Finding(STATISTICS, "low", what, where, reason, remedy, count=count)
 
@@ -477,9 +472,9 @@ def _find_tree_models(release: Release) -> Iterator[Finding]:
             )
         if model.may_contain_memory:
             memory = (
-                f"{model.memory} such bytes are not zero here"
+                f"{model.memory} such bytes are not zero in this file"
                 if model.memory
-                else "none was found here"
+                else "this file shows none"
             )
             reason = (
                 f"the file was written by scikit-learn {model.version}. Before 1.3.2 tree files could "
@@ -504,8 +499,8 @@ def _find_paths(place: Place) -> Iterator[Finding]:
         if place.name in ("base_model_name_or_path", "architecture"):
             return
         example = repr(text if len(text) <= 40 else f"{text[:18]}...{text[-18:]}")
-        reason = f"such as {example}: names of folders and files tell what the model was trained on"
-        remedy = "Remove them before release: residuum strip FILE --out CLEAN."
+        reason = f"names of folders and files such as {example} tell what the model was trained on"
+        remedy = "Remove the names before release: residuum strip FILE --out CLEAN."
         yield Finding(PATHS, "medium", "names of files", place.path, reason, remedy)
 
 
@@ -528,18 +523,18 @@ RULES: dict[type, tuple[Callable[[Place], Iterator[Finding]], ...]] = {
 def _find_code(release: Release) -> Iterator[Finding]:
     """Find what loading a pickle would run, and the classes of other packages that it names."""
     for action in release.unsafe[:MAX_NAMED]:
-        reason = (
-            "a pickle runs what it calls as soon as it is loaded, and this is no known constructor"
-        )
-        remedy = "Do not load it. Ask its author for the weights as safetensors."
+        reason = "loading a pickle runs the functions that it calls, and this one is no known constructor"
+        remedy = "Do not load this file. Ask its author for the weights as safetensors."
         if release.kind == "torch":
-            remedy = "Do not load it. residuum strip FILE --out CLEAN writes only its weights."
+            remedy = (
+                "Do not load this file. residuum strip FILE --out CLEAN writes only its weights."
+            )
         yield Finding(CODE, "high", f"loading this file would {action}", PROGRAM, reason, remedy)
     actions = set(release.unsafe)
     if names := [name for name in release.foreign if f"call {name}" not in actions]:
         more = f" and {len(names) - 5} more" if len(names) > 5 else ""
         reason = f"loading this file imports {', '.join(names[:5])}{more} and runs the code of these packages"
-        remedy = "Load it only with packages that you trust, or release only the weights."
+        remedy = "Load this file only with packages that you trust, or release only the weights."
         what = "classes and functions of other packages"
         yield Finding(CLASSES, "low", what, PROGRAM, reason, remedy, count=len(names))
 
@@ -549,10 +544,12 @@ def _find_adapters(release: Release) -> Iterator[Finding]:
         return
     ranks = sorted({min(a.shape) for a, _ in pairs.values() if a.shape})
     reason = (
-        f"{len(pairs)} layers of rank {', '.join(map(str, ranks[:4]))}: with the base model, it gives the "
-        "change of each layer, which is a sum over training samples"
+        f"{len(pairs)} layers of rank {', '.join(map(str, ranks[:4]))}: with the base model, the adapter "
+        "gives the change of each layer, which is a sum over training samples"
     )
-    remedy = "Merge it into the base and round, or train the adapter with differential privacy."
+    remedy = (
+        "Merge the adapter into the base and round the weights, or train with differential privacy."
+    )
     where, count = (
         next(iter(pairs))[:MAX_PATH_LENGTH],
         sum(a.numel + b.numel for a, b in pairs.values()),

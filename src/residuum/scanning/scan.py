@@ -1,7 +1,7 @@
 """Scan a file or folder for everything that can reveal training data, without an attack.
 
 A scan needs no data and never executes anything in a file. It searches a folder within limits and does not
-follow links. Files that cannot be read are listed with the findings, so no model is skipped silently.
+follow links. The result lists files that cannot be read, so no model is skipped silently.
 
 If a file holds a network that residuum can read, the scan also measures that network. A file that is not
 safe to load is never read as a network.
@@ -27,26 +27,28 @@ from residuum.scanning.base_comparison import compare_with_base
 from residuum.scanning.findings import CODE, KINDS, STORED, Finding, Kind, findings, printable, rank
 from residuum.surfaces.inspection import Inspection, inspect_network
 
-# Limits on models, entries and nested folders. A folder that exceeds them is no release but an entire disk.
+# Limits on the models, the entries and the nesting of a folder. A folder that exceeds these limits is not a
+# release but an entire disk.
 MAX_FILES, MAX_ENTRIES, MAX_DEPTH = 1000, 100_000, 16
-# Networks are measured until their weights together have this many values. The singular values of the first
-# layer take most of the time: up to 5 s for a layer of 2000 x 2000, and 40 s for one of 4000 x 4000.
+# A scan measures networks until their weights together have this many values. The singular values of the
+# first layer take most of the time: up to 5 s for a layer of 2000 x 2000, and 40 s for 4000 x 4000.
 MAX_MEASURED_WEIGHTS = 5_000_000
 SCHEMA_VERSION = "1.2"
+# Is called with the number of the file, the number of all files, and the name of the file.
 Watch = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True, eq=False)
 class ScannedFile(Record):
-    """A file that was read.
+    """A file that a scan has read.
 
     Attributes:
-        file: Its name.
-        kind: Its format.
-        bytes: Its size.
-        findings: What in it can reveal training data, the most severe first.
-        network: The measurements of the network in it, None if it was not measured.
-        network_reason: Why the network was not measured, "" if it was.
+        file: Name of the file.
+        kind: Format of the file.
+        bytes: Size of the file.
+        findings: What in the file can reveal training data, the most severe first.
+        network: The measurements of the network in the file, None if no network was measured.
+        network_reason: Why no network was measured, "" if a network was measured.
     """
 
     file: str
@@ -62,9 +64,9 @@ class UnreadFile(Record):
     """A file with the name of a model that was not read.
 
     Attributes:
-        file: Its name.
-        reason: Why it was not read.
-        exit_code: 4 if it was refused for safety, else 2.
+        file: Name of the file.
+        reason: Why the file was not read.
+        exit_code: 4 if the file was refused for safety, else 2.
     """
 
     file: str
@@ -80,7 +82,7 @@ class Scan(Record):
         subject: The path that was scanned.
         files: The files that were read, with their findings.
         unread: Files with the name of a model that could not be read, with the reason.
-        notes: What in a folder was skipped.
+        notes: What was skipped in a folder.
         fail_on: Kinds of findings that make ``exit_code`` 1.
     """
 
@@ -104,10 +106,10 @@ class Scan(Record):
 
     @property
     def exit_code(self) -> Annotated[int, SchemaRule(enum=[0, 1, 2, 4])]:
-        """The exit code of the command.
+        """The exit code of the command ``residuum scan``.
 
-        It is 4 if a file would run code or exhaust memory. Otherwise it is 1 if a kind in ``fail_on`` was
-        found, 2 if a file could not be read, and 0 if neither happened.
+        The code is 4 if a file would run code or exhaust memory. Otherwise it is 1 if a kind in ``fail_on``
+        was found, 2 if a file could not be read, and 0 in all other cases.
         """
         worst = max((file.exit_code for file in self.unread), default=0)
         if worst == 4 or any(finding.kind == CODE for finding in self.findings):
@@ -116,12 +118,12 @@ class Scan(Record):
 
     @property
     def schema_version(self) -> Annotated[str, SchemaRule(enum=[SCHEMA_VERSION])]:
-        """The version of the JSON."""
+        """The version of the JSON schema of a scan."""
         return SCHEMA_VERSION
 
     @property
     def tool(self) -> Tool:
-        """The program that scanned."""
+        """The program that ran the scan."""
         return this_tool()
 
 
@@ -139,9 +141,10 @@ def scan(
 
     Args:
         path: A file or a folder of files.
-        base: The weights that training started from. They show which rows and layers changed.
+        base: The file with the weights that training started from. It shows which rows and layers changed.
         fail_on: Kinds of findings (``scanning.findings.KINDS``) that make ``exit_code`` 1.
-        watch: Receives the number of the file, the number of all files, and the name of the file.
+        watch: Function that is called with the number of the file, the number of all files, and the name of
+            the file.
 
     Returns:
         The findings of every file, and the measurements of the network if there is one.
@@ -184,7 +187,7 @@ def _scan_file(path: Path, name: str, base: Release | None, room: int) -> Scanne
 def _measure_network(release: Release, room: int) -> tuple[Inspection | None, str]:
     """Return the measurements of the network in a file, or None and the reason."""
     if release.unsafe:
-        return None, "the file is not safe to load, so no network is read from it"
+        return None, "the file is not safe to load, so the scan reads no network from it"
     if (weights := _count_weights(release)) > room:
         limit = f"a scan measures at most {MAX_MEASURED_WEIGHTS} weights"
         return None, f"{limit}, and this file has {weights}"
@@ -198,13 +201,13 @@ def _count_weights(release: Release) -> int:
     """Return the number of weights in a file without reading them."""
     try:
         return sum(block.numel for block in flatten_blocks(find_weights(release)).values())
-    except CheckpointError:  # no state dict: an estimator, or something else
+    except CheckpointError:  # The file holds no state dict, but an estimator or another object.
         values = (place.value for place in walk(release.content))
         return sum(value.numel for value in values if isinstance(value, Block))
 
 
 def _find_models(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the files with the name of a model, in order, and notes about what was skipped."""
+    """Return the files in a folder with the name of a model, sorted, and notes about skipped entries."""
     models: list[Path] = []
     other_files, links, deep = 0, 0, 0
     for count, (entry, depth) in enumerate(_walk_folder(folder)):
@@ -212,7 +215,7 @@ def _find_models(folder: Path) -> tuple[list[Path], list[str]]:
             raise InputError(
                 f"A folder may hold at most {MAX_FILES} models and {MAX_ENTRIES} entries; "
                 f"{str(folder)!r} holds more.",
-                "Scan its subfolders one by one.",
+                "Scan the subfolders one by one.",
             )
         if entry.is_symlink():
             links += 1
@@ -226,7 +229,7 @@ def _find_models(folder: Path) -> tuple[list[Path], list[str]]:
         raise CheckpointError(
             f"A folder to scan must hold a model; {str(folder)!r} has no file with the name of a model "
             f"({links} links were not followed).",
-            "Pass the file itself.",
+            "Pass the path of the model file itself.",
         )
     notes = [f"{other_files} other files were skipped"] if other_files else []
     notes += [f"{links} links were not followed; scan their targets"] if links else []
@@ -247,4 +250,4 @@ def _walk_folder(folder: Path) -> Iterator[tuple[os.DirEntry[str], int]]:
                         waiting.append((entry.path, depth + 1))
         except OSError as problem:
             message = f"A folder must be readable; {name!r} is not ({problem.strerror})."
-            raise CheckpointError(message, "Check its permissions.") from problem
+            raise CheckpointError(message, "Check the permissions of the folder.") from problem

@@ -28,18 +28,19 @@ from residuum.io.safetensors_files import sort_header
 from residuum.records import Record, write_atomic
 from residuum.scanning.findings import FRAMES, STORED, Finding, findings
 
-# Metadata that readers need: the kind of file, the architecture, labels.
+# Keys of the metadata that a reader of the file needs: the file format, the architecture, the labels.
 KEPT_METADATA = ("format", FORMAT_KEY, *RULES)
-MAX_BYTES = 16 << 30  # size of a file, whose tensors are in memory twice
-BEST_WEIGHTS = ("_best_coefs", "_best_intercepts")  # copies that early stopping stores
-MAX_DEPTH = 12  # of nested estimators
+MAX_BYTES = 16 << 30  # largest size of a file in bytes; its tensors are in memory twice
+# Attributes in which early stopping stores copies of the weights.
+BEST_WEIGHTS = ("_best_coefs", "_best_intercepts")
+MAX_DEPTH = 12  # nesting of estimators up to which attributes are searched
 
 
 class PickleError(InputError):
-    """A pickle that cannot be stripped, because changing it would mean running it.
+    """Raised for a pickle, which cannot be stripped, because changing a pickle means running it.
 
     Attributes:
-        lines: Python code that the owner of the file can run instead, empty if nothing can be removed.
+        lines: Python code with which the owner of the file can strip it, empty if nothing can be removed.
     """
 
     def __init__(
@@ -66,12 +67,12 @@ class PickleError(InputError):
 
 
 def _changes(value: Any, expression: str, depth: int = 0) -> Iterator[str]:
-    """Yield Python statements that remove what predictions do not need.
+    """Yield Python statements that remove from a model what predictions do not need.
 
     Args:
         value: A value in the release.
         expression: Python code for this value, such as ``model.steps[1][1]``.
-        depth: Number of containers around it.
+        depth: Number of containers around the value.
 
     Yields:
         One statement for each value to remove.
@@ -107,7 +108,7 @@ def _changes(value: Any, expression: str, depth: int = 0) -> Iterator[str]:
 
 
 def _holds_records(name: str, value: Any) -> bool:
-    """Return True if a scan of ``value`` under this name finds stored records."""
+    """Return True if a scan finds stored training records in a value with this name."""
     release = Release(Path(), "pickle", {name: value})
     return any(finding.kind == STORED for finding in findings(release))
 
@@ -119,7 +120,7 @@ def _is_joblib(path: Path) -> bool:
 
 
 def _loading(path: Path) -> tuple[str, str]:
-    """Return the statements that load a pickle, with a warning for the reader."""
+    """Return the Python statements that load a pickle, with a warning for the reader."""
     warning = "  # runs code in the file: load only a file that you trust"
     if _is_joblib(path):
         return "import joblib", f"model = joblib.load({str(path)!r}){warning}"
@@ -141,8 +142,8 @@ class Stripped(Record):
         out: The new file.
         tensors: Number of tensors in the new file.
         bytes: Size of the new file.
-        dropped: Findings of the original file that are gone.
-        remaining: Findings of the new file.
+        dropped: Findings of the original file that the new file does not have.
+        remaining: Findings that the new file still has.
     """
 
     file: str
@@ -160,11 +161,11 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
 
     Args:
         path: The file to read.
-        out: The new file, which must not exist. ``.safetensors`` is written in that format, anything else
-            with torch.save.
+        out: The new file, which must not exist. A name that ends in ``.safetensors`` selects
+            that format, any other name torch.save.
 
     Returns:
-        What the new file holds and what was dropped.
+        The size of the new file, the findings that are gone and the findings that remain.
 
     Raises:
         OutputError: If ``out`` exists.
@@ -178,7 +179,7 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
     release = read_release(path, MAX_BYTES)
     before = findings(release)
     if release.kind == "pickle":
-        if release.unsafe:  # PickleError would advise to load it.
+        if release.unsafe:  # PickleError would advise to load the file.
             raise UnsafeFileError(*describe_unsafe(release.unsafe))
         raise PickleError(path, out, release, before)
     weights = find_weights(release)
@@ -204,7 +205,7 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
 
 
 def _encode(weights: dict[str, Any], release: Release, out: Path) -> bytes:
-    """Return the content of the new file. Only a torch file keeps tensors that share memory shared."""
+    """Return the content of the new file. Only in a torch file tensors can share memory as before."""
     if out.suffix == ".safetensors":
         if any(isinstance(value, dict) for value in weights.values()):
             raise InputError(

@@ -489,12 +489,12 @@ def test_a_probability_is_given_where_it_was_checked(
     ("change", "reason"),
     [
         ({"knowledge": True}, "without known initial weights"),
-        ({"rows": 39}, "40 to 100 records, and yours are 39"),
+        ({"rows": 39}, "40 to 100 records, and you passed 39"),
         ({"arch": "mlp:3072-200-2"}, "with one output"),
         ({"arch": "mlp:3072-200-1,activation=tanh"}, "ReLU networks"),
         ({"arch": "mlp:3072-150-1"}, "200 to 400 neurons"),
         ({"arch": "mlp:3072-200-200-200-1"}, "one or two hidden layers"),
-        ({"scale": 1.0}, "shows the samples"),
+        ({"scale": 1.0}, "mix whole samples"),
     ],
 )
 def test_a_probability_is_withheld_elsewhere(change: dict[str, Any], reason: str) -> None:
