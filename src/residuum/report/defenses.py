@@ -247,8 +247,8 @@ def _explain_columns(outcomes: Sequence[Outcome]) -> str:
         "chance. The unaware attacker does not know the defense. The strongest attack is the best of those "
         "that know the defense and the initial weights but not the secret of the defense, including the "
         "unaware attack. The p-value of the strongest attack is multiplied by the number of attacks tried. "
-        "KKT: relative residual at the training samples. Others keep: the share of a sample's energy that all "
-        "other training sets with the same activation patterns and labels keep in an image with at least "
+        "KKT: relative residual at the training samples. Others keep: the share of a sample's energy that "
+        "all other training sets with the same activation patterns and labels keep in an image with at least "
         f"{SHARE:.0%} of its weight, as proved and as found in an example, averaged over a few samples. "
         "Accuracy and loss: on held-out samples."
     )
