@@ -450,7 +450,7 @@ def test_an_inferred_shift_leaves_the_same_rows_whatever_the_shift_was() -> None
 
 def test_a_strategy_that_left_the_attack_as_it_was_is_said() -> None:
     outcome = undefended()[1].replace(strategy="known-start")
-    said = "adapted attack known-start: short tries chose the unaware one."
+    said = "adapted attack known-start: short tries chose the unaware attack."
     assert said in report.render_markdown([outcome])
     assert "adapted" not in report.render_markdown([undefended()[1]])
 
