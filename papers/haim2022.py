@@ -23,7 +23,7 @@ from papers.runs import (
     Outcome,
     Performed,
     Settings,
-    figures_of,
+    measure_loss_and_accuracy,
     mlp,
 )
 from residuum.attacks import make_attack
@@ -150,7 +150,7 @@ def count(out: Outcome, done: Performed) -> None:
             published = PUBLISHED.get((run, attack), {}).get(what)
             out.row(f"{head}: {what}", value, published, chance.get(what))
     if run in TEST_ACCURACY:
-        accuracy = figures_of(done.victim.checkpoint, done.split.holdout)["accuracy"]
+        accuracy = measure_loss_and_accuracy(done.victim.checkpoint, done.split.holdout)["accuracy"]
         out.row(f"{run}: test accuracy", accuracy, TEST_ACCURACY[run], 0.5)
 
 
@@ -183,7 +183,9 @@ def training_table(context: Context, table: dict[str, Any]) -> Outcome:
     out = Outcome(details={"victims": {}}, notes=[TRAINED, SCALE_FREE])
     for name, (_, (train_loss, test_accuracy, test_loss)) in table.items():
         split, net = RUNS[name].trained(context)
-        train, test = (figures_of(net.checkpoint, data) for data in (split.train, split.holdout))
+        train, test = (
+            measure_loss_and_accuracy(net.checkpoint, data) for data in (split.train, split.holdout)
+        )
         out.details["victims"][name] = net.summary
         all_right = None if name == "1e4 epochs MNIST" else 1.0
         out.row(f"{name}: train accuracy", train["accuracy"], all_right)

@@ -32,13 +32,14 @@ from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import HypothesisError
 
 FIRST, BIAS = "layers.0.weight", "layers.0.bias"
-SEEN = 1e-3  # singular values of W1 below this share of the largest span what it does not see
-MATCHED = 0.8  # NCC
+# The row space of W1 is spanned by the singular vectors above this share of the largest singular value.
+SEEN = 1e-3
+MATCHED = 0.8  # a candidate matches a sample if their NCC exceeds this value
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the experiments on synthetic points; the paper has n = 500 on S^783, width 1000."""
+    """Sizes of the experiments on synthetic points. The paper uses n = 500 points on S^783 and width 1000."""
 
     n: int
     dim: int
@@ -58,23 +59,26 @@ SIZES = {
 
 
 def plane(context: Context) -> Outcome:
-    """Fig. 1 from an actual network: two samples merged, one split along its margin, one split too far."""
+    """Merge two samples of a small network, and split a sample inside and beyond its budget (Fig. 1)."""
     point = triangle()
-    given = point.set
-    merged, i = given.merge(0, 3), torch.tensor([1])
-    nu = given.directions("softest", i)[0]
-    reach = float(given.budgets(nu, i).least[0])
-    inside, beyond = given.split(1, nu, 0.8 * reach), given.split(1, nu, 1.5 * reach, check=False)
+    training_set = point.set
+    merged, i = training_set.merge(0, 3), torch.tensor([1])
+    nu = training_set.directions("softest", i)[0]
+    reach = float(training_set.budgets(nu, i).least[0])
+    inside, beyond = (
+        training_set.split(1, nu, 0.8 * reach),
+        training_set.split(1, nu, 1.5 * reach, check=False),
+    )
     first = point.model.linears[0]
     arrays = {"weight": first.weight.detach(), "bias": first.bias.detach(), "nu": nu}
-    for name, made in (("x", given), ("merged", merged), ("split", inside)):
-        arrays |= {name: made.x, f"{name}_y": made.y}
-    out = Outcome(arrays={name: part.numpy() for name, part in arrays.items()})
+    for name, kkt_set in (("x", training_set), ("merged", merged), ("split", inside)):
+        arrays |= {name: kkt_set.x, f"{name}_y": kkt_set.y}
+    out = Outcome(arrays={name: array.numpy() for name, array in arrays.items()})
     out.details = {"network": "2-3-1, closed form, six samples on margin 1"}
-    out.row("residual of the training set", given.residual, corrected=0.0)
+    out.row("residual of the training set", training_set.residual, corrected=0.0)
     out.row("residual after a merge", merged.residual, 0.0, corrected=0.0)
     out.row("residual after a split inside the budget", inside.residual, 0.0, corrected=0.0)
-    note = "no KKT set any more"
+    note = "this set is no longer a KKT set"
     out.row("residual after a split beyond the budget", beyond.residual, note=note)
     out.row("margin after the merge", merged.margin, 1.0, corrected=1.0)
     note = "the direction is orthogonal to grad_x Phi"
@@ -83,67 +87,92 @@ def plane(context: Context) -> Outcome:
     return out
 
 
-# Fig. 2a: how far reconstructions are when candidates start on a sphere of a radius. Beside the
-# published quantity: the same after projecting candidates on row(W1), since what lies outside is not
-# seen by the network, and held-out points as control.
+# Fig. 2a: distance of reconstructions from the samples when candidates start on a sphere of a given radius.
+# We also compute the distance after projecting candidates on row(W1), because the network does not see the
+# component outside row(W1), and the distance from held-out points as negative control.
 GROWS = "the mean distance of the five best grows with the initial radius"
 SPHERE_NOTE = (
     "a default first layer of width 1000 has a squared norm of 333 before training, near the published "
-    "objective: compare it with initial_squared_norms in the details, and read the residual of each layer"
+    "objective: compare the objective with initial_squared_norms in the details, and look at the residual of "
+    "each layer"
 )
 INITS = ("default", "small")
 
 
 def sphere(context: Context) -> Outcome:
-    """Initial radius against the mean distance of the five best, for two ways to start training."""
-    own = SIZES[context.scale.name]
-    split = rs.load_dataset("sphere", own.n, seed=context.seed, dim=own.dim)
+    """Measure the mean distance of the five best candidates for several radii and two initializations."""
+    sizes = SIZES[context.scale.name]
+    split = rs.load_dataset("sphere", sizes.n, seed=context.seed, dim=sizes.dim)
     out = Outcome(details={"victims": {}, "rows": []}, notes=[SPHERE_NOTE])
     for init in INITS:
-        arch = mlp(split.train, (own.width,))
-        net = context.train(arch, split.train, steps=own.training, init=init)
+        arch = mlp(split.train, (sizes.width,))
+        net = context.train(arch, split.train, steps=sizes.training, init=init)
         norms = {"initial_squared_norms": squares(net.theta0)}
         norms["squared_norms"] = squares(net.checkpoint.theta)
         out.details["victims"][init] = net.summary | norms
         basis = row_space(net.checkpoint.theta[FIRST])
-        for radius in own.radii:
+        for radius in sizes.radii:
             config = sphere_attack(context, radius)
-            found = context.attack(net.checkpoint, Knowledge(shape=(own.dim,)), config)
-            for run in range(own.restarts):
+            reconstruction = context.attack(net.checkpoint, Knowledge(shape=(sizes.dim,)), config)
+            for run in range(sizes.restarts):
                 row = {"init": init, "radius": radius, "run": run, "rank": basis.shape[1]}
-                row |= layer_residuals(found, net.checkpoint, run)
-                row |= components(found, run, net.checkpoint, basis)
-                row |= five_best(found.x[found.run == run].double(), split, basis)
+                row |= layer_residuals(reconstruction, net.checkpoint, run)
+                row |= measure_outside_components(reconstruction, run, net.checkpoint, basis)
+                row |= five_best(reconstruction.x[reconstruction.run == run].double(), split, basis)
                 out.details["rows"].append(row)
     for init in INITS:
-        mine = [row for row in out.details["rows"] if row["init"] == init]
+        init_rows = [row for row in out.details["rows"] if row["init"] == init]
         for kind in ("raw", "projected"):
-            for radius in own.radii:
-                at = [row for row in mine if row["radius"] == radius]
-                keys = (f"five_best_{kind}_{part}" for part in ("train", "holdout"))
-                train, held = (float(np.mean([row[key] for row in at])) for key in keys)
-                says = GROWS if kind == "raw" and radius == own.radii[-1] else None
+            for radius in sizes.radii:
+                radius_rows = [row for row in init_rows if row["radius"] == radius]
+                keys = (f"five_best_{kind}_{split_name}" for split_name in ("train", "holdout"))
+                train, held = (float(np.mean([row[key] for row in radius_rows])) for key in keys)
+                published = GROWS if kind == "raw" and radius == sizes.radii[-1] else None
                 what = f"{init} init, radius {radius:g}: mean distance of the five best, {kind}"
-                out.row(what, train, says, held)
-        ends = [end(row["objective"] for row in mine) for end in (min, max)]
-        says = "330 to 332 in all runs" if own.width == 1000 else None
-        out.row(f"{init} init: total objective at the end", ends, says)
+                out.row(what, train, published, held)
+        ends = [end(row["objective"] for row in init_rows) for end in (min, max)]
+        published = "330 to 332 in all runs" if sizes.width == 1000 else None
+        out.row(f"{init} init: total objective at the end", ends, published)
     return out
 
 
 def sphere_attack(context: Context, radius: float) -> Auto:
-    """Gaussian candidates of this deviation lie on the sphere up to 1 / sqrt(2 d)."""
-    own = SIZES[context.scale.name]
-    sizes: Settings = {"steps": own.steps, "restarts": own.restarts, "candidates": own.candidates}
-    base = Auto(lr_x=0.003, layers="all", normalize=False, seed=context.seed, **sizes)
-    return base.changed(sigma=radius / own.dim**0.5, dtype=context.fast)
+    """Return the attack of Fig. 2a.
+
+    Candidates start from a Gaussian distribution. Their norms equal the radius up to a relative error of
+    1 / sqrt(2 d).
+
+    Args:
+        context: scale and seed of the run.
+        radius: initial norm of the candidates.
+
+    Returns:
+        The settings of the attack.
+    """
+    sizes = SIZES[context.scale.name]
+    options: Settings = {
+        "steps": sizes.steps,
+        "restarts": sizes.restarts,
+        "candidates": sizes.candidates,
+    }
+    base = Auto(lr_x=0.003, layers="all", normalize=False, seed=context.seed, **options)
+    return base.changed(sigma=radius / sizes.dim**0.5, dtype=context.fast)
 
 
-# Fig. 2b: data whose range the attacker does not know. The paper rewrites the first layer's biases,
-# b -> b - <w, u>, and calls the result a network trained on data shifted by u. It is not one (its KKT
-# residual is not zero, appendix D): both are shown, the rewritten network and one trained again.
+# Fig. 2b: data whose range the attacker does not know. The paper rewrites the biases of the first layer,
+# b -> b - <w, u>, and calls the result a network trained on data shifted by u. This is wrong, because the KKT
+# residual of the rewritten network is not zero (appendix D). We show the rewritten network and a network that
+# is retrained on shifted data.
 def shift(context: Context, amounts: tuple[float, ...] = (0.5, 5.0)) -> Outcome:
-    """No shift, and both kinds of shift by these amounts per pixel; no prior."""
+    """Attack networks on shifted data, by rewritten biases and by retraining, without a prior (Fig. 2b).
+
+    Args:
+        context: scale, device and cache of the run.
+        amounts: shifts per pixel, in addition to no shift.
+
+    Returns:
+        The rows of the table and the images of the picture.
+    """
     scale = context.scale
     split = context.split("cifar10", 100)
     data, n = split.train, len(split.train)
@@ -153,18 +182,21 @@ def shift(context: Context, amounts: tuple[float, ...] = (0.5, 5.0)) -> Outcome:
     plain = context.train(arch, data, steps=scale.training)
     cases = [("no shift", 0.0, plain.checkpoint)]
     for amount in amounts:
-        again = context.train(arch, data.replace(x=data.x + amount), steps=scale.training)
-        cases.append((f"rewrite {amount:g}", amount, rewritten(plain.checkpoint, amount)))
-        cases.append((f"retrain {amount:g}", amount, again.checkpoint))
+        retrained = context.train(arch, data.replace(x=data.x + amount), steps=scale.training)
+        cases.append((f"rewrite {amount:g}", amount, rewrite_biases(plain.checkpoint, amount)))
+        cases.append((f"retrain {amount:g}", amount, retrained.checkpoint))
     out = Outcome(details={"n": n, "rows": []})
     for name, amount, network in cases:
-        found = context.attack(network, Knowledge(shape=data.shape), config)
-        moved, held = (part.double() + amount for part in (data.x, split.holdout.x[:n]))
-        kkt, x = KKTSet.from_samples(network.copy_module(), moved, data.y), found.x.double()
+        reconstruction = context.attack(network, Knowledge(shape=data.shape), config)
+        moved, held = (images.double() + amount for images in (data.x, split.holdout.x[:n]))
+        kkt, x = (
+            KKTSet.from_samples(network.copy_module(), moved, data.y),
+            reconstruction.x.double(),
+        )
         row = {"name": name, "per_pixel": amount, "margin": kkt.margin}
         row["residual_at_data"] = kkt.residual
-        row["first_layer_residual"] = found.layers[:, -1, 0].sqrt().tolist()
-        row |= compare(x, found.run, moved, held)
+        row["first_layer_residual"] = reconstruction.layers[:, -1, 0].sqrt().tolist()
+        row |= compare_with_samples(x, reconstruction.run, moved, held)
         out.details["rows"].append(row)
         shift_rows(out, row)
         value, candidate = ncc(x, moved).max(0)
@@ -175,7 +207,12 @@ def shift(context: Context, amounts: tuple[float, ...] = (0.5, 5.0)) -> Outcome:
 
 
 def shift_rows(out: Outcome, row: dict[str, Any]) -> None:
-    """One case: how near, how unique, and whether mixtures explain it."""
+    """Add the rows of a case: similarity to samples, to mixtures of samples, and repeated samples.
+
+    Args:
+        out: outcome that receives the rows.
+        row: results of the case.
+    """
     name, moved = row["name"], row["name"].startswith("rewrite")
     printed = {0.5: "vague", 5.0: "fails"}.get(row["per_pixel"]) if moved else None
     for what, key, published in (
@@ -185,102 +222,170 @@ def shift_rows(out: Outcome, row: dict[str, Any]) -> None:
         ("NCC with the best mixture of five, median", "mixture_ncc", None),
     ):
         out.row(f"{name}: {what}", row[f"{key}_train"], published, row[f"{key}_holdout"])
-    note = "appendix D takes it for a network trained on shifted data" if moved else ""
-    zero, residual = 0.0 if moved else None, row["residual_at_data"]
-    out.row(f"{name}: KKT residual at the data", residual, zero, note=note)
-    repeated = f"{name}: repeats of a sample inside a restart"
-    says = "only by chance" if name == "no shift" else None
-    out.row(f"{repeated}, chance uniform", row["repeats"], says, row["repeats_by_chance"])
-    out.row(f"{repeated}, chance over restarts", row["repeats"], None, row["repeats_if_exchanged"])
+    note = "appendix D treats this network as trained on shifted data" if moved else ""
+    published_residual, residual = 0.0 if moved else None, row["residual_at_data"]
+    out.row(f"{name}: KKT residual at the data", residual, published_residual, note=note)
+    repeats_label = f"{name}: repeats of a sample inside a restart"
+    published_repeats = "only by chance" if name == "no shift" else None
+    out.row(
+        f"{repeats_label}, chance uniform",
+        row["repeats"],
+        published_repeats,
+        row["repeats_by_chance"],
+    )
+    out.row(
+        f"{repeats_label}, chance over restarts", row["repeats"], None, row["repeats_if_exchanged"]
+    )
 
 
 def row_space(weight: Tensor) -> Tensor:
-    """(d, r) right singular vectors of W1 above ``SEEN`` of the largest singular value."""
+    """Return the (d, r) right singular vectors of W1 above ``SEEN`` of the largest singular value."""
     _, sigma, rows = torch.linalg.svd(weight.double(), full_matrices=False)
     return rows[sigma > SEEN * sigma[0]].T
 
 
 def squares(theta: dict[str, Tensor]) -> dict[str, float]:
-    """Squared norm of every layer, weight and bias together."""
-    found: dict[str, float] = {}
+    """Return the squared norm of each layer, weight and bias together."""
+    squared_norms: dict[str, float] = {}
     for name, t in theta.items():
         layer = name.rpartition(".")[0]
-        found[layer] = found.get(layer, 0.0) + float(t.double().square().sum())
-    return found
+        squared_norms[layer] = squared_norms.get(layer, 0.0) + float(t.double().square().sum())
+    return squared_norms
 
 
 def five_best(x: Tensor, split: Split, basis: Tensor) -> dict[str, float]:
-    """Mean distance of the five best, raw and on row(W1), each beside held-out points."""
-    found = {}
+    """Compute the mean distance of the five best candidates, without and with projection on row(W1).
+
+    Args:
+        x: candidates.
+        split: training and held-out samples.
+        basis: (d, r) basis of row(W1).
+
+    Returns:
+        Distances from training and held-out samples, and mean norms of candidates, by name.
+    """
+    distances = {}
     held = split.holdout.x[: len(split.train)]
-    for name, part in {"raw": x, "projected": x @ basis @ basis.T}.items():
+    for name, candidates in {"raw": x, "projected": x @ basis @ basis.T}.items():
         for kind, samples in (("train", split.train.x), ("holdout", held)):
-            nearest = l2(part, samples.double()).amin(0)
-            found[f"five_best_{name}_{kind}"] = float(nearest.sort().values[:5].mean())
-        found[f"mean_norm_{name}"] = float(part.norm(dim=1).mean())
-    return found
+            nearest = l2(candidates, samples.double()).amin(0)
+            distances[f"five_best_{name}_{kind}"] = float(nearest.sort().values[:5].mean())
+        distances[f"mean_norm_{name}"] = float(candidates.norm(dim=1).mean())
+    return distances
 
 
 @torch.no_grad()
-def components(found: Any, run: int, checkpoint: Network, basis: Tensor) -> dict[str, float]:
-    """What lies outside row(W1): its share of the candidates, and ||D^T U|| over ||W1||."""
-    model, mine = checkpoint.double_module, found.run == run
+def measure_outside_components(
+    reconstruction: Any, run: int, checkpoint: Network, basis: Tensor
+) -> dict[str, float]:
+    """Measure the component U of the candidates outside row(W1).
+
+    Args:
+        reconstruction: result of an attack.
+        run: index of the restart.
+        checkpoint: network that was attacked.
+        basis: (d, r) basis of row(W1).
+
+    Returns:
+        The share of U in the norm of the candidates, and ||D^T U|| / ||W1||, where D are the weighted
+        gradients with respect to the inputs of the first layer's neurons.
+    """
+    model, in_run = checkpoint.double_module, reconstruction.run == run
     assert isinstance(model, MLP)
-    x, lam, labels = (part[mine].double() for part in (found.x, found.lam, found.labels))
+    x, lam, labels = (
+        tensor[in_run].double()
+        for tensor in (reconstruction.x, reconstruction.lam, reconstruction.labels)
+    )
     d, outside = model.signals(model.trace(x), (lam * labels)[:, None])[0], x - x @ basis @ basis.T
     over = float((d.T @ outside).norm() / checkpoint.theta[FIRST].double().norm())
     return {"outside_share": float(outside.norm() / x.norm()), "dtu_over_w1": over}
 
 
-def layer_residuals(found: Reconstruction, checkpoint: Network, run: int) -> dict[str, Any]:
-    """Squared residual of every layer at the end over its squared target, and their absolute sum."""
-    relative = dict(zip(found.layer_names, found.layers[run, -1].tolist(), strict=True))
+def layer_residuals(
+    reconstruction: Reconstruction, checkpoint: Network, run: int
+) -> dict[str, Any]:
+    """Return the final squared residual of each layer over its squared weights, and the objective.
+
+    Args:
+        reconstruction: result of an attack.
+        checkpoint: network that was attacked.
+        run: index of the restart.
+
+    Returns:
+        Relative squared residuals by layer, and the sum of the absolute squared residuals.
+    """
+    relative = dict(
+        zip(reconstruction.layer_names, reconstruction.layers[run, -1].tolist(), strict=True)
+    )
     sizes = squares(checkpoint.theta)
     total = sum(value * sizes[name] for name, value in relative.items())
     return {"relative_squared": relative, "objective": total}
 
 
-def rewritten(checkpoint: Network, amount: float) -> Network:
-    """b -> b - <w, u> with u the same in every pixel: the network that sees x + u as x."""
+def rewrite_biases(checkpoint: Network, amount: float) -> Network:
+    """Rewrite the biases b as b - <w, u>, so that the network treats x + u as x.
+
+    Args:
+        checkpoint: network with weights w and biases b in its first layer.
+        amount: value of the shift u in every pixel.
+
+    Returns:
+        The network with rewritten biases.
+    """
     bias = checkpoint.theta[BIAS] - amount * checkpoint.theta[FIRST].sum(1)
     return checkpoint.replace(theta={**checkpoint.theta, BIAS: bias})
 
 
-def compare(x: Tensor, run: Tensor, train_x: Tensor, held: Tensor) -> dict[str, Any]:
-    """Nearest samples, sparse nonnegative mixtures and repeats, held-out images beside each.
+def compare_with_samples(x: Tensor, run: Tensor, train_x: Tensor, held: Tensor) -> dict[str, Any]:
+    """Compare candidates with the nearest samples and mixtures of samples, and count repeated samples.
 
-    run: (m,) restart of every candidate; repeats are counted inside each one.
+    Args:
+        x: candidates.
+        run: (m,) restart of each candidate. Repeats are counted inside each restart.
+        train_x: training samples.
+        held: held-out samples, for the chance level.
+
+    Returns:
+        The results by name.
     """
     row: dict[str, Any] = {}
-    kept = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:100]
+    selected = torch.randperm(len(x), generator=torch.Generator().manual_seed(0))[:100]
     for kind, samples in (("train", train_x), ("holdout", held)):
-        distance, alike = l2(x, samples).amin(0), ncc(x, samples).amax(0)
+        distance, similarity = l2(x, samples).amin(0), ncc(x, samples).amax(0)
         row[f"five_best_l2_{kind}"] = float(distance.sort().values[:5].mean())
-        row[f"five_best_ncc_{kind}"] = float(alike.sort(descending=True).values[:5].mean())
-        row[f"above_0.8_{kind}"] = int((alike > MATCHED).sum())
+        row[f"five_best_ncc_{kind}"] = float(similarity.sort(descending=True).values[:5].mean())
+        row[f"above_0.8_{kind}"] = int((similarity > MATCHED).sum())
         atoms = standardize(samples.double())
-        fits = np.array([mixture(one, atoms) for one in standardize(x[kept])])
+        fits = np.array([mixture(candidate, atoms) for candidate in standardize(x[selected])])
         single, mixed = np.median(fits, 0).tolist()
         row |= {f"single_ncc_{kind}": single, f"mixture_ncc_{kind}": mixed}
     best, which = ncc(x, train_x).max(1)
     matched = best > MATCHED
-    return row | repeats(which[matched], run[matched], len(train_x))
+    return row | count_repeats(which[matched], run[matched], len(train_x))
 
 
-def repeats(which: Tensor, run: Tensor, n: int) -> dict[str, Any]:
-    """Matched candidates whose sample another candidate of the same restart matched before.
+def count_repeats(which: Tensor, run: Tensor, n: int) -> dict[str, Any]:
+    """Count candidates that match a sample which another candidate of the same restart also matches.
 
-    which, run: (k,) sample and restart of every matched candidate. Two chance levels, each summed
-    over restarts: every match hits one of all n samples alike, or which restart made a match is
-    exchangeable. The second keeps the samples that were found and how often, so a sample easily
-    found is no evidence against it; it says nothing (None) where fewer than two restarts matched.
+    There are two chance levels, each summed over restarts. The first one assumes that each match hits one of
+    the n samples with equal probability. The second one assumes that the restarts of the matches are
+    exchangeable. It keeps the number of matches of each sample, so that easy samples are no evidence. It is
+    None if fewer than two restarts have matches.
+
+    Args:
+        which: (k,) sample of each matched candidate.
+        run: (k,) restart of each matched candidate.
+        n: number of samples.
+
+    Returns:
+        The number of repeats and both chance levels, by name.
     """
-    groups = [which[run == one] for one in run.unique()]
+    groups = [which[run == restart] for restart in run.unique()]
     sizes, total = [len(group) for group in groups], len(which)
     times = which.unique(return_counts=True)[1].tolist()
 
     def distinct(size: int) -> float:
-        """Samples among ``size`` of the matches drawn without replacement."""
+        """Return the expected number of different samples in ``size`` matches drawn without replacement."""
         return sum(1 - math.comb(total - c, size) / math.comb(total, size) for c in times)
 
     exchanged = sum(size - distinct(size) for size in sizes) if len(sizes) > 1 else None
@@ -293,50 +398,63 @@ def repeats(which: Tensor, run: Tensor, n: int) -> dict[str, Any]:
 
 
 def mixture(x: Tensor, atoms: Tensor, size: int = 5) -> tuple[float, float]:
-    """NCC of x with its best single atom, and with its best mixture of up to ``size`` atoms.
+    """Compute the NCC of a candidate with its best single atom and its best mixture of atoms.
 
-    x: (d,), atoms: (n, d), both standardized, so that a constant shift drops out. Atoms are taken
-    greedily by their correlation with what is left and fitted by NNLS.
+    Atoms are chosen greedily by their correlation with the remainder, and fitted by nonnegative least
+    squares.
+
+    Args:
+        x: (d,) standardized candidate. Standardization removes a constant shift.
+        atoms: (n, d) standardized samples.
+        size: maximum number of atoms in a mixture.
+
+    Returns:
+        The NCC with the best atom, and the NCC with the best mixture.
     """
     target, matrix = x.numpy(), atoms.numpy()
     chosen: list[int] = []
-    values, left = [0.0], target
+    values, remainder = [0.0], target
     while len(chosen) < size:
-        gains = matrix @ left
+        gains = matrix @ remainder
         gains[chosen] = -np.inf
         if gains.max() <= 0:
             break
         chosen.append(int(gains.argmax()))
         fit = matrix[chosen].T @ nnls(matrix[chosen].T, target)[0]
-        left = target - fit
+        remainder = target - fit
         values.append(float(fit @ target / max(float(np.linalg.norm(fit)), 1e-12)))
     return values[min(1, len(values) - 1)], values[-1]
 
 
-# Every lemma and theorem of Refael et al. 2025 on a concrete network: printed, corrected, exact.
+# Every lemma and theorem of Refael et al. 2025 on a concrete network: printed, corrected and exact values.
 #
 # Theorem 9 in full: splitting sample l into x + a nu and x - b nu moves its margin m_l by +a s and -b s
-# with s = y_l <grad_x Phi, nu>, and everything follows exactly:
+# with s = y_l <grad_x Phi, nu>. The new margin p' and slack delta' follow exactly:
 #
 #     p' = min(p, m_l + a s, m_l - b s),    delta' = max over the new set of lam (m - p')
 #
-# Printed beside it: delta' <= delta + Dd if Dd < p, Dd = lam_l (a+b) C with
-# C = sum_{j active on x_l} |v_j| (eps + gamma |v_j| sum lam). That bound is not one (delta' reached 2.25
-# times it, and Dd < p compares different units). What does hold, since p - p' <= max(a, b) C:
+# The paper prints: delta' <= delta + Dd if Dd < p, Dd = lam_l (a+b) C with
+# C = sum_{j active on x_l} |v_j| (eps + gamma |v_j| sum lam). This bound is false (delta' reached 2.25
+# times the bound, and Dd < p compares different units). This bound holds, since p - p' <= max(a, b) C:
 #
 #     delta' <= delta + max(a, b) C max_i lam_i
 #
 # with equality at an exact point whose samples all have the same <nu, x_i> and share one neuron.
-# what, exact, printed, corrected, note
+# A row has the columns: what, exact, printed, corrected, note.
 Rows = Iterator[tuple[str, float, float | None, float | None, str]]
 
 
 @dataclass(frozen=True)
 class SplitLevels:
-    """Levels before and after a split: exact, as printed, and a bound that holds.
+    """Margin p and slack delta before and after a split, with the printed and the corrected bound.
 
-    printed: delta + Dd, or None where its condition Dd < p fails; bound: the corrected one; both need
-    a two-layer network and are None for others.
+    Attributes:
+        margin_before: margin p before the split.
+        margin_after: margin p' after the split.
+        delta_after: slack delta' after the split.
+        printed: the printed bound delta + Dd, or None if its condition Dd < p fails or if the network
+            does not have two layers.
+        bound: the corrected bound, or None if the network does not have two layers.
     """
 
     margin_before: float
@@ -347,7 +465,18 @@ class SplitLevels:
 
 
 def split_levels(kkt: KKTSet, i: int, direction: Tensor, alpha: float, beta: float) -> SplitLevels:
-    """Exact p' and delta' of a split that stays inside its pattern, and the published bound."""
+    """Compute the exact margin p' and slack delta' after a split, and the published bound.
+
+    Args:
+        kkt: KKT set.
+        i: index of the sample that is split. The split must stay inside its activation pattern.
+        direction: direction nu of the split.
+        alpha: length of the split along nu.
+        beta: length of the split against nu.
+
+    Returns:
+        The exact values and the bounds.
+    """
     _check_binary(kkt)
     after = kkt.split(i, direction, alpha, beta)
     levels = (kkt.margin, after.margin, kkt.delta, after.delta)
@@ -364,10 +493,10 @@ def split_levels(kkt: KKTSet, i: int, direction: Tensor, alpha: float, beta: flo
 
 @dataclass(frozen=True)
 class BudgetCertificates:
-    """The published bounds on a split of one sample beside the exact budget; lengths, |nu| = 1.
+    """The published bounds on the length of a split of one sample, and the exact budget, for |nu| = 1.
 
-    They bound |<w_j, nu>| of a two-layer network by what stationarity says about w_j, with gamma =
-    max_i |<nu, x_i>|; printed with a one-sided gamma = max_i <nu, x_i> all of them are false:
+    The bounds follow from |<w_j, nu>| of a two-layer network, which stationarity limits, with gamma =
+    max_i |<nu, x_i>|. The paper prints a one-sided gamma = max_i <nu, x_i>, for which all bounds are false:
 
         Theorem 5 as printed   min_j |pre_j| / (gamma sum_i lam_i)              false where |v_j| > 1
         Theorem 5 corrected    min_j |pre_j| / (gamma |v_j| sum_{i active on j} lam_i)
@@ -375,9 +504,16 @@ class BudgetCertificates:
 
     (|pre_j| = |D_j| |w_j|, D_j the signed distance to the neuron's hyperplane.)
 
-    theorem5_printed, theorem5_corrected: for an exact KKT point (eps = 0); theorem8: for an eps-KKT
-    point; one_sided: Theorem 8 with the printed gamma = max_i <nu, x_i>; exact: the smaller one-sided
-    budget. A certificate is valid where it does not exceed the exact budget.
+    A certificate is valid if it does not exceed the exact budget.
+
+    Attributes:
+        theorem5_printed: Theorem 5 as printed, for an exact KKT point (eps = 0).
+        theorem5_corrected: Theorem 5 corrected, for an exact KKT point.
+        theorem8: Theorem 8, for an eps-KKT point.
+        one_sided: Theorem 8 with the printed gamma = max_i <nu, x_i>.
+        exact: exact budget, the smaller one of the two directions nu and -nu.
+        gamma: max_i |<nu, x_i>|.
+        eps: norm of the KKT residual.
     """
 
     theorem5_printed: float
@@ -389,12 +525,12 @@ class BudgetCertificates:
     eps: float
 
     def valid(self, name: str) -> bool:
-        """Whether the named bound keeps its promise here (to rounding)."""
+        """Return True if the named bound does not exceed the exact budget, up to rounding."""
         return bool(getattr(self, name) <= self.exact * (1 + 1e-12))
 
     @property
     def invalid(self) -> tuple[str, ...]:
-        """Names of the bounds that promise more than there is."""
+        """Names of the bounds that exceed the exact budget."""
         names = ("theorem5_printed", "theorem5_corrected", "theorem8", "one_sided")
         return tuple(name for name in names if not self.valid(name))
 
@@ -403,7 +539,19 @@ class BudgetCertificates:
 def budget_certificates(
     model: MLP, x: Tensor, lam: Tensor, i: int, direction: Tensor, eps: float = 0.0
 ) -> BudgetCertificates:
-    """Certificates for splitting sample i of a binary two-layer network. x: (n, d); lam: (n,)."""
+    """Compute the published bounds and the exact budget for splitting a sample.
+
+    Args:
+        model: binary network with two layers.
+        x: (n, d) samples.
+        lam: (n,) multipliers.
+        i: index of the sample that is split.
+        direction: direction nu of the split.
+        eps: norm of the KKT residual.
+
+    Returns:
+        The bounds and the exact budget.
+    """
     v = two_layer_weights(model)
     nu = unit(direction)
     flat = x.flatten(1)
@@ -427,52 +575,83 @@ def budget_certificates(
 
 
 def two_layer_weights(model: nn.Module) -> Tensor:
-    """(h,) output weights v of a two-layer MLP with one output; the printed theorems need one."""
+    """Return the output weights of a two-layer MLP with one output, which the printed theorems require.
+
+    Args:
+        model: the network.
+
+    Returns:
+        (h,) output weights v.
+
+    Raises:
+        HypothesisError: if the network is not a two-layer MLP with one output.
+    """
     chain = dense_chain(model)
     if chain is None or len(chain.linears) != 2 or chain.linears[1].out_features != 1:
         raise HypothesisError(
             "depth",
-            "Theorems 5, 8 and 9 are stated for two-layer networks with one output; this is another.",
-            "Use compute_exact_budgets, which hold for any depth.",
+            "Theorems 5, 8 and 9 need a two-layer network with one output; this network is a different one.",
+            "Use compute_exact_budgets, which works for any depth.",
         )
     return chain.linears[1].weight.detach()[0]
 
 
 def _ratio(above: Tensor, below: Tensor) -> float:
-    """min above / below; nothing below, or less, means nothing in the way."""
+    """Return the minimum of above / below over positive entries of below, or infinity if there are none."""
     held = below > 0
     return float((above[held] / below[held]).min()) if held.any() else math.inf
 
 
 def largest_split(kkt: KKTSet, i: int, direction: Tensor, delta: float) -> float:
-    """The inverse of Theorem 9: the longest symmetric split of sample i that an attacker cannot rule
-    out who knows delta' <= delta; never beyond the exact budget. 0 where none is allowed.
+    """Return the longest symmetric split of a sample that keeps the slack delta' <= delta.
 
-    With a = b = t both halves have multiplier lam/2 and margins m +- t|s|, and every term of delta'
-    grows with t, so each gives one bound on t in closed form.
+    This inverts Theorem 9. An attacker who knows delta' <= delta cannot rule out this split. With lengths
+    a = b = t, both halves have multiplier lam/2 and margins m +- t|s|. Each term of delta' grows with t and
+    therefore gives a bound on t in closed form.
+
+    Args:
+        kkt: KKT set with binary labels.
+        i: index of the sample that is split.
+        direction: direction of the split.
+        delta: largest slack after the split.
+
+    Returns:
+        The length t, at most the exact budget. It is 0 if no split is possible.
     """
     margins, lam, nu = _check_binary(kkt)[:, 0], kkt.lam, unit(direction)
     budget = float(kkt.budgets(nu, torch.tensor([i])).least[0])
     p, m = float(margins.min()), float(margins[i])
     s = abs(float(kkt.gradients[i, 0] @ nu))
-    others = torch.arange(len(lam)) != i
-    # Of the other samples, whose slack grows once p' falls below p:
-    rest = (lam[others] * (margins[others] - p)).amax() if others.any() else torch.tensor(0.0)
+    is_other = torch.arange(len(lam)) != i
+    # Largest slack of the other samples at the margin p:
+    max_slack_of_others = (
+        (lam[is_other] * (margins[is_other] - p)).amax() if is_other.any() else torch.tensor(0.0)
+    )
     rounding = 1e-12 * float(lam.max() * margins.abs().max())
-    if max(float(rest), float(lam[i]) / 2 * (m - p)) > delta + rounding:
+    if max(float(max_slack_of_others), float(lam[i]) / 2 * (m - p)) > delta + rounding:
         return 0.0
     if s <= 1e-14 * float(kkt.gradients[i, 0].norm()):
         return budget
-    used = others & (lam > 0)
+    used = is_other & (lam > 0)
     bounds = (m - margins[used] + delta / lam[used]) / s
-    own = (2 * delta / float(lam[i]) - (m - p)) / s  # while p' = p
-    if own > (m - p) / s:  # p' = m - t s from here on
-        own = delta / (float(lam[i]) * s)
-    return max(0.0, min([budget, own, *bounds.tolist()]))
+    own_bound = (2 * delta / float(lam[i]) - (m - p)) / s  # valid while p' = p
+    if own_bound > (m - p) / s:  # beyond this length, p' = m - t s
+        own_bound = delta / (float(lam[i]) * s)
+    return max(0.0, min([budget, own_bound, *bounds.tolist()]))
 
 
 def kkt_loss(kkt: KKTSet, power: int = 1, g1: float = 1.0, g2: float = 1.0) -> float:
-    """L_KKT of Definition 1: g1 ||r||^power + g2 sum_i max(-lam_i, 0); Haim et al. 2022 have power 2."""
+    """Compute L_KKT of Definition 1, g1 ||r||^power + g2 sum_i max(-lam_i, 0).
+
+    Args:
+        kkt: samples and multipliers lam with the KKT residual r.
+        power: exponent of the residual, 2 in Haim et al. 2022.
+        g1: weight of the residual.
+        g2: weight of negative multipliers.
+
+    Returns:
+        The loss.
+    """
     size = kkt.residual * norm(kkt.target)
     return g1 * size**power + g2 * float((-kkt.lam).clamp(min=0).sum())
 
@@ -480,13 +659,13 @@ def kkt_loss(kkt: KKTSet, power: int = 1, g1: float = 1.0, g2: float = 1.0) -> f
 def _check_binary(kkt: KKTSet) -> Tensor:
     if kkt.task != "binary" or kkt.margins is None:
         raise HypothesisError(
-            "label", "Theorem 9 is about binary labels and their margins.", "Compare KKTSet.delta."
+            "label", "Theorem 9 needs binary labels and their margins.", "Compare KKTSet.delta."
         )
     return kkt.margins
 
 
 def _sensitivity(kkt: KKTSet, model: MLP, i: int, direction: Tensor) -> float:
-    """C: bound on |<grad_x Phi, nu>| at sample i from stationarity alone."""
+    """Return C, the bound on |<grad_x Phi, nu>| at sample i that follows from stationarity."""
     v, nu = two_layer_weights(model).abs(), unit(direction)
     eps = kkt.residual * norm(kkt.target)
     gamma = float((kkt.x.flatten(1) @ nu).abs().max())
@@ -495,18 +674,18 @@ def _sensitivity(kkt: KKTSet, model: MLP, i: int, direction: Tensor) -> float:
 
 
 def theorems(context: Context) -> Outcome:
-    """The table; every entry is computed here, none is quoted from the theory page."""
-    network = "12-2-1 on 6 samples, closed form; others are named in the notes of a row"
+    """Compute the table of all theorems. No entry is copied from the theory page."""
+    network = "12-2-1 on 6 samples, closed form; the notes of a row name any other network"
     out = Outcome(details={"network": network})
-    parts = (_threshold, _merging, _splitting, _budgets, _perturbed, _levels, _singular, _shifted)
-    for part in parts:
-        for what, exact, printed, corrected, note in part(relu_point()):
+    checks = (_threshold, _merging, _splitting, _budgets, _perturbed, _levels, _singular, _shifted)
+    for check in checks:
+        for what, exact, printed, corrected, note in check(relu_point()):
             out.row(what, exact, printed, corrected=corrected, note=note)
     return out
 
 
 def _threshold(point: ExactPoint) -> Rows:
-    """Theorem 1: a mean logistic loss below 1/n does not separate; below ln2/n it does."""
+    """Theorem 1: a mean logistic loss below ln2/n implies separation, a loss below 1/n does not."""
     base = steep_point()
     x = torch.stack([30 * base.x[0], 0.2 * base.x[0]])
     margins = base.model(x)[:, 0].detach() * torch.tensor([1.0, -1.0]).double() * base.y[0]
@@ -517,7 +696,7 @@ def _threshold(point: ExactPoint) -> Rows:
 
 
 def _merging(point: ExactPoint) -> Rows:
-    """Lemma 2 in one pattern, Lemma 6 across patterns."""
+    """Lemma 2 for a merge in one activation pattern, and Lemma 6 for a merge across patterns."""
     residual = point.set.merge(0, 1).residual
     yield "Lemma 2: residual after a merge in one pattern", residual, 0.0, 0.0, ""
     other, pair = relu_point(groups=4, size=2), [0, 4]  # groups 0 and 2: one label, two patterns
@@ -527,75 +706,94 @@ def _merging(point: ExactPoint) -> Rows:
         mean = share * other.x[pair[0]] + (1 - share) * other.x[pair[1]]
         merged = KKTSet.from_samples(other.model, torch.cat([other.x[keep], mean[None]]), y)
         best = min(best, merged.residual)
-    note = "the best over the merged sample's place and all multipliers >= 0; network 12-4-1"
+    note = "the smallest over positions of the merged sample and multipliers >= 0; network 12-4-1"
     yield "Lemma 6: residual after a merge across two patterns", best, 0.0, best, note
 
 
 def _splitting(point: ExactPoint) -> Rows:
-    """Lemma 3 / 7: the residual stays; the margin only along directions orthogonal to grad_x Phi.
-    Theorem 4 needs no two layers.
-    """
-    given, some, nu = point.set, torch.tensor([0]), unit(normal(12))
-    length = min(1.0, 0.5 * float(given.budgets(nu, some).least[0]))
-    free = given.split(0, nu, length)
-    kept = given.split(0, given.directions("tangent", some)[0], 0.1)
-    yield "Lemma 3: residual after a split along a random direction", free.residual, 0.0, 0.0, ""
-    change, note = length * abs(float(given.gradients[0, 0] @ nu)), "alpha |<grad_x Phi, nu>|"
-    falls = [1 - float(split.margin or 0) for split in (free, kept)]
+    """Lemmas 3 and 7 and Theorem 4: a split keeps the residual, and the margin if nu _|_ grad_x Phi."""
+    kkt, samples, nu = point.set, torch.tensor([0]), unit(normal(12))
+    length = min(1.0, 0.5 * float(kkt.budgets(nu, samples).least[0]))
+    free_split = kkt.split(0, nu, length)
+    tangent_split = kkt.split(0, kkt.directions("tangent", samples)[0], 0.1)
+    yield (
+        "Lemma 3: residual after a split along a random direction",
+        free_split.residual,
+        0.0,
+        0.0,
+        "",
+    )
+    change, note = length * abs(float(kkt.gradients[0, 0] @ nu)), "alpha |<grad_x Phi, nu>|"
+    falls = [1 - float(split.margin or 0) for split in (free_split, tangent_split)]
     yield "Lemma 7: fall of the margin after that split", falls[0], 0.0, change, note
     yield "Lemma 7: the same, nu orthogonal to grad_x Phi", falls[1], 0.0, 0.0, ""
-    far = given.far_set(1000.0)
-    note = f"distance {given.distance(far):.6g}, margin {far.margin:.6g}, full KKT set: "
-    note += "yes" if far.is_full_kkt_set else "no"
-    yield "Theorem 4: residual of a set farther away than 1000", far.residual, 0.0, 0.0, note
+    distant_set = kkt.far_set(1000.0)
+    note = (
+        f"distance {kkt.distance(distant_set):.6g}, margin {distant_set.margin:.6g}, full KKT set: "
+    )
+    note += "yes" if distant_set.is_full_kkt_set else "no"
+    yield (
+        "Theorem 4: residual of a set farther away than 1000",
+        distant_set.residual,
+        0.0,
+        0.0,
+        note,
+    )
 
 
 def _budgets(point: ExactPoint) -> Rows:
-    """Theorem 5, where an output weight exceeds one."""
+    """Theorem 5 for a network with an output weight above one."""
     steep = steep_point(0.05)
-    given, nu = steep.set, steep.model.linears[0].weight[0].detach()
-    found = [budget_certificates(steep.model, given.x, given.lam, i, nu) for i in range(len(given))]
-    i = max(range(len(found)), key=lambda k: found[k].theorem5_printed / found[k].exact)
-    printed, corrected = found[i].theorem5_printed, found[i].theorem5_corrected
-    beyond = given.split(i, nu, 0.99 * printed, check=False).residual
+    kkt, nu = steep.set, steep.model.linears[0].weight[0].detach()
+    certificates = [
+        budget_certificates(steep.model, kkt.x, kkt.lam, i, nu) for i in range(len(kkt))
+    ]
+    i = max(
+        range(len(certificates)),
+        key=lambda k: certificates[k].theorem5_printed / certificates[k].exact,
+    )
+    printed, corrected = certificates[i].theorem5_printed, certificates[i].theorem5_corrected
+    beyond = kkt.split(i, nu, 0.99 * printed, check=False).residual
     largest = float(two_layer_weights(steep.model).abs().max())
     note = f"|v| = {largest:.3g}; a split the printed budget allows has residual {beyond:.2g}"
-    yield "Theorem 5: budget of a split", found[i].exact, printed, corrected, note
+    yield "Theorem 5: budget of a split", certificates[i].exact, printed, corrected, note
 
 
 def _perturbed(point: ExactPoint) -> Rows:
     """Theorem 8 and Lemma 14 at an eps-KKT point, and Theorem 8 with the printed gamma."""
     model, nu = noisy(point.model, 0.05, seed=3), unit(normal(12, seed=1))
-    given = KKTSet.from_samples(model, point.x, point.y, point.lam)
-    eps = given.residual * norm(given.target)
+    kkt = KKTSet.from_samples(model, point.x, point.y, point.lam)
+    eps = kkt.residual * norm(kkt.target)
     sound = budget_certificates(model, point.x, point.lam, 0, nu, eps)
     what, note = "Theorem 8: budget at an eps-KKT point", f"eps = {eps:.3g}, two-sided gamma"
     yield what, sound.exact, sound.theorem8, sound.theorem8, note
     along = (normal(12, seed=seed) for seed in range(40))
     tried = itertools.product(along, range(len(point.x)))
     sides = [budget_certificates(point.model, point.x, point.lam, k, nu) for nu, k in tried]
-    false = max(sides, key=lambda one: one.one_sided / one.exact)
+    false = max(sides, key=lambda certificates: certificates.one_sided / certificates.exact)
     what, note = "Theorem 8 with the printed one-sided gamma", "worst of 240 directions and samples"
     yield what, false.exact, false.one_sided, false.theorem8, note
     along, v = (model.linears[0].weight @ nu).abs().detach(), two_layer_weights(model).abs()
     bounds = eps + float((point.x @ nu).abs().max()) * v * point.lam.sum()
     j = int((along / bounds).argmax())
-    bound, note = float(bounds[j]), "the neuron nearest its bound"
+    bound, note = float(bounds[j]), "for the neuron closest to its bound"
     yield "Lemma 14: |<w_j, nu>|", float(along[j]), bound, bound, note
 
 
 def _levels(point: ExactPoint) -> Rows:
-    """Theorem 9: what a split does to delta and to the margin; the split that breaks it most."""
+    """Theorem 9: slack delta and margin after the split that violates the printed bound most."""
     steep = steep_point(0.5).set
     least, nu = int(steep.lam.argmin()), steep.gradients[0, 0]
     reach = 0.05 * float(steep.budgets(unit(nu)).least[least])
     lengths = [share * reach for share in (0.02, 0.1, 0.5, 1.0)]
     tried = [split_levels(steep, least, nu, a, b) for a in lengths for b in lengths]
-    stated = [found for found in tried if found.printed is not None]
-    found = max(stated, key=lambda one: one.delta_after / float(one.printed or 1))
-    yield "Theorem 9: delta after a split", found.delta_after, found.printed, found.bound, ""
-    what, note = "Theorem 9: margin after that split", "condition (b) is stated at that before"
-    yield what, found.margin_after, found.margin_before, found.margin_after, note
+    stated = [levels for levels in tried if levels.printed is not None]
+    levels = max(
+        stated, key=lambda candidate: candidate.delta_after / float(candidate.printed or 1)
+    )
+    yield "Theorem 9: delta after a split", levels.delta_after, levels.printed, levels.bound, ""
+    what, note = "Theorem 9: margin after that split", "condition (b) uses the margin before"
+    yield what, levels.margin_after, levels.margin_before, levels.margin_after, note
 
 
 def _singular(point: ExactPoint) -> Rows:
@@ -609,19 +807,19 @@ def _singular(point: ExactPoint) -> Rows:
 
 
 def _shifted(point: ExactPoint) -> Rows:
-    """Appendix D: rewriting the biases is not training on shifted data."""
-    weight, bias = (part.detach() for part in point.model.linears[0].parameters())
+    """Appendix D: rewriting the biases is not the same as training on shifted data."""
+    weight, bias = (parameter.detach() for parameter in point.model.linears[0].parameters())
     for length in (0.1, 0.5, 5.0):
         u = length * torch.ones(12, dtype=torch.float64) / math.sqrt(12)
         moved = copy.deepcopy(point.model)
         moved.linears[0].bias.data.sub_(weight @ u)
-        given = KKTSet.from_samples(moved, point.x + u, point.y, point.lam)
+        kkt = KKTSet.from_samples(moved, point.x + u, point.y, point.lam)
         formula = math.hypot(float(bias.norm()) * length, float((weight @ u).norm()))
         note = (
             f"refitted multipliers: {KKTSet.from_samples(moved, point.x + u, point.y).residual:.3g}"
         )
         what = f"Appendix D: residual after a shift of norm {length:g}"
-        yield what, given.residual, 0.0, formula / norm(given.target), note
+        yield what, kkt.residual, 0.0, formula / norm(kkt.target), note
 
 
 _KEYS = "five_best_raw_train five_best_projected_train objective"

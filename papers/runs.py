@@ -1,8 +1,8 @@
-"""What figures are made of: three sizes, kept work, victims, attacks, one scored run on images, and what
-a figure found: rows of published against measured, and all that its picture is drawn from.
+"""Shared tools of the reproductions: scales, cached victims and attacks, scored runs, and outcomes.
 
-Experiments are written down at the paper's size; a scale says what each of their numbers becomes.
-Victims and attacks are kept in files named by the hash of everything that decided them.
+Experiments are defined at the size of the paper, and a ``Scale`` translates each number. Trained victims and
+attacks are cached in files that are named by the hash of all their inputs. An ``Outcome`` holds the rows of
+measured and published numbers, and the arrays that the picture of a figure is drawn from.
 """
 
 from __future__ import annotations
@@ -46,26 +46,39 @@ from residuum.training.methods import LOSSES, choose_loss
 RESULT, ARRAYS, PICTURE, TABLE = "result.json", "arrays.npz", "figure.png", "table.md"
 COLUMNS = ("published", "corrected", "measured", "chance")
 Array = np.ndarray[Any, Any]
-SHOWN = 45  # images of a published grid
-SUBSETS = 300
+GRID_IMAGES = 45  # number of images in a published grid
+SUBSETS = (
+    300  # number of random subsets of the held-out set from which the chance level is estimated
+)
 TEST_SAMPLES = {"mnist": 10_000, "cifar10": 8_000}  # the balanced test sets of Haim et al. 2022
 HIGH_DIGITS = ("5", "6", "7", "8", "9")
 OURS = Auto(steps=6000, restarts=2)
-UNMIXED = 200  # training samples up to which unmixed images are pooled with the attack's candidates
-RELEASED = {  # the released runs of Haim et al. 2022 by dataset; their candidates are pooled
+# The candidates of unmixing are added to those of the attack up to this number of training samples.
+MAX_UNMIX_SAMPLES = 200
+RELEASED = {  # presets of the released runs of Haim et al. 2022 by dataset; their candidates are combined
     "cifar10": ("haim2022-cifar-b9dfyspx", "haim2022-cifar-k60fvjdy"),
     "mnist": ("haim2022-mnist-kcf9bhbi", "haim2022-mnist-rbijxft7"),
 }
 R = TypeVar("R", bound=Record)
 Settings = dict[str, Any]
-Arms = dict[str, tuple[list[Attack], Settings]]  # pooled attacks, facts granted
+Arms = dict[
+    str, tuple[list[Attack], Settings]
+]  # attacks whose candidates are combined, and additional attacker knowledge
 
 
 @dataclass(frozen=True)
 class Scale:
-    """samples: training samples by the paper's number; width: share of a hidden layer; training,
-    descent: margin steps, and gradient steps at most, with lr times ``rate``; steps: share of an
-    attack's steps; restarts: at most.
+    """Translation of the numbers of a paper to a smaller size.
+
+    Attributes:
+        name: name of the scale.
+        samples: number of training samples by the number in the paper.
+        width: factor of the widths of hidden layers.
+        training: number of steps of training to the maximum margin.
+        descent: maximum number of steps of gradient descent.
+        rate: factor of the learning rate of gradient descent.
+        steps: factor of the number of steps of an attack.
+        restarts: maximum number of restarts of an attack.
     """
 
     name: str
@@ -78,15 +91,15 @@ class Scale:
     restarts: int
 
     def n(self, paper: int) -> int:
-        """Training samples where the paper has so many."""
+        """Return the number of training samples for the number in the paper."""
         return self.samples.get(paper, paper)
 
     def hidden(self, paper: tuple[int, ...]) -> tuple[int, ...]:
-        """Widths where the paper has these."""
+        """Return the widths of the hidden layers for the widths in the paper."""
         return tuple(max(24, round(self.width * h)) for h in paper)
 
     def attack_steps(self, paper: int) -> int:
-        """Steps of an attack where the paper's has so many."""
+        """Return the number of steps of an attack for the number in the paper."""
         return max(100, round(self.steps * paper))
 
 
@@ -101,7 +114,7 @@ SCALES = {
 
 @dataclass(frozen=True, eq=False)
 class Victim(Record):
-    """A trained network with its initial weights and how training went."""
+    """A trained network with its initial weights and a summary of the training."""
 
     checkpoint: Network
     theta0: dict[str, Tensor]
@@ -110,8 +123,15 @@ class Victim(Record):
 
 @dataclass(frozen=True)
 class Context:
-    """What a figure is given. cache: folder of kept work; root: folder of MNIST and CIFAR; seed: 0 takes
-    the first samples, as the papers do; visible: whether somebody watches.
+    """Scale, folders, device and seed of the run of a figure.
+
+    Attributes:
+        scale: scale of the experiments.
+        cache: folder of cached victims and attacks.
+        device: device of training and attacks.
+        root: folder of MNIST and CIFAR.
+        seed: seed of the choice of samples. Seed 0 takes the first samples, as the papers do.
+        visible: whether progress is displayed.
     """
 
     scale: Scale
@@ -123,57 +143,88 @@ class Context:
 
     @property
     def fast(self) -> str:
-        """What attacks compute in: TF32 on a GPU, where it was measured to change no count."""
+        """Data type of attacks: TF32 on a GPU, where we measured that it changes no count."""
         return "tf32" if self.device.startswith("cuda") else "float32"
 
     @property
     def bundled(self) -> bool:
-        """Whether bundled digits stand for MNIST and CIFAR."""
+        """Whether bundled digits replace MNIST and CIFAR."""
         return self.scale.name == "tiny" or (self.scale.name == "small" and self.root is None)
 
     @property
     def suffix(self) -> str:
-        """What a figure's folder is called by beside its name: another size or seed is another result."""
+        """Suffix of the folder of a figure, which names its scale and seed."""
         images = "" if self.bundled else "-images"
         scale = "" if self.scale.name == "paper" else f"-{self.scale.name}{images}"
         return scale + (f"-seed{self.seed}" if self.seed else "")
 
     def split(self, data: str, paper: int, task: str = "binary", seed: int = 0) -> Split:
-        """Training and held-out samples of an experiment; bundled digits stand for data not there."""
+        """Load training and held-out samples. Bundled digits replace missing data.
+
+        Args:
+            data: mnist or cifar10.
+            paper: number of training samples in the paper.
+            task: binary, multiclass or regression.
+            seed: seed of the choice of samples, 0 for the seed of the run.
+
+        Returns:
+            The training and held-out samples.
+
+        Raises:
+            DataError: if the data cannot be loaded.
+        """
         n = self.scale.n(paper)
         n = max(10, n - n % 10) if task == "multiclass" else n
         options: Settings = {"seed": seed or self.seed or None, "task": task}
         if self.bundled:
-            if data == "cifar10" and task != "multiclass":  # so that two datasets stay two
+            if (
+                data == "cifar10" and task != "multiclass"
+            ):  # so that the replacement of CIFAR differs from that of MNIST
                 options["positive"] = HIGH_DIGITS
             return rs.load_dataset("digits", n, **options)
         options["root"] = self.root
-        with suppress(DataError):  # files may hold part of the test set only
+        with suppress(DataError):  # fails if the files hold only a part of the test set
             return rs.load_dataset(data, n, holdout=TEST_SAMPLES[data], **options)
         try:
             return rs.load_dataset(data, n, **options)
-        except DataError as problem:  # the option is called otherwise here
+        except DataError as problem:  # this program calls the option --root
             remedy = problem.remedy.replace("root= or ", "").replace("root=, ", "")
             raise DataError(problem.message, remedy.replace("--data-root", "--root")) from problem
 
-    def kept(self, cls: type[R], make: Callable[[Path], R], *decided: Any) -> R:
-        """The record that ``decided`` leads to, made unless it was before.
+    def load_or_make(self, cls: type[R], make: Callable[[Path], R], *decided: Any) -> R:
+        """Load a record from the cache, or make and save it.
 
-        make: gets a path, x.partial, where unfinished work may be kept, there and in x.partial*, so that
-            it goes on after an interrupt.
+        Args:
+            cls: class of the record.
+            make: function that makes the record. It receives a path x.partial. Unfinished work may be
+                saved in files x.partial*, so that it resumes after an interrupt.
+            *decided: all inputs that determine the record.
+
+        Returns:
+            The record.
         """
         path = self.cache / cls.__name__.lower() / f"{digest(*decided)[:32]}.safetensors"
         if path.is_file():
             return cls.load(path)
-        with alone(path.with_suffix(".lock")):
+        with lock_file(path.with_suffix(".lock")):
             if not path.is_file():
                 make(path.with_suffix(".partial")).save(path)
-                for left in path.parent.glob(f"{path.stem}.partial*"):
-                    left.unlink()
+                for partial_path in path.parent.glob(f"{path.stem}.partial*"):
+                    partial_path.unlink()
         return cls.load(path)
 
     def train(self, arch: str, data: Dataset, task: str = "binary", **settings: Any) -> Victim:
-        """Train on ``data``, or take the network that was trained on just that before."""
+        """Train a network, or load it from the cache.
+
+        Args:
+            arch: architecture.
+            data: training samples.
+            task: binary, multiclass or regression.
+            **settings: settings of the training.
+
+        Returns:
+            The victim.
+        """
         config = TrainingConfig(**{"dtype": "float32", "seed": self.seed, **settings})
 
         def make(partial: Path) -> Victim:
@@ -192,71 +243,133 @@ class Context:
             summary |= {"seconds": time.monotonic() - start, **state.history[-1]}
             return Victim(make_release(state, arch, data, task), state.theta0, summary)
 
-        return self.kept(Victim, make, arch, task, config.to_json(), data.x, data.y)
+        return self.load_or_make(Victim, make, arch, task, config.to_json(), data.x, data.y)
 
-    def attack(self, target: Network, known: Knowledge, config: Attack) -> Reconstruction:
-        """Attack, or take what the same attack brought back before; what is known is not kept."""
+    def attack(self, target: Network, knowledge: Knowledge, config: Attack) -> Reconstruction:
+        """Attack a network, or load the result from the cache. The cache omits the attacker knowledge.
+
+        Args:
+            target: network that is attacked.
+            knowledge: attacker knowledge.
+            config: settings of the attack.
+
+        Returns:
+            The reconstruction.
+        """
 
         def make(partial: Path) -> Reconstruction:
-            there = config.changed(device=self.device)
+            device_config = config.changed(device=self.device)
             with attack_progress(self.visible) as watch:
-                found = rs.attack(target, known, there, state_path=partial, watch=watch)
-            return found.replace(knowledge=Knowledge())
+                reconstruction = rs.attack(
+                    target, knowledge, device_config, state_path=partial, watch=watch
+                )
+            return reconstruction.replace(knowledge=Knowledge())
 
-        return self.kept(Reconstruction, make, *attack_identity(target, known, config))
+        return self.load_or_make(Reconstruction, make, *attack_identity(target, knowledge, config))
 
 
 @contextmanager
-def alone(path: Path) -> Iterator[None]:
-    """One process at a time: another that wants the same work waits, and then finds it done."""
+def lock_file(path: Path) -> Iterator[None]:
+    """Hold a lock file. Other processes that want the same record wait until it is in the cache."""
     with make_directory(path.parent).joinpath(path.name).open("w") as handle:
         fcntl.flock(handle, fcntl.LOCK_EX)
         yield
     path.unlink(missing_ok=True)
 
 
-def attack_identity(target: Network, known: Knowledge, config: Attack) -> list[Any]:
-    """What decides an attack: weights, what is known, settings; not the device.
+def attack_identity(target: Network, knowledge: Knowledge, config: Attack) -> list[Any]:
+    """Return all inputs that determine the result of an attack. The device is not one of them.
 
-    Settings are those that the attack chooses where none are said: with other defaults it is another.
+    Settings include the defaults that the attack chooses. If a default changes, the identity changes.
+
+    Args:
+        target: network that is attacked.
+        knowledge: attacker knowledge.
+        config: settings of the attack.
+
+    Returns:
+        Architecture, digest of the knowledge, settings and weights.
     """
-    said = config.resolve_settings(target, known).to_json()
-    settings = {k: v for k, v in said.items() if k != "device"}
-    return [target.arch, known.digest, settings, *target.theta.values()]
+    all_settings = config.resolve_settings(target, knowledge).to_json()
+    settings = {k: v for k, v in all_settings.items() if k != "device"}
+    return [target.arch, knowledge.digest, settings, *target.theta.values()]
 
 
 def mlp(data: Dataset, hidden: tuple[int, ...], outputs: int = 1, bias: str = "first") -> str:
-    """The architecture of a network on these samples."""
+    """Return the architecture of an MLP for samples of this shape.
+
+    Args:
+        data: samples.
+        hidden: widths of the hidden layers.
+        outputs: number of outputs.
+        bias: layers with biases.
+
+    Returns:
+        The architecture as text.
+    """
     arch = "mlp:" + "-".join(map(str, (data.x[0].numel(), *hidden, outputs)))
     return arch + (f",bias={bias}" if bias != "first" else "")
 
 
-def first_residual(found: Reconstruction) -> float:
-    """Relative residual of the first layer at the end, of the best restart."""
-    return float(found.layers[:, -1, 0].sqrt().min()) if found.layers.numel() else float("nan")
+def first_residual(reconstruction: Reconstruction) -> float:
+    """Return the final relative residual of the first layer in the best restart."""
+    return (
+        float(reconstruction.layers[:, -1, 0].sqrt().min())
+        if reconstruction.layers.numel()
+        else float("nan")
+    )
 
 
-def figures_of(checkpoint: Network, data: Dataset, loss: str = "") -> dict[str, float]:
-    """Loss and accuracy of a network on labeled samples; regression counts signs."""
-    task, outputs = checkpoint.task, outputs_of(checkpoint, data)
+def measure_loss_and_accuracy(
+    checkpoint: Network, data: Dataset, loss: str = ""
+) -> dict[str, float]:
+    """Measure loss and accuracy of a network on labeled samples. For regression, signs are compared.
+
+    Args:
+        checkpoint: the network.
+        data: labeled samples.
+        loss: name of the loss, or "" for the default of the task.
+
+    Returns:
+        The loss and the accuracy by name.
+    """
+    task, outputs = checkpoint.task, compute_outputs(checkpoint, data)
     y = data.y.long() if task == "multiclass" else data.y.double().reshape(-1)
-    found = float(LOSSES[choose_loss(loss, task)](outputs, y))
+    value = float(LOSSES[choose_loss(loss, task)](outputs, y))
     sides = "binary" if task == "regression" else task
-    return {"loss": found, "accuracy": accuracy(outputs, y, sides)}
+    return {"loss": value, "accuracy": accuracy(outputs, y, sides)}
 
 
 @torch.no_grad()
-def outputs_of(checkpoint: Network, data: Dataset) -> Tensor:
-    """(n, C) what the network says of samples."""
+def compute_outputs(checkpoint: Network, data: Dataset) -> Tensor:
+    """Compute the outputs of a network.
+
+    Args:
+        checkpoint: network with C outputs.
+        data: the n samples.
+
+    Returns:
+        (n, C) outputs.
+    """
     return evaluate(checkpoint.copy_module(torch.float64), data.x.double())
 
 
 @dataclass(frozen=True)
 class ImageRun:
-    """A victim and its attack at the paper's size.
+    """A victim and its attack at the size of the paper.
 
-    training: what differs from training to the margin; box: whether value range and mean are granted;
-    initial: whether the initial weights are; metric: what matches are ranked by.
+    Attributes:
+        name: name of the run.
+        data: name of the dataset.
+        n: number of training samples.
+        hidden: widths of the hidden layers.
+        bias: layers with biases.
+        task: binary, multiclass or regression.
+        training: settings that differ from training to the maximum margin.
+        attack: settings of the attack.
+        box: whether the attacker knows the value range and the mean.
+        initial: whether the attacker knows the initial weights.
+        metric: metric that ranks the matches.
     """
 
     name: str
@@ -272,14 +385,14 @@ class ImageRun:
     metric: str = "ssim3"
 
     def trained(self, context: Context) -> tuple[Split, Victim]:
-        """The data and the victim at a scale."""
+        """Load the data and train the victim at the scale of the run."""
         split = context.split(self.data, self.n, self.task)
         hidden, outputs = context.scale.hidden(self.hidden), 10 if self.task == "multiclass" else 1
         arch = mlp(split.train, hidden, outputs, self.bias)
         return split, context.train(arch, split.train, self.task, **self.training_at(context.scale))
 
     def training_at(self, scale: Scale) -> Settings:
-        """Settings of the training at a scale."""
+        """Return the settings of the training at a scale."""
         changes = dict(self.training)
         if changes.get("method", "margin") == "margin":
             return {**changes, "steps": scale.training}
@@ -290,7 +403,15 @@ class ImageRun:
         return changes
 
     def attacks(self, context: Context, name: str) -> list[Attack]:
-        """Attacks whose candidates are pooled under residuum, published, model-inversion or weights."""
+        """Return the attacks whose candidates are combined under a name.
+
+        Args:
+            context: scale and seed of the run.
+            name: residuum, published, model-inversion or weights.
+
+        Returns:
+            The attacks.
+        """
         scale, n = context.scale, context.scale.n(self.n)
         base: Settings = {"dtype": context.fast, "seed": context.seed, "candidates": 2 * n}
         if name == "residuum":
@@ -298,7 +419,7 @@ class ImageRun:
                 base["candidates"] = self.attack.candidates
             base["restarts"] = min(self.attack.restarts, scale.restarts)
             ours = self.attack.changed(steps=scale.attack_steps(self.attack.steps), **base)
-            return [ours, Unmix.like(ours)] if n <= UNMIXED else [ours]
+            return [ours, Unmix.like(ours)] if n <= MAX_UNMIX_SAMPLES else [ours]
         if name == "published":
             base |= {"steps": scale.attack_steps(50_000), "seed": 0}
             return [make_attack(preset=preset, **base) for preset in RELEASED[self.data]]
@@ -307,41 +428,61 @@ class ImageRun:
         return [kind(**kind.select_settings(base))]
 
     def knowledge(self, split: Split, net: Victim) -> Knowledge:
-        """What the attacker is granted."""
+        """Return the attacker knowledge of this run.
+
+        Args:
+            split: training and held-out samples.
+            net: the victim.
+
+        Returns:
+            The attacker knowledge.
+        """
         value_range, mean = ((0.0, 1.0), split.train.mean) if self.box else (None, None)
         theta0 = net.theta0 if self.initial else None
         return Knowledge(value_range=value_range, mean=mean, theta0=theta0, shape=split.train.shape)
 
     def perform(self, context: Context, *names: str, arms: Arms | None = None) -> Performed:
-        """Train or load, attack by these names or arms, score against the held-out control."""
+        """Train the victim, attack it, and score the reconstructions against held-out samples.
+
+        Args:
+            context: scale, device and cache of the run.
+            *names: names of attacks, see :meth:`attacks`.
+            arms: attacks and additional attacker knowledge by name, instead of ``names``.
+
+        Returns:
+            Data, victim and results of every attack.
+
+        Raises:
+            InputError: if an attack fails for any reason except too little signal for unmixing.
+        """
         split, net = self.trained(context)
-        known, done = self.knowledge(split, net), Performed(self, split, net, {})
+        knowledge, done = self.knowledge(split, net), Performed(self, split, net, {})
         arms = arms or {name: (self.attacks(context, name), {}) for name in names or ("residuum",)}
         metrics = tuple(dict.fromkeys(("ncc", "ssim3", self.metric)))
-        asked: Settings = {"metrics": metrics, "subsets": SUBSETS}
-        asked["outputs"] = outputs_of(net.checkpoint, split.train)
-        for name, (configs, granted) in arms.items():
-            told = known.replace(**granted)
-            found = [context.attack(net.checkpoint, told, configs[0])]
+        score_options: Settings = {"metrics": metrics, "subsets": SUBSETS}
+        score_options["outputs"] = compute_outputs(net.checkpoint, split.train)
+        for name, (configs, extra_knowledge) in arms.items():
+            attack_knowledge = knowledge.replace(**extra_knowledge)
+            reconstructions = [context.attack(net.checkpoint, attack_knowledge, configs[0])]
             for config in configs[1:]:
                 try:
-                    found.append(context.attack(net.checkpoint, told, config))
+                    reconstructions.append(context.attack(net.checkpoint, attack_knowledge, config))
                 except InputError as problem:
-                    # The noise of the initialization hides the samples from unmixing. Any other
-                    # failure of an attack is a failure of the figure.
-                    hidden = (TOO_FEW_DIRECTIONS, LARGE_INITIALIZATION)
-                    if not any(reason in problem.message for reason in hidden):
+                    # Unmixing may fail because the noise of the initialization hides the samples. If an
+                    # attack fails for another reason, the figure fails.
+                    accepted_reasons = (TOO_FEW_DIRECTIONS, LARGE_INITIALIZATION)
+                    if not any(reason in problem.message for reason in accepted_reasons):
                         raise
-            x = torch.cat([one.x for one in found]).double()
-            scores = rs.score(x, split.train, split.holdout, **asked)
-            seconds = sum(one.seconds for one in found)
-            done.arms[name] = Arm(x, scores, seconds, first_residual(found[0]))
+            x = torch.cat([reconstruction.x for reconstruction in reconstructions]).double()
+            scores = rs.score(x, split.train, split.holdout, **score_options)
+            seconds = sum(reconstruction.seconds for reconstruction in reconstructions)
+            done.arms[name] = Arm(x, scores, seconds, first_residual(reconstructions[0]))
         return done
 
 
 @dataclass(frozen=True)
 class Arm:
-    """What one attack on a run brought back."""
+    """Combined candidates of the attacks of an arm, with scores, run time and final residual."""
 
     x: Tensor
     scores: Scores
@@ -351,7 +492,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Performed:
-    """A run at some scale: data, victim, and what every attack brought back."""
+    """A finished run: data, victim, and the result of every arm."""
 
     run: ImageRun
     split: Split
@@ -359,37 +500,54 @@ class Performed:
     arms: dict[str, Arm]
 
     def details(self) -> dict[str, Any]:
-        """Everything a table or a reader may want, as plain values."""
+        """Return data, training summary, accuracies and scores of the run as JSON values."""
         split, loss = self.split, self.run.training.get("loss", "")
-        found: dict[str, Any] = {"data": split.train.name, "metric": self.run.metric}
-        found |= {"n": len(split.train), "held_out": len(split.holdout)}
-        found |= {"victim": self.victim.summary, "attacks": {}}
-        for part, data in (("train", split.train), ("test", split.holdout)):
-            values = figures_of(self.victim.checkpoint, data, loss)
-            found |= {f"{part}_{what}": value for what, value in values.items()}
+        details: dict[str, Any] = {"data": split.train.name, "metric": self.run.metric}
+        details |= {"n": len(split.train), "held_out": len(split.holdout)}
+        details |= {"victim": self.victim.summary, "attacks": {}}
+        for split_name, data in (("train", split.train), ("test", split.holdout)):
+            values = measure_loss_and_accuracy(self.victim.checkpoint, data, loss)
+            details |= {f"{split_name}_{what}": value for what, value in values.items()}
         for name, arm in self.arms.items():
-            metrics = {metric: one.to_json() for metric, one in arm.scores.metrics.items()}
-            found["attacks"][name] = {"candidates": len(arm.x), "seconds": arm.seconds, **metrics}
-        return found
+            metrics = {
+                metric: metric_scores.to_json()
+                for metric, metric_scores in arm.scores.metrics.items()
+            }
+            details["attacks"][name] = {"candidates": len(arm.x), "seconds": arm.seconds, **metrics}
+        return details
 
-    def best(self, name: str = "residuum", count: int = SHOWN) -> dict[str, Any]:
-        """Best matches of every sample, best first: found, true, score; images with the mean added."""
+    def best(self, name: str = "residuum", count: int = GRID_IMAGES) -> dict[str, Any]:
+        """Return the best match of each sample, best samples first.
+
+        Args:
+            name: name of the arm.
+            count: maximum number of samples.
+
+        Returns:
+            Reconstructed images ("found"), true images ("true") and scores. The mean is added to images.
+        """
         arm, train, metric = self.arms[name], self.split.train, self.run.metric
         sign = -1.0 if arm.scores.metrics[metric].higher_is_better else 1.0
         matches = [(row.index, row.matches[metric]) for row in arm.scores.per_sample]
-        known = [(m.nearest, i, m.nearest_candidate) for i, m in matches if m.nearest is not None]
-        best = sorted((sign * value, i, candidate) for value, i, candidate in known)
-        values, samples, candidates = (list(part) for part in zip(*best[:count], strict=True))
-        found = as_bytes(add_mean(arm.x.reshape(-1, *train.shape)[candidates], train.mean))
+        matched = [(m.nearest, i, m.nearest_candidate) for i, m in matches if m.nearest is not None]
+        best = sorted((sign * value, i, candidate) for value, i, candidate in matched)
+        values, samples, candidates = (list(column) for column in zip(*best[:count], strict=True))
+        reconstructed = as_bytes(add_mean(arm.x.reshape(-1, *train.shape)[candidates], train.mean))
         true = as_bytes(add_mean(train.x[samples].double(), train.mean))
-        return {"found": found, "true": true, "score": sign * np.array(values, dtype=np.float32)}
+        return {
+            "found": reconstructed,
+            "true": true,
+            "score": sign * np.array(values, dtype=np.float32),
+        }
 
     def against_output(self, name: str = "residuum") -> dict[str, Any]:
-        """Score and network output of every training sample, its margin, whether it was recovered."""
+        """Return score, network output, margin and whether it was recovered, for each training sample."""
         rows = self.arms[name].scores.per_sample
         score = [row.matches[self.run.metric].nearest for row in rows]  # None becomes NaN
         return {
-            "output": outputs_of(self.victim.checkpoint, self.split.train)[:, 0].float().numpy(),
+            "output": compute_outputs(self.victim.checkpoint, self.split.train)[:, 0]
+            .float()
+            .numpy(),
             "score": np.array(score, dtype=np.float32),
             "recovered": np.array([bool(row.recovered) for row in rows]),
             "margin": np.array([row.margin for row in rows], dtype=np.float32),
@@ -397,7 +555,7 @@ class Performed:
 
 
 def as_bytes(images: Tensor) -> Any:
-    """Images as bytes, each stretched to its own range as published figures are."""
+    """Return images as bytes. Each image is stretched to its own range, as in the published figures."""
     flat = images.flatten(1)
     low, high = flat.amin(1, keepdim=True), flat.amax(1, keepdim=True)
     stretched = (flat - low) / (high - low).clamp(min=1e-12)
@@ -406,7 +564,14 @@ def as_bytes(images: Tensor) -> Any:
 
 @dataclass
 class Outcome:
-    """rows: the table; arrays: for the picture; details: settings and victims; notes: what to know."""
+    """Results of a figure.
+
+    Attributes:
+        rows: rows of the table.
+        arrays: arrays that the picture is drawn from.
+        details: settings, victims and further results.
+        notes: remarks for the reader of the table.
+    """
 
     rows: list[dict[str, Any]] = field(default_factory=list)
     arrays: dict[str, Array] = field(default_factory=dict)
@@ -416,32 +581,63 @@ class Outcome:
     def row(
         self, what: str, measured: Any, published: Any = None, chance: Any = None, **more: Any
     ) -> None:
-        """One more quantity. published: as printed; chance: the same where nothing was learnt (held-out
-        samples, another seed, a rotation); more: corrected (what the mathematics says where that
-        differs from print) and note.
+        """Add a quantity to the table.
+
+        Args:
+            what: name of the quantity.
+            measured: measured value.
+            published: value printed in the paper.
+            chance: the same quantity for data that the network did not learn (held-out samples, another
+                seed, a rotation).
+            **more: ``corrected`` (the correct value if the printed one is wrong) and ``note``.
         """
         row = {"what": what, "measured": measured, "published": published, "chance": chance}
         self.rows.append({**row, "corrected": None, "note": "", **more})
 
     def recovered(self, name: str, scores: Scores, note: str = "") -> None:
-        """How many samples an attack brought back, and how many it would by chance."""
+        """Add the number of recovered samples and the number expected by chance to the table.
+
+        Args:
+            name: name of the attack.
+            scores: scores of its candidates.
+            note: remark for the reader of the table.
+        """
         ncc = scores.metrics["ncc"]
-        parts = (f"of {scores.n}", ncc.rule, f"p {ncc.p_value:.2g}" if ncc.p_value else "", note)
-        what, note = f"{name}: recovered (NCC beyond 99% of chance)", "; ".join(filter(None, parts))
+        note_parts = (
+            f"of {scores.n}",
+            ncc.rule,
+            f"p {ncc.p_value:.2g}" if ncc.p_value else "",
+            note,
+        )
+        what, note = (
+            f"{name}: recovered (NCC beyond 99% of chance)",
+            "; ".join(filter(None, note_parts)),
+        )
         self.row(what, ncc.recovered, None, ncc.expected_by_chance, note=note)
 
     def keep(self, name: str, arrays: dict[str, Array]) -> None:
-        """Arrays of one part of the figure, under its name."""
+        """Store arrays of a part of the figure.
+
+        Args:
+            name: name of the part, which becomes a prefix of the keys.
+            arrays: arrays by key.
+        """
         self.arrays |= {f"{name}/{key}": value for key, value in arrays.items()}
 
     def column(self, name: str) -> dict[str, Any]:
-        """The values of one column by what they are of."""
+        """Return the values of a column by the names of the quantities."""
         return {row["what"]: row[name] for row in self.rows if row[name] is not None}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """title: one line; draw: None for a table, which is written as text alone."""
+    """A figure or table of a paper.
+
+    Attributes:
+        title: title on one line.
+        compute: function that computes the outcome.
+        draw: function that draws the picture, or None for a table.
+    """
 
     title: str
     compute: Callable[[Context], Outcome]
@@ -449,43 +645,68 @@ class Figure:
 
 
 def save(outcome: Outcome, folder: Path, head: dict[str, Any]) -> None:
-    """Write result.json, table.md and arrays.npz; head: what the run knows about itself."""
+    """Write result.json, table.md and arrays.npz.
+
+    Args:
+        outcome: results of the figure.
+        folder: folder of the files.
+        head: title, settings and versions of the run.
+    """
     columns = {name: outcome.column(name) for name in COLUMNS}
-    found = columns["measured"].get("recovered")
-    top = {} if found is None else {"recovered": found}
-    rest = {"rows": outcome.rows, "details": outcome.details, "notes": outcome.notes}
+    recovered = columns["measured"].get("recovered")
+    top = {} if recovered is None else {"recovered": recovered}
+    tables = {"rows": outcome.rows, "details": outcome.details, "notes": outcome.notes}
     write_npz(folder / ARRAYS, outcome.arrays)
     write_atomic(folder / TABLE, table(outcome, head["title"]))
-    write_json(folder / RESULT, plain({**head, **columns, **top, **rest}))
+    write_json(folder / RESULT, plain({**head, **columns, **top, **tables}))
 
 
 def load(folder: Path) -> tuple[Outcome, dict[str, Any]]:
-    """What :func:`save` wrote, to draw it again."""
+    """Load the files that :func:`save` wrote.
+
+    Args:
+        folder: folder of the files.
+
+    Returns:
+        The outcome and the content of result.json.
+
+    Raises:
+        InputError: if the folder does not contain a finished figure.
+    """
     try:
         summary = json.loads((folder / RESULT).read_text())
         rows, details, notes = (summary[name] for name in ("rows", "details", "notes"))
     except (OSError, ValueError, LookupError) as problem:
         raise InputError(
-            f"{str(folder)!r} holds no finished figure ({type(problem).__name__}).",
-            "Run it without --draw-only first, or give the --scale, --seed and --root that it had.",
+            f"The folder of a figure must contain its results; {str(folder)!r} holds no finished figure "
+            f"({type(problem).__name__}).",
+            "Run without --draw-only first, or pass the same --scale, --seed and --root as that run.",
         ) from problem
     return Outcome(rows, read_npz(folder / ARRAYS), details, notes), summary
 
 
 def table(outcome: Outcome, title: str) -> str:
-    """The rows as a Markdown table; columns that nobody fills are left out."""
+    """Return the rows as a Markdown table without empty columns.
+
+    Args:
+        outcome: results of the figure.
+        title: title of the table.
+
+    Returns:
+        The text of the table.
+    """
     names = [*COLUMNS, "note"]
     filled = [name for name in names if any(row[name] not in (None, "") for row in outcome.rows)]
     lines = [["what", *filled], ["---"] * (1 + len(filled))]
-    lines += [[row["what"], *(_shown(row[name]) for name in filled)] for row in outcome.rows]
+    lines += [[row["what"], *(_format_value(row[name]) for name in filled)] for row in outcome.rows]
     text = "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
     return f"# {title}\n\n{text}\n" + "".join(f"\n- {note}" for note in outcome.notes) + "\n"
 
 
-def _shown(value: Any) -> str:
-    """A value for a person."""
+def _format_value(value: Any) -> str:
+    """Return a value as text for a table."""
     if value is None:
         return "-"
     if isinstance(value, list | tuple):
-        return ", ".join(map(_shown, value))
+        return ", ".join(map(_format_value, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)

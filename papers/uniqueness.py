@@ -1,18 +1,18 @@
-"""Is a reconstruction unique, and what decides how much leaks? Experiments with their controls beside.
+"""Experiments on whether reconstructions are unique and what decides how much leaks, with controls.
 
 =========  =======================================================================================
-sphere     initial radius against the mean distance of the five best; how much lies outside row(W1)
-objective  what the published objective of the sphere attack is made of
-shift      CIFAR shifted by rewriting biases and by training again; single samples against mixtures
-unshifted  the first case of shift alone: repeats of a sample inside a restart
+sphere     initial radius against the mean distance of the five best, and the share outside row(W1)
+objective  terms of the published objective of the sphere attack
+shift      CIFAR shifted by rewriting biases and by retraining; single samples against mixtures
+unshifted  only the first case of shift: repeats of a sample inside a restart
 length     training length against recovered samples, KKT residual and budgets
 spectrum   data with smaller and larger lowest singular values
 flat       MNIST with all but its main directions made smaller, down to a proper subspace
 convnet    merge and split on trained convnets
-partial    attacks that know a share of the neurons, or the first layer alone
+partial    attacks that know a share of the neurons, or only the first layer
 =========  =======================================================================================
 
-sphere, shift and unshifted are figures of Refael et al. 2025 under the names they are quoted by.
+The figures sphere, shift and unshifted are figures of Refael et al. 2025.
 """
 
 from __future__ import annotations
@@ -51,13 +51,21 @@ from residuum.theory.kkt_sets import KKTSet
 LENGTHS = {"tiny": (30, 60, 120, 240, 480), "small": (100, 300, 1000, 2000)}
 LENGTHS["paper"] = (100, 300, 1000, 4000)
 LAST, RELEASED = "layers.1.weight", "haim2022-mnist-kcf9bhbi"
-# What tells the rows of an experiment apart.
+# Keys of a row that name its settings. The other keys of a row are results.
 SETTINGS = ("data", "seed", "victim", "attack", "length", "factor", "access", "share")
 Rows = Iterator[dict[str, Any]]
 
 
 def experiment(context: Context, rows: Callable[[Context], Rows]) -> Outcome:
-    """The rows of an experiment, each number of each row in the table."""
+    """Run an experiment and add each number of each row to the table.
+
+    Args:
+        context: scale, device and cache of the run.
+        rows: function that yields the rows of the experiment.
+
+    Returns:
+        The table, and the rows as details.
+    """
     out = Outcome(details={"n": context.scale.n(50), "rows": list(rows(context))})
     for row in out.details["rows"]:
         name = ", ".join(f"{key} {row[key]}" for key in SETTINGS if key in row)
@@ -69,95 +77,153 @@ def experiment(context: Context, rows: Callable[[Context], Rows]) -> Outcome:
 
 
 def seeds(context: Context) -> range:
-    """Three victims at the paper's size, one else."""
+    """Return the seeds of the victims: three at the scale of the paper, otherwise one."""
     return range(3 if context.scale.name == "paper" else 1)
 
 
 def digits(context: Context, seed: int, depth: int = 1, data: str = "mnist") -> tuple[Split, str]:
-    """MNIST, odd against even (or CIFAR), and the network trained on it."""
+    """Load 50 images of MNIST (odd against even) or CIFAR, and choose the network to train on them.
+
+    Args:
+        context: scale and data folder of the run.
+        seed: seed of the choice of images.
+        depth: number of hidden layers.
+        data: mnist or cifar10.
+
+    Returns:
+        The training and held-out samples, and the architecture.
+    """
     split = context.split(data, 50, seed=seed + 100)
     return split, mlp(split.train, (SIZES[context.scale.name].width,) * depth)
 
 
-def attacked(
+def attack_network(
     context: Context, checkpoint: Network, n: int, name: str = "auto", **changes: Any
 ) -> Reconstruction:
-    """Two candidates per sample, the shape and the number of samples known."""
-    own = SIZES[context.scale.name]
+    """Attack a network with two candidates per sample. The attacker knows the shape and the sample count.
+
+    Args:
+        context: scale, device and cache of the run.
+        checkpoint: network that is attacked.
+        n: number of training samples.
+        name: name of the attack.
+        **changes: changed settings of the attack.
+
+    Returns:
+        The reconstruction.
+    """
+    sizes = SIZES[context.scale.name]
     kind = attack_class(name)
-    base = {"steps": own.steps, "restarts": own.restarts, "dtype": context.fast}
+    base = {"steps": sizes.steps, "restarts": sizes.restarts, "dtype": context.fast}
     attack = kind(**kind.select_settings({**base, "candidates": 2 * n, **changes}))
-    known = Knowledge(shape=checkpoint.input_shape, sample_count=n)
-    return context.attack(checkpoint, known, attack)
+    knowledge = Knowledge(shape=checkpoint.input_shape, sample_count=n)
+    return context.attack(checkpoint, knowledge, attack)
 
 
-def counts(found: Reconstruction, split: Split) -> dict[str, Any]:
-    """What came back, beside chance."""
-    scores = rs.score(found.x.double(), split.train, split.holdout, metrics=("ncc",), subsets=200)
+def count_recovered(reconstruction: Reconstruction, split: Split) -> dict[str, Any]:
+    """Count the recovered training samples, and the number expected by chance.
+
+    Args:
+        reconstruction: result of an attack.
+        split: training and held-out samples.
+
+    Returns:
+        The residual of the first layer and the NCC scores, by name.
+    """
+    scores = rs.score(
+        reconstruction.x.double(), split.train, split.holdout, metrics=("ncc",), subsets=200
+    )
     metric = scores.metrics["ncc"].to_json()
     names = ("recovered", "threshold_null99", "expected_by_chance", "p_value", "top10_mean")
-    return {"first_layer_residual": first_residual(found)} | {key: metric[key] for key in names}
+    return {"first_layer_residual": first_residual(reconstruction)} | {
+        key: metric[key] for key in names
+    }
 
 
 def first_layer_rank(checkpoint: Network) -> int:
-    """Singular values of the first layer above 1% of the largest."""
+    """Return the number of singular values of the first layer above 1% of the largest."""
     return rank_above(singular_values(checkpoint.theta[FIRST]), 0.01)
 
 
 def length(context: Context) -> Rows:
-    """Training length against recovered samples, KKT residual and budgets."""
+    """Measure recovered samples, KKT residual and budgets for several training lengths."""
     seed = context.seed
     for data in ("mnist", "cifar10"):
         split, arch = digits(context, seed, 2, data)
         for steps in LENGTHS[context.scale.name]:
             net = context.train(arch, split.train, steps=steps, seed=seed)
-            row = {"data": data, "seed": seed, "length": steps, **judged(context, net, split)}
-            unmixed = attacked(context, net.checkpoint, len(split.train), "unmix")
-            found = counts(unmixed, split)
-            yield row | {f"unmix_{key}": found[key] for key in ("recovered", "expected_by_chance")}
+            row = {
+                "data": data,
+                "seed": seed,
+                "length": steps,
+                **attack_and_certify(context, net, split),
+            }
+            unmixed = attack_network(context, net.checkpoint, len(split.train), "unmix")
+            unmix_counts = count_recovered(unmixed, split)
+            yield row | {
+                f"unmix_{key}": unmix_counts[key] for key in ("recovered", "expected_by_chance")
+            }
 
 
 def flat(context: Context) -> Rows:
-    """Images that an attack recovers, made flatter: who is recovered when the data span less?
+    """Measure the leak of images whose minor directions are scaled down.
 
-    The directions are those of training and held-out samples together, which stay exchangeable.
+    The main directions are those of training and held-out samples together, so that both sets stay
+    exchangeable.
+
+    Args:
+        context: scale, device and cache of the run.
+
+    Yields:
+        One row of results per seed and scale factor.
     """
     for seed in seeds(context)[:2]:
-        given, arch = digits(context, seed)
-        n, shape = len(given.train), given.train.shape
-        pool = torch.cat([given.train.x, given.holdout.x]).double().flatten(1)
+        original, arch = digits(context, seed)
+        n, shape = len(original.train), original.train.shape
+        pool = torch.cat([original.train.x, original.holdout.x]).double().flatten(1)
         basis = torch.linalg.svd(pool, full_matrices=False).Vh[: n // 2]
         main = pool @ basis.T @ basis
         for factor in (1.0, 0.3, 0.1, 0.0):
-            moved = (main + factor * (pool - main)).to(given.train.x).reshape(-1, *shape)
-            split = Split(given.train.replace(x=moved[:n]), given.holdout.replace(x=moved[n:]))
+            moved = (main + factor * (pool - main)).to(original.train.x).reshape(-1, *shape)
+            split = Split(
+                original.train.replace(x=moved[:n]), original.holdout.replace(x=moved[n:])
+            )
             steps = SIZES[context.scale.name].training
             net = context.train(arch, split.train, steps=steps, seed=seed)
-            yield {"seed": seed, "factor": factor, **judged(context, net, split)}
+            yield {"seed": seed, "factor": factor, **attack_and_certify(context, net, split)}
 
 
-def judged(context: Context, net: Victim, split: Split) -> dict[str, Any]:
-    """Attack and score; the certificate and the budgets of the true samples."""
+def attack_and_certify(context: Context, net: Victim, split: Split) -> dict[str, Any]:
+    """Attack a victim, score the reconstruction, and compute the budgets of the training samples.
+
+    Args:
+        context: scale, device and cache of the run.
+        net: the victim.
+        split: training and held-out samples.
+
+    Returns:
+        The results by name.
+    """
     checkpoint, n = net.checkpoint, len(split.train)
-    given = KKTSet.from_samples(checkpoint.copy_module(), split.train.x, split.train.y)
-    kkt = given.used()
+    all_samples = KKTSet.from_samples(checkpoint.copy_module(), split.train.x, split.train.y)
+    kkt = all_samples.used()
     layers = sum(name.endswith("weight") for name in checkpoint.theta)  # the order of homogeneity
     budgets = kkt.budgets(kkt.directions("weights")).least / kkt.x.flatten(1).norm(dim=1)
     return {
         "margin": net.summary["margin"],
-        "residual_plain": given.residual,
-        "normalized_margin": (given.margin or 0.0) / norm(given.target) ** layers,
+        "residual_plain": all_samples.residual,
+        "normalized_margin": (all_samples.margin or 0.0) / norm(all_samples.target) ** layers,
         "budget_over_norm": float(budgets.median()),
         "in_use": len(kkt),
         "first_layer_rank": first_layer_rank(checkpoint),
-        **counts(attacked(context, checkpoint, n), split),
+        **count_recovered(attack_network(context, checkpoint, n), split),
     }
 
 
 def spectrum(context: Context) -> Rows:
-    """Data whose lowest singular values are made smaller and smaller, down to a proper subspace."""
-    own = SIZES[context.scale.name]
-    dim, n = max(20, own.width // 10), max(30, own.width // 5)
+    """Attack networks trained on data whose lowest singular values are scaled down, in the end to zero."""
+    sizes = SIZES[context.scale.name]
+    dim, n = max(20, sizes.width // 10), max(30, sizes.width // 5)
     for seed in seeds(context)[:2]:
         full = normal(2 * n, dim, seed=seed) / dim**0.5
         y = torch.where(full[:, 0] > 0, 1.0, -1.0)
@@ -165,87 +231,127 @@ def spectrum(context: Context) -> Rows:
             x = full.clone()
             x[:, dim // 2 :] *= factor
             split = Split(Dataset(x[:n], y[:n]), Dataset(x[n:], y[n:]))
-            arch, steps = mlp(split.train, (own.width,)), 2 * own.training // 3
+            arch, steps = mlp(split.train, (sizes.width,)), 2 * sizes.training // 3
             net = context.train(arch, split.train, steps=steps, seed=seed)
-            found = attacked(context, net.checkpoint, n, lr_x=0.003)
+            reconstruction = attack_network(context, net.checkpoint, n, lr_x=0.003)
             row = {"seed": seed, "factor": factor, "margin": net.summary["margin"]}
-            row |= {"first_layer_residual": first_residual(found)} | flatness(net.checkpoint, split)
-            yield row | five_best(found.x.double(), split, row_space(net.checkpoint.theta[FIRST]))
+            row |= {"first_layer_residual": first_residual(reconstruction)} | flatness(
+                net.checkpoint, split
+            )
+            yield row | five_best(
+                reconstruction.x.double(), split, row_space(net.checkpoint.theta[FIRST])
+            )
 
 
 def flatness(checkpoint: Network, split: Split) -> dict[str, Any]:
-    """sigma_d, gamma, and the budgets along the last singular vector: Theorem 8 and exact."""
+    """Compute the budgets along the last singular vector of the data: exact and by Theorem 8.
+
+    Args:
+        checkpoint: network trained on the samples.
+        split: training and held-out samples.
+
+    Returns:
+        The smallest singular value sigma_d, its bound gamma, medians of the budgets, and how many
+        published budgets exceed the exact ones.
+    """
     model = checkpoint.double_module
     assert isinstance(model, MLP)
     kkt = KKTSet.from_samples(model, split.train.x, split.train.y)
     nu, sigma, gamma = find_data_direction(split.train.x)
     eps = kkt.residual * norm(kkt.target)
     used = (kkt.lam > 0).nonzero()[:, 0].tolist()
-    found = [budget_certificates(model, kkt.x, kkt.lam, i, nu, eps) for i in used]
+    certificates = [budget_certificates(model, kkt.x, kkt.lam, i, nu, eps) for i in used]
     return {
         "sigma_d": sigma,
         "gamma": gamma,
         "residual_plain": kkt.residual,
-        "theorem8_median": float(np.median([one.theorem8 for one in found])),
-        "exact_median": float(np.median([one.exact for one in found])),
-        "theorem5_printed_beyond_exact": sum("theorem5_printed" in one.invalid for one in found),
-        "theorem8_beyond_exact": sum("theorem8" in one.invalid for one in found),
-        "certified": len(found),
+        "theorem8_median": float(np.median([certificate.theorem8 for certificate in certificates])),
+        "exact_median": float(np.median([certificate.exact for certificate in certificates])),
+        "theorem5_printed_beyond_exact": sum(
+            "theorem5_printed" in certificate.invalid for certificate in certificates
+        ),
+        "theorem8_beyond_exact": sum(
+            "theorem8" in certificate.invalid for certificate in certificates
+        ),
+        "certified": len(certificates),
     }
 
 
 def convnet(context: Context) -> Rows:
-    """Merge and split on trained convnets: residual inside the budget, and beyond it."""
+    """Merge and split samples of trained convnets, and measure the residual inside and beyond the budget."""
     for seed in seeds(context):
         split = context.split("mnist", 20, seed=seed + 100)
         arch = f"convnet:{'x'.join(map(str, split.train.shape))}-4-8-1"
         steps = min(SIZES[context.scale.name].training, 2000)
         net = context.train(arch, split.train, steps=steps, seed=seed)
         kkt = KKTSet.from_samples(net.checkpoint.copy_module(), split.train.x, split.train.y)
-        some = (kkt.lam > 0).nonzero()[:3, 0]
-        nu = kkt.directions("softest", some)
-        least = kkt.budgets(nu, some).least
+        samples = (kkt.lam > 0).nonzero()[:3, 0]
+        nu = kkt.directions("softest", samples)
+        least = kkt.budgets(nu, samples).least
         row = {"seed": seed, "margin": net.summary["margin"], "residual": kkt.residual}
         row["budget_median"] = float(least.median())
         row["norm"] = float(kkt.x.flatten(1).norm(dim=1).mean())
-        inside, first = kkt.split_all(nu, 0.9 * least, samples=some), int(some[0])
+        inside, first = kkt.split_all(nu, 0.9 * least, samples=samples), int(samples[0])
         back = inside.merge(first, first + 1)
         row["merge_error"] = float((back.x[first] - kkt.x[first]).norm())
         row["outputs_change"] = abs((inside.margin or 0.0) - (kkt.margin or 0.0))
-        for share in (0.5, 0.9, 0.99, 1.1, 2.0, 5.0):  # of the exact budget
-            after = kkt.split_all(nu, share * least, samples=some, check=False)
+        for share in (0.5, 0.9, 0.99, 1.1, 2.0, 5.0):  # lengths as shares of the exact budget
+            after = kkt.split_all(nu, share * least, samples=samples, check=False)
             yield {**row, "share": share, "change": abs(after.residual - kkt.residual)}
 
 
 def partly(context: Context) -> Rows:
-    """What part of the weights suffices: a share of the neurons, or the first layer alone."""
+    """Attack with a part of the weights: a share of the neurons, or only the first layer."""
     for seed in seeds(context):
         split, arch = digits(context, seed)
         steps = SIZES[context.scale.name].training
-        whole = context.train(arch, split.train, steps=steps, seed=seed).checkpoint
+        network = context.train(arch, split.train, steps=steps, seed=seed).checkpoint
         shares = (1.0, 0.5, 0.2, 0.1, 0.05, 0.02)
-        cases = {f"{share:g} of the neurons": some_neurons(whole, share, seed) for share in shares}
-        cases["first layer, signs known"] = from_balance(whole, None)
-        cases["first layer alone"] = from_balance(whole, seed)
+        cases = {
+            f"{share:g} of the neurons": select_neurons(network, share, seed) for share in shares
+        }
+        cases["first layer, signs known"] = rebuild_from_balance(network, None)
+        cases["first layer alone"] = rebuild_from_balance(network, seed)
         for name, checkpoint in cases.items():
-            found = attacked(context, checkpoint, len(split.train), layers="first")
+            reconstruction = attack_network(context, checkpoint, len(split.train), layers="first")
             row = {"seed": seed, "access": name, "neurons": len(checkpoint.theta[FIRST])}
             row["first_layer_rank"] = first_layer_rank(checkpoint)
-            yield row | counts(found, split)
+            yield row | count_recovered(reconstruction, split)
 
 
-def some_neurons(checkpoint: Network, share: float, seed: int) -> Network:
-    """The network of some hidden neurons: each one's equation stands without the others."""
+def select_neurons(checkpoint: Network, share: float, seed: int) -> Network:
+    """Return a network of randomly chosen hidden neurons. Each neuron has its own stationarity equation.
+
+    Args:
+        checkpoint: network with one hidden layer.
+        share: share of the hidden neurons to select.
+        seed: seed of the choice.
+
+    Returns:
+        The network of the selected neurons.
+    """
     theta = checkpoint.theta
     width, dim = theta[FIRST].shape
     keep = torch.randperm(width, generator=torch.Generator().manual_seed(seed))
     keep = keep[: max(1, round(share * width))].sort().values
-    part = {FIRST: theta[FIRST][keep], BIAS: theta[BIAS][keep], LAST: theta[LAST][:, keep]}
-    return checkpoint.replace(theta=part, arch=f"mlp:{dim}-{len(keep)}-1")
+    selected_theta = {
+        FIRST: theta[FIRST][keep],
+        BIAS: theta[BIAS][keep],
+        LAST: theta[LAST][:, keep],
+    }
+    return checkpoint.replace(theta=selected_theta, arch=f"mlp:{dim}-{len(keep)}-1")
 
 
-def from_balance(checkpoint: Network, guess: int | None) -> Network:
-    """Output weights from |v_j|^2 = |w_j|^2 + b_j^2, with the true signs or guessed ones."""
+def rebuild_from_balance(checkpoint: Network, guess: int | None) -> Network:
+    """Rebuild the output weights from the balance |v_j|^2 = |w_j|^2 + b_j^2 of each neuron j.
+
+    Args:
+        checkpoint: network with one hidden layer.
+        guess: seed of random signs, or None to use the true signs.
+
+    Returns:
+        The network with rebuilt output weights v.
+    """
     theta = checkpoint.theta
     size = (theta[FIRST].square().sum(1) + theta[BIAS].square()).sqrt()
     sign = theta[LAST][0].sign()
@@ -256,57 +362,99 @@ def from_balance(checkpoint: Network, guess: int | None) -> Network:
 
 
 def objective(context: Context) -> Rows:
-    """What the published objective of the sphere attack (330 to 332) is made of.
+    """Measure the terms of the published objective of the sphere attack (330 to 332).
 
-    Victims start from torch's default first layer. Gradient descent leaves theta = theta_0 + what the
-    samples added; an attack that explains the second part alone ends at |theta_0|^2. So beside the
-    objective: |theta_0|^2, and the cosine between what is left and theta_0.
+    Victims start from torch's default initialization. Gradient descent ends at theta = theta_0 + the
+    weight update. An attack that fits only the weight update ends at the objective |theta_0|^2. The rows
+    therefore contain |theta_0|^2 and the cosine between the remaining residual and theta_0.
+
+    Args:
+        context: scale, device and cache of the run.
+
+    Yields:
+        One row of results per victim and attack.
     """
-    own = SIZES[context.scale.name]
-    split = rs.load_dataset("sphere", own.n, seed=context.seed, dim=own.dim)
+    sizes = SIZES[context.scale.name]
+    split = rs.load_dataset("sphere", sizes.n, seed=context.seed, dim=sizes.dim)
     ours = refael2025.sphere_attack(context, 1.0).changed(restarts=1)
-    published: Settings = {"sigma": ours.sigma, "steps": 7 * own.steps, "candidates": 2 * own.n}
+    published: Settings = {"sigma": ours.sigma, "steps": 7 * sizes.steps, "candidates": 2 * sizes.n}
     attacks: dict[str, Attack] = {
         "published": make_attack(preset=RELEASED, dtype=context.fast, **published)
     }
-    # Heavy-ball descent follows the flow of plain descent at ten times this rate, 300 times the published.
-    descent: Settings = {"method": "gd", "lr": 0.3, "momentum": 0.9, "steps": 10 * own.training}
+    # With momentum 0.9, this rate acts like plain descent at ten times the rate, 300 times the published.
+    descent: Settings = {"method": "gd", "lr": 0.3, "momentum": 0.9, "steps": 10 * sizes.training}
     ways = {f"descent to loss {loss:g}": {**descent, "stop_loss": loss} for loss in (1e-2, 1e-3)}
     for name, changes in ways.items():
-        net = context.train(mlp(split.train, (own.width,)), split.train, init="default", **changes)
-        said = {"victim": name, "training_steps": net.summary["steps"]}
-        said |= {"training_loss": net.summary["loss"], "margin": net.summary["margin"]}
-        said["initial_squared_norms"] = squares(net.theta0)
-        said["squared_norms"] = squares(net.checkpoint.theta)
+        net = context.train(
+            mlp(split.train, (sizes.width,)), split.train, init="default", **changes
+        )
+        victim_details = {"victim": name, "training_steps": net.summary["steps"]}
+        victim_details |= {"training_loss": net.summary["loss"], "margin": net.summary["margin"]}
+        victim_details["initial_squared_norms"] = squares(net.theta0)
+        victim_details["squared_norms"] = squares(net.checkpoint.theta)
         for attack, config in (attacks | {"residuum": ours}).items():
-            found = context.attack(net.checkpoint, Knowledge(shape=split.train.shape), config)
-            row = said | {"attack": attack} | layer_residuals(found, net.checkpoint, 0)
-            yield row | {"history": history(found, net.checkpoint), **left(found, net)}
+            reconstruction = context.attack(
+                net.checkpoint, Knowledge(shape=split.train.shape), config
+            )
+            row = (
+                victim_details
+                | {"attack": attack}
+                | layer_residuals(reconstruction, net.checkpoint, 0)
+            )
+            yield row | {
+                "history": history(reconstruction, net.checkpoint),
+                **compare_remainder(reconstruction, net),
+            }
 
 
-def history(found: Reconstruction, checkpoint: Network) -> list[tuple[int, float]]:
-    """(step, objective) at about ten moments."""
-    sizes = squares(checkpoint.theta)
-    scales = torch.tensor([sizes[name] for name in found.layer_names], dtype=torch.float64)
-    totals = (found.layers[0].double() @ scales).tolist()
-    pairs = list(zip(found.steps.tolist(), totals, strict=True))
+def history(reconstruction: Reconstruction, checkpoint: Network) -> list[tuple[int, float]]:
+    """Return the objective of an attack at about ten steps.
+
+    Args:
+        reconstruction: result of an attack.
+        checkpoint: network that was attacked.
+
+    Returns:
+        Pairs (step, objective).
+    """
+    squared_norms = squares(checkpoint.theta)
+    scales = torch.tensor(
+        [squared_norms[name] for name in reconstruction.layer_names], dtype=torch.float64
+    )
+    totals = (reconstruction.layers[0].double() @ scales).tolist()
+    pairs = list(zip(reconstruction.steps.tolist(), totals, strict=True))
     return pairs[:: max(1, len(pairs) // 10)]
 
 
-def left(found: Reconstruction, net: Victim) -> dict[str, float]:
-    """What the candidates leave of theta, with the network's own gates, against theta_0."""
+def compare_remainder(reconstruction: Reconstruction, net: Victim) -> dict[str, float]:
+    """Compare the residual of the weights theta with the initial weights theta_0.
+
+    The residual is computed with the activations of the network itself.
+
+    Args:
+        reconstruction: result of an attack.
+        net: the victim.
+
+    Returns:
+        The squared residual, the sum of the multipliers, and the cosine with theta_0.
+    """
     theta = {name: t.double() for name, t in net.checkpoint.theta.items()}
-    u = (found.lam.double() * found.labels.double())[:, None]
-    rest = flatten(residual(net.checkpoint.copy_module().double(), theta, found.x.double(), u))
+    u = (reconstruction.lam.double() * reconstruction.labels.double())[:, None]
+    remainder = flatten(
+        residual(net.checkpoint.copy_module().double(), theta, reconstruction.x.double(), u)
+    )
     start = flatten({name: net.theta0[name].double() for name in theta})
-    cosine = float(rest @ start / (rest.norm() * start.norm()))
-    lengths = {"left_squared": float(rest @ rest), "multipliers": float(found.lam.sum())}
+    cosine = float(remainder @ start / (remainder.norm() * start.norm()))
+    lengths = {
+        "left_squared": float(remainder @ remainder),
+        "multipliers": float(reconstruction.lam.sum()),
+    }
     return lengths | {"cosine_with_initial": cosine}
 
 
-def _figure(title: str, rows: Callable[[Context], Rows], *drawn: str) -> Figure:
-    x, scale, keys = drawn or ("", "", "")
-    draw = partial(drawing.curves, x=x, scale=scale, keys=keys) if drawn else None
+def _figure(title: str, rows: Callable[[Context], Rows], *curve_options: str) -> Figure:
+    x, scale, keys = curve_options or ("", "", "")
+    draw = partial(drawing.curves, x=x, scale=scale, keys=keys) if curve_options else None
     return Figure(title, partial(experiment, rows=rows), draw)
 
 

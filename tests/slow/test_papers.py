@@ -32,7 +32,7 @@ from papers.__main__ import main
 from papers.figures import FIGURES, reproduce
 from papers.haim2022 import RUNS, TABLE1, TABLE2, heavy_enough, matched
 from papers.points import polynomial_point, relu_point, steep_point, triangle
-from papers.refael2025 import compare, repeats
+from papers.refael2025 import compare_with_samples, count_repeats
 from papers.runs import (
     OURS,
     RELEASED,
@@ -44,8 +44,8 @@ from papers.runs import (
     load,
     save,
 )
-from papers.shen2026 import ARMS, Case, cases, grown, top_rule, traced
-from papers.uniqueness import from_balance, some_neurons
+from papers.shen2026 import ARMS, Case, cases, compare_growth, top_rule, trace_attack
+from papers.uniqueness import rebuild_from_balance, select_neurons
 from residuum.attacks.stationarity.solver import SolverState
 from residuum.attacks.unmixing.layers import TOO_FEW_DIRECTIONS
 from residuum.errors import InputError
@@ -112,7 +112,7 @@ def test_all_means_every_figure_and_no_names(monkeypatch, capsys):
     assert main(["--all", "--scale", "tiny"]) == 0
     assert {name for name, _ in asked} == WANTED
     assert main(["--all", next(iter(WANTED))]) == 2
-    assert "Leave out --all or the names" in capsys.readouterr().err
+    assert "Omit --all or the names" in capsys.readouterr().err
 
 
 def test_an_attack_that_fails_fails_its_figure(context, monkeypatch):
@@ -307,10 +307,10 @@ def spare(samples) -> int:
 
 
 def test_repeats_are_counted_inside_each_restart():
-    found = repeats(WHICH, RUN, 10)
+    found = count_repeats(WHICH, RUN, 10)
     assert found["matched_per_restart"] == [3, 4]
     assert found["repeats"] == 1 + 2  # pooled they would be 4
-    assert repeats(WHICH, torch.zeros(7), 10)["repeats"] == 4
+    assert count_repeats(WHICH, torch.zeros(7), 10)["repeats"] == 4
 
 
 def test_uniform_chance_is_the_mean_over_all_sequences():
@@ -319,7 +319,7 @@ def test_uniform_chance_is_the_mean_over_all_sequences():
         sum(spare(sequence) for sequence in product(range(n), repeat=size)) / n**size
         for size in (3, 4)
     )
-    assert repeats(WHICH, RUN, n)["repeats_by_chance"] == pytest.approx(naive, rel=1e-12)
+    assert count_repeats(WHICH, RUN, n)["repeats_by_chance"] == pytest.approx(naive, rel=1e-12)
 
 
 def test_exchanged_chance_is_the_mean_over_all_assignments():
@@ -328,7 +328,7 @@ def test_exchanged_chance_is_the_mean_over_all_assignments():
     for first in combinations(range(7), 3):
         second = [i for i in range(7) if i not in first]
         cases.append(spare([samples[i] for i in first]) + spare([samples[i] for i in second]))
-    got = repeats(WHICH, RUN, 10)["repeats_if_exchanged"]
+    got = count_repeats(WHICH, RUN, 10)["repeats_if_exchanged"]
     assert got == pytest.approx(sum(cases) / len(cases), rel=1e-12)
 
 
@@ -336,15 +336,15 @@ def test_samples_found_once_by_every_restart_are_no_repeats():
     """Pooled counting calls these 20 matches of ten easy samples ten repeats."""
     easy = torch.arange(10).repeat(2)
     run = torch.arange(2).repeat_interleave(10)
-    found = repeats(easy, run, 100)
+    found = count_repeats(easy, run, 100)
     assert found["repeats"] == 0
-    assert repeats(easy, torch.zeros(20), 100)["repeats"] == 10
+    assert count_repeats(easy, torch.zeros(20), 100)["repeats"] == 10
     assert found["repeats_if_exchanged"] > 4  # restarts that avoid repeats are below this chance
 
 
 def test_planted_repeats_exceed_both_chances():
     which = torch.tensor([0] * 5 + [1] * 5)
-    found = repeats(which, torch.arange(2).repeat_interleave(5), 100)
+    found = count_repeats(which, torch.arange(2).repeat_interleave(5), 100)
     assert found["repeats"] == 8
     assert found["repeats_by_chance"] < 0.3
     assert found["repeats_if_exchanged"] < 8  # 7: both restarts would find both samples
@@ -356,7 +356,7 @@ def test_matches_drawn_independently_agree_with_the_exchanged_chance_alone():
     gap = []
     for _ in range(200):
         which = torch.randint(3, (12,), generator=rng)
-        found = repeats(which, torch.arange(2).repeat_interleave(6), 100)
+        found = count_repeats(which, torch.arange(2).repeat_interleave(6), 100)
         assert found["repeats"] > found["repeats_by_chance"]
         gap.append(found["repeats"] - found["repeats_if_exchanged"])
     mean, error = torch.tensor(gap).mean(), torch.tensor(gap).std() / 200**0.5
@@ -364,8 +364,8 @@ def test_matches_drawn_independently_agree_with_the_exchanged_chance_alone():
 
 
 def test_without_two_restarts_there_is_nothing_to_exchange():
-    assert repeats(WHICH, torch.zeros(7), 10)["repeats_if_exchanged"] is None
-    none = repeats(WHICH[:0], RUN[:0], 10)
+    assert count_repeats(WHICH, torch.zeros(7), 10)["repeats_if_exchanged"] is None
+    none = count_repeats(WHICH[:0], RUN[:0], 10)
     assert (none["repeats"], none["repeats_by_chance"]) == (0, 0)
 
 
@@ -376,17 +376,17 @@ def test_compare_counts_matched_candidates_alone():
     stray = torch.randn(2, 40, generator=rng, dtype=torch.float64)
     x = torch.cat([images[[0, 0, 1, 0, 2, 2]] + noise, stray])
     run = torch.tensor([0, 0, 0, 1, 1, 1, 0, 1])
-    row = compare(x, run, images, held)
+    row = compare_with_samples(x, run, images, held)
     assert row["matched_per_restart"] == [3, 3]
     assert row["repeats"] == 2
     assert (row["above_0.8_train"], row["above_0.8_holdout"]) == (3, 0)
-    assert compare(x, run, held, images)["repeats"] == 0
+    assert compare_with_samples(x, run, held, images)["repeats"] == 0
 
 
 # Shen et al. 2026
 
 
-SHORT = Case("haim", "mnist", 50, 10, steps=4000, every=1000)
+SHORT = Case("haim", "mnist", 50, 10, steps=4000, split_every=1000)
 
 
 def test_both_arms_start_alike_and_splitting_lowers_the_loss(context):
@@ -403,7 +403,7 @@ def test_both_arms_start_alike_and_splitting_lowers_the_loss(context):
 
 
 def test_every_way_to_grow_is_compared_with_none(context):
-    outcome = grown(context, SHORT, seeds=2)
+    outcome = compare_growth(context, SHORT, seeds=2)
     counts = {
         what.partition(" over ")[0]: value
         for what, value in outcome.column("measured").items()
@@ -497,12 +497,12 @@ def test_a_part_of_an_exact_point_is_one(made):
     """Balance gives the output weights back, and some neurons alone have the same equations."""
     point = relu_point(groups=4, size=2)
     whole = rs.checkpoint_from_module(point.model)
-    same = from_balance(whole, None)
+    same = rebuild_from_balance(whole, None)
     for name, weight in whole.theta.items():
         assert torch.allclose(same.theta[name], weight, rtol=1e-12)
-    guessed = from_balance(whole, 0).theta["layers.1.weight"]
+    guessed = rebuild_from_balance(whole, 0).theta["layers.1.weight"]
     assert torch.allclose(guessed.abs(), whole.theta["layers.1.weight"].abs(), rtol=1e-12)
-    half = some_neurons(whole, 0.5, seed=0).copy_module()
+    half = select_neurons(whole, 0.5, seed=0).copy_module()
     kept = (half(point.x)[:, 0] != 0).nonzero()[:, 0]
     assert len(kept) == 4
     part = KKTSet.from_samples(half, point.x[kept], point.y[kept], point.lam[kept])
@@ -622,7 +622,9 @@ def test_of_two_that_want_the_same_work_one_does_it(tmp_path):
         return net
 
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: context.kept(type(net), slow, "the same"), range(2))
+        first, second = pool.map(
+            lambda _: context.load_or_make(type(net), slow, "the same"), range(2)
+        )
     assert len(made) == 1
     assert rs.same(first, second)
     assert not list(tmp_path.rglob("*.lock"))
@@ -650,7 +652,7 @@ def test_a_watched_attack_that_was_killed_goes_on_and_has_seen_the_same(tmp_path
     def seen(folder: Path):
         context = Context(SCALES["tiny"], folder, seed=SEED)
         splitting = {"split": "curvature", "split_every": 100, "split_threshold": 0.0}
-        return traced(context, case.prepared(context), restarts=1, **splitting)
+        return trace_attack(context, case.prepared(context), restarts=1, **splitting)
 
     whole = seen(tmp_path / "whole")
     for step in (150, 300):
@@ -668,7 +670,9 @@ def test_a_watched_attack_that_was_killed_goes_on_and_has_seen_the_same(tmp_path
             stream.write(b"half a row")
     again = seen(tmp_path / "killed")
     assert len(whole.curves) > len(whole.frames) > 2
-    same = whole.replace(found=whole.found.replace(seconds=again.found.seconds))
+    same = whole.replace(
+        reconstruction=whole.reconstruction.replace(seconds=again.reconstruction.seconds)
+    )
     assert rs.same(again, same)
     assert not list(tmp_path.rglob("*.partial*"))
 
