@@ -1,7 +1,8 @@
 """residuum: what remains of the training data in a trained network's weights?
 
-Public names are loaded on first use, so that ``import residuum`` and ``residuum --help`` stay light. Editors
-and type checkers read the imports below, which never run. A test compares both lists.
+Public names are imported on first use, so that ``import residuum`` and ``residuum --help`` are fast.
+Editors and type checkers read the imports under ``TYPE_CHECKING``, which never run. A test compares these
+imports with the table of names.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ _NAMES = {  # public names by the module that defines them
     "verbs.identifying": "identify",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
-_MODULES = ("attacks",)  # modules that are used as ``rs.attacks.X``
-__all__ = sorted([*_HOME, *_MODULES])  # noqa: PLE0605  names are in the table above
+_MODULES = ("attacks",)  # public modules, used as ``residuum.attacks.X``
+__all__ = sorted([*_HOME, *_MODULES])  # noqa: PLE0605  the names are the keys of _HOME
 
 if TYPE_CHECKING:
     from residuum import attacks as attacks

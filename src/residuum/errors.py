@@ -1,6 +1,7 @@
-"""The exceptions of residuum. Every class has an exit code, and every instance says what the user can do.
+"""The exceptions of residuum. Every class has an exit code, and every exception says what the user can do.
 
-A message states the rule and the value that breaks it. ``remedy`` says what to do, if possible as code.
+The message of an exception states the rule and the value that breaks the rule. Its attribute ``remedy``
+says what the user can do, if possible as code.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class ResiduumError(Exception):
-    """Base class of all errors that residuum reports. Itself it is an internal error (exit code 70).
+    """Base class of all errors that residuum reports. The base class reports internal errors (exit code 70).
 
     Args:
-        message: The rule, and the value that breaks it.
+        message: The rule, and the value that breaks the rule.
         remedy: What the user can do.
     """
 
@@ -84,9 +85,9 @@ def require_known(
     """Check that a name is one of the choices.
 
     Args:
-        got: The name.
+        got: The name to check.
         choices: Valid names.
-        what: Start of the message, such as "No task".
+        what: Start of the error message, such as "No task".
         error: Class of the error that is raised if the name is not valid.
     """
     if got not in (names := tuple(choices)):
@@ -94,14 +95,14 @@ def require_known(
 
 
 def did_you_mean(got: str, choices: list[str] | tuple[str, ...]) -> str:
-    """Return a remedy for an invalid name: the most similar valid name, and all valid names.
+    """Return a remedy text for an invalid name: the most similar valid name, and all valid names.
 
     Args:
         got: The invalid name.
         choices: Valid names.
 
     Returns:
-        The remedy.
+        The remedy text.
     """
     from difflib import get_close_matches
 

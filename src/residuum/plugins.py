@@ -1,8 +1,8 @@
 """Plug-ins: installed packages that add attacks, objectives, network kinds, priors, metrics or defenses.
 
-A package names a module in the entry-point group ``residuum.plugins``. When the module is imported, it adds
-its entries to tables (``docs/extending.md``). If a plug-in cannot be imported or would replace an entry of
-another package, the error is recorded and nothing else is affected.
+A package names a module in the entry-point group ``residuum.plugins``. When residuum imports the module, the
+module adds its entries to tables (``docs/extending.md``). If a plug-in cannot be imported or would replace an
+entry of another package, the error is recorded, and other plug-ins are not affected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 GROUP = "residuum.plugins"
 OFF = "RESIDUUM_NO_PLUGINS"
 Entry = TypeVar("Entry")
-faults: dict[str, str] = {}  # errors of plug-in entries by name
+faults: dict[str, str] = {}  # error messages of plug-in entries by the name of the entry
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Plugin:
 
     Attributes:
         name: Name of the plug-in.
-        version: Version of its package.
-        error: Why it could not be imported, "" if it was imported.
+        version: Version of the package of the plug-in.
+        error: Reason why the plug-in could not be imported, or "" if the import succeeded.
     """
 
     name: str
@@ -34,13 +34,13 @@ class Plugin:
 
 
 class Table(dict[str, Entry]):
-    """Entries of a kind by name. Plug-ins may add entries, but must not replace existing ones.
+    """A dict of entries by name, such as all attacks. Plug-ins may add entries, but not replace entries.
 
     Args:
         sort: The kind of entry, such as "attack".
         entries: The entries of residuum.
-        shared_names: Another table whose names must not be used either.
-        base: A class of which every entry must be a subclass. Any other entry would stop all others.
+        shared_names: Another table whose names plug-ins must not use either.
+        base: A class of which every entry must be a subclass, or None.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Table(dict[str, Entry]):
         super().__setitem__(name, entry)
 
     def update(self, *entries: Any, **named: Any) -> None:
-        """Add entries one by one, so that each of them is checked."""
+        """Add entries one by one, so that each entry is checked."""
         for name, entry in dict(*entries, **named).items():
             self[name] = entry
 
@@ -83,7 +83,9 @@ class Table(dict[str, Entry]):
 
 _loaded: tuple[Plugin, ...] | None = None
 _importing: list[str] = []
-_added: list[tuple[Table[Any], str]] = []  # entries of the plug-in that is being imported
+_added: list[
+    tuple[Table[Any], str]
+] = []  # tables and names of the entries that the current plug-in has added
 
 
 def load(enabled: bool = True) -> tuple[Plugin, ...]:
@@ -93,13 +95,13 @@ def load(enabled: bool = True) -> tuple[Plugin, ...]:
         enabled: Whether to import plug-ins. The environment variable ``RESIDUUM_NO_PLUGINS`` disables them.
 
     Returns:
-        The plug-ins.
+        All installed plug-ins.
     """
     global _loaded
     if _loaded is None:
         use = enabled and not os.environ.get(OFF)
         entries = entry_points(group=GROUP) if use else ()
-        _loaded = ()  # a plug-in that calls ``load`` while it is imported gets no plug-ins
+        _loaded = ()  # if a plug-in calls ``load`` during its own import, ``load`` returns no plug-ins
         _loaded = tuple(_import(entry) for entry in sorted(entries, key=lambda entry: entry.name))
     return _loaded
 
@@ -113,7 +115,7 @@ def _import(entry: EntryPoint) -> Plugin:
         entry.load()
     except (Exception, SystemExit) as problem:  # noqa: BLE001  a plug-in may raise anything
         error = describe(problem)
-        for table, entry_name in _added:  # a plug-in adds either all of its entries or none
+        for table, entry_name in _added:  # remove the entries of a plug-in whose import failed
             del table[entry_name]
     finally:
         _importing.pop()
@@ -121,5 +123,5 @@ def _import(entry: EntryPoint) -> Plugin:
 
 
 def describe(problem: BaseException) -> str:
-    """Return the class and the message of an exception in at most 300 characters."""
+    """Return the class and the message of an exception, cut to 300 characters."""
     return f"{type(problem).__name__}: {problem}"[:300]

@@ -1,7 +1,8 @@
 """Pairwise similarity of two batches of samples.
 
-Every function takes a: (m, *shape) and b: (n, *shape) and returns (m, n). Rows of ``a`` are processed in
-chunks, so that the memory in addition to inputs and result is limited to ``CHUNK`` elements.
+A similarity takes samples ``a`` (m, *shape) and ``b`` (n, *shape) and returns an (m, n) tensor. Rows of
+``a`` are processed in chunks, so that the memory in addition to inputs and result is limited to ``CHUNK``
+elements.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from torch import Tensor
 
 from residuum.errors import InputError
 
-CHUNK = 1 << 24  # elements at a time, 128 MiB in float64
-# Below this share of |a|^2 + |b|^2, the expanded square has lost digits and the pair is recomputed. float64
-# has 16 digits, so above this share the distance still has ten.
+CHUNK = 1 << 24  # largest number of elements of a chunk, 128 MiB in float64
+# If |a|^2 + |b|^2 - 2 a.b is below this share of |a|^2 + |b|^2, cancellation has lost digits, and |a - b|^2
+# is computed directly. float64 has 16 digits, so a squared distance above this share still has ten digits.
 CANCELLATION = 1e-6
 
 
@@ -50,7 +51,8 @@ def ncc(a: Tensor, b: Tensor) -> Tensor:
 def l2(a: Tensor, b: Tensor) -> Tensor:
     """Return Euclidean distances, exact to 1e-6 even between nearly identical samples.
 
-    They are computed as |a|^2 + |b|^2 - 2 a.b in float64, and as |a - b| if that cancels.
+    Squared distances are computed as |a|^2 + |b|^2 - 2 a.b in float64, or as |a - b|^2 if the difference
+    cancels.
 
     Args:
         a: Samples, (m, *shape).
@@ -79,7 +81,7 @@ def standardize(x: Tensor) -> Tensor:
 
     Each channel of a (c, h, w) sample is centered and scaled to norm 1/sqrt(c), so the correlation of two
     samples is the mean correlation of their channels. A sample of another shape counts as a single channel. A
-    constant channel becomes 0. It correlates with nothing, not even with itself.
+    constant channel becomes 0, so its correlation with any channel is 0.
 
     Args:
         x: Samples, (m, *shape).
@@ -90,7 +92,8 @@ def standardize(x: Tensor) -> Tensor:
     channels = x.shape[1] if x.ndim == 4 else 1
     flat = x.reshape(len(x), channels, -1)
     centered = flat - flat.mean(2, keepdim=True)
-    # A centered constant consists of rounding errors, which scaling would enlarge to a random image.
+    # After centering, a constant channel consists of rounding errors. Scaling would turn these into a
+    # random image.
     rounding = 8 * torch.finfo(x.dtype).eps * flat.norm(dim=2, keepdim=True)
     norm = centered.norm(dim=2, keepdim=True)
     scaled = torch.where(norm > rounding, centered / norm, 0.0)
@@ -103,7 +106,7 @@ def chunks(rows: int, width: int, limit: int | None = None) -> Iterator[slice]:
     Args:
         rows: Number of rows.
         width: Number of elements of a row.
-        limit: Number of elements of a slice, by default ``CHUNK``.
+        limit: Maximum number of elements of a slice, by default ``CHUNK``.
 
     Returns:
         Slices that cover all rows.
@@ -136,5 +139,5 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
-    """Return inner products of rows of norm at most 1, clamped to [-1, 1] because of rounding."""
+    """Return the inner products of rows x and y of norm at most 1, clamped to [-1, 1] against rounding."""
     return (x @ y.T).clamp_(-1, 1)

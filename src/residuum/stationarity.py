@@ -1,10 +1,12 @@
-"""The equation of all attacks and certificates.
+"""The stationarity equation, which all attacks and certificates use.
 
     r = target - sum_i grad_theta <u_i, Phi(theta; x_i)>,      u_i = sum_{rows r of sample i} lam_r c_r
 
-A *row* is a term of the sum: a sample with a covector c_r on the outputs of the network (+-1 for a
-binary label, e_y - e_c for a class and a rival class, e_k for a regression output). The gradient is
-linear in the covector, so the residual needs a single backward pass for any number of rows.
+Here r is the residual, target is the vector that the weighted sum of gradients must equal (the weights
+theta, or the weight update), and lam_r are the multipliers. A *row* is a term of the sum: a sample x_i with a
+covector c_r on the outputs Phi of the network (+-1 for a binary label, e_y - e_c for a class and a rival
+class, e_k for a regression output). The gradient is linear in the covector, so the residual needs a single
+backward pass for any number of rows.
 
 theta and target are dicts of tensors by parameter name. The shapes are x: (n, ...), u: (n, C), lam: (R,).
 All functions work for any ``nn.Module``. For MLPs, the Gram matrix has a closed form
@@ -31,11 +33,11 @@ Theta = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Rows:
-    """The terms of the sum.
+    """Rows: the R terms of a weighted sum of gradients, each a sample with a covector on the outputs.
 
     Attributes:
-        index: Sample of each row, (R,).
-        covectors: Covectors on the outputs, (R, C).
+        index: Index of the sample of each row, (R,).
+        covectors: Covector of each row on the C outputs of the network, (R, C).
     """
 
     index: Tensor
@@ -48,17 +50,17 @@ class Rows:
         """Return the sum of the covectors of each sample, weighted with the multipliers.
 
         Args:
-            lam: Multipliers, (R,).
+            lam: Multipliers of the rows, (R,).
             samples: Number of samples.
 
         Returns:
-            u: (samples, C).
+            The weighted sums u, (samples, C).
         """
         u = self.covectors.new_zeros(samples, self.covectors.shape[1])
         return u.index_add(0, self.index, lam[:, None] * self.covectors)
 
     def values(self, outputs: Tensor) -> Tensor:
-        """Return <c_r, Phi(x_r)> of every row, which is its margin, (R,)."""
+        """Return the margin of each row, the inner product of covector and output, (R,)."""
         return (self.covectors * outputs[self.index]).sum(1)
 
 
@@ -68,15 +70,15 @@ def parameters(model: nn.Module) -> Theta:
 
 
 def weighted_gradient(model: nn.Module, x: Tensor, u: Tensor) -> Theta:
-    """Return sum_i grad_theta <u_i, Phi(theta; x_i)>, computed by a single backward pass.
+    """Return the weighted sum of gradients, sum_i grad_theta <u_i, Phi(theta; x_i)>, by one backward pass.
 
     Args:
-        model: The network, with weights theta.
+        model: The network Phi, with weights theta.
         x: Samples, (n, ...).
-        u: Covectors, (n, C).
+        u: Covectors on the outputs, weighted with multipliers, (n, C).
 
     Returns:
-        The sum by parameter name.
+        The sum of gradients by parameter name.
     """
 
     def inner_product(theta: Theta) -> Tensor:
@@ -86,13 +88,13 @@ def weighted_gradient(model: nn.Module, x: Tensor, u: Tensor) -> Theta:
 
 
 def residual(model: nn.Module, target: Theta, x: Tensor, u: Tensor) -> Theta:
-    """Return target - sum_i grad_theta <u_i, Phi(theta; x_i)>.
+    """Return the residual, target - sum_i grad_theta <u_i, Phi(theta; x_i)>.
 
     Args:
-        model: The network, with weights theta.
-        target: The target by parameter name.
+        model: The network Phi, with weights theta.
+        target: The vector that the weighted sum of gradients must equal, by parameter name.
         x: Samples, (n, ...).
-        u: Covectors, (n, C).
+        u: Covectors on the outputs, weighted with multipliers, (n, C).
 
     Returns:
         The residual by parameter name.
@@ -107,8 +109,8 @@ def project(model: nn.Module, x: Tensor, rows: Rows, direction: Theta) -> Tensor
     Args:
         model: The network.
         x: Samples, (n, ...).
-        rows: The rows.
-        direction: A direction by parameter name.
+        rows: Rows: samples with covectors on the outputs.
+        direction: A direction in weight space, by parameter name.
 
     Returns:
         Inner products, (R,).
@@ -119,12 +121,12 @@ def project(model: nn.Module, x: Tensor, rows: Rows, direction: Theta) -> Tensor
 
 
 def jacobian(model: nn.Module, x: Tensor, rows: Rows, chunk: int = 64) -> Tensor:
-    """Return the gradient of every row.
+    """Return the gradient of each row with respect to the weights.
 
     Args:
         model: The network.
         x: Samples, (n, ...).
-        rows: The rows.
+        rows: Rows: samples with covectors on the outputs.
         chunk: Number of rows that are computed together.
 
     Returns:
@@ -149,7 +151,7 @@ def gram(model: nn.Module, x: Tensor, rows: Rows) -> Tensor:
     Args:
         model: The network.
         x: Samples, (n, ...).
-        rows: The rows.
+        rows: Rows: samples with covectors on the outputs.
 
     Returns:
         Gram matrix, (R, R).
@@ -166,9 +168,9 @@ def mlp_gram(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> 
 
     Args:
         model: The network.
-        trace: A forward pass.
-        index: Sample of each row, (R,).
-        signals: Backward signals of the rows by layer.
+        trace: Activations of a forward pass of all samples.
+        index: Index of the sample of each row, (R,).
+        signals: Backward signals of the rows (gradients with respect to pre-activations) by layer.
 
     Returns:
         Gram matrix, (R, R).
@@ -185,19 +187,19 @@ def mlp_gram(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> 
 
 
 def flatten(theta: Theta) -> Tensor:
-    """Return all tensors in their order as a vector, (P,)."""
+    """Concatenate all tensors of a dict, in the order of the dict, into a vector (P,)."""
     return torch.cat([t.reshape(-1) for t in theta.values()])
 
 
 def norm(theta: Theta) -> float:
-    """Return the Euclidean norm over all tensors."""
+    """Return the Euclidean norm over all tensors of a dict."""
     return float(
         torch.stack([t.detach().double().square().sum() for t in theta.values()]).sum().sqrt()
     )
 
 
 def by_layer(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group parameter names by layer, which is the name before the last dot."""
+    """Group parameter names by layer. The name of a layer is the parameter name before the last dot."""
     layers: dict[str, list[str]] = {}
     for name in names:
         layers.setdefault(name.rpartition(".")[0] or name, []).append(name)
@@ -229,8 +231,8 @@ def moved_layers(theta: Theta, theta0: Theta) -> tuple[str, ...]:
     Returns:
         Names of the layers.
     """
-    # Rounding on both sides can differ by a unit in the last place of the coarser number format. The
-    # tolerance of two units also allows for a conversion between formats.
+    # The rounding errors of weight and initial value can differ by a unit in the last place of the coarser
+    # number format. The tolerance is two units, because a conversion between formats rounds again.
     moved = []
     for layer, names in by_layer(theta).items():
         for name in names:
@@ -248,8 +250,8 @@ def layer_residuals(r: Theta, theta: Theta) -> dict[str, float]:
     """Return ||r_l|| / ||theta_l|| of every layer, or ||r_l|| if all weights of the layer are zero.
 
     Args:
-        r: Residual by parameter name.
-        theta: Weights by parameter name.
+        r: Residual r by parameter name.
+        theta: Weights theta by parameter name.
 
     Returns:
         Relative residual by layer.

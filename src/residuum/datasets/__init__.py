@@ -1,6 +1,7 @@
 """Load datasets by name or path, and select, balance and preprocess samples as the papers do.
 
-To add a dataset, write a function from a :class:`Request` to a :class:`Pool` and add it to ``DATASETS``.
+To add a dataset, write a function that takes a :class:`Request` and returns a :class:`Pool`, and add the
+function to ``DATASETS``.
 """
 
 from __future__ import annotations
@@ -40,16 +41,17 @@ def load_dataset(
 
     Args:
         name: A key of ``DATASETS``, or the path of an .npz archive or of a folder of images.
-        n: Number of training samples, with the same number of each label. By default all samples, or half of
-            them if the source has no test set.
+        n: Number of training samples, with the same number of samples of each label. By default, all
+            samples are used, or half of the samples if the source has no test set.
         seed: Seed of a random choice. If None, the first samples of each label in file order are used.
         root: Folder of the files of the named datasets, by default $RESIDUUM_DATA.
         task: "binary" (-1/+1), "multiclass" (0..C-1) or "regression" (-1.0/+1.0).
-        holdout: Number of held-out samples, by default up to 2000. They come from the test set if the source
-            has one, else from the remaining samples. They are balanced if possible, and never equal to a
-            training image.
+        holdout: Number of held-out samples, by default up to 2000. Held-out samples come from the test set if
+            the source has one, else from the remaining samples. They are balanced if possible, and never
+            equal to a training sample.
         positive: The classes with label +1, if the grouping of the source does not apply.
-        center: Whether to subtract the mean of the training samples from both sets. It is stored as ``mean``.
+        center: Whether to subtract the mean of the training samples from training and held-out samples. The
+            mean is stored as ``mean``.
         dtype: Number format of the samples.
         **options: Options of the source, such as ``dim`` of the sphere, or ``size`` and ``gray`` of a folder.
 

@@ -15,23 +15,24 @@ from residuum.errors import DataError, UnsafeFileError
 from residuum.records import read_npz
 from residuum.records.inputs import MAX_BYTES
 
-CHANNELS = (1, 3, 4)
+CHANNELS = (1, 3, 4)  # possible numbers of channels of an image
 FORMATS = {
     **{".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"},
     **{".tif": "TIFF", ".tiff": "TIFF", ".pgm": "PPM", ".ppm": "PPM"},
 }
-MAX_PIXELS = 20_000_000  # 200 MB with the copies of a conversion
-# Exceptions of Pillow for files that are no images.
+MAX_PIXELS = 20_000_000  # largest image in pixels; converting it takes 200 MB
+# Exceptions that Pillow raises for files that are not images.
 UNREADABLE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError)
 GRAY_MODES = ("1", "L", "LA")
 COLOR_MODES = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
 
 def npz(request: Request, path: Path) -> Pool:
-    """Read the arrays x and y, or x_train, y_train, x_test and y_test, of an .npz archive.
+    """Read samples and labels from an .npz archive with x and y, or x_train, y_train, x_test and y_test.
 
-    uint8 images are converted to (C, H, W) and [0, 1]. Other numbers do not change. Labels are integers or
-    text, and ``classes`` may name them. If a ``mean`` is stored, it has been subtracted from x.
+    uint8 images are converted to the shape (C, H, W) and values in [0, 1]. Other numbers do not change.
+    Labels are integers or text, and the array ``classes`` may name the labels. If the archive contains an
+    array ``mean``, then this mean has been subtracted from x.
 
     Args:
         request: Not used.
@@ -41,7 +42,7 @@ def npz(request: Request, path: Path) -> Pool:
         The samples.
 
     Raises:
-        DataError: If the archive is not a dataset.
+        DataError: If the archive lacks an array or has unusable values.
     """
     arrays = read_npz(path)
     suffixes: tuple[str, ...] = ("_train", "_test") if "x_test" in arrays else ("_train",)
@@ -75,7 +76,7 @@ def npz(request: Request, path: Path) -> Pool:
 
 
 def _samples(array: np.ndarray, path: Path) -> Tensor:
-    """Return x as (N, ...) numbers: uint8 images with channels first, or finite floating point."""
+    """Convert the array x of samples to a tensor: uint8 images with channels first, or finite floats."""
     if array.ndim < 2 or array.size == 0 or array.dtype.kind == "U":
         raise DataError(
             f"'x' must hold numbers, one row per sample; {str(path)!r} has {array.dtype} of shape "
@@ -98,7 +99,7 @@ def _samples(array: np.ndarray, path: Path) -> Tensor:
 def _labels(
     labels: list[np.ndarray], names: np.ndarray | None, path: Path
 ) -> tuple[list[Tensor], tuple[str, ...]]:
-    """Return the class indices of every array, and the names of the classes in the order of the labels."""
+    """Convert arrays of labels to class indices, and return the names of the classes in index order."""
     columns = [y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for y in labels]
     for y in columns:
         if y.ndim != 1 or (y.dtype.kind == "f" and not np.array_equal(y, np.round(y))):
@@ -133,19 +134,19 @@ def folder(
 ) -> Pool:
     """Read the images in ``path``/<class>/, or in ``path``/train/<class>/ and ``path``/test/<class>/.
 
-    Images are sorted by name. Transparency is removed. Files that are no images are ignored.
+    Images are sorted by file name. Transparency is removed. Files that are not images are ignored.
 
     Args:
         request: Not used.
         path: The folder.
-        size: (height, width) for bicubic resizing, None for the size of the files.
-        gray: True for one channel, False for three, None for the channels of the files.
+        size: (height, width) for bicubic resizing, or None to keep the size of the images.
+        gray: True for one channel, False for three channels, or None to keep the channels of the images.
 
     Returns:
         The images.
 
     Raises:
-        DataError: If there are no images, or if they cannot be read.
+        DataError: If the folder has no images, or if an image cannot be read.
     """
     if size is not None and (len(size) != 2 or min(size) < 1):
         raise DataError(
@@ -182,7 +183,7 @@ def _subfolders(path: Path) -> list[Path]:
 
 
 def _read_images(files: list[Path], size: tuple[int, int] | None, gray: bool | None) -> Tensor:
-    """Read files of equal size and channels as a (N, C, H, W) uint8 tensor."""
+    """Read images of equal size and channels into a (N, C, H, W) uint8 tensor."""
     first = _read_image(files[0], size, gray)
     if len(files) * first.size > MAX_BYTES:
         raise UnsafeFileError(
@@ -203,7 +204,7 @@ def _read_images(files: list[Path], size: tuple[int, int] | None, gray: bool | N
 
 
 def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> np.ndarray:
-    """Read an image as (C, H, W) uint8. Its size is checked before it is unpacked."""
+    """Read an image as a (C, H, W) uint8 array. The size is checked before the image is unpacked."""
     from PIL import Image
 
     try:

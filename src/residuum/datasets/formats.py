@@ -1,8 +1,8 @@
 """Read the file formats of MNIST and CIFAR-10 without trusting the files.
 
 The sizes in an IDX file are compared with the length of the file before anything is read. A CIFAR-10 batch
-is a pickle. It is read as inert values, so that no code named by the file ever runs and no array is larger
-than the bytes that fill it.
+is a pickle. Its values are read without executing the pickle, so no code that the file names ever runs, and
+no array is larger than the bytes that fill it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from residuum.io.inert import Block
 from residuum.io.pickle_files import read_pickle
 from residuum.records.inputs import MAX_BYTES, max_memory
 
-MAX_BATCH_BYTES = 256 << 20  # eight times the size of a published batch
+MAX_BATCH_BYTES = 256 << 20  # largest CIFAR-10 batch in bytes: eight times the published size
 IDX = "an IDX file of unsigned bytes, as long as its header says"
 BATCH = "a CIFAR-10 python batch with 'data' and 'labels'"
 
@@ -35,10 +35,10 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
         ndim: Number of dimensions.
 
     Returns:
-        The bytes as an array.
+        The unsigned bytes as an array.
 
     Raises:
-        DataError: If the file is not such a file.
+        DataError: If the file is not an IDX file of unsigned bytes with ``ndim`` dimensions.
     """
     header_length = 4 + 4 * ndim
     packed = path.suffix == ".gz"
@@ -47,7 +47,7 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
         with gzip.open(path) if packed else path.open("rb") as stream:
             header = stream.read(header_length)
             if len(header) < header_length or header[:4] != bytes((0, 0, 8, ndim)):
-                reason = f"it begins with {header[:4].hex(' ') or 'nothing'}"
+                reason = f"the file begins with {header[:4].hex(' ') or 'nothing'}"
                 raise DataError(*_explain_broken(IDX, path, reason))
             shape = struct.unpack(f">{ndim}I", header[4:])
             size, limit = math.prod(shape), min(MAX_BYTES, max_memory(length) // 8)
@@ -57,7 +57,7 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
         raise DataError(*_explain_broken(IDX, path, reason)) from problem
     if len(body) != size:
         actual = "more" if len(body) > size else f"only {len(body)}"
-        reason = f"it claims {shape}, {size} bytes of data, and holds {actual}"
+        reason = f"the header claims {shape}, {size} bytes of data, and the file holds {actual}"
         raise DataError(*_explain_broken(IDX, path, reason))
     return np.frombuffer(bytearray(body), np.uint8).reshape(shape)
 
@@ -72,8 +72,8 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
         Images (N, 3, 32, 32) uint8 and labels (N,) int64.
 
     Raises:
-        DataError: If the file is no such batch.
-        UnsafeFileError: If the file names functions, or if it is too large.
+        DataError: If the file is not a CIFAR-10 python batch.
+        UnsafeFileError: If the file names functions, or if the file is too large.
     """
     try:
         if (length := path.stat().st_size) > MAX_BATCH_BYTES:
@@ -85,10 +85,10 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
         with path.open("rb") as stream:
             pickled = read_pickle(path, stream, length)
     except OSError as problem:
-        reason = problem.strerror or "it cannot be read"
+        reason = problem.strerror or "the file cannot be read"
         raise DataError(*_explain_broken(BATCH, path, reason)) from problem
     except CheckpointError as problem:
-        reason = "it is no pickle of plain data"
+        reason = "the file is not a pickle of plain data"
         raise DataError(*_explain_broken(BATCH, path, reason)) from problem
     if names := (*pickled.unsafe, *pickled.foreign):
         raise UnsafeFileError(
@@ -99,19 +99,19 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
     batch = pickled.content if isinstance(pickled.content, dict) else {}
     data, labels = (batch.get(name, batch.get(name.encode())) for name in ("data", "labels"))
     if not isinstance(data, Block) or data.kind != "uint8" or data.shape[1:] != (3 * 32 * 32,):
-        reason = "its 'data' is no matrix (N, 3072) of unsigned bytes"
+        reason = "'data' is not a matrix (N, 3072) of unsigned bytes"
         raise DataError(*_explain_broken(BATCH, path, reason))
     if not (
         isinstance(labels, list)
         and len(labels) == data.shape[0]
         and all(type(y) is int and 0 <= y <= 9 for y in labels)
     ):
-        reason = f"its 'labels' are no list of {data.shape[0]} classes 0 to 9"
+        reason = f"'labels' is not a list of {data.shape[0]} classes 0 to 9"
         raise DataError(*_explain_broken(BATCH, path, reason))
     images = data.tensor().numpy().reshape(-1, 3, 32, 32)
     return images, np.array(labels, dtype=np.int64)
 
 
 def _explain_broken(what: str, path: Path, reason: str) -> tuple[str, str]:
-    """Return the message and the remedy for a broken file."""
+    """Return the error message and the remedy for a broken file of a dataset."""
     return f"{str(path)!r} must be {what}; {reason}.", "Download the file again."

@@ -3,12 +3,12 @@
     .npz            x and y, or x_train, y_train, x_test and y_test for training and held-out samples
     .csv            a header, and one row per sample. The label is the column named label, target, class or
                     y, else the last column. A column named id or ending in _id with different values in all
-                    rows holds record IDs, which the report names. It is no input. A name may end with a
-                    unit in brackets, such as "age [years]"
+                    rows holds record IDs, which the report names. Record IDs are not inputs of the
+                    network. A column name may end with a unit in brackets, such as "age [years]"
     folder          images in CLASS/*.png, or in train/CLASS and test/CLASS; or a folder of `train`
     in Python       (x, y), a DataFrame, a TensorDataset, a DataLoader, any object with a length and items
 
-The notes of the dataset say what was converted.
+The notes of the returned dataset list the conversions.
 """
 
 from __future__ import annotations
@@ -29,11 +29,13 @@ from residuum.errors import DataError, UnsafeFileError
 from residuum.records import Dataset, read_npz
 from residuum.records.rundir import digest, sha256
 
-LABELS = ("label", "target", "class", "y")  # names of the column of labels
-ID_COLUMN = re.compile(r"(?:.*[_ ])?ids?", re.IGNORECASE)  # id, patient_id, Record ID
-MAX_TABLE = 256 << 20  # bytes of a .csv
+LABELS = ("label", "target", "class", "y")  # column names that mark the labels of a table
+# Matches column names such as id, patient_id and Record ID.
+ID_COLUMN = re.compile(r"(?:.*[_ ])?ids?", re.IGNORECASE)
+MAX_TABLE = 256 << 20  # largest .csv file in bytes
 UNIT = re.compile(r"\s*[\[(]([^\])]*)[\])]\s*$")
-PRIVATE = {"data": "train.npz", "holdout": "holdout.npz"}  # files in a training directory
+# Files in the folder ``private`` of a training directory.
+PRIVATE = {"data": "train.npz", "holdout": "holdout.npz"}
 KINDS = (
     "(x, y), a Dataset, a DataFrame, a DataLoader, a dataset with items, or the path of an .npz, a .csv "
     "or a folder"
@@ -41,7 +43,7 @@ KINDS = (
 
 
 def read_samples(path: str | Path) -> tuple[Dataset, Dataset | None]:
-    """Return the training samples at ``path``, and held-out samples if the path holds both."""
+    """Read training samples, and held-out samples (or None), from a file or folder."""
     place = Path(path).expanduser()
     if place.is_dir():
         pool = folder(Request(), place)
@@ -71,11 +73,11 @@ def read_train_and_holdout(data: Any, holdout: Any) -> tuple[Dataset | None, Dat
     """Read training samples and held-out samples.
 
     Args:
-        data: Training samples in any supported form. A path may hold both sets.
-        holdout: Held-out samples in any supported form. They replace those of ``data``.
+        data: Training samples in any supported form. A file or folder may also contain held-out samples.
+        holdout: Held-out samples in any supported form. They replace the held-out samples in ``data``.
 
     Returns:
-        Training samples and held-out samples, None for a set that is not available.
+        Training samples and held-out samples. A set that is not available is None.
     """
     train = included = control = None
     if isinstance(data, str | Path):
@@ -94,11 +96,11 @@ def read_train_and_holdout(data: Any, holdout: Any) -> tuple[Dataset | None, Dat
 
 
 def locate_samples(path: str | Path, name: str) -> Path:
-    """Return the path of samples, which is a private file if ``path`` is a training directory.
+    """Return the path of a file of samples. In a training directory, the file is in the folder private.
 
     Args:
-        path: A path of a user.
-        name: "data" or "holdout".
+        path: A file of samples or a training directory.
+        name: "data" for training samples or "holdout" for held-out samples.
 
     Returns:
         The path of the samples.
@@ -120,7 +122,7 @@ def as_dataset(samples: Any, name: str) -> Dataset:
     """Convert samples in any supported form to a dataset.
 
     Args:
-        samples: The samples. If they have no labels, the labels are zeros, which match no class.
+        samples: The samples. If labels are missing, all labels are set to zero, which matches no class.
         name: Name of the dataset, for messages.
 
     Returns:
@@ -131,7 +133,7 @@ def as_dataset(samples: Any, name: str) -> Dataset:
     if isinstance(samples, str | Path):
         return read_samples(samples)[0]
     x, y = samples if isinstance(samples, tuple) and len(samples) == 2 else (samples, None)
-    if hasattr(x, "columns") and hasattr(x, "to_numpy"):  # a table of any library
+    if hasattr(x, "columns") and hasattr(x, "to_numpy"):  # a DataFrame of any library
         return _frame(x, y, name)
     if y is None and not hasattr(x, "__array__") and not isinstance(x, Tensor | list | tuple):
         return _items(x, name)
@@ -155,13 +157,13 @@ def _arrays(x: Any, y: Any, name: str, **fields: Any) -> Dataset:
 
 
 def _explain_unknown(name: str, value: Any) -> tuple[str, str]:
-    """Return the message and the remedy for samples in an unknown form."""
+    """Return the error message and the remedy for samples in an unsupported form."""
     message = f"{name} must be {KINDS}; got {type(value).__name__}."
     return message, f"Pass {name}=(x, y)."
 
 
 def _items(samples: Any, name: str) -> Dataset:
-    """Read the dataset of a loader, or an object with items (x, y), in its order."""
+    """Read all samples of a DataLoader, or of an object with items (x, y), in the order of the dataset."""
     is_loader = hasattr(samples, "batch_size")
     source = getattr(samples, "dataset", samples) if is_loader else samples
     if hasattr(source, "tensors") and len(source.tensors) in (1, 2):  # TensorDataset
@@ -197,13 +199,13 @@ def _items(samples: Any, name: str) -> Dataset:
 
 
 def _frame(frame: Any, y: Any, name: str) -> Dataset:
-    """Read a DataFrame, with separate labels or with a column of labels."""
+    """Read a DataFrame with labels ``y``, or with a column of labels if ``y`` is None."""
     values = {str(column): np.asarray(frame[column]) for column in frame.columns}
     return read_columns(values if y is None else {**values, "label": np.asarray(y)}, name)
 
 
 def read_csv(path: Path) -> Dataset:
-    """Read a table with a header.
+    """Read a .csv table whose first line names the columns.
 
     Args:
         path: A .csv file.
@@ -212,7 +214,7 @@ def read_csv(path: Path) -> Dataset:
         The dataset.
 
     Raises:
-        DataError: If the file is no such table.
+        DataError: If the file is missing or is not a table with a header.
         UnsafeFileError: If the file is too large.
     """
     if not path.is_file():
@@ -251,11 +253,11 @@ def read_csv(path: Path) -> Dataset:
 
 
 def read_columns(columns: dict[str, np.ndarray], name: str) -> Dataset:
-    """Make a dataset of named columns.
+    """Make a dataset from the named columns of a table.
 
-    The label is the first column with a usual name (``LABELS``), else the last column. Units in brackets
-    after a name are kept for the report. Only the label may be text, because the encoding decides what the
-    network received.
+    The label is the first column with a name in ``LABELS``, else the last column. Units in brackets after a
+    column name are stored for the report. Only the label may be text, because residuum cannot know how the
+    training encoded text as numbers.
 
     Args:
         columns: Values by the name of the column.
@@ -265,11 +267,11 @@ def read_columns(columns: dict[str, np.ndarray], name: str) -> Dataset:
         The dataset.
 
     Raises:
-        DataError: If the columns are no numbers or have gaps.
+        DataError: If a column other than the label is not numeric or has gaps.
     """
     by_lower_case = {column.strip().lower(): column for column in columns}
-    usual = (by_lower_case[column] for column in LABELS if column in by_lower_case)
-    label = next(usual, list(columns)[-1])
+    label_columns = (by_lower_case[column] for column in LABELS if column in by_lower_case)
+    label = next(label_columns, list(columns)[-1])
     ids = [c for c in columns if c != label and _identifies_rows(c, columns[c])][:1]
     features = [column for column in columns if column not in (label, *ids)]
     if not features:
@@ -277,10 +279,11 @@ def read_columns(columns: dict[str, np.ndarray], name: str) -> Dataset:
             f"A table must have columns in addition to the label; {name!r} has none.",
             "Add columns.",
         )
-    words = [column for column in features if not _numeric(columns[column])]
-    if words:
+    text_columns = [column for column in features if not _numeric(columns[column])]
+    if text_columns:
         raise DataError(
-            f"Columns must hold numbers, as the network receives them; {words[:5]} of {name!r} do not.",
+            f"Columns must hold numbers, as the network receives them; {text_columns[:5]} of {name!r} "
+            "do not.",
             "Encode these columns as in the training, or remove them. The label may be text.",
         )
     x = torch.from_numpy(np.stack([columns[column].astype(np.float64) for column in features], 1))
@@ -303,13 +306,13 @@ def read_columns(columns: dict[str, np.ndarray], name: str) -> Dataset:
 
 
 def _identifies_rows(name: str, values: np.ndarray) -> bool:
-    """Return True for a column that is named as an ID and has a different value in every row."""
+    """Return True if a column is named like an ID and has a different value in every row."""
     text = values.astype(str)
     return bool(ID_COLUMN.fullmatch(name.strip())) and len(np.unique(text)) == len(text)
 
 
 def _labels(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
-    """Return whole numbers as classes, other numbers as targets, and text as classes in alphabetic order."""
+    """Convert a column of labels: whole numbers and text become classes, other numbers become targets."""
     if _numeric(values):
         numbers = values.astype(np.float64)
         is_integer = np.array_equal(numbers, np.round(numbers))
@@ -327,14 +330,14 @@ def _numeric(values: np.ndarray) -> bool:
 
 
 def _images(pool: Pool) -> Dataset:
-    """Return the images of a folder with channels first and values from 0 to 1."""
+    """Convert the images of a folder to a dataset with channels first and values from 0 to 1."""
     note = f"images of {pool.name!r} are read with channels first and values from 0 to 1"
     x = pool.images.double() / pool.scale
     return Dataset(x, pool.labels, name=pool.name, classes=pool.classes, notes=(note,))
 
 
 def is_one_hot(y: Tensor) -> bool:
-    """Return True if every row of labels has a single 1 and zeros."""
+    """Return True if labels are one-hot: every row has a single 1 and otherwise zeros."""
     if y.ndim != 2 or y.shape[1] < 2:
         return False
     values: Sequence[float] = y.unique().tolist()

@@ -1,7 +1,7 @@
 """Select training samples and held-out samples from all samples of a source.
 
-Training samples are balanced over the labels and keep the order of the file. Without a seed they are the
-first n / L samples of each of the L labels. Held-out samples never repeat a training image.
+Training samples are balanced over the labels and keep the order of the file. Without a seed, training samples
+are the first n / L samples of each of the L labels. Held-out samples never repeat a training sample.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from residuum.errors import DataError, require_known
 from residuum.records import TASKS, Dataset, Split
 
-DEFAULT_HOLDOUT = 2000  # scoring uses as many
-Names = Sequence[str | int]  # names of classes
+DEFAULT_HOLDOUT = 2000  # default number of held-out samples, the maximum that scoring uses
+Names = Sequence[str | int]  # type of a list of class names
 
 
 @dataclass(frozen=True)
 class Request:
-    """The requests of the user that a source may need. None leaves the choice to the source.
+    """Requests of the user for the samples of a source. If a request is None, the source chooses.
 
     Attributes:
         n: Number of training samples.
@@ -44,15 +44,15 @@ class Pool:
 
     Attributes:
         name: Name of the source.
-        images: Samples (N, *shape). Their values are images / scale.
+        images: Samples, (N, *shape), as stored in the file. The values of the samples are images / scale.
         labels: Indices into ``classes``, (N,).
         classes: Names of the classes.
         positive: The classes with label +1 in binary tasks.
         sides: Names of the labels -1 and +1.
         scale: Divisor of the images.
-        mean: The mean that was subtracted from the images, None if none was.
-        center: Whether subtracting a mean makes sense.
-        test: The test set of the source, None if it has none.
+        mean: The mean that was subtracted from the images, or None.
+        center: Whether subtracting a mean from the samples makes sense.
+        test: The test set of the source, or None.
     """
 
     name: str
@@ -87,11 +87,11 @@ class Pool:
 
 
 Source = Callable[..., Pool]
-"""``source(request, **options)``. Its keyword-only parameters are the options that a user may pass."""
+"""A function ``source(request, **options)``. Users may pass its keyword-only parameters as options."""
 
 
 def make_generator(seed: int | None) -> torch.Generator:
-    """Return a separate random generator, with seed 0 if ``seed`` is None, or raise ``DataError``."""
+    """Return a new random generator with this seed, or with seed 0 if ``seed`` is None."""
     if seed is not None and not 0 <= seed < 2**63:
         raise DataError(f"A seed must be between 0 and 2**63; got {seed}.", "Pass seed=0.")
     return torch.Generator().manual_seed(seed or 0)
@@ -102,9 +102,9 @@ def split_pool(
 ) -> Split:
     """Select training samples and held-out samples, and preprocess both sets in the same way.
 
-    Training samples are balanced. Held-out samples come from the test set if there is one. They are never
-    equal to a training image, and their order is random. The mean of the training samples is subtracted from
-    both sets, because the network was trained with it.
+    Training samples are balanced. Held-out samples come from the test set if the source has one. They are
+    never equal to a training sample, and their order is random. The mean of the training samples is
+    subtracted from training and held-out samples, so that both have the preprocessing of the training.
 
     Args:
         pool: All samples of a source.
@@ -118,7 +118,7 @@ def split_pool(
         Training samples and held-out samples.
     """
     lookup, names = map_classes(pool, task, positive)
-    labels = lookup[pool.labels]  # (N,) in 0..L-1
+    labels = lookup[pool.labels]  # (N,) label indices 0..L-1
     n = _count(pool, request, labels, names)
     generator = None if request.seed is None else make_generator(request.seed)
     rows = choose_rows(labels, [n // len(names)] * len(names), generator)
@@ -154,10 +154,10 @@ def map_classes(pool: Pool, task: str, positive: Names = ()) -> tuple[Tensor, tu
     Args:
         pool: All samples of a source.
         task: "binary", "multiclass" or "regression".
-        positive: Classes with label +1, by default those of the source.
+        positive: Classes with label +1. The default is ``pool.positive``.
 
     Returns:
-        The label of every class, and the names of the labels.
+        A tensor with the label index of each class, and the names of the labels.
 
     Raises:
         DataError: If there are fewer than two classes or labels.
@@ -191,15 +191,15 @@ def map_classes(pool: Pool, task: str, positive: Names = ()) -> tuple[Tensor, tu
 
 
 def choose_rows(labels: Tensor, quotas: Sequence[int], generator: torch.Generator | None) -> Tensor:
-    """Choose rows of each label.
+    """Choose a number of rows of each label.
 
     Args:
         labels: Labels of all rows.
         quotas: Number of rows of each label.
-        generator: Random generator of the choice, None for the first rows.
+        generator: Random generator of the choice, or None to choose the first rows.
 
     Returns:
-        Row numbers, ascending.
+        Indices of the chosen rows, ascending.
     """
     chosen = []
     for label, quota in enumerate(quotas):
@@ -211,14 +211,14 @@ def choose_rows(labels: Tensor, quotas: Sequence[int], generator: torch.Generato
 
 
 def spread_quotas(available: Sequence[int], total: int) -> list[int]:
-    """Divide a total over labels as evenly as possible, starting with the rarest label.
+    """Divide a total number of samples over labels as evenly as possible.
 
     Args:
         available: Number of samples of each label.
         total: Sum of the quotas.
 
     Returns:
-        The quota of each label.
+        The number of samples of each label.
     """
     quotas = [0] * len(available)
     for rank, label in enumerate(sorted(range(len(available)), key=available.__getitem__)):
@@ -233,7 +233,7 @@ def check_divisible(n: int, labels: int, limit: int | None = None) -> None:
     Args:
         n: Number of samples.
         labels: Number of labels.
-        limit: Maximum number of samples, for the advice.
+        limit: Maximum number of samples that the error message recommends.
 
     Raises:
         DataError: If ``n`` is not a positive multiple of ``labels``.
@@ -248,12 +248,12 @@ def check_divisible(n: int, labels: int, limit: int | None = None) -> None:
 
 
 def _count(pool: Pool, request: Request, labels: Tensor, names: tuple[str, ...]) -> int:
-    """Return the number of training samples, or refuse it if the source has too few."""
+    """Return the number of training samples. Raise ``DataError`` if the source has too few samples."""
     n = request.n
     counts = torch.bincount(labels, minlength=len(names)).tolist()
     maximum = len(names) * min(counts)
     if n is None and maximum:
-        # Without a test set, the other half of the samples is the held-out set.
+        # If the source has no test set, the other half of its samples is the held-out set.
         return maximum if pool.test is not None else len(names) * max(1, min(counts) // 2)
     requested = len(names) if n is None else n
     best = maximum
@@ -275,7 +275,7 @@ def _count(pool: Pool, request: Request, labels: Tensor, names: tuple[str, ...])
 def _holdout_quotas(
     pool: Pool, n: int, holdout: int | None, labels: Tensor, names: tuple[str, ...]
 ) -> list[int]:
-    """Return the number of held-out samples of each label, by default as many as can be balanced."""
+    """Return the number of held-out samples of each label, balanced if possible."""
     available = torch.bincount(labels, minlength=len(names)).tolist()
     total, scarcest = sum(available), min(available)
     if holdout is None:
@@ -291,7 +291,7 @@ def _holdout_quotas(
 
 
 def _find_different(candidates: Tensor, images: Tensor) -> Tensor:
-    """Return the rows of ``candidates`` that differ from all ``images``."""
+    """Return the indices of the rows of ``candidates`` that are not equal to any of ``images``."""
 
     def hash_rows(samples: Tensor) -> list[bytes]:
         return [blake2b(row.tobytes(), digest_size=16).digest() for row in samples.numpy()]
@@ -302,7 +302,7 @@ def _find_different(candidates: Tensor, images: Tensor) -> Tensor:
 
 
 def _targets(labels: Tensor, task: str, dtype: torch.dtype) -> Tensor:
-    """Return -1/+1 as integers (binary) or as floating point (regression), or class indices."""
+    """Convert label indices to targets: -1/+1 for binary and regression tasks, else class indices."""
     if task == "multiclass":
         return labels
     return (2 * labels - 1).to(dtype if task == "regression" else torch.int64)

@@ -1,6 +1,6 @@
 """The named datasets: digits and photos of scikit-learn, MNIST, CIFAR-10, and synthetic points.
 
-The circle is that of Haim et al. (2022), the sphere that of Refael et al. (2025).
+The circle is the synthetic dataset of Haim et al. (2022), the sphere is that of Refael et al. (2025).
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ MNIST_FOLDER = Path("MNIST", "raw")
 CIFAR10_FOLDER = Path("cifar-10-batches-py")
 SIGNS = ("-1", "+1")
 PHOTOS = ("china", "flower")
-CROP = 32  # pixels
-SMOOTH = 4.0  # crops whose neighboring pixels differ by no more on average, of 255, are left out
+CROP = 32  # height and width of a crop in pixels
+# A crop is omitted if its neighboring pixels (0 to 255) differ by at most this number on average.
+SMOOTH = 4.0
 
 
 def digits(request: Request) -> Pool:
-    """Return the 1797 digits of scikit-learn, (1, 8, 8) in [0, 1], with odd digits as +1, even as -1."""
+    """Return the 1797 digits of scikit-learn, (1, 8, 8) in [0, 1]. Odd digits have label +1, even -1."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
@@ -49,10 +50,10 @@ def digits(request: Request) -> Pool:
 
 
 def photos(request: Request) -> Pool:
-    """Return crops of the two photographs of scikit-learn, (3, 32, 32) in [0, 1], with the flower as +1.
+    """Return crops of the two photographs of scikit-learn, (3, 32, 32) in [0, 1]. The flower has label +1.
 
-    Crops do not share pixels. Smooth crops, such as those of the sky, are left out. They all look similar,
-    so they would match a candidate even if the network was not trained on them.
+    Crops do not share pixels. Smooth crops, such as crops of the sky, are omitted. Smooth crops look
+    similar, so they would match a candidate even if the network was not trained on them.
 
     Args:
         request: Not used.
@@ -63,7 +64,7 @@ def photos(request: Request) -> Pool:
     from sklearn.datasets import load_sample_images
 
     crops, labels = [], []
-    for label, photo in enumerate(load_sample_images().images):  # (427, 640, 3) bytes each
+    for label, photo in enumerate(load_sample_images().images):  # an array (427, 640, 3) of bytes
         rows, columns = (size // CROP for size in photo.shape[:2])
         tiles = torch.from_numpy(photo[: rows * CROP, : columns * CROP].copy())
         tiles = tiles.reshape(rows, CROP, columns, CROP, 3).permute(0, 2, 4, 1, 3).flatten(0, 1)
@@ -76,7 +77,7 @@ def photos(request: Request) -> Pool:
 
 
 def mnist(request: Request) -> Pool:
-    """Read MNIST from torchvision's folder or ``mnist.npz``, with odd digits as +1 and even digits as -1."""
+    """Read MNIST from torchvision's folder or ``mnist.npz``. Odd digits have label +1, even digits -1."""
     place = _locate("mnist", request, MNIST_FOLDER)
     if place.suffix == ".npz":
         return _from_npz("mnist", request, place)
@@ -91,7 +92,7 @@ def mnist(request: Request) -> Pool:
 
 
 def cifar10(request: Request) -> Pool:
-    """Read CIFAR-10 from its python batches or ``cifar10.npz``, with animals as +1 and vehicles as -1."""
+    """Read CIFAR-10 from python batches or ``cifar10.npz``. Animals have label +1, vehicles -1."""
     place = _locate("cifar10", request, CIFAR10_FOLDER)
     if place.suffix == ".npz":
         return _from_npz("cifar10", request, place)
@@ -105,7 +106,7 @@ def cifar10(request: Request) -> Pool:
 
 
 def _ten_classes(name: str, images: np.ndarray, labels: np.ndarray, test: Pool | None) -> Pool:
-    """Return the pool of a published dataset from its bytes (N, *shape) and its labels 0..9."""
+    """Check images (N, *shape) and labels 0..9 of a published dataset, and return them as a pool."""
     shape, classes, positive, sides = PUBLISHED[name]
     if images.shape[1:] != shape:
         raise DataError(
@@ -122,7 +123,7 @@ def _ten_classes(name: str, images: np.ndarray, labels: np.ndarray, test: Pool |
 
 
 def _from_npz(name: str, request: Request, path: Path) -> Pool:
-    """Return the pool of a published dataset from an archive of uint8 images and labels 0..9."""
+    """Read a published dataset from an .npz archive of uint8 images and labels 0..9."""
     pool = npz(request, path)
     if pool.images.dtype != torch.uint8 or not set(pool.classes) <= set(DIGITS):
         raise DataError(
@@ -139,7 +140,7 @@ def _from_npz(name: str, request: Request, path: Path) -> Pool:
 
 
 def _locate(name: str, request: Request, layout: Path) -> Path:
-    """Return the folder ``layout`` or the archive ``<name>.npz`` in the data folder."""
+    """Return the path of a dataset in the data folder: folder ``layout`` or archive ``<name>.npz``."""
     root = request.root
     if root is not None:
         folder, archive = root / layout, root / f"{name}.npz"
@@ -156,7 +157,7 @@ def _locate(name: str, request: Request, layout: Path) -> Path:
 
 
 def _existing(folder: Path, *names: str) -> Path:
-    """Return the first of the files that exists in the folder."""
+    """Return the path of the first file name that exists in the folder, or raise ``DataError``."""
     for name in names:
         if (folder / name).is_file():
             return folder / name
@@ -173,11 +174,12 @@ PUBLISHED = {
 
 
 def circle(request: Request) -> Pool:
-    """Return equally spaced points of the unit circle with alternating labels, by default 20.
+    """Return n equally spaced points x_i of the unit circle with alternating labels y_i, by default n = 20.
 
-        x_i = (cos a_i, sin a_i),   a_i = a + 2 pi i / n,   y_i = (-1)^i,   a ~ U[0, 2 pi) by seed
+        x_i = (cos a_i, sin a_i),   a_i = a + 2 pi i / n,   y_i = (-1)^i,   a ~ U[0, 2 pi)
 
-    The held-out points are halfway between two training points: x_{i + 1/2} with label y_i.
+    The seed determines the angle a. A held-out point is halfway between two neighboring training points:
+    x_{i + 1/2} with label y_i.
 
     Args:
         request: Number of points and seed.
@@ -201,20 +203,20 @@ def circle(request: Request) -> Pool:
 
 
 def sphere(request: Request, *, dim: int = 784) -> Pool:
-    """Return uniform points on S^{dim-1}, labeled by the sign of the first coordinate, by default 500.
+    """Return uniform points on the unit sphere, labeled by the sign of the first coordinate, by default 500.
 
-    Each sign has half of the points. A uniform point with a given sign is a uniform point that is reflected
-    to that side. Held-out points are drawn in the same way.
+    Half of the points have a positive first coordinate. To draw a point with a given sign, a uniform point is
+    reflected if its first coordinate has the other sign. Held-out points are drawn in the same way.
 
     Args:
         request: Number of points and seed.
-        dim: Dimension of the points.
+        dim: Number of coordinates of a point.
 
     Returns:
         The points.
 
     Raises:
-        DataError: If the dimension is too small.
+        DataError: If ``dim`` is less than 2.
     """
     n = 500 if request.n is None else request.n
     check_divisible(n, 2)

@@ -24,7 +24,9 @@ from residuum.records.rundir import write_atomic
 METADATA_KEY = "residuum"
 # Parsed JSON takes forty times its length in memory, so longer JSON is read only from files of many tensors.
 SMALL_TEXT = 4 << 20
-UNSAVED = {"saved": False}  # metadata of a field that is not saved; loading sets its default
+UNSAVED = {
+    "saved": False
+}  # metadata of a field that the file omits; a loaded record has its default
 _UNREADABLE = (OSError, SafetensorError, LookupError, ValueError, TypeError)
 _MALFORMED = (AttributeError, RecursionError)  # raised for JSON that is not the tree of a record
 
@@ -33,11 +35,11 @@ _MALFORMED = (AttributeError, RecursionError)  # raised for JSON that is not the
 class Record:
     """Base class of records. Fields are tensors, numbers, strings, records, and dicts or tuples of them."""
 
-    record_types: ClassVar[dict[str, type[Record]]] = {}  # all subclasses by name
+    record_types: ClassVar[dict[str, type[Record]]] = {}  # all record classes by class name
     derived: ClassVar[
         tuple[str, ...]
-    ] = ()  # properties that the JSON holds in addition to the fields
-    unpublished: ClassVar[tuple[str, ...]] = ()  # fields that the JSON omits
+    ] = ()  # names of the properties that ``to_json`` returns in addition to the fields
+    unpublished: ClassVar[tuple[str, ...]] = ()  # names of the fields that ``to_json`` omits
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -83,7 +85,7 @@ class Record:
 
     @classmethod
     def load_or_none(cls, path: str | Path) -> Self | None:
-        """Return the record at ``path``, None if the file is missing or cannot be read."""
+        """Return the record at ``path``, or None if the file is missing or cannot be read."""
         try:
             return cls.load(path) if Path(path).is_file() else None
         except ResiduumError:
@@ -95,11 +97,11 @@ class Record:
 
     @classmethod
     def from_attributes(cls, source: Any, **values: Any) -> Self:
-        """Return a record whose fields are attributes of another object.
+        """Make a record of this class from the attributes of another object.
 
         Args:
-            source: An object with an attribute for every other field of this record.
-            **values: Fields that the object does not have, or has in another form.
+            source: An object with an attribute for every field that ``values`` does not contain.
+            **values: Values of the fields that the object lacks or stores in another form.
 
         Returns:
             The record.
@@ -109,25 +111,25 @@ class Record:
 
     @classmethod
     def published_fields(cls) -> list[dataclasses.Field[Any]]:
-        """Return the fields that the JSON holds."""
+        """Return the fields that ``to_json`` includes: all fields except the ``unpublished`` ones."""
         return [field for field in dataclasses.fields(cls) if field.name not in cls.unpublished]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the published form: fields and ``derived`` properties by their names, as plain values."""
+        """Return the published fields and the ``derived`` properties by name, converted to JSON types."""
         return self.plain_values(*(field.name for field in self.published_fields()), *self.derived)
 
     def plain_values(self, *names: str) -> dict[str, Any]:
-        """Return fields and properties by their names, as plain values."""
+        """Return the named fields and properties of the record, converted to JSON types."""
         return {name: plain(getattr(self, name)) for name in names}
 
 
 def table_rows(columns: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return one dict per row of a table that is given by its columns."""
+    """Convert a table from columns to rows: return one dict per row, with the column names as keys."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON types. Tensors and tuples become lists, numbers that are not finite None."""
+    """Convert a value to JSON types. Tensors and tuples become lists, NaN and infinity become None."""
     if isinstance(value, Record):
         return value.to_json()
     if isinstance(value, dict):
@@ -144,7 +146,7 @@ def same(a: Any, b: Any) -> bool:
 
     Args:
         a: A record or value.
-        b: Another one.
+        b: The record or value to compare with ``a``.
 
     Returns:
         True if types, dtypes and all values are equal. NaN equals NaN.
@@ -165,10 +167,12 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _encode(value: Any, location: str, tensors: dict[str, Tensor]) -> Any:
-    """Return the JSON tree of ``value``, and add its tensors to ``tensors`` by their location."""
+    """Return ``value`` as a JSON tree. Tensors are added to ``tensors`` under their location in the tree."""
     if isinstance(value, Tensor):
         name = location if location not in tensors else f"{location}#{len(tensors)}"
-        tensors[name] = value.detach().cpu().clone().contiguous()  # no shared memory
+        tensors[name] = (
+            value.detach().cpu().clone().contiguous()
+        )  # safetensors refuses tensors that share memory
         return {"$tensor": name}
     if isinstance(value, Record):
         fields = {
@@ -188,7 +192,7 @@ def _encode(value: Any, location: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def _check_size(text: str, path: Path) -> None:
-    """Refuse a file that holds more text than tensors."""
+    """Raise ``ValueError`` if the JSON text of a record is larger than the tensors in its file."""
     if len(text) > max(SMALL_TEXT, path.stat().st_size // 2):
         raise ValueError("the file holds more text than tensors")
 
@@ -209,7 +213,7 @@ def _decode(tree: Any, tensors: dict[str, Tensor]) -> Any:
 
 
 def _key(key: Any) -> Any:
-    """Return the key of a dict, or refuse a large integer."""
+    """Return the key of a dict that was read from a file. Raise ``ValueError`` for a huge integer."""
     # All multiples of 2^61 - 1 have the same hash, so a dict of such keys would take quadratic time.
     if isinstance(key, int) and abs(key) >= 2**60:
         raise ValueError("a key is too large an integer")

@@ -12,7 +12,7 @@ from residuum.records.base import Record
 
 @dataclass(frozen=True, eq=False)
 class LayerResidual(Record):
-    """The relative residual ||r_l|| / ||theta_l|| of one layer, with the plain multipliers."""
+    """The residual norm of one layer l over the norm of its weights, ||r_l|| / ||theta_l||."""
 
     name: str
     residual: float
@@ -22,27 +22,31 @@ class LayerResidual(Record):
 class Certificate(Record):
     """How close the weights of a network are to a KKT point of given samples.
 
-    Residuals are norms divided by ||theta||.
+    At a KKT point, the weights theta equal a sum of gradients, weighted with multipliers lam_i >= 0. A
+    residual is the norm of the difference r, divided by ||theta||. Sample i has
+    margin m_i.
 
     Attributes:
         residual_plain: Residual with the best multipliers and ReLU'(0) = 0.
-        residual_clarke: Residual if the gates at kinks are free. It is never larger.
-        eps: ||r||, which depends on the scale of the weights.
-        delta: max_i lam_i (m_i - p).
-        margin: p = min_i m_i.
-        normalized_margin: p / ||theta||^L.
-        homogeneity_order: The order L, None if the network is not homogeneous.
-        kinks: Number of gates at zero.
-        kinks_freed: Number of gates that the Clarke residual could choose.
-        layers: Relative residual of every layer.
-        multipliers: The multipliers, (R,).
-        rows: The sample of each multiplier, (R,).
-        balance: Gap between the incoming and the outgoing squared norms of neurons, 0 at a KKT point.
-        identity: Relative gap of ||theta||^2 = L sum_i lam_i m_i.
-        condition: Condition number of the Gram matrix.
-        theta_norm: ||theta||.
-        status: The result in one word.
-        notes: What limits the figures.
+        residual_clarke: Smallest residual if the derivative of ReLU at a kink (an input of exactly zero)
+            may be any number in [0, 1]. It never exceeds ``residual_plain``.
+        eps: Absolute norm ||r|| of the residual, which depends on the scale of the weights.
+        delta: Largest violation of complementary slackness, max_i lam_i (m_i - p).
+        margin: Smallest margin, p = min_i m_i.
+        normalized_margin: Smallest margin over a power of the weight norm, p / ||theta||^L.
+        homogeneity_order: Order of homogeneity L of the network, or None if the network is not homogeneous.
+        kinks: Number of pairs of a sample and a ReLU whose input is exactly zero.
+        kinks_freed: Number of kinks at which ``residual_clarke`` chooses the derivative.
+        layers: Relative residuals by layer.
+        multipliers: Multipliers of the R gradients, (R,).
+        rows: Index of the sample of each multiplier, (R,).
+        balance: Gap between the squared norms of the incoming and outgoing weights of neurons. It is 0 at a
+            KKT point.
+        identity: Relative gap between ||theta||^2 and L sum_i lam_i m_i, which are equal at a KKT point.
+        condition: Condition number of the Gram matrix of the gradients.
+        theta_norm: Norm ||theta|| of all weights.
+        status: Result of the certificate in one word.
+        notes: Remarks on what limits these numbers.
     """
 
     unpublished = ("rows",)
@@ -69,7 +73,7 @@ class Certificate(Record):
     notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the published form (``residuum certify --json``)."""
+        """Return the certificate as the JSON object that ``residuum certify --json`` prints."""
         lam = self.multipliers
         active = int((lam.abs() > 1e-9 * lam.abs().max()).sum()) if len(lam) else 0
         largest = float(lam.max()) if len(lam) else 0.0

@@ -14,9 +14,10 @@ from torch import Tensor
 from residuum.records.base import Record, plain, table_rows
 from residuum.records.published import OPTIONAL, Count, SchemaRule, Share
 
-HALF = 0.5  # share of the exposure that ``carry_half`` counts
+HALF = 0.5  # ``carry_half`` counts the records that carry this share of the exposure
 SCHEMA_VERSION = "2.0"  # version of exposure.json
-FORMULAS = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet treats texts that start so as formulas
+# A spreadsheet treats a text that starts with one of these characters as a formula.
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
 NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 
@@ -26,10 +27,10 @@ class Operating(Record):
 
     Attributes:
         rate: The false positive rate.
-        false: Number of canaries outside the training set that may exceed the threshold, 0 if the list is too
-            short for the rate.
+        false: Number of canaries outside the training set that may exceed the detection threshold. It is 0 if
+            there are too few such canaries for the rate.
         true_rate: Share of the inserted canaries that exceed the threshold.
-        interval: 95% interval of that share.
+        interval: 95% confidence interval of ``true_rate``.
     """
 
     rate: float
@@ -39,7 +40,7 @@ class Operating(Record):
 
     @property
     def line(self) -> str:
-        """The operating point in a few words."""
+        """The share of detected canaries and the false positive rate as text."""
         low, high = self.interval
         note = "" if self.false else ", with none of them above the threshold"
         return f"{self.true_rate:.0%} ({low:.0%} to {high:.0%}) at {self.rate:.1%} false positives{note}"
@@ -47,20 +48,20 @@ class Operating(Record):
 
 @dataclass(frozen=True, eq=False)
 class CanaryBound(Record):
-    """A proof by canaries that the training is not (epsilon, delta)-private, with a confidence.
+    """A lower bound on the privacy loss epsilon of the training, proved by guessing inserted canaries.
 
     Attributes:
         canaries: Number of canaries.
         inserted: Number of canaries in the training set.
         epsilon: Lower bound on epsilon.
         confidence: Confidence of the bound.
-        delta: The delta of the bound.
-        guesses: Number of guesses that gave the bound.
-        right: Number of these guesses that were right.
+        delta: The delta of (epsilon, delta)-differential privacy.
+        guesses: Number of guesses whether a canary was inserted.
+        right: Number of correct guesses.
         statistic: The statistic by which inserted canaries were guessed.
-        points: Operating points.
-        auc: AUC over all canaries.
-        notes: What limits the bound.
+        points: Shares of detected canaries at several false positive rates.
+        auc: Area under the ROC curve over all canaries.
+        notes: Remarks on what limits the bound.
     """
 
     canaries: int
@@ -77,7 +78,7 @@ class CanaryBound(Record):
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """The bound and the operating points in words."""
+        """Sentences about the bound on epsilon and the detected canaries."""
         return (
             f"canaries: epsilon at least {self.epsilon:.3g} at delta {self.delta:g} with confidence "
             f"{self.confidence:.0%}, because {self.right} of {self.guesses} guesses were right "
@@ -94,11 +95,12 @@ class GroupExposure(Record):
     Attributes:
         name: Name of the group.
         records: Number of records.
-        score: Mean score.
-        expected: Number of records expected to be recovered, None if the probability is not calibrated.
-        probability: Mean probability, None if it is not calibrated.
-        interval: 95% bootstrap interval of the mean probability, None if it is not calibrated.
-        called: Number of records flagged by their kinks, None without kinks.
+        score: Mean score (log odds of being recovered) of the records.
+        expected: Number of records expected to be recovered, or None if probabilities are not calibrated.
+        probability: Mean probability of being recovered, or None if probabilities are not calibrated.
+        interval: 95% bootstrap interval of the mean probability, or None if probabilities are not calibrated.
+        called: Number of records flagged because activation boundaries (kinks) pass through them, or None if
+            the network has no kinks.
     """
 
     name: str
@@ -112,17 +114,20 @@ class GroupExposure(Record):
 
 @dataclass(frozen=True, eq=False)
 class ExposedRecord(Record):
-    """A row of the table and of the CSV. A figure that does not apply is null, and a note gives the reason.
+    """The exposure of one record: a row of the table and of the CSV file.
+
+    A number that does not apply is null, and a note of the exposure gives the reason.
 
     Attributes:
         index: Index of the record in the data, counted from 0.
-        probability: Probability of being recovered by the attacks named above, null if it is not calibrated.
-        score: Log odds, by which records are ranked.
-        heard: Signal share.
+        probability: Probability of being recovered by the attacks of the exposure, or null if it is not
+            calibrated.
+        score: Log odds of being recovered, by which records are ranked.
+        heard: Signal share: how much of the record the row space of the first layer contains.
         own_over_misfit: Signal-to-residual ratio.
-        reach: Largest cosine that attacks in the row space can reach.
-        reach_ncc: Largest NCC that attacks in the row space can reach.
-        kink_called: Whether the record is flagged by its kinks.
+        reach: Largest cosine with the record that a candidate in the row space of the first layer can have.
+        reach_ncc: Largest NCC with the record that a candidate in the row space of the first layer can have.
+        kink_called: Whether the record is flagged because activation boundaries (kinks) pass through it.
         found_ncc: NCC of the nearest candidate of an attack, null if no attack was given.
     """
 
@@ -154,12 +159,12 @@ COLUMNS = tuple(column.name for column in fields(ExposedRecord))
 
 @dataclass(frozen=True, eq=False)
 class ExposureSummary(Record):
-    """The figures that hold for all records of an exposure together.
+    """The part of an exposure that describes all records together.
 
     Attributes:
-        attacks: The attacks and the budget to which the probability applies.
-        level: False discovery rate at which kinks flag a record.
-        uncalibrated: Why the score is not a probability, empty if it is.
+        attacks: The attacks and the budget for which the probability of being recovered is calibrated.
+        level: False discovery rate at which records are flagged by activation boundaries (kinks).
+        uncalibrated: Reason why scores are not probabilities, or "" if they are.
     """
 
     schema_version: Annotated[str, SchemaRule(enum=[SCHEMA_VERSION])]
@@ -189,7 +194,7 @@ class ExposureSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class PublishedExposure(ExposureSummary):
-    """The content of ``exposure.json``."""
+    """The content of the file ``exposure.json``."""
 
     per_record: tuple[ExposedRecord, ...]
     request: dict[str, Any] | None = field(default=None, metadata=OPTIONAL)
@@ -198,7 +203,7 @@ class PublishedExposure(ExposureSummary):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OutputFigures(Record):
-    """The baselines: margin (NaN for a regression) and loss of every record, (n,) each."""
+    """Baselines of exposure: the margin (NaN for regression) and the loss of n records, each (n,)."""
 
     margin: Tensor
     loss: Tensor
@@ -209,11 +214,13 @@ class FitFigures(Record):
     """How well the records fit the weights of the release.
 
     Attributes:
-        multiplier: Sum of the multipliers of a record, (n,).
+        multiplier: Sum of the multipliers of each record, (n,).
         own_over_misfit: Signal-to-residual ratio, (n,).
-        misfit: Norm of the residual over the norm of the target.
-        gap: Distance of the multipliers from the optimum.
-        informed_ncc: NCC of the estimate of an attacker who knows all other records, (n,).
+        misfit: Norm of the residual over the norm of the vector that the weighted sum of gradients must
+            equal.
+        gap: Distance of the fitted multipliers from the optimum.
+        informed_ncc: NCC between each record and the estimate of an attacker who knows all other records,
+            (n,).
     """
 
     multiplier: Tensor
@@ -225,15 +232,16 @@ class FitFigures(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class RowSpaceFigures(Record):
-    """How much of every record the row space of the first layer holds.
+    """How much of each of n records the row space of the first layer contains.
 
     Attributes:
-        rank: Number of clean directions, None without a row space.
+        rank: Number of directions of the row space above the noise of the initialization, or None without a
+            row space.
         heard: Signal share, (n,).
         reach: Largest cosine of a candidate in the row space, (n,).
         reach_ncc: Largest NCC of a candidate in the row space, (n,).
-        dual: Dual-vector statistic, (n,).
-        dual_p: Its p-value by rank among held-out records, (n,).
+        dual: Dual-vector statistic of each record, (n,).
+        dual_p: p-value of the dual-vector statistic by rank among held-out records, (n,).
     """
 
     rank: int | None = None
@@ -246,12 +254,12 @@ class RowSpaceFigures(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class KinkFigures(Record):
-    """Activation boundaries through every record.
+    """Numbers of activation boundaries (kinks) that pass through each of n records.
 
     Attributes:
-        kinks: Number of boundaries, (n, layers).
-        kink_p: p-value by rank among held-out records, (n,).
-        kink_q: Smallest false discovery rate at which the record is flagged, (n,).
+        kinks: Number of boundaries through each record by layer, (n, layers).
+        kink_p: p-value of the number of boundaries by rank among held-out records, (n,).
+        kink_q: Smallest false discovery rate at which each record is flagged, (n,).
     """
 
     kinks: Tensor
@@ -261,32 +269,36 @@ class KinkFigures(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
-    """The exposure of n records of a network. Figures that do not apply are NaN, and a note gives the reason.
+    """The exposure of n training records of a network.
+
+    Numbers that do not apply are NaN, and a note gives the reason.
 
     Attributes:
         arch: Architecture string.
         surface: The attack surface.
         task: Task of the network.
         holdout: Number of held-out records.
-        layers: The layers whose gradients must fit.
-        attacks: The attacks to which the probability applies.
-        level: False discovery rate at which kinks flag a record.
-        labels: Labels, (n,) or (n, k).
+        layers: Layers whose weights the gradients of the records must fit.
+        attacks: The attacks for which the probability of being recovered is calibrated.
+        level: False discovery rate at which records are flagged by activation boundaries (kinks).
+        labels: Labels of the records, (n,) or (n, k).
         groups: Name of the group of every record.
         grouped_by: What defines the groups.
-        by_group: Figures of every group.
-        score: Log odds, by which records are ranked, (n,).
-        probability: Probability of being recovered by ``attacks``, (n,). NaN for a network that differs from
-            the networks of the calibration.
-        uncalibrated: Why the score is not a probability, "" if it is.
-        canaries: Lower bound on epsilon by canaries, None without canaries.
-        found_ncc: NCC of the nearest candidate of an attack, (n,).
+        by_group: Exposure of each group.
+        score: Log odds of being recovered, by which records are ranked, (n,).
+        probability: Probability of being recovered by ``attacks``, (n,). It is NaN for a network that differs
+            from the networks of the calibration.
+        uncalibrated: Reason why scores are not probabilities, or "" if they are.
+        canaries: Lower bound on epsilon by canaries, or None without canaries.
+        found_ncc: NCC between each record and the nearest candidate of an attack, (n,).
         top: Indices of the displayed records, (k,).
-        images: Images of the displayed records, (k, *shape). They are not in the JSON.
-        informed: Estimates of an attacker who knows all other records, (k, *shape). They are not in the JSON.
-        nearest: Nearest candidates of an attack, (k, *shape). They are not in the JSON.
-        seconds: Run time.
-        notes: What limits the figures.
+        images: Images of the displayed records, (k, *shape). The JSON omits the images.
+        informed: Estimates of the displayed records by an attacker who knows all other records, (k, *shape).
+            The JSON omits the estimates.
+        nearest: The candidate of an attack that is nearest to each displayed record, (k, *shape). The JSON
+            omits the candidates.
+        seconds: Run time in seconds.
+        notes: Remarks on what limits these numbers.
     """
 
     arch: str
@@ -322,12 +334,12 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     @property
     def expected(self) -> float | None:
-        """Expected number of recovered records, None if the probability is not calibrated."""
+        """Expected number of recovered records, or None if probabilities are not calibrated."""
         return None if self.uncalibrated else float(self.probability.sum())
 
     @property
     def carry_half(self) -> int | None:
-        """Smallest number of records that carry half of ``expected``, None if it is not calibrated."""
+        """Smallest number of records with half of the expected recoveries, or None if not calibrated."""
         if self.uncalibrated:
             return None
         shares = self.probability.sort(descending=True).values.cumsum(0)
@@ -335,12 +347,12 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     @property
     def called(self) -> int | None:
-        """Number of records that kinks flag at ``level``, None without kinks."""
+        """Number of records flagged by kinks at the rate ``level``, or None if there are no kinks."""
         return None if bool(self.kink_q.isnan().all()) else int((self.kink_q <= self.level).sum())
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """Sentences about all records together."""
+        """Sentences that summarize the exposure of all records."""
         if self.uncalibrated:
             sentences = [
                 "ranking only: scores are not probabilities here. "
@@ -362,7 +374,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         return (*sentences, "no guarantee: only differential privacy gives one")
 
     def rows(self, limit: int | None = None) -> list[dict[str, Any]]:
-        """Return a dict per record with the keys ``COLUMNS``, most exposed first, at most ``limit``."""
+        """Return a dict with the keys ``COLUMNS`` for each of the ``limit`` most exposed records."""
         order = self.order[:limit]
         indices = order.tolist()
         labels = self.labels[order]
@@ -381,7 +393,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         return table_rows({name: columns[name] for name in COLUMNS})
 
     def summary(self) -> ExposureSummary:
-        """Return the figures that hold for all records together."""
+        """Return the part of the exposure that describes all records together."""
         return ExposureSummary.from_attributes(
             self,
             schema_version=SCHEMA_VERSION,
@@ -392,11 +404,11 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the published form (:class:`PublishedExposure`), without images."""
+        """Return the JSON object of ``exposure.json`` (:class:`PublishedExposure`), without images."""
         return {**self.summary().to_json(), "per_record": self.rows()}
 
     def to_csv(self) -> str:
-        """Return a CSV with a row per record, most exposed first. Figures that do not apply are empty."""
+        """Return a CSV text with a row per record, most exposed first. Cells that do not apply are empty."""
         text = io.StringIO()
         table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
         table.writeheader()
@@ -410,5 +422,5 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
 
 def not_applicable(n: int) -> Tensor:
-    """Return n figures that do not apply, which are NaN."""
+    """Return a vector of n NaN values, which stand for numbers that do not apply."""
     return torch.full((n,), torch.nan, dtype=torch.float64)

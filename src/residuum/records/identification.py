@@ -10,33 +10,36 @@ from torch import Tensor
 
 from residuum.records.base import Record, plain, table_rows
 
-RENAMED = {"n_r": "N_r", "rank_k": "rank_K", "cond_k": "cond_K"}  # symbols of the theory
+# Keys of the JSON that are spelled like the symbols of the theory.
+RENAMED = {"n_r": "N_r", "rank_k": "rank_K", "cond_k": "cond_K"}
 
 
 @dataclass(frozen=True, eq=False)
 class Identification(Record):
-    """Samples or aggregates of a polynomial network, and the conditions for them.
+    """What the weights of a polynomial network f(x) = sum_j a_j <W_j, x>^alpha determine about its samples.
+
+    The weights determine either the samples or an aggregate of the samples.
 
     Attributes:
-        order: alpha + 1.
-        r: Dimension of the span of the neurons.
-        spectral_gap: s_(r+1) / s_r of W.
-        n_r: Number of coefficients of f.
-        rank_k: Rank of the kernel of the neurons.
-        cond_k: Condition number of the kernel of the neurons.
-        balance_gap: max_j | |W_j|^2 - alpha a_j^2 | / max_j |W_j|^2.
-        carrying: The smallest number of neurons that hold nearly all of |theta|^2.
-        x: Samples (k, d), empty before they are recovered.
-        weights: b = lam y, (k,).
+        order: Order of homogeneity, alpha + 1.
+        r: Dimension r of the span of the neurons W_j.
+        spectral_gap: Ratio s_(r+1) / s_r of singular values of the matrix W of all neurons.
+        n_r: Number of coefficients of f as a polynomial on the span of the neurons.
+        rank_k: Rank of the kernel matrix K of the neurons. Samples are determined if it equals ``n_r``.
+        cond_k: Condition number of the kernel matrix K of the neurons.
+        balance_gap: Relative violation of balance, max_j | |W_j|^2 - alpha a_j^2 | / max_j |W_j|^2.
+        carrying: Smallest number of neurons that hold nearly all of the squared weight norm |theta|^2.
+        x: Recovered samples, (k, d), empty before the recovery.
+        weights: Products b = lam y of multiplier and label, (k,).
         residuals: Residual in the direction of the dual vector of each sample, over the neurons, (k,).
-        certified: True for a sample if the rank condition holds, |W|^2 = alpha a^2, no part of W is left out
-            and the residual is small, (k,). Any other sample is heuristic.
-        method: diagonalisation or growth.
+        certified: Whether each sample is certified, (k,): the rank condition holds, the neurons are
+            balanced, no part of W is omitted, and the residual is small. Any other sample is heuristic.
+        method: Method of the recovery, diagonalisation or growth.
         residual: Relative residual over all equations.
-        aggregate: The aggregate for degree 1, (d,).
-        eigenvalues: Eigenvalues of the moment matrix for degree 2, (r,).
-        eigenvectors: Eigenvectors of the moment matrix for degree 2, (d, r).
-        min_margin: Smallest margin on given samples.
+        aggregate: The sum over samples that the weights determine if the degree alpha is 1, (d,).
+        eigenvalues: Eigenvalues of the moment matrix, which the weights determine if alpha is 2, (r,).
+        eigenvectors: Eigenvectors of the moment matrix, which the weights determine if alpha is 2, (d, r).
+        min_margin: Smallest margin on samples that were passed, or None without samples.
     """
 
     unpublished = (
@@ -76,25 +79,25 @@ class Identification(Record):
 
     @property
     def samples(self) -> bool:
-        """Whether samples (rather than an aggregate) are determined."""
+        """Whether the weights determine samples rather than an aggregate of samples."""
         return self.order > 3 and self.rank_k == self.n_r
 
     @property
     def is_checkable(self) -> bool:
-        """Whether there are more equations than r samples have unknowns."""
+        """Whether there are more equations than unknowns of r samples, so that a fit is evidence."""
         # Otherwise a fit proves nothing: two cubes fit any cubic form in two variables, and a single power
         # fits any form in one variable.
         return math.comb(self.r + self.order - 2, self.order - 1) > self.r**2
 
     @property
     def moment(self) -> Tensor | None:
-        """The moment matrix sum_i b_i x_i x_i^T on the signal subspace, (d, d), for degree 2."""
+        """Moment matrix sum_i b_i x_i x_i^T on the span of the neurons, (d, d), or None unless alpha is 2."""
         if self.eigenvalues is None or self.eigenvectors is None:
             return None
         return (self.eigenvectors * self.eigenvalues) @ self.eigenvectors.T
 
     def to_json(self) -> dict[str, Any]:
-        """Return the published form (``residuum identify --json``)."""
+        """Return the identification as the JSON object that ``residuum identify --json`` prints."""
         columns = {
             "x": plain(self.x),
             "weight": plain(self.weights),
@@ -115,5 +118,5 @@ class Identification(Record):
 
     @property
     def normalized_margin(self) -> float | None:
-        """The smallest margin over ||theta||^order."""
+        """Smallest margin over the weight norm to the power ``order``, or None without samples."""
         return None if self.min_margin is None else self.min_margin / self.theta_norm**self.order

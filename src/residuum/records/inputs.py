@@ -26,26 +26,30 @@ from residuum.errors import DataError, UnsafeFileError
 from residuum.records.base import Record
 from residuum.records.rundir import write_atomic
 
-MAX_BYTES = 4 << 30  # size of an unpacked file
-SMALL_BYTES = 128 << 20  # any file may take this much memory, because every machine has it
-MAX_GROWTH = (
-    200  # memory of a packed file as float64 over its size. MNIST has 40, in black and white 170
-)
-MAX_ARRAYS = 500  # more than any data file needs
-MAX_HEADER = 1000  # characters of the header of an array; 118 are typical
-TEXT_BYTES = 64  # memory that Python needs for a text in addition to its characters
+MAX_BYTES = 4 << 30  # largest size of an unpacked data file, in bytes
+SMALL_BYTES = (
+    128 << 20
+)  # every data file may take this many bytes of memory, which every machine has
+# Largest memory of a data file as float64, over its packed size. MNIST has 40, in black and white 170.
+MAX_GROWTH = 200
+MAX_ARRAYS = 500  # largest number of arrays in a data file, more than a dataset needs
+MAX_HEADER = 1000  # largest header of an array in characters; 118 are typical
+TEXT_BYTES = 64  # bytes that Python needs for a text in addition to its characters
 # Exceptions of zipfile and numpy for damaged files.
 _UNREADABLE = (OSError, ValueError, EOFError, MemoryError, RuntimeError, SyntaxError)
 _BROKEN = (zipfile.BadZipFile, zlib.error, tokenize.TokenError)
-NUMBERS = ("x", "y", "mean", "scale", "offset")  # arrays of numbers in a data file
-TEXTS = ("classes", "features", "units")  # arrays of texts in a data file
+NUMBERS = ("x", "y", "mean", "scale", "offset")  # names of the arrays of numbers in a data file
+TEXTS = ("classes", "features", "units")  # names of the arrays of texts in a data file
 TASKS = ("binary", "multiclass", "regression")
-MAX_DIRECTORY_BYTES = 1 << 20  # about 13 000 members of torch.save
-END = struct.Struct("<4s4H2IH")  # end of a zip directory
-END_64 = struct.Struct("<4sQ2H2I4Q")  # zip64 writes this and a locator before END
-LOCATOR = struct.Struct("<4sIQI")
+# Largest directory of a zip archive. It suffices for about 13 000 tensors of torch.save.
+MAX_DIRECTORY_BYTES = 1 << 20
+END = struct.Struct("<4s4H2IH")  # record at the end of a zip archive, after its directory
+END_64 = struct.Struct(
+    "<4sQ2H2I4Q"
+)  # record that large (zip64) archives have before LOCATOR and END
+LOCATOR = struct.Struct("<4sIQI")  # record of zip64 archives that stores the position of END_64
 
-# Rules for the length of a field, each with its remedy.
+# Error messages for a field of wrong length: the rule, and what to do.
 ONE_PER_SAMPLE = ("have one entry per sample", "Save one identifier per row of x.")
 ONE_PER_COLUMN = ("name every column", "Save one name per column, in the order of x.")
 ONE_OR_ONE_PER_COLUMN = (
@@ -56,22 +60,22 @@ ONE_OR_ONE_PER_COLUMN = (
 
 @dataclass(frozen=True, eq=False)
 class Dataset(Record):
-    """Samples exactly as the network receives them.
+    """Samples and labels, exactly as the network receives them.
 
     Attributes:
         x: Samples in floating point, (n, *shape).
         y: Labels -1/+1 or class indices (n,), or regression targets (n,) or (n, k).
-        mean: The mean that was subtracted (*shape), None if none was. It is added for display.
+        mean: The mean that was subtracted from the samples, (*shape), or None. It is added again for display.
         name: Name of the dataset.
         classes: Names of the classes.
         features: Names of the columns of a table.
         units: Units of the columns of a table.
-        scale: See ``offset``, (*shape).
-        offset: A value in its original units is (x + mean) * scale + offset, (*shape).
-        notes: Sentences about what was recognized while reading.
-        row_numbers: Row of each sample in the file or array of the user, counted from 0, (n,). None if all
-            rows are present in order.
-        record_ids: The identifier of each sample from an ID column, () if there is none.
+        scale: Factor that converts x to original units, (*shape), see ``offset``.
+        offset: Summand that converts x to original units: a value is (x + mean) * scale + offset, (*shape).
+        notes: Sentences about how the samples were read.
+        row_numbers: Row of each sample in the file or array of the user, counted from 0, (n,), or None if the
+            dataset contains all rows in order.
+        record_ids: Identifier of each sample from an ID column, or () without such a column.
     """
 
     x: Tensor
@@ -135,11 +139,11 @@ class Dataset(Record):
 
     @property
     def images(self) -> Tensor:
-        """Samples for display, with the mean added."""
+        """Samples for display: x plus the mean that was subtracted."""
         return add_mean(self.x, self.mean)
 
     def to_npz(self, path: str | Path) -> Path:
-        """Write all arrays to an .npz archive and return its path."""
+        """Write the dataset to an .npz archive and return the path."""
         tensors = {name: getattr(self, name) for name in NUMBERS}
         texts = {name: getattr(self, name) for name in TEXTS} | {"id": self.record_ids}
         arrays = {name: t.numpy(force=True) for name, t in tensors.items() if t is not None}
@@ -149,7 +153,7 @@ class Dataset(Record):
     def from_npz(cls, path: str | Path) -> Self:
         """Read an .npz archive with ``x`` and ``y``, such as one of :meth:`to_npz`.
 
-        Nothing is unpickled.
+        The archive is read without pickle, so no code from the file can run.
 
         Args:
             path: The archive.
@@ -158,7 +162,7 @@ class Dataset(Record):
             The dataset.
 
         Raises:
-            DataError: If the archive is not a dataset.
+            DataError: If the archive lacks an array or has unusable values.
         """
         arrays = read_npz(path)
         if missing := {"x", "y"} - arrays.keys():
@@ -170,7 +174,7 @@ class Dataset(Record):
 
     @classmethod
     def from_arrays(cls, arrays: dict[str, np.ndarray], path: str | Path) -> Self:
-        """Make a dataset of arrays.
+        """Make a dataset from named arrays.
 
         Args:
             arrays: Arrays by the names that :meth:`to_npz` uses.
@@ -180,7 +184,7 @@ class Dataset(Record):
             The dataset.
 
         Raises:
-            DataError: If the arrays are not a dataset.
+            DataError: If an array has unusable values or a wrong shape.
         """
         for name in filter(arrays.__contains__, NUMBERS):
             if arrays[name].dtype.kind == "U" or not np.isfinite(arrays[name]).all():
@@ -219,8 +223,8 @@ class Split(Record):
     Attributes:
         train: Training samples.
         holdout: The held-out set.
-        available: Number of samples of the source from which the training samples were chosen, 0 if it is
-            not known.
+        available: Number of samples from which the training samples were chosen, or 0 if this number is not
+            known.
     """
 
     train: Dataset
@@ -231,9 +235,9 @@ class Split(Record):
 def read_npz(path: str | Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarray]:
     """Read the numeric and string arrays of an .npz archive, and check sizes before unpacking.
 
-    An archive of some kilobytes may claim gigabytes, overlap its members or name one of them twice. So the
-    sizes that it claims are first compared with ``max_bytes`` and with its own size, and then with the
-    headers of its arrays. An archive that claims too much is an ``UnsafeFileError``.
+    A malicious archive of some kilobytes may claim gigabytes, or contain overlapping or repeated members.
+    So the claimed sizes are compared with ``max_bytes``, with the size of the archive and with the headers
+    of the arrays. An archive that claims too much memory raises an ``UnsafeFileError``.
 
     Args:
         path: The archive.
@@ -243,7 +247,7 @@ def read_npz(path: str | Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarr
         Arrays by name.
 
     Raises:
-        DataError: If the file is missing or is no archive of plain arrays.
+        DataError: If the file is missing or is not an archive of plain arrays.
     """
     try:
         if not Path(path).is_file():
@@ -278,7 +282,7 @@ def write_npz(path: str | Path, arrays: dict[str, np.ndarray]) -> Path:
 
 
 def max_memory(packed: int) -> int:
-    """Return how many bytes the numbers of a file of ``packed`` bytes may take as float64."""
+    """Return the memory in bytes that the numbers of a file of ``packed`` bytes may take as float64."""
     return max(SMALL_BYTES, MAX_GROWTH * packed)
 
 
@@ -332,7 +336,7 @@ def _check_member(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
 
 
 def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Return an array in the byte order of this machine, in a type that PyTorch has. The CRC is checked."""
+    """Read an array of an archive in the native byte order and a dtype of PyTorch. The CRC is checked."""
     with archive.open(member) as stream:
         array = npy.read_array(stream, allow_pickle=False)
     kind = array.dtype.newbyteorder("=")
@@ -340,7 +344,7 @@ def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
 
 
 def is_size(value: Any) -> bool:
-    """Return True if a value from a file can be a size or an offset in the file."""
+    """Return True if a value is an integer that can be a size or an offset in a file."""
     return type(value) is int and 0 <= value < 2**63
 
 
@@ -361,14 +365,14 @@ def add_mean(x: Tensor, mean: Tensor | None) -> Tensor:
 
 
 def find_samples_file(path: Path, name: str) -> Path:
-    """Return the file of samples.
+    """Return the path of a file of samples.
 
     Args:
         path: A file, or a training directory.
-        name: File name in the folder ``private`` of a training directory.
+        name: Name of the file in the folder ``private`` of a training directory.
 
     Returns:
-        ``path`` itself if it is no directory, else ``path/private/name``.
+        ``path`` if it is a file, else ``path/private/name``.
 
     Raises:
         DataError: If the directory has no such file.
@@ -384,17 +388,17 @@ def find_samples_file(path: Path, name: str) -> Path:
 
 
 def find_training_samples(checkpoint: Path, data: Path | None = None) -> Path:
-    """Return the file of the samples to certify.
+    """Return the path of the training samples for a certificate.
 
     Args:
         checkpoint: A weights file or a training directory.
-        data: A file of samples, or None for those of the training directory.
+        data: A file of samples, or None to use the samples of the training directory.
 
     Returns:
         Path of the samples.
 
     Raises:
-        DataError: If there are none.
+        DataError: If the training directory has no samples and ``data`` is None.
     """
     if data is None and not (checkpoint / "private" / "train.npz").is_file():
         raise DataError(
@@ -407,8 +411,8 @@ def find_training_samples(checkpoint: Path, data: Path | None = None) -> Path:
 def open_zip(stream: BinaryIO) -> zipfile.ZipFile:
     """Open a zip archive that ends with a single directory of a reasonable size.
 
-    Readers disagree about archives with bytes after the directory or with two directories. PyTorch or numpy
-    could then read something else than what was checked here.
+    Programs disagree about archives with bytes after the directory or with two directories. PyTorch or numpy
+    could read other members of such an archive than the members that residuum checks.
 
     Args:
         stream: The file.

@@ -1,4 +1,4 @@
-"""Knowledge: what the attacker knows in addition to the release, and where each fact came from."""
+"""Knowledge: facts that the attacker knows in addition to the release, and the source of each fact."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from residuum.records.base import Record
 from residuum.records.published import SchemaRule
 from residuum.records.rundir import digest
 
-PROVENANCES = ("user", "train", "holdout", "release")  # where a fact can come from
-TENSORS = ("mean", "theta0", "norms", "moment")  # facts that are tensors
+PROVENANCES = ("user", "train", "holdout", "release")  # possible sources of a known fact
+TENSORS = ("mean", "theta0", "norms", "moment")  # names of the facts that are tensors
 TYPED = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?:(onehot|integer)(?:/([0-9.eE+-]+))?")
 
 
@@ -29,7 +29,7 @@ class Fact(Record):
 
 
 class Columns(NamedTuple):
-    """Adjacent columns of the same type. The network receives value / scale - mean."""
+    """Adjacent columns of a table with the same type. The network receives value / scale - mean."""
 
     first: int
     last: int
@@ -43,14 +43,14 @@ class Knowledge(Record):
 
     Attributes:
         shape: Shape of one sample.
-        value_range: Smallest and largest value of a sample before a mean was subtracted.
-        mean: The mean that was subtracted, (*shape) or a single number.
+        value_range: Smallest and largest value of a sample before the mean was subtracted.
+        mean: The mean that was subtracted from the samples, (*shape) or a single number.
         sample_count: Number of training samples.
-        label_balance: Share of each label.
+        label_balance: Share of each label among the training samples.
         theta0: Initial weights by parameter name.
         loss: Loss of the training.
         weight_decay: Weight decay of the training.
-        norms: Norms of the samples, (n,).
+        norms: Norms of the n training samples, (n,).
         moment: Optimizer state by parameter name: a momentum buffer or Adam's first moment
             (``checkpoints.read_moment``).
         columns: Types of the columns of a table, such as ``0-2:onehot,3:integer/9``. Columns count from 0,
@@ -86,7 +86,7 @@ class Knowledge(Record):
                 f"A value range must go from low to high; got {self.value_range}.",
                 "For images in [0, 1], pass value_range=(0, 1).",
             )
-        _ = self.typed_columns  # raises an error if the text is malformed
+        _ = self.typed_columns  # raises an error if ``columns`` is malformed
         source = {name: self.provenance.get(name, "user") for name in self.known_names}
         object.__setattr__(self, "provenance", source)
 
@@ -98,7 +98,7 @@ class Knowledge(Record):
 
     @property
     def typed_columns(self) -> tuple[Columns, ...]:
-        """The parsed ``columns``, () if the attacker does not know them."""
+        """Types of the table columns, parsed from ``columns``, or () if ``columns`` is None."""
         if self.columns is None:
             return ()
         matches = [TYPED.fullmatch(text.strip()) for text in self.columns.split(",")]
@@ -106,7 +106,7 @@ class Knowledge(Record):
             groups = [
                 Columns(int(m[1]), int(m[2] or m[1]), m[3], float(m[4] or 1)) for m in matches if m
             ]
-        except ValueError:  # a scale that is no number
+        except ValueError:  # the scale of a column is not a number
             groups = []
         numbers = [column for group in groups for column in range(group.first, group.last + 1)]
         if (
@@ -124,9 +124,9 @@ class Knowledge(Record):
         return tuple(groups)
 
     def box(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Return the smallest and largest values of a sample as the network receives it.
+        """Return the smallest and largest values of a sample as the network receives the sample.
 
-        If the attacker does not know the mean, it counts as 0.
+        If the attacker does not know the mean, the bounds assume a mean of 0.
 
         Args:
             like: A sample with the shape and type of the bounds.
@@ -144,7 +144,7 @@ class Knowledge(Record):
 
     @property
     def digest(self) -> str:
-        """Hash of all known facts."""
+        """Hash of all facts that the attacker knows."""
         moment = {f"moment of {name}": t for name, t in (self.moment or {}).items()}
         optional = {**(self.theta0 or {}), **moment, "mean": self.mean, "norms": self.norms}
         tensors = {name: t for name, t in optional.items() if t is not None}
@@ -154,7 +154,7 @@ class Knowledge(Record):
 
     @property
     def line(self) -> str:
-        """All known facts with their sources on a single line."""
+        """All facts that the attacker knows, with their sources, on a single line."""
         phrases = []
         for fact in self.known_facts:
             value = "" if fact.fact in TENSORS else f" {fact.value.replace(', ', ',')}"
@@ -163,7 +163,7 @@ class Knowledge(Record):
 
     @property
     def known_facts(self) -> tuple[Fact, ...]:
-        """All known facts in words. For a tensor, the words are its number of values."""
+        """All facts that the attacker knows, in words. A tensor is described by its number of values."""
         source = self.provenance
         return tuple(Fact(k, _in_words(getattr(self, k)), source[k]) for k in self.known_names)
 

@@ -1,4 +1,4 @@
-"""The published form of records: the keys of their JSON and the types of the values.
+"""JSON Schemas of records: the keys of their JSON objects and the types of the values.
 
 The keys are the fields of a record, except those that its class lists in ``unpublished``, and the properties
 that its class lists in ``derived``. The JSON Schemas in ``residuum/schemas`` are derived from the records in
@@ -37,13 +37,13 @@ OPTIONAL = {"optional": True}  # metadata of a field whose key may be missing
 
 
 class SchemaRule:
-    """What a JSON Schema says about a value in addition to its type, such as ``minimum=0``."""
+    """Keywords of a JSON Schema that restrict a value in addition to its type, such as ``minimum=0``."""
 
     def __init__(self, **keywords: Any) -> None:
         self.keywords = keywords
 
     def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
-        """Return the schema of the type with these keywords. Pydantic calls this method."""
+        """Return the JSON Schema of a type with the keywords of this rule. Pydantic calls this method."""
         return {**handler(core_schema), **self.keywords}
 
 
@@ -53,7 +53,7 @@ Share = Annotated[float, SchemaRule(minimum=0, maximum=1)]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Tool(Record):
-    """The program that wrote a file."""
+    """Name and version of the program that wrote a file."""
 
     name: str
     version: str
@@ -66,7 +66,7 @@ def this_tool() -> Tool:
 
 @cache
 def published_form(record: type[Record]) -> type[BaseModel]:
-    """Return the pydantic model of the JSON of a record. Other keys are refused.
+    """Return a pydantic model that validates the JSON object of a record and refuses unknown keys.
 
     Args:
         record: The class of the record.
@@ -100,7 +100,7 @@ def json_schema(record: type[Record], name: str, schema_version: str) -> dict[st
 
     Args:
         record: The class of the record.
-        name: What the JSON is, such as ``scan``.
+        name: Name of the result that the JSON contains, such as ``scan``.
         schema_version: Version of the schema.
 
     Returns:
@@ -111,14 +111,14 @@ def json_schema(record: type[Record], name: str, schema_version: str) -> dict[st
 
 
 def _documentation(record: type[Record]) -> tuple[str, dict[str, str]]:
-    """Return the text of a docstring, and the descriptions of fields in its section ``Attributes:``."""
+    """Return the text of the docstring of a record, and the descriptions in its section ``Attributes:``."""
     text, _, section = inspect.cleandoc(record.__doc__ or "").partition("\nAttributes:\n")
     entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
     return text, {name: " ".join(description.split()) for name, description in entries}
 
 
 def _published_type(kind: Any) -> Any:
-    """Return the type, with each record in it replaced by the published form of that record."""
+    """Replace each record class in a type by the pydantic model of the JSON object of that record."""
     if isinstance(kind, type) and issubclass(kind, Record):
         return published_form(kind)  # type: ignore[arg-type]  # a class is hashable
     origin, inner = get_origin(kind), get_args(kind)

@@ -1,4 +1,4 @@
-"""Reconstructions: the candidates of an attack, and the candidates that it selects."""
+"""Reconstructions: the candidates of an attack, and the candidates that the attack selects."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 from residuum.records.base import Record, plain
 from residuum.records.knowledge import Knowledge
 
-# Fields and properties that the JSON holds unchanged.
+# Fields and properties of a reconstruction that its JSON contains unchanged.
 PUBLISHED = (
     "attack",
     "restarts",
@@ -27,19 +27,20 @@ PUBLISHED = (
 
 @dataclass(frozen=True, eq=False)
 class Selection(Record):
-    """Reconstructions that were selected without the data, best first.
+    """The k candidates that an attack selects as reconstructions without knowing the data, best first.
 
     Candidates of several restarts (consensus) come before candidates of a single restart.
 
     Attributes:
-        x: Reconstructions, (k, *shape).
-        labels: Labels, (k,).
-        lam: Total multipliers, (k,).
-        support: Number of restarts with such a candidate, (k,).
-        members: Number of candidates that were merged, (k,).
-        confidence: Confidence in [0, 1], NaN if it is not available, (k,).
-        features: The features from which the confidence was computed, (k, 5).
-        index: Index of each reconstruction among the candidates, (k,).
+        x: Selected candidates, (k, *shape).
+        labels: Labels of the selected candidates, (k,).
+        lam: Sum of the multipliers of the merged candidates, (k,).
+        support: Number of restarts that found nearly the same candidate, (k,).
+        members: Number of candidates that were merged into each selected candidate, (k,).
+        confidence: Confidence in [0, 1] that each selected candidate is a training sample, (k,). It is NaN if
+            no confidence is available.
+        features: Features from which the confidence was computed, (k, 5).
+        index: Index of each selected candidate among all candidates, (k,).
     """
 
     x: Tensor
@@ -61,8 +62,8 @@ class Selection(Record):
             x: Candidates, (N, *shape).
             labels: Labels of the candidates, (N,).
             index: Indices of the selected candidates, (k,).
-            confidence: Their confidence, (k,).
-            **counts: ``support`` or ``members`` of the selected candidates, 1 by default.
+            confidence: Confidence of the selected candidates, (k,).
+            **counts: Fields ``support`` and ``members`` of the selected candidates. The default is 1.
 
         Returns:
             The selection.
@@ -82,7 +83,7 @@ class Selection(Record):
         return len(self.x)
 
     def confidence_of(self, i: int) -> float | None:
-        """Return the confidence of candidate ``i``, None if it is not available."""
+        """Return the confidence of selected candidate ``i``, or None if no confidence is available."""
         confidence = float(self.confidence[i])
         return None if math.isnan(confidence) else confidence
 
@@ -94,26 +95,26 @@ class Reconstruction(Record):
     Attributes:
         attack: Name of the attack.
         x: Candidates as the network receives them, without the mean, (N, *shape).
-        labels: Labels, (N,).
-        lam: Multipliers of the plain sum, (N, ...).
-        run: Restart of every candidate, (N,).
-        steps: Steps of the history, (T,).
-        loss: Losses, (R, T).
-        layers: Relative SQUARED residuals of the layers, (R, T, L).
+        labels: Labels of the candidates, (N,).
+        lam: Multipliers of the gradients of the candidates, (N, ...).
+        run: Index of the restart of each candidate, (N,).
+        steps: The T steps at which losses and residuals were recorded, (T,).
+        loss: Loss of each restart at the recorded steps, (R, T).
+        layers: Relative SQUARED residual of each layer at the recorded steps, (R, T, L).
         layer_names: Names of the L layers.
         status: "finished", "time", "diverged" or "interrupted" for every restart.
-        knowledge: What the attacker knew.
+        knowledge: Facts that the attacker knew.
         settings: Settings of the attack.
-        selection: The candidates that the attack selects without the data.
-        seconds: Run time.
-        notes: What a reader of the candidates should know.
-        events: How the candidates grew: dicts with the step, the restart, and the numbers of the parent and
-            its children (``attacks/stationarity/growth.py``).
-        ident: Number of every candidate within its restart, (N,). None in files of older versions.
-        second_order: For every restart of an attack that grows: whether its end point is second-order
-            stationary, with both quantities.
-        canonical: Whether the network was attacked in its canonical form (``networks/canonical.py``). The
-            multipliers then belong to the weights of that form.
+        selection: The candidates that the attack selects without knowing the data.
+        seconds: Run time in seconds.
+        notes: Remarks for the reader of the candidates.
+        events: Additions of candidates during the search: dicts with the step, the restart, and the numbers
+            of the parent candidate and its children (``attacks/stationarity/growth.py``).
+        ident: Number of each candidate within its restart, (N,), or None in files of older versions.
+        second_order: For each restart of an attack that adds candidates: whether its end point is
+            second-order stationary, with the two numbers that decide this.
+        canonical: Whether the attack rescaled the network to its canonical form first
+            (``networks/canonical.py``). The multipliers then belong to the weights of the canonical form.
     """
 
     attack: str
@@ -146,15 +147,15 @@ class Reconstruction(Record):
         knowledge: Knowledge,
         **fields: Any,
     ) -> Reconstruction:
-        """Make a reconstruction of an attack that has no restarts and no steps.
+        """Make a reconstruction from the candidates of an attack without restarts and steps.
 
         Args:
             attack: Name of the attack.
             x: Candidates, (N, *shape).
-            labels: Labels, (N,).
-            lam: Multipliers, (N, ...).
-            knowledge: What the attacker knew.
-            **fields: Other fields.
+            labels: Labels of the candidates, (N,).
+            lam: Multipliers of the candidates, (N, ...).
+            knowledge: Facts that the attacker knew.
+            **fields: Values of other fields of the reconstruction.
 
         Returns:
             The reconstruction, with a single restart and an empty history.
@@ -177,7 +178,7 @@ class Reconstruction(Record):
 
     @property
     def restarts(self) -> int:
-        """Number of independent runs."""
+        """Number of independent restarts of the attack."""
         return len(self.status)
 
     @property
@@ -187,7 +188,7 @@ class Reconstruction(Record):
 
     @property
     def best_restart(self) -> int | None:
-        """Restart with the smallest loss, None if all restarts diverged or there is no history."""
+        """Restart with the smallest loss, or None if all restarts diverged or no losses were recorded."""
         is_valid = torch.tensor([status != "diverged" for status in self.status])
         if not self.loss.shape[1] or not is_valid.any():
             return None
@@ -195,7 +196,7 @@ class Reconstruction(Record):
         return int(torch.where(is_valid, loss, torch.inf).argmin())
 
     def to_json(self) -> dict[str, Any]:
-        """Return a summary without the candidates. Numbers that are not finite are None."""
+        """Return a summary of the reconstruction as JSON types, without the candidates."""
         chosen = self.selection
         return self.plain_values(*PUBLISHED) | {
             "candidates": len(self.x),
@@ -211,7 +212,7 @@ class Reconstruction(Record):
         }
 
     def _run(self, i: int) -> dict[str, Any]:
-        """Return the last loss of a restart, and its best loss with the step and the residual norms."""
+        """Return the last loss of restart ``i``, and its best loss with step and residuals."""
         loss = plain(self.loss[i])
         finite = [(value, t) for t, value in enumerate(loss) if value is not None]
         best, t = min(finite) if finite else (None, None)

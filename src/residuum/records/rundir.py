@@ -30,19 +30,21 @@ from residuum.errors import InputError, OutputError
 
 IGNORE, LOCK = ".gitignore", ".lock"
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")  # names of the temporary files of write_atomic
+# Packages whose versions are stored with every run.
 PACKAGES = ["residuum", "torch", "numpy", "scipy", "safetensors", "scikit-learn", "clarabel"]
 PACKAGES += ["kornia", "optuna"]
-OPTIONAL = ("opacus", "ray")  # packages of the extras dp and cluster, listed only if installed
+# Packages of the extras dp and cluster, whose versions are stored only if the packages are installed.
+OPTIONAL = ("opacus", "ray")
 
 
 class RunDir:
     """An open run directory. Every kind of run is a subclass.
 
     Attributes:
-        what: The run with its article, such as "an audit".
-        files: Files of such a run. Its directory holds at least one of them.
-        summary: The file that completes the run. It holds the settings of the run as "request".
-        request_file: The file that holds the settings before the run is complete.
+        what: Name of this kind of run with its article, such as "an audit".
+        files: Names of files of such a run. Its directory holds at least one of these files.
+        summary: Name of the file that completes the run and holds its settings under the key "request".
+        request_file: Name of the file that holds the settings before the run is complete.
     """
 
     what: ClassVar[str]
@@ -56,9 +58,9 @@ class RunDir:
     @classmethod
     @contextmanager
     def open(cls, path: str | Path) -> Iterator[Self]:
-        """Create or enter a directory, and lock it for this process.
+        """Create or enter a run directory, and lock the directory for this process.
 
-        Only its owner can read the directory. A new directory is removed if it stays empty.
+        Only the owner can read the directory. A new directory is removed if it stays empty.
 
         Args:
             path: The directory.
@@ -71,7 +73,9 @@ class RunDir:
         make_directory(run.path)
         refuse_foreign(run.path, cls.what, run.expected_files())
         with _locked(run.path, cls.what):
-            with suppress(OSError):  # another user owns the directory; writing may still work
+            with suppress(
+                OSError
+            ):  # fails if another user owns the directory, but writing may still work
                 run.path.chmod(0o700)
             write_atomic(run.path / IGNORE, "*\n")
             for folder in {run.path, (run.path / cls.request_file).parent}:
@@ -84,7 +88,7 @@ class RunDir:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the run is complete."""
+        """Whether the run is complete, so that its summary exists."""
         return (self.path / self.summary).is_file()
 
     @property
@@ -93,14 +97,14 @@ class RunDir:
         return True
 
     def expected_files(self) -> Collection[str]:
-        """Return files of which the directory of such a run holds at least one."""
+        """Return names of files. The directory of a run of this kind holds at least one of these files."""
         return self.files
 
     def begin(self, request: dict[str, Any]) -> None:
-        """Begin a run with these settings, or continue it.
+        """Begin a run with these settings, or continue a run with the same settings.
 
-        A request that left no work, because its inputs were refused, is replaced. If the directory holds a
-        run with other settings, an ``InputError`` is raised.
+        If the directory holds work of a run with other settings, an ``InputError`` is raised. Settings of a
+        run without any work, such as a run whose inputs were refused, are replaced.
 
         Args:
             request: Settings of the run.
@@ -121,11 +125,11 @@ class RunDir:
         file.parent.chmod(0o700)
 
     def discard_work(self) -> None:
-        """Remove the files of an earlier request that left no work."""
+        """Remove the files of an earlier run in this directory that produced no work."""
 
 
 def digest(*values: Any) -> str:
-    """Return a hash of texts, of tensors as float64, and of other plain values as JSON."""
+    """Return a hash of the values: texts, tensors (as float64) and other plain values (as JSON)."""
     hasher = hashlib.sha256()
     for value in values:
         if isinstance(value, Tensor):
@@ -141,8 +145,8 @@ def refuse_other_run(path: Path, what: str, difference: str) -> NoReturn:
 
     Args:
         path: The directory.
-        what: The run with its article, such as "an audit".
-        difference: What differs, such as "settings".
+        what: Name of the kind of run with its article, such as "an audit".
+        difference: Part of the run that differs, such as "settings".
 
     Raises:
         InputError: Always.
@@ -154,15 +158,16 @@ def refuse_other_run(path: Path, what: str, difference: str) -> NoReturn:
 
 
 def refuse_foreign(path: Path, what: str, files: Collection[str]) -> None:
-    """Refuse a directory that holds other files than those of a run. Nothing is written there.
+    """Raise ``OutputError`` if a directory holds files but none of a run, so that nothing is overwritten.
 
     Args:
         path: The directory.
-        what: The run with its article, such as "an audit".
-        files: Files of such a run. A directory that is not empty must hold at least one of them.
+        what: Name of the kind of run with its article, such as "an audit".
+        files: Names of files of such a run. A directory that is not empty must hold at least one of these
+            files.
 
     Raises:
-        OutputError: If the directory holds other files.
+        OutputError: If the directory is not empty and holds none of ``files``.
     """
     if not path.exists():
         return
@@ -178,14 +183,14 @@ def refuse_foreign(path: Path, what: str, files: Collection[str]) -> None:
 
 
 def write_atomic(path: str | Path, content: bytes | str) -> Path:
-    """Write a temporary file in the same folder, and rename it.
+    """Write a file atomically: write a temporary file in the same folder, then rename the temporary file.
 
-    A reader sees either the old file or the new one, even after a crash. The temporary file is on the disk
-    before it is renamed. It is removed if an error occurs.
+    A reader sees either the old content or the new content, even after a crash. The temporary file is removed
+    if an error occurs.
 
     Args:
         path: The file.
-        content: Its content.
+        content: New content of the file.
 
     Returns:
         The path.
@@ -217,7 +222,7 @@ def write_json(path: str | Path, value: Any) -> Path:
 
     Args:
         path: The file.
-        value: A value without NaN and infinity, which JSON does not have.
+        value: A value of JSON types, without NaN and infinity.
 
     Returns:
         The path.
@@ -226,7 +231,7 @@ def write_json(path: str | Path, value: Any) -> Path:
 
 
 def read_json(path: str | Path) -> dict[str, Any]:
-    """Return a JSON object, {} if the file is missing or damaged."""
+    """Read a JSON object from a file, and return {} if the file is missing or damaged."""
     try:
         content = json.loads(Path(path).read_text())
     except (OSError, ValueError, RecursionError):
@@ -245,14 +250,14 @@ def make_directory(path: str | Path) -> Path:
 
 
 def _explain_unwritable(path: Path, problem: OSError) -> tuple[str, str]:
-    """Return the message and the remedy for a path that cannot be written."""
+    """Return the error message and the remedy for an output path that cannot be written."""
     reason = problem.strerror or type(problem).__name__
     message = f"The output path must be writable; {str(path)!r} is not ({reason})."
     return message, "Choose another folder with --out."
 
 
 def _clear_temporaries(folder: Path) -> None:
-    """Remove the temporary files of interrupted writes. The caller must hold the lock."""
+    """Remove the temporary files that interrupted writes left in a folder. The caller must hold the lock."""
     for entry in folder.iterdir() if folder.is_dir() else ():
         if _TEMPORARY.fullmatch(entry.name) and entry.is_file() and not entry.is_symlink():
             entry.unlink()
@@ -260,7 +265,7 @@ def _clear_temporaries(folder: Path) -> None:
 
 @contextmanager
 def _locked(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock of a directory. The operating system releases it when the process ends."""
+    """Hold the lock file of a run directory. The operating system releases the lock if the process ends."""
     try:
         handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as problem:
@@ -280,7 +285,7 @@ def _locked(path: Path, what: str) -> Iterator[None]:
 
 
 def require_device(device: str) -> None:
-    """Check that a device exists, or raise ``InputError``."""
+    """Raise ``InputError`` unless ``device`` names an available device, such as cpu or cuda:0."""
     kind, _, index = device.partition(":")
     if kind not in ("cpu", "cuda") or (index and not index.isdecimal()):
         raise InputError(f"A device must be cpu or cuda; got {device!r}.", "Pass --device cpu.")
@@ -289,7 +294,7 @@ def require_device(device: str) -> None:
 
 
 def environment(device: str = "cpu") -> dict[str, Any]:
-    """Return the versions of packages, the processor, and the name of the device."""
+    """Return the versions of Python and of packages, the operating system, and the name of the device."""
     versions = {}
     for name in (*PACKAGES, *OPTIONAL):
         try:
@@ -310,7 +315,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 
 @contextmanager
 def use_one_thread() -> Iterator[None]:
-    """Use a single thread, so that figures do not depend on the number of cores."""
+    """Let PyTorch use a single thread, so that results do not depend on the number of cores."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

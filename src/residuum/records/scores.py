@@ -6,19 +6,23 @@ from dataclasses import dataclass
 
 from residuum.records.base import Record
 
-HEAD = ["metric", "recovered", "by chance", "p", "threshold"]  # compared with the held-out set
-HEAD += ["published", "train", "held-out", "top 10", "best"]  # with the matching of the publication
+# Columns of the text table: first the counts that are compared with the held-out set, then those with the
+# matching of the publication of the metric.
+HEAD = ["metric", "recovered", "by chance", "p", "threshold"]
+HEAD += ["published", "train", "held-out", "top 10", "best"]
 
 
 @dataclass(frozen=True, eq=False)
 class MetricScore(Record):
-    """The counts under a metric. Values that need a held-out set are None without one.
+    """Numbers of recovered samples according to one metric.
+
+    Values that need a held-out set are None without a held-out set.
 
     Attributes:
         name: Name of the metric.
         description: The metric in words.
         higher_is_better: Whether larger values are better.
-        published_threshold: The threshold of the publication.
+        published_threshold: Threshold for a recovered sample in the publication of the metric.
         above_published_threshold: Number of training samples beyond ``published_threshold``, with the
             matching of the publication.
         top10_mean: Mean of the ten best values with the matching of the publication.
@@ -28,10 +32,10 @@ class MetricScore(Record):
         expected_by_chance: Number of samples expected to be recovered by chance.
         interval: Naive 95% Clopper-Pearson interval of ``recovered``. It treats samples as independent and
             does not subtract chance.
-        p_value: p-value of the permutation test against held-out samples.
-        threshold_null99: The 99th percentile of chance.
+        p_value: p-value of the permutation test of training samples against held-out samples.
+        threshold_null99: Threshold for a recovered sample: the 99th percentile of matches expected by chance.
         above_published_threshold_holdout: Number of held-out samples beyond ``published_threshold``, in a
-            set as large as the training set: the chance level.
+            set as large as the training set. This is the chance level of ``above_published_threshold``.
     """
 
     unpublished = ("name",)  # the key of the metric in the JSON
@@ -53,7 +57,7 @@ class MetricScore(Record):
 
     @property
     def threshold(self) -> str:
-        """The threshold of a recovered sample, such as "> 0.83", or "-" without a held-out set."""
+        """Condition on the value of a recovered sample, such as "> 0.83", or "-" without a held-out set."""
         if self.threshold_null99 is None:
             return "-"
         return f"{'>' if self.higher_is_better else '<'} {self.threshold_null99:.3g}"
@@ -66,14 +70,14 @@ class MetricScore(Record):
 
 @dataclass(frozen=True, eq=False)
 class SampleMatch(Record):
-    """The matches of a sample under a metric.
+    """The matches of one sample according to one metric.
 
     Attributes:
-        score: Value of the one-to-one match, None if the sample has no match.
-        candidate: Index of the one-to-one match, None if the sample has no match.
-        recovered: Whether the match is better than expected by chance.
-        nearest: Value of the match with the matching of the publication, which may repeat candidates.
-        nearest_candidate: Index of that match.
+        score: Value of the one-to-one match, or None if the sample has no match.
+        candidate: Index of the candidate of the one-to-one match, or None if the sample has no match.
+        recovered: Whether the one-to-one match is better than expected by chance.
+        nearest: Value of the nearest candidate. Several samples may have the same nearest candidate.
+        nearest_candidate: Index of the nearest candidate.
     """
 
     score: float | None
@@ -91,10 +95,10 @@ class SampleScore(Record):
         index: Row of the sample in the user's file, counted from 0.
         label: Label of the sample.
         margin: Margin of the sample.
-        multiplier: Multiplier of its candidate.
-        recovered: Whether it is recovered by the deciding metric.
-        matches: Its matches by metric.
-        id: Its identifier from an ID column, "" if the data has none.
+        multiplier: Multiplier of the candidate that matches the sample.
+        recovered: Whether the sample is recovered according to the deciding metric.
+        matches: Matches of the sample by metric.
+        id: Identifier of the sample from an ID column, or "" without such a column.
     """
 
     index: int
@@ -108,7 +112,7 @@ class SampleScore(Record):
 
 @dataclass(frozen=True, eq=False)
 class ScoreSlice(Record):
-    """The recovered samples in a class or in a range of margins."""
+    """Number of recovered samples in a class or in a range of margins."""
 
     name: str
     samples: int
@@ -125,17 +129,17 @@ class Scores(Record):
         n: Number of training samples.
         m: Number of candidates.
         calibrated: Whether the counts are compared with a held-out set.
-        reason: Why they are not calibrated, "" if they are.
+        reason: Reason why the counts are not calibrated, or "" if they are.
         deciding: The metric that decides the verdict.
         metrics: Counts by metric.
         per_sample: Scores of every training sample.
         classes: Counts by class.
         margins: Counts by quintile of the margin, smallest first.
         pool: Size of the held-out set.
-        subsets: Number of sets drawn from the held-out set.
+        subsets: Number of random subsets of the held-out set.
         smallest_significant: The smallest count that is significant at 1% with this held-out set.
-        seed: Seed of the draws.
-        notes: What was left out or could not be measured.
+        seed: Seed of the random subsets.
+        notes: Remarks on what was omitted or could not be measured.
     """
 
     derived = ("recovered", "expected_by_chance", "p_value")
@@ -157,7 +161,7 @@ class Scores(Record):
 
     @property
     def recovered(self) -> int | None:
-        """Number of recovered samples by the deciding metric, None if it is not calibrated."""
+        """Number of recovered samples by the deciding metric, or None without a held-out set."""
         return self.metrics[self.deciding].recovered
 
     @property
@@ -167,16 +171,16 @@ class Scores(Record):
 
     @property
     def expected_by_chance(self) -> float | None:
-        """Number of samples expected by chance, by the deciding metric."""
+        """Number of samples expected to be recovered by chance, by the deciding metric, or None."""
         return self.metrics[self.deciding].expected_by_chance
 
     @property
     def p_value(self) -> float | None:
-        """p-value of the permutation test by the deciding metric."""
+        """p-value of the permutation test by the deciding metric, or None without a held-out set."""
         return self.metrics[self.deciding].p_value
 
     def table(self) -> str:
-        """Return a text table with a row per metric: calibrated counts next to published ones."""
+        """Return a text table with a row per metric, which compares calibrated and published counts."""
         rows = [HEAD]
         for name, metric in self.metrics.items():
             sign = ">" if metric.higher_is_better else "<"

@@ -1,4 +1,4 @@
-"""Uniqueness certificates: what every other training set must share with a reconstruction."""
+"""Uniqueness certificates: proofs of what every other training set shares with a reconstruction."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from residuum.records.base import Record, table_rows
 
-# Fields of the certificate and of each sample that the JSON holds unchanged. The last two are computed only
-# if the network has margins.
+# Names of the fields that the JSON contains unchanged: fields of the certificate, fields of each sample, and
+# fields of each sample that are computed only if the network has margins.
 OF_ALL = (
     "task",
     "samples",
@@ -31,13 +31,16 @@ OF_FULL_SETS = ("full_at_least", "full_energy")
 
 @dataclass(frozen=True, eq=False)
 class Sums(Record):
-    """Whether the weights determine the mass and the moment of every activation pattern.
+    """Whether the weights determine the sums over the samples of every activation pattern.
+
+    The sums of a pattern are the sum of the multipliers and the sum of the weighted samples.
 
     Attributes:
-        patterns: Number of different pairs of a pattern and a label.
-        pinned: Number of pairs whose sums are equal in every set with these patterns.
-        free: Dimension of the moves across patterns, None if it was not counted.
-        least: Smallest singular value that counts as nonzero, over the largest.
+        patterns: Number of different pairs of an activation pattern and a label.
+        pinned: Number of such pairs whose sums are equal in every training set with these patterns.
+        free: Dimension of the changes of sums that keep the weights, or None if the dimension was not
+            computed.
+        least: Smallest singular value that counts as nonzero, over the largest singular value.
         method: How the numbers were computed.
     """
 
@@ -50,45 +53,47 @@ class Sums(Record):
 
 @dataclass(frozen=True, eq=False)
 class Uniqueness(Record):
-    """The uniqueness certificate of k of m candidates.
+    """The uniqueness certificate of k of the m candidates of an attack.
 
-    Consider any other training set with these patterns and labels that fits the weights equally well, and in
-    which an image takes over at least ``share`` of the multiplier of a sample. It is proved that this image
-    keeps at least ``determined_at_least`` of the energy of the sample, is within ``radius_most`` of it, and
-    lies between ``low`` and ``high`` in every pixel. Energies are those of images as the network receives
-    them.
+    Consider any other training set that has the activation patterns and labels of the candidates, that fits
+    the weights equally well, and in which an image takes over at least ``share`` of the multiplier of a
+    candidate. The certificate proves that this image keeps at least ``determined_at_least`` of the energy
+    (squared norm) of the candidate, is within the distance ``radius_most``, and lies between ``low`` and
+    ``high`` in every pixel.
 
     Attributes:
         task: Task of the network.
         samples: Number of candidates, m.
-        share: The smallest share of a multiplier.
-        box: Whether a value range was known.
+        share: Smallest share of the multiplier of a candidate that an image must take over.
+        box: Whether the certificate uses a known value range of pixels.
         margins: Whether the network has margins.
-        index: Indices of the candidates, (k,).
-        labels: Labels, (k,).
-        lam: Their multipliers, over all rivals, (k,).
-        members: Number of candidates with the same pattern and label, (k,).
-        pinned: Whether the weights determine the sums of the pattern, (k,). If not, the bound is that of the
-            cell, for any share.
-        kinks: Number of activation boundaries at zero up to rounding, (k,).
-        determined_at_least: Proved lower bound of the energy, (k,).
-        determined_energy: Smallest energy that was found, (k,).
-        full_at_least: As ``determined_at_least``, over sets that also keep every margin at or above the
-            smallest one (full KKT sets). Equal to it if the network has no margins, (k,).
-        full_energy: As ``determined_energy``, over full KKT sets, (k,).
-        least: Images with the smallest energy that was found, (k, *shape).
-        change: Change of the sum of gradients in the set of such an image, over the norm of the target, (k,).
-        radius: Distance of such an image from the candidate, (k,).
-        radius_most: Proved upper bound of the distance, (k,).
+        index: Indices of the k certified candidates, (k,).
+        labels: Labels of the candidates, (k,).
+        lam: Multipliers of the candidates, summed over rival classes, (k,).
+        members: Number of candidates with the same activation pattern and label, (k,).
+        pinned: Whether the weights determine the sums of the activation pattern, (k,). If not, only the
+            activation pattern itself bounds an image, for any share.
+        kinks: Number of activation boundaries that pass through each candidate, up to rounding, (k,).
+        determined_at_least: Proved lower bound of the share of the energy that an image keeps, (k,).
+        determined_energy: Smallest share of the energy that a search found, (k,).
+        full_at_least: Like ``determined_at_least``, but only for training sets that also keep every margin
+            at or above the smallest margin (full KKT sets), (k,). It equals ``determined_at_least`` if the
+            network has no margins.
+        full_energy: Like ``determined_energy``, but only for full KKT sets, (k,).
+        least: Images with the smallest energy that the search found, (k, *shape).
+        change: Change of the weighted sum of gradients if the image ``least`` replaces its sample, over the
+            norm of the vector that this sum must equal, (k,).
+        radius: Distance between the image ``least`` and the candidate, (k,).
+        radius_most: Proved upper bound of the distance between an image and the candidate, (k,).
         low: Proved lower bounds of the pixels, (k, *shape).
         high: Proved upper bounds of the pixels, (k, *shape).
         size: Norms of the candidates as the network receives them, (k,).
-        sums: What the weights determine about sums over patterns.
-        residual: Residual of this set by layer.
-        seconds: Run time.
-        best_residual: Residual by layer of the set that fits the weights best among all attacks, {} if none
-            was compared.
-        notes: What limits the certificate.
+        sums: Whether the weights determine the sums over the samples of each activation pattern.
+        residual: Residual of the m candidates by layer.
+        seconds: Run time in seconds.
+        best_residual: Residual by layer of the candidates that fit the weights best among all attacks, or
+            {} if no attacks were compared.
+        notes: Remarks on what limits the certificate.
     """
 
     task: str
@@ -124,7 +129,7 @@ class Uniqueness(Record):
 
     @property
     def claim(self) -> str:
-        """The statement that is certified."""
+        """The statement that the certificate proves."""
         return (
             "in every other training set with these patterns and labels that fits the weights equally well, "
             f"an image that takes over at least {self.share:.0%} of the multiplier of this sample "
@@ -133,7 +138,7 @@ class Uniqueness(Record):
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Sentences about what is proved, for which sets, and how well they fit the weights."""
+        """Sentences about the proved statement, the training sets it covers, and their residuals."""
         pinned, free = int(self.pinned.sum()), self.sums.free
         moves = "not counted" if free is None else f"{free} dimensions"
         return (
@@ -150,7 +155,7 @@ class Uniqueness(Record):
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the published form. Numbers that are not finite are null."""
+        """Return the certificate as JSON types. NaN and infinity become None."""
         columns = self.plain_values(*OF_SAMPLE) | {"label": self.labels.double().tolist()}
         unknown = dict.fromkeys(OF_FULL_SETS, [None] * len(self))
         columns |= self.plain_values(*OF_FULL_SETS) if self.margins else unknown

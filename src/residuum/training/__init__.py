@@ -1,4 +1,4 @@
-"""Training: gradient descent as in the papers, margin maximization, and runs that can be continued."""
+"""Training of networks by gradient descent or margin maximization. Interrupted runs can be continued."""
 
 from residuum.settings import TrainingConfig
 from residuum.training.loop import TrainingProgress, TrainingState, initialize, make_release, train

@@ -1,4 +1,4 @@
-"""The directory of a training, which separates files for release from private files."""
+"""The output directory of a training, which separates files for release from private files."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ STATE = Path("private", "state.safetensors")
 
 
 class TrainingRun(RunDir):
-    """An open directory of a training."""
+    """The output directory of a training, opened for writing."""
 
     what, files, summary = "a training", (SUMMARY,), SUMMARY
 
     def expected_files(self) -> Collection[str]:
-        """Return the summary, and the folder ``private`` if it holds the state of a training."""
+        """Return the name of the summary file, and "private" if this folder holds the state of a training."""
         return {SUMMARY, *({"private"} if (self.path / STATE).is_file() else ())}
 
 
@@ -38,16 +38,16 @@ def write_run(
     task: str,
     device: str,
 ) -> dict[str, Any]:
-    """Write a training directory: released weights, initial weights, private data and a protocol.
+    """Write the directory of a training: released weights, initial weights, private data and a protocol.
 
-    A run that diverged has no weights to release. Everything else is written.
+    If the run diverged, no weights are released, but all other files are written.
 
     Args:
         out: The directory.
         arch: Architecture string.
         split: Training samples and held-out samples.
         config: Settings of the training.
-        state: The finished run.
+        state: State of the finished run.
         task: Task of the network.
         device: Device of the training.
 
@@ -59,8 +59,10 @@ def write_run(
     """
     checkpoint = make_release(state, arch, split.train, task)
     write_atomic(out / ".gitignore", "*\n")
-    (out / "private").chmod(0o700)  # only this folder must stay private
-    (out / "model.safetensors").unlink(missing_ok=True)  # weights of an earlier, shorter run
+    (out / "private").chmod(0o700)  # only the folder private must be hidden from other users
+    (out / "model.safetensors").unlink(
+        missing_ok=True
+    )  # an earlier, shorter run may have written weights
     files = ["init.safetensors", "private/train.npz", "private/holdout.npz"]
     save_checkpoint(checkpoint.replace(theta=state.theta0), out / files[0])
     split.train.to_npz(out / files[1])
@@ -107,7 +109,7 @@ def _summary(checkpoint: Network, split: Split, state: TrainingState) -> dict[st
 
 
 def _accuracy(checkpoint: Network, data: Dataset) -> float | None:
-    """Return the share of correct samples, None for a regression."""
+    """Return the share of correctly classified samples, or None for regression."""
     if checkpoint.task == "regression":
         return None
     outputs = checkpoint.module(data.x.to(next(iter(checkpoint.theta.values())).dtype))

@@ -25,25 +25,28 @@ from residuum.theory.rows import choose_task, margins, normalize_labels
 from residuum.training import methods
 from residuum.training.methods import LOSSES, choose_loss
 
-SAVE_EVERY = 20.0  # seconds between saved states of a run
-HISTORY_POINTS = 400  # points of the history of a run, enough for a curve
-RESIDUAL_CHECKS = 50  # checks in a run that stops at a residual; each is a least-squares problem
+SAVE_EVERY = 20.0  # seconds between two saved states of a run
+HISTORY_POINTS = 400  # number of points in the history of a run, enough to draw a curve
+# Number of times that a run with ``stop_residual`` computes the residual, which is a least-squares problem.
+RESIDUAL_CHECKS = 50
 GOALS = ("margin", "residual", "loss")
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingState(Record):
-    """The state of a run, from which it can continue.
+    """The state of a training run, from which the run can be continued.
 
     Attributes:
         theta: Current weights by parameter name.
         theta0: Initial weights by parameter name.
         step: Number of steps so far.
-        fingerprint: Hash of data and settings. A run with another fingerprint does not continue this state.
-        status: running, steps, time, margin, residual, loss or diverged.
-        scalars: Numbers of the method, such as step size and temperature.
-        buffers: Tensors of the method, such as momentum.
-        history: Step, loss, margin and norm, and the KKT residual if it was measured.
+        fingerprint: Hash of data and settings. A run with another fingerprint cannot continue from this
+            state.
+        status: "running", or the reason why the run stopped: steps, time, margin, residual, loss or diverged.
+        scalars: Numbers of the optimizer state, such as the step size.
+        buffers: Tensors of the optimizer state, such as the momentum.
+        history: Step, loss, margin and weight norm at regular steps, with the KKT residual if it was
+            computed.
     """
 
     theta: dict[str, Tensor]
@@ -58,14 +61,15 @@ class TrainingState(Record):
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """The progress of a run.
+    """The progress of a training run.
 
     Attributes:
         step: Number of steps so far.
         steps: Maximum number of steps.
-        loss: The loss.
-        margin: Smallest margin, None for a regression.
-        normalized: Smallest margin over ||theta||^L, None if the network is not homogeneous.
+        loss: Training loss.
+        margin: Smallest margin of a training sample, or None for regression.
+        normalized: Smallest margin over ||theta||^L for weights theta and order of homogeneity L, or None
+            if the network is not homogeneous.
     """
 
     step: int
@@ -91,7 +95,7 @@ def train(
     """Train a new network.
 
     An interrupt (Ctrl-C) saves the state and is raised again. A call with the same arguments continues the
-    run. A state of other settings or other data is refused.
+    run from the saved state. A saved state with other settings or other data raises an ``InputError``.
 
     Args:
         arch: Architecture string.
@@ -99,11 +103,11 @@ def train(
         config: Settings of the training.
         task: "binary", "multiclass", "regression" or "auto".
         device: Device of the training.
-        state_path: File of the state, None if the run need not be continued.
-        watch: A function that receives the progress.
+        state_path: File of the saved state, or None to save no state.
+        watch: A function that is called with the progress at regular steps.
 
     Returns:
-        The finished run.
+        The state of the finished run.
     """
     architecture = Architecture.parse(arch)
     task = choose_task(task, architecture.outputs)
@@ -114,8 +118,8 @@ def train(
 def initialize(arch: Architecture, config: TrainingConfig) -> nn.Module:
     """Return a network with initial weights according to ``config.init`` and ``config.seed``.
 
-    The global random generator does not change. "small" scales only the first layer, as in Haim et al. 2022.
-    Its rows then become mixtures of samples.
+    The global random generator does not change. The initialization "small" scales only the weights of the
+    first layer, as in Haim et al. 2022. During training, the rows of this layer become mixtures of samples.
 
     Args:
         arch: The architecture.
@@ -146,7 +150,7 @@ def make_release(state: TrainingState, arch: str, data: Dataset, task: str) -> N
     """Return the network to release: weights, architecture and label names, without any samples.
 
     Args:
-        state: The finished run.
+        state: State of the finished run.
         arch: Architecture string.
         data: Training samples.
         task: Task of the network.
@@ -158,7 +162,7 @@ def make_release(state: TrainingState, arch: str, data: Dataset, task: str) -> N
 
 
 class _Run:
-    """A run: the model on its device, the method and the limits."""
+    """A training run: the model on its device, the optimizer and the limits of the run."""
 
     def __init__(
         self,
@@ -178,7 +182,7 @@ class _Run:
         self.theta0 = copy_weights(self.model)
         dtype = getattr(torch, config.dtype)
         self.x = data.x.to(device, dtype)
-        evaluate(self.model, self.x[:1])  # raises an error if samples do not fit
+        evaluate(self.model, self.x[:1])  # raises an error if the samples do not fit the network
         y = normalize_labels(data.y, task, arch.outputs)
         self.y = y.to(device, torch.long if task == "multiclass" else dtype)
         self.order = homogeneity_order(arch.build(), probe_inputs(arch.inputs))
@@ -192,20 +196,22 @@ class _Run:
         self._resume()
 
     def run(self) -> TrainingState:
-        """Take steps until a limit is reached. Save the state regularly, on interrupt and at the end.
+        """Train until a limit or a goal is reached. Save the state regularly, on interrupt and at the end.
 
-        An interrupt waits until a step is complete, so that the saved state is consistent. A run that
-        diverged saves no state, because it cannot be continued.
+        An interrupt takes effect after the current step, so that the saved state is consistent. If the run
+        diverges, no state is saved, because such a run cannot be continued.
 
         Returns:
-            The finished run.
+            The state of the finished run.
 
         Raises:
             KeyboardInterrupt: If the user interrupts the run.
         """
-        start = saved = time.monotonic()
+        start = last_save = time.monotonic()
         interval = max(1, self.config.steps // HISTORY_POINTS)
-        check = max(1, self.config.steps // RESIDUAL_CHECKS) if self.config.stop_residual else 0
+        check_interval = (
+            max(1, self.config.steps // RESIDUAL_CHECKS) if self.config.stop_residual else 0
+        )
         status = self.status
         if status == "running" and self.step >= self.config.steps:
             status = "steps"
@@ -218,21 +224,23 @@ class _Run:
                     is_last = self.step >= self.config.steps
                     is_late = now - start > self.config.seconds
                     if self.step % interval == 0 or is_last or is_late:
-                        status = self._observe(check != 0 and self.step % check < interval)
+                        status = self._observe(
+                            check_interval != 0 and self.step % check_interval < interval
+                        )
                     if status == "running" and (is_last or is_late):
                         status = "steps" if is_last else "time"
                     if status == "running" and is_interrupted():
                         raise KeyboardInterrupt
-                    if now - saved > SAVE_EVERY:
+                    if now - last_save > SAVE_EVERY:
                         self._save("running")
-                        saved = now
+                        last_save = now
         except KeyboardInterrupt:
             self._save("running")
             raise
         return self._save(status)
 
     def _observe(self, check_residual: bool) -> str:
-        """Measure the run, record and report the progress, and return the status."""
+        """Add loss and margin to the history, report progress, and return the status of the run."""
         with torch.no_grad():
             outputs = self.model(self.x)
             loss = float(LOSSES[self.loss](outputs, self.y))
@@ -255,16 +263,18 @@ class _Run:
             return "margin"
         if 0 < point.get("residual", 0) <= self.config.stop_residual:
             return "residual"
-        return "loss" if 0 < self.config.stop_loss >= loss else "running"  # 0 means no goal
+        return (
+            "loss" if 0 < self.config.stop_loss >= loss else "running"
+        )  # stop_loss = 0 means that the loss is no goal
 
     def _residual(self) -> float:
-        """Return ||theta - sum lam_r g_r|| with the best multipliers, in float64 on the CPU."""
+        """Return the KKT residual ||theta - sum_r lam_r g_r|| with the best multipliers lam_r."""
         model, x, _, _, _, rows = pose_problem(self.model, self.x, self.y, self.task)
         lam, _, _ = fit_multipliers(model, x, rows, free=self.task == "regression")
         return norm(residual(model, parameters(model), x, rows.combine(lam, len(x))))
 
     def _save(self, status: str) -> TrainingState:
-        """Return the state, and write it to its file if there is one."""
+        """Return the current state, and write the state to the file ``state_path`` of the run."""
         state = TrainingState(
             theta=copy_weights(self.model),
             theta0=self.theta0,
@@ -276,16 +286,20 @@ class _Run:
             history=tuple(self.history),
         )
         if self.path is not None and status == "diverged":
-            self.path.unlink(missing_ok=True)  # a run with other settings may follow
+            self.path.unlink(
+                missing_ok=True
+            )  # so that a run with other settings can use the directory
         elif self.path is not None:
             state.save(self.path)
         return state
 
     def _resume(self) -> None:
-        """Continue from a saved state. A state of other data or settings is refused."""
+        """Load the saved state, if it exists. If data or settings differ, raise ``InputError``."""
         if self.path is None:
             return
-        make_directory(self.path.parent)  # an unwritable folder must fail before the work
+        make_directory(
+            self.path.parent
+        )  # raises an error before the training if the folder is not writable
         if not self.path.exists():
             return
         state = TrainingState.load(self.path)
@@ -300,14 +314,14 @@ class _Run:
 
 
 def _fingerprint(arch: Architecture, data: Dataset, config: TrainingConfig, task: str) -> str:
-    """Return a hash of everything that determines a run, except for its limits."""
+    """Return a hash of everything that determines the training, except for the limits on steps and time."""
     settings = {k: v for k, v in config.to_json().items() if k not in ("steps", "seconds")}
     return digest(json.dumps([str(arch), task, settings]), data.x, data.y)
 
 
 @contextmanager
 def _delayed_interrupts() -> Iterator[Callable[[], bool]]:
-    """Record Ctrl-C, and yield a function that tells whether it was pressed."""
+    """Delay interrupts (Ctrl-C), and yield a function that returns True if an interrupt has occurred."""
     interrupts: list[int] = []
     try:
         before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
@@ -321,7 +335,7 @@ def _delayed_interrupts() -> Iterator[Callable[[], bool]]:
 
 
 def copy_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return a copy of the current weights on the CPU."""
+    """Return a copy of the current weights of a model on the CPU."""
     return _cpu(parameters(model))
 
 

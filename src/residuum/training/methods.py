@@ -1,4 +1,6 @@
-"""Losses, and two methods that minimize them: gradient descent, and margin maximization.
+"""Losses, and two methods of training: gradient descent and margin maximization.
+
+The losses of outputs Phi_i with labels y_i or targets t_i are:
 
 logistic       mean_i log(1 + exp(-y_i Phi_i))          y in {-1, +1}
 exponential    mean_i exp(-y_i Phi_i)
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from residuum.settings import TrainingConfig
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-REPLAYED = 25  # steps of gradient descent in a CUDA graph
+REPLAYED = 25  # number of gradient descent steps that a CUDA graph records and replays
 
 
 def logistic(outputs: Tensor, y: Tensor) -> Tensor:
@@ -37,7 +39,7 @@ def logistic(outputs: Tensor, y: Tensor) -> Tensor:
     Returns:
         The loss.
     """
-    # The default threshold 20 would cause an error that is visible in float64.
+    # With the default threshold 20, softplus would have an error that is visible in float64.
     return F.softplus(-margins(outputs, y), threshold=40).mean()
 
 
@@ -79,14 +81,14 @@ TASK_LOSSES = {
 
 
 def choose_loss(name: str, task: str) -> str:
-    """Return the name of a loss.
+    """Check that a loss fits a task, and return its name.
 
     Args:
-        name: The requested loss, "" for the default of the task.
+        name: Name of the requested loss, or "" for the default of the task.
         task: Task of the network.
 
     Returns:
-        The name.
+        Name of the loss.
 
     Raises:
         InputError: If the loss does not fit the task.
@@ -102,9 +104,9 @@ def choose_loss(name: str, task: str) -> str:
 class GradientDescent:
     """Gradient descent with heavy-ball momentum, on the full batch or on mini-batches.
 
-        theta <- theta - lr (grad L + w theta)
+        theta <- theta - lr (grad L + w theta)      for weights theta, loss L and weight decay w
 
-    The state of the method is in ``scalars`` and ``buffers``. Batches come from a permutation that depends
+    The optimizer state is in ``scalars`` and ``buffers``. Batches come from a permutation that depends
     only on the seed and the epoch, so a resumed run uses the same batches.
 
     Args:
@@ -122,14 +124,16 @@ class GradientDescent:
         self.loss = LOSSES[loss]
         self.scalars: dict[str, float] = {}
         self.buffers: dict[str, Tensor] = {}
-        is_uniform = config.method == "gd" and not config.momentum  # all steps are the same program
+        is_uniform = (
+            config.method == "gd" and not config.momentum
+        )  # every step runs the same operations, which a CUDA graph can replay
         can_repeat = is_uniform and x.is_cuda
         self._repeated = (
             Repeater(lambda: self.step(0), str(x.device), REPLAYED) if can_repeat else None
         )
 
     def advance(self, count: int, limit: int) -> int:
-        """Take a single step, or ``limit`` steps if a CUDA graph replays them.
+        """Take a single step, or ``limit`` steps if a CUDA graph replays the steps.
 
         Args:
             count: Number of steps so far.
@@ -145,7 +149,7 @@ class GradientDescent:
         return limit
 
     def step(self, count: int) -> None:
-        """Take a step on the full set or on the next mini-batch."""
+        """Take a gradient step on all samples or on the next mini-batch."""
         x, y = self._batch(count)
         names, weights = zip(*self.model.named_parameters(), strict=True)
         gradients = torch.autograd.grad(self.loss(self.model(x), y), weights)
@@ -172,16 +176,17 @@ class GradientDescent:
 
 
 class MarginMaximization:
-    """Descent on F(theta) = log sum_r exp(-tau m_r(theta)) in steps of equal predicted progress.
+    """Margin maximization: descent on F(theta) = log sum_r exp(-tau m_r(theta)) for margins m_r.
 
         v <- MOMENTUM v - (c / ||grad F||^2) grad F,    theta <- theta + v
 
-    F is the logarithm of the exponential loss, so its gradient does not vanish as the margin grows. The
-    margin grows like t, while that of gradient descent grows like log t. c is the decrease of F in a step if
-    F were linear. It grows while F decreases, shrinks when F increases, and stays between MIN_C and MAX_C.
-    Samples gather on the kinks of neurons, where no step along a gradient is sure to decrease F. A monotone
-    line search would shrink its step forever. An increase by more than SLACK is undone, and no step moves
-    theta by more than a tenth of its norm.
+    F is the logarithm of the exponential loss, so its gradient does not vanish as the margin grows. After t
+    steps, the margin has grown like t, while the margin of gradient descent grows like log t. The number c
+    is the decrease of F in a step if F were linear. c grows while F decreases, shrinks when F increases,
+    and stays between MIN_C and MAX_C. Training samples gather on the kinks of neurons, where no step along
+    a gradient is sure to decrease F, so a monotone line search would shrink its step forever. A step that
+    increases F by more than SLACK is undone, and no step moves the weights theta by more than a tenth of
+    their norm.
 
     If an L-homogeneous network exceeds the margin MARGIN_CAP, theta is rescaled and tau takes the inverse
     factor. F and the direction of theta do not change, so long runs do not overflow.
@@ -190,13 +195,16 @@ class MarginMaximization:
         model: The network.
         x: Training samples.
         y: Labels.
-        order: The order L, None if the network is not homogeneous.
+        order: Order of homogeneity L of the network, or None if the network is not homogeneous.
     """
 
-    # A step that is too long costs more than a step that is too short, so c grows slowly and shrinks faster.
+    # A step that is too long costs more than a step that is too short, so c grows slowly and shrinks fast.
     MOMENTUM, GROW, SHRINK, UNDO, SLACK, REACH = 0.9, 1.02, 0.9, 0.25, 0.5, 0.1
-    MIN_C, MAX_C = 1e-4, 0.5  # a smaller c stalls at kinks; with a larger c F is not nearly linear
-    # The margins differ by a factor of two, so that rescaling, which needs an evaluation, is rare.
+    MIN_C, MAX_C = (
+        1e-4,
+        0.5,
+    )  # smaller values of c stall at kinks; for larger values, F is not nearly linear
+    # A margin above MARGIN_CAP is rescaled to MARGIN_BACK_TO. The factor of two makes rescaling rare.
     MARGIN_CAP, MARGIN_BACK_TO = 20.0, 10.0
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, order: float | None) -> None:
@@ -210,7 +218,7 @@ class MarginMaximization:
         self._current: list[float] | None = None
 
     def advance(self, count: int, limit: int) -> int:
-        """Take a single step, because its result determines the length of the next one.
+        """Take a single step, because its result determines the length of the next step.
 
         Args:
             count: Number of steps so far.
@@ -223,11 +231,11 @@ class MarginMaximization:
         return 1
 
     def step(self, count: int) -> None:
-        """Take a step. If the gradient vanishes, theta does not change.
+        """Take a step. If the gradient vanishes, the weights do not change.
 
-        The length of the step is at most ``REACH`` times |theta|. While the objective increases by too much,
-        the step is undone and repeated without momentum and with a smaller length. A homogeneous network is
-        rescaled afterwards, which does not change the direction of theta.
+        The length of the step is at most ``REACH`` times the norm of the weights. While the objective
+        increases by too much, the step is undone and repeated without momentum and with a smaller length. A
+        homogeneous network is rescaled afterwards, which does not change the direction of its weights.
 
         Args:
             count: Number of steps so far.
@@ -238,7 +246,7 @@ class MarginMaximization:
         if not 0 < slope < math.inf:
             return
         gradient = self._gradient
-        if self.x.is_cuda:  # a replay overwrites the tensors of the previous one
+        if self.x.is_cuda:  # the next replay of the CUDA graph overwrites these tensors
             gradient = tuple(g.clone() for g in gradient)
         reach, c = self.REACH * math.sqrt(size), self.scalars["c"]
         old = [p.detach().clone() for p in weights]
@@ -251,7 +259,7 @@ class MarginMaximization:
                 for p, o, v in zip(weights, old, velocity, strict=True):
                     p.copy_(o.add(v.mul_(factor)))
             after, lowest, _, _ = self._objective()
-            if after <= before + self.SLACK:  # False for NaN
+            if after <= before + self.SLACK:  # the comparison is False if the objective is NaN
                 break
             for v in velocity:
                 v.zero_()
@@ -261,11 +269,11 @@ class MarginMaximization:
         self._rescale(lowest)
 
     def _objective(self) -> list[float]:
-        """Compute F, the lowest margin, ||grad F||^2 and ||theta||^2, and store the gradient."""
+        """Compute the objective F, the lowest margin, ||grad F||^2 and ||theta||^2. Store the gradient."""
         self.scalars["evaluations"] += 1
         self._tau.fill_(self.scalars["tau"])
         first = self._measuring.cuda and self._measuring.graph is None
-        for _ in range(1 + first):  # capturing a graph does not run it
+        for _ in range(1 + first):  # capturing a CUDA graph does not run the graph
             self._measuring.run(1)
         self._current = self._figures.tolist()
         return self._current
@@ -279,9 +287,9 @@ class MarginMaximization:
         self._figures = torch.stack(figures)
 
     def _rescale(self, lowest: float) -> None:
-        """Rescale a homogeneous network if its margin exceeds the cap, so that exp(-margin) stays finite."""
-        # theta c multiplies all margins by c^L. Velocity and temperature are rescaled too, so the descent
-        # does not change.
+        """Rescale a homogeneous network if its margin exceeds ``MARGIN_CAP``. This avoids overflow."""
+        # Multiplying the weights by a factor c multiplies all margins by c^L. The velocity and tau are
+        # rescaled too, so the course of the descent does not change.
         if self.order is None or not self.MARGIN_CAP < lowest < math.inf:
             return
         factor = (self.MARGIN_BACK_TO / lowest) ** (1 / self.order)
