@@ -46,7 +46,7 @@ class Certificate(Record):
         condition: Condition number of the Gram matrix of the gradients.
         theta_norm: Norm ||theta|| of all weights.
         status: Result of the certificate in one word.
-        notes: Remarks on what limits these numbers.
+        notes: Remarks on the limits of this certificate.
     """
 
     unpublished = ("rows",)

@@ -292,10 +292,10 @@ def _check_members(
     """Check the sizes that an archive claims, and return its members by the names of the arrays."""
     members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
     if not len(members) == len(archive.infolist()) <= MAX_ARRAYS:
-        raise ValueError(f"it must hold at most {MAX_ARRAYS} arrays, with different names")
+        raise ValueError(f"an archive must hold at most {MAX_ARRAYS} arrays, with different names")
     packed = stream.seek(0, io.SEEK_END)
     if sum(member.compress_size for member in members.values()) > packed:
-        raise ValueError("its members overlap")
+        raise ValueError("the members of the archive overlap")
     unpacked = sum(member.file_size for member in members.values())
     if unpacked > max_bytes:
         raise UnsafeFileError(
@@ -315,7 +315,7 @@ def _check_members(
 def _check_member(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
     """Check the header of an array against its size, and return the memory that the array takes."""
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
-        raise ValueError("it uses a compression that numpy does not write")
+        raise ValueError("the archive uses a compression that numpy does not write")
     with archive.open(member) as stream:
         first = npy.read_magic(stream) == (1, 0)
         header = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
@@ -430,15 +430,15 @@ def open_zip(stream: BinaryIO) -> zipfile.ZipFile:
     tail = stream.read()
     before, last = tail[: -END.size], tail[-END.size :]
     if not last.startswith(b"PK\x05\x06") or len(last) < END.size:
-        raise zipfile.BadZipFile("it does not end with its directory")
+        raise zipfile.BadZipFile("the archive does not end with its directory")
     *_, length, start, comment = END.unpack(last)
     if before[-LOCATOR.size :].startswith(b"PK\x06\x07"):  # zipfile and PyTorch use this locator
         if not before.startswith(b"PK\x06\x06") or len(before) < wide:
-            raise zipfile.BadZipFile("its directory has no end")
+            raise zipfile.BadZipFile("the directory of the archive has no end record")
         *_, length, start = END_64.unpack(before[: END_64.size])
         end -= wide
     if comment or start + length != end:
-        raise zipfile.BadZipFile("it does not end with its directory")
+        raise zipfile.BadZipFile("the archive does not end with its directory")
     if length > MAX_DIRECTORY_BYTES:
         raise UnsafeFileError(
             f"The directory of an archive must have at most {MAX_DIRECTORY_BYTES} bytes; this one has "

@@ -200,10 +200,8 @@ class MarginMaximization:
 
     # A step that is too long costs more than a step that is too short, so c grows slowly and shrinks fast.
     MOMENTUM, GROW, SHRINK, UNDO, SLACK, REACH = 0.9, 1.02, 0.9, 0.25, 0.5, 0.1
-    MIN_C, MAX_C = (
-        1e-4,
-        0.5,
-    )  # smaller values of c stall at kinks; for larger values, F is not nearly linear
+    # Smaller values of c stall at kinks. For larger values, F is not nearly linear.
+    MIN_C, MAX_C = 1e-4, 0.5
     # A margin above MARGIN_CAP is rescaled to MARGIN_BACK_TO. The factor of two makes rescaling rare.
     MARGIN_CAP, MARGIN_BACK_TO = 20.0, 10.0
 
