@@ -24,9 +24,8 @@ from residuum.records.rundir import write_atomic
 METADATA_KEY = "residuum"
 # Parsed JSON takes forty times its length in memory, so longer JSON is read only from files of many tensors.
 SMALL_TEXT = 4 << 20
-UNSAVED = {
-    "saved": False
-}  # metadata of a field that the file omits; a loaded record has its default
+# Metadata of a field that the file omits; a loaded record has its default.
+UNSAVED = {"saved": False}
 _UNREADABLE = (OSError, SafetensorError, LookupError, ValueError, TypeError)
 _MALFORMED = (AttributeError, RecursionError)  # raised for JSON that is not the tree of a record
 
@@ -170,9 +169,8 @@ def _encode(value: Any, location: str, tensors: dict[str, Tensor]) -> Any:
     """Return ``value`` as a JSON tree. Tensors are added to ``tensors`` under their location in the tree."""
     if isinstance(value, Tensor):
         name = location if location not in tensors else f"{location}#{len(tensors)}"
-        tensors[name] = (
-            value.detach().cpu().clone().contiguous()
-        )  # safetensors refuses tensors that share memory
+        # Safetensors refuses tensors that share memory.
+        tensors[name] = value.detach().cpu().clone().contiguous()
         return {"$tensor": name}
     if isinstance(value, Record):
         fields = {

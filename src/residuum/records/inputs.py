@@ -27,9 +27,8 @@ from residuum.records.base import Record
 from residuum.records.rundir import write_atomic
 
 MAX_BYTES = 4 << 30  # largest size of an unpacked data file, in bytes
-SMALL_BYTES = (
-    128 << 20
-)  # every data file may take this many bytes of memory, which every machine has
+# Every data file may take this many bytes of memory, which every machine has.
+SMALL_BYTES = 128 << 20
 # Largest memory of a data file as float64, over its packed size. MNIST has 40, in black and white 170.
 MAX_GROWTH = 200
 MAX_ARRAYS = 500  # largest number of arrays in a data file, more than a dataset needs
@@ -44,9 +43,8 @@ TASKS = ("binary", "multiclass", "regression")
 # Largest directory of a zip archive. It suffices for about 13 000 tensors of torch.save.
 MAX_DIRECTORY_BYTES = 1 << 20
 END = struct.Struct("<4s4H2IH")  # record at the end of a zip archive, after its directory
-END_64 = struct.Struct(
-    "<4sQ2H2I4Q"
-)  # record that large (zip64) archives have before LOCATOR and END
+# Record that large (zip64) archives have before LOCATOR and END.
+END_64 = struct.Struct("<4sQ2H2I4Q")
 LOCATOR = struct.Struct("<4sIQI")  # record of zip64 archives that stores the position of END_64
 
 # Error messages for a field of wrong length: the rule, and what to do.

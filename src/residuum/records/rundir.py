@@ -73,9 +73,8 @@ class RunDir:
         make_directory(run.path)
         refuse_foreign(run.path, cls.what, run.expected_files())
         with _locked(run.path, cls.what):
-            with suppress(
-                OSError
-            ):  # fails if another user owns the directory, but writing may still work
+            # If another user owns the directory, chmod fails, but writing may still work.
+            with suppress(OSError):
                 run.path.chmod(0o700)
             write_atomic(run.path / IGNORE, "*\n")
             for folder in {run.path, (run.path / cls.request_file).parent}:

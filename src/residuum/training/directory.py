@@ -60,9 +60,8 @@ def write_run(
     checkpoint = make_release(state, arch, split.train, task)
     write_atomic(out / ".gitignore", "*\n")
     (out / "private").chmod(0o700)  # only the folder private must be hidden from other users
-    (out / "model.safetensors").unlink(
-        missing_ok=True
-    )  # an earlier, shorter run may have written weights
+    # An earlier, shorter run may have written weights.
+    (out / "model.safetensors").unlink(missing_ok=True)
     files = ["init.safetensors", "private/train.npz", "private/holdout.npz"]
     save_checkpoint(checkpoint.replace(theta=state.theta0), out / files[0])
     split.train.to_npz(out / files[1])

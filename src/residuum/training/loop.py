@@ -263,9 +263,8 @@ class _Run:
             return "margin"
         if 0 < point.get("residual", 0) <= self.config.stop_residual:
             return "residual"
-        return (
-            "loss" if 0 < self.config.stop_loss >= loss else "running"
-        )  # stop_loss = 0 means that the loss is no goal
+        # If stop_loss is 0, the run does not stop at a loss.
+        return "loss" if 0 < self.config.stop_loss >= loss else "running"
 
     def _residual(self) -> float:
         """Return the KKT residual ||theta - sum_r lam_r g_r|| with the best multipliers lam_r."""
@@ -286,9 +285,8 @@ class _Run:
             history=tuple(self.history),
         )
         if self.path is not None and status == "diverged":
-            self.path.unlink(
-                missing_ok=True
-            )  # so that a run with other settings can use the directory
+            # Without the saved state, a run with other settings can use the directory.
+            self.path.unlink(missing_ok=True)
         elif self.path is not None:
             state.save(self.path)
         return state
@@ -297,9 +295,8 @@ class _Run:
         """Load the saved state, if it exists. If data or settings differ, raise ``InputError``."""
         if self.path is None:
             return
-        make_directory(
-            self.path.parent
-        )  # raises an error before the training if the folder is not writable
+        # If the folder is not writable, raise an error before the training.
+        make_directory(self.path.parent)
         if not self.path.exists():
             return
         state = TrainingState.load(self.path)

@@ -124,9 +124,8 @@ class GradientDescent:
         self.loss = LOSSES[loss]
         self.scalars: dict[str, float] = {}
         self.buffers: dict[str, Tensor] = {}
-        is_uniform = (
-            config.method == "gd" and not config.momentum
-        )  # every step runs the same operations, which a CUDA graph can replay
+        # In plain gradient descent, every step runs the same operations, which a CUDA graph can replay.
+        is_uniform = config.method == "gd" and not config.momentum
         can_repeat = is_uniform and x.is_cuda
         self._repeated = (
             Repeater(lambda: self.step(0), str(x.device), REPLAYED) if can_repeat else None
