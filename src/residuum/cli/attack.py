@@ -162,7 +162,7 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
             )
             raise InconclusiveError(
                 f"{subject} diverged; the unfinished result is in {str(out)!r}.",
-                "Lower the learning rates --lr-x or --lr-lam.",
+                "Lower --lr-x or --lr-lam.",
             )
         if is_reused and output.visible:
             print_line(f"{out} already holds the finished result of this attack:")

@@ -292,7 +292,7 @@ def test_the_command(tmp_path: Path, capsys: Any) -> None:
     assert main(said) == 0
     shown = capsys.readouterr().out
     assert "3 complete" in shown
-    assert "0 of them in this session" in shown
+    assert "0 trials ran in this session" in shown
     assert (
         main(["score", str(out), "--data", str(tmp_path / "train.npz"), "--ckpt", str(model)]) == 0
     )
