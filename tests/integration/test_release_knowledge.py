@@ -99,7 +99,7 @@ def test_layers_that_were_frozen_have_no_equation(tmp_path: Path) -> None:
     knowledge = add_stored_knowledge(open_release(tmp_path / "m.pt"), released, rs.Knowledge())
     surface = SURFACES[MOMENT](released, knowledge)
     assert any(
-        "last ones that fit" in note
+        "last parameters that fit" in note
         for note in read_stored_knowledge(open_release(tmp_path / "m.pt"), released).notes
     )
     assert surface.equations == ("layers.2", "layers.3")
@@ -167,7 +167,7 @@ def test_a_pickle_without_a_network_is_refused_with_advice(tmp_path: Path, capsy
     model = KNeighborsClassifier(1).fit(np.eye(3), [0, 1, 2])
     (tmp_path / "m.pkl").write_bytes(pickle.dumps(model))
     assert main(["attack", str(tmp_path / "m.pkl"), "--dry-run"]) == 2
-    assert "for which it has no attack" in one_line(capsys)
+    assert "for which residuum has no attack" in one_line(capsys)
 
 
 def test_the_moment_of_samples_is_explained_by_those_samples_and_by_no_others() -> None:

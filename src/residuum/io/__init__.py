@@ -1,1 +1,1 @@
-"""Read model files safely, once, into a Release, and turn releases and live models into networks."""
+"""Read model files without executing them, and convert files and live models to networks."""

@@ -1,6 +1,7 @@
-"""Add an adapter (LoRA) to its base network: W + (alpha / r) B A.
+"""Add a low-rank adapter (LoRA) to its base network: the merged weights are W + (alpha / r) B A.
 
-The base has the initial weights, and the adapter is the weight update.
+W are the weights of the base network. A and B are the matrices of the adapter, r is their rank, and alpha is
+a scale. For attacks, W are the initial weights, and the adapter is the weight update.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ LORA = re.compile(r"^(.*)\.lora_(A|B|embedding_A|embedding_B)(\.\w+)?(\.weight)?
 
 
 def find_adapter_pairs(content: Any) -> dict[str, tuple[Block, Block]]:
-    """Return the matrices A and B of an adapter, by the name of the layer that they change."""
+    """Return the pair of matrices (A, B) of every layer that a LoRA adapter changes, by layer name."""
     matrices: dict[str, dict[str, Block]] = {}
     for place in walk(content):
         if isinstance(place.value, Block) and (match := LORA.match(place.path)):
@@ -34,18 +35,20 @@ def find_adapter_pairs(content: Any) -> dict[str, tuple[Block, Block]]:
 
 
 def compute_update(a: Block, b: Block, config: Mapping[str, Any]) -> Tensor:
-    """Return the weight update of one layer: alpha / r B A, or alpha / sqrt(r) B A for rank-stabilized LoRA.
+    """Return the weight update of one layer of a LoRA adapter with the matrices A and B of rank r.
+
+    The update is alpha / r B A, or alpha / sqrt(r) B A for rank-stabilized LoRA.
 
     Args:
         a: The matrix A, (r, in).
         b: The matrix B, (out, r).
-        config: The content of adapter_config.json. Without ``lora_alpha`` the factor is 1.
+        config: The content of adapter_config.json. If it has no ``lora_alpha``, the update is B A.
 
     Returns:
         The update, (out, in).
 
     Raises:
-        CheckpointError: If the shapes of A and B do not fit.
+        CheckpointError: If the shapes of A and B do not fit each other.
     """
     A, B = a.tensor().double(), b.tensor().double()
     alpha, rank = config.get("lora_alpha"), A.shape[0]
@@ -54,22 +57,23 @@ def compute_update(a: Block, b: Block, config: Mapping[str, Any]) -> Tensor:
         factor = float(alpha) / (rank**0.5 if config.get("use_rslora") is True else rank)
     if A.ndim != 2 or B.ndim != 2 or B.shape[1] != rank:
         raise CheckpointError(
-            f"The matrices of an adapter have shapes (r, in) and (out, r); got {a.shape} and {b.shape}.",
+            "The matrices A and B of a LoRA adapter must have the shapes (rank, inputs) and (outputs, "
+            f"rank); got {a.shape} and {b.shape}.",
             "Save the adapter again.",
         )
     return factor * (B @ A)
 
 
 def load_tuned(release: Release, base: str | Path, arch: str | None = None) -> Network:
-    """Return a fine-tuned network.
+    """Return a fine-tuned network. If the release is an adapter, it is added to its base network.
 
     Args:
-        release: An adapter, or the fine-tuned network itself.
+        release: The release of an adapter, or of the fine-tuned network itself.
         base: File of the base network, which is used only for an adapter.
-        arch: Architecture string, if the file does not show it.
+        arch: Architecture string, if the file does not show the architecture.
 
     Returns:
-        The network.
+        The fine-tuned network.
     """
     if find_adapter_pairs(release.content):
         return merge_adapter(release, base, arch)
@@ -77,40 +81,43 @@ def load_tuned(release: Release, base: str | Path, arch: str | None = None) -> N
 
 
 def merge_adapter(adapter: Release, base: str | Path, arch: str | None = None) -> Network:
-    """Return the base network after adding an adapter to its layers.
+    """Add an adapter to the layers of its base network, and return the merged network.
 
     Args:
         adapter: The release that holds the adapter.
         base: File of the base network.
-        arch: Architecture string of the base network, if its file does not show it.
+        arch: Architecture string of the base network, if the file does not show the architecture.
 
     Returns:
-        The network with the weights W + (alpha / r) B A.
+        The merged network.
 
     Raises:
-        CheckpointError: If the adapter does not fit the base, or the sum is not finite.
+        CheckpointError: If the adapter does not fit the base network, or merged weights are not finite.
     """
     network = load_checkpoint(base, arch)
     names = {WRAPPER_PREFIX.sub("", source): name for name, source in network.source_names.items()}
     theta = dict(network.theta)
     for name, (a, b) in find_adapter_pairs(adapter.content).items():
-        target = names.get(f"{WRAPPER_PREFIX.sub('', name)}.weight")
-        if target is None:
+        weight_name = names.get(f"{WRAPPER_PREFIX.sub('', name)}.weight")
+        if weight_name is None:
             raise CheckpointError(
-                f"An adapter changes layers of its base; this base has no layer {name[:80]!r}.",
-                "Pass the base that adapter_config.json names.",
+                "An adapter must change layers of its base network; this base network has no layer "
+                f"{name[:80]!r}.",
+                "Pass the base network that adapter_config.json names.",
             )
         update = compute_update(a, b, adapter.config)
-        if update.shape != theta[target].shape:
+        weight = theta[weight_name]
+        if update.shape != weight.shape:
             raise CheckpointError(
-                f"An adapter must have the shapes of its base; {name[:80]!r} has "
-                f"{list(update.shape)} and the base has {list(theta[target].shape)}.",
-                "Pass the base that adapter_config.json names.",
+                f"An adapter must have the shapes of its base network; layer {name[:80]!r} has "
+                f"{list(update.shape)} in the adapter and {list(weight.shape)} in the base network.",
+                "Pass the base network that adapter_config.json names.",
             )
-        theta[target] = (theta[target].double() + update).to(theta[target])
+        theta[weight_name] = (weight.double() + update).to(weight)
     if not all(bool(t.isfinite().all()) for t in theta.values()):
         raise CheckpointError(
-            "Weights must be finite; with this adapter they are not.", "Check the adapter."
+            "Weights must be finite; after adding this adapter some weights are not.",
+            "Check the adapter.",
         )
     note = "the adapter was added to its base"
     if not isinstance(adapter.config.get("lora_alpha"), int | float):

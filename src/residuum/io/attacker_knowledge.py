@@ -1,7 +1,7 @@
-"""Read what an attacker knows besides the weights, from options, a configuration file or Python values.
+"""Read what an attacker knows in addition to the weights: from options, a file or Python values.
 
-A fact can be a text as on the command line (``"0,1"``) or a value (``(0, 1)``). Files are read only if the
-caller names them.
+A fact can be a text as on the command line (``"0,1"``) or a Python value (``(0, 1)``). Files are read only if
+the caller names them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, read_npz
 
 Numbers = str | Sequence[float]
-# Trained weights correlate with their base and have a similar norm. We take a file below both limits for a
-# weight difference or a gradient.
+# Fine-tuned weights correlate with the weights before fine-tuning, and their norms are similar. If both the
+# correlation and the ratio of norms are below these limits, we take the file for a weight difference or a
+# gradient.
 MIN_CORRELATION, MIN_RELATIVE_SIZE = 0.1, 0.5
 
 
@@ -59,22 +60,25 @@ def build_knowledge(
         mean_provenance: Where the mean comes from. The default is "user" for a number or a file.
         sample_count: Number of training samples.
         label_balance: Fraction of each label.
-        init: File of the initial weights, or "own" for the file in the training directory.
+        init: File of the initial weights, or "own" for ``init.safetensors`` in the training directory.
         base: File of the weights before fine-tuning.
         loss: The training loss.
         weight_decay: Weight decay of the training.
-        columns: Types of the columns of a table.
-        train: Training samples, for ``mean="train"``.
-        holdout: Held-out samples, for ``mean="holdout"``.
+        columns: Types of the columns, if the samples are rows of a table.
+        train: Training samples, which store the mean for ``mean="train"``.
+        holdout: Held-out samples, which store the mean for ``mean="holdout"``.
 
     Returns:
-        The knowledge.
+        What the attacker knows.
 
     Raises:
         InputError: If both ``init`` and ``base`` are passed.
     """
     if init is not None and base is not None:
-        raise InputError("--init and --base both name the initial weights.", "Omit one of them.")
+        raise InputError(
+            "--init and --base cannot be used together, because both name the initial weights.",
+            "Omit --init or --base.",
+        )
     initial = None if init is None else load_initial_weights(init, release, network)
     knowledge = Knowledge(
         shape=None if shape is None else parse_shape(shape),
@@ -96,13 +100,13 @@ def build_knowledge(
 
 
 def read_knowledge(path: str | Path) -> Knowledge:
-    """Read a saved ``Knowledge`` and check the type of every fact.
+    """Read what an attacker knows from a file of a saved ``Knowledge``, and check the type of every fact.
 
     Args:
-        path: The file.
+        path: The file, such as knowledge.safetensors of a finished audit.
 
     Returns:
-        The knowledge.
+        What the attacker knows.
 
     Raises:
         InputError: If the file holds a fact of the wrong type.
@@ -115,7 +119,8 @@ def read_knowledge(path: str | Path) -> Knowledge:
             TypeAdapter(types[name], config=rule).validate_python(getattr(knowledge, name))
         except ValidationError as problem:
             raise InputError(
-                f"{str(path)!r} must hold what is known to an attacker; its {name} has the wrong type.",
+                f"{str(path)!r} must hold what an attacker knows; the fact {name!r} in this file has the "
+                "wrong type.",
                 "Pass knowledge.safetensors of a finished audit.",
             ) from problem
     check_mean(knowledge)
@@ -123,10 +128,10 @@ def read_knowledge(path: str | Path) -> Knowledge:
 
 
 def parse_numbers(values: Numbers, option: str, example: str) -> tuple[float, ...]:
-    """Parse finite numbers.
+    """Parse a list of finite numbers.
 
     Args:
-        values: A sequence, or a text with commas.
+        values: A sequence of numbers, or a text of numbers with commas between them.
         option: The command line option, for the error message.
         example: A valid value of this option, for the error message.
 
@@ -170,10 +175,10 @@ def parse_value_range(values: Numbers) -> tuple[float, float]:
 
 
 def check_mean(knowledge: Knowledge) -> None:
-    """Check that the mean lies inside the value range, up to rounding.
+    """Check that the mean of the samples lies inside their value range, up to rounding.
 
     Args:
-        knowledge: Knowledge with or without a mean and a value range.
+        knowledge: What the attacker knows, with or without a mean and a value range.
 
     Raises:
         InputError: If the mean lies outside of the value range.
@@ -184,9 +189,9 @@ def check_mean(knowledge: Knowledge) -> None:
     slack = 1e-6 * (ends[1] - ends[0])
     if mean.min() < ends[0] - slack or mean.max() > ends[1] + slack:
         raise InputError(
-            f"The mean must lie in the value range {ends[0]:g},{ends[1]:g}; its values are from "
+            f"The mean must lie in the value range {ends[0]:g},{ends[1]:g}; the values of the mean are from "
             f"{float(mean.min()):.4g} to {float(mean.max()):.4g}.",
-            "Pass both in the units of the images before the mean was subtracted.",
+            "Pass the mean and the value range in the units of the images before the mean was subtracted.",
         )
 
 
@@ -227,19 +232,19 @@ def _get_stored_mean(name: str, provenance: str | None, samples: Dataset | None)
     """Return the mean that is stored with the training or held-out samples."""
     if provenance not in (None, name):
         raise InputError(
-            f"--mean {name} comes from {name}, not from {provenance}.",
+            f"The provenance of --mean {name} is {name!r}; got --mean-provenance {provenance}.",
             "Omit --mean-provenance.",
         )
     if samples is None or samples.mean is None:
         raise InputError(
-            f"--mean {name} needs a mean that is stored with these samples; there is none.",
-            "Save the mean that was subtracted as array 'mean', or omit --mean.",
+            f"--mean {name} needs a mean that is stored with the samples; no mean is stored.",
+            "Save the mean that was subtracted as array 'mean' of the data file, or omit --mean.",
         )
     return samples.mean.double()
 
 
 def _read_mean(mean: str | float | Tensor) -> Tensor:
-    """Return a number, the array "mean" of an .npz file, or the array of an .npy file."""
+    """Return the mean that the option names: a number, an .npz file with an array "mean", or an .npy file."""
     if isinstance(mean, Tensor):
         return mean.double()
     try:
@@ -253,7 +258,7 @@ def _read_mean(mean: str | float | Tensor) -> Tensor:
             if "mean" not in arrays:
                 raise DataError(
                     f"A file with a mean must hold the array 'mean'; {path!r} holds {sorted(arrays)}.",
-                    "Save it with numpy.savez(path, mean=...), or pass a number.",
+                    "Save the mean with numpy.savez(path, mean=...), or pass a number.",
                 ) from None
             values = arrays["mean"]
     if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
@@ -266,7 +271,8 @@ def _read_mean(mean: str | float | Tensor) -> Tensor:
 
 def _read_npy(path: str) -> np.ndarray[Any, Any]:
     try:
-        # The file is mapped, so a header that claims more than the file holds allocates no memory.
+        # The file is mapped into memory. So a false header, which claims more numbers than the file holds,
+        # allocates no memory.
         return np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError as problem:
         raise DataError(
@@ -275,14 +281,14 @@ def _read_npy(path: str) -> np.ndarray[Any, Any]:
     except (OSError, ValueError, EOFError, SyntaxError) as problem:
         raise DataError(
             f"{path!r} must be an .npy file of plain numbers; reading the file failed ({problem}).",
-            "Save it with numpy.save(path, mean).",
+            "Save the mean with numpy.save(path, mean).",
         ) from problem
 
 
 def _load_base(file: str | Path, release: Release, network: Network) -> dict[str, Tensor]:
     """Return the weights before fine-tuning, and refuse a release that is itself a weight difference."""
-    # Trained weights resemble their base. A weight difference or a gradient is smaller and does not resemble
-    # the base. Subtracting the base from it would hide what it reveals.
+    # Fine-tuned weights resemble the base, which are the weights before fine-tuning. A weight difference or a
+    # gradient is smaller and does not resemble the base. Subtracting the base would hide what it reveals.
     base = load_initial_weights(file, release, network)
     shared = [name for name in base if name in network.theta and base[name].ndim > 1]
     if shared:
@@ -296,8 +302,8 @@ def _load_base(file: str | Path, release: Release, network: Network) -> dict[str
         if abs(correlation) < MIN_CORRELATION and size < MIN_RELATIVE_SIZE:
             raise InputError(
                 f"--base needs a release with fine-tuned weights; {release.path.name!r} looks like a weight "
-                f"difference or a gradient (correlation {correlation:.2f} with the base, {size:.2g} of its "
-                "size).",
+                f"difference or a gradient (correlation {correlation:.2f} with the base, norm {size:.2g} "
+                "times that of the base).",
                 "Omit --base to attack the difference itself. If training moved the weights this far, use "
                 "--init instead.",
             )

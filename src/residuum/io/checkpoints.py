@@ -34,20 +34,22 @@ from residuum.networks.kinds import ASSUMED_RELU
 from residuum.networks.network import Network
 from residuum.records import write_atomic
 
-DEFAULT_MAX_BYTES = 8 << 30  # size of a file that a machine with 16 GB can hold twice
+DEFAULT_MAX_BYTES = (
+    8 << 30
+)  # bytes; a machine with 16 GB of memory can hold a file of this size twice
 SAVE_WEIGHTS = (
     "Save the weights with torch.save(model.state_dict(), path), or as safetensors: "
     "safetensors.numpy.save_file({name: array, ...}, path)."
 )
-# Kinds of files that can be scanned, but whose network is not read: a description and a remedy.
+# Kinds of files that residuum can scan but not load as a network, each with a description and a remedy.
 UNREADABLE_KINDS = {
     "torchscript": (
         "a TorchScript program",
-        "If you trust it, save its weights alone: "
+        "If you trust the program, save its weights alone: "
         "torch.save(torch.jit.load(path).state_dict(), 'weights.pt').",
     ),
     "onnx": ("an ONNX graph", SAVE_WEIGHTS),
-    "pickle": ("a pickle of something else", SAVE_WEIGHTS),
+    "pickle": ("a pickle that was not written by torch.save", SAVE_WEIGHTS),
 }
 
 
@@ -63,11 +65,11 @@ def load_checkpoint(
     Nothing in the file is executed.
 
     Args:
-        path: The file, or a release that was opened before.
+        path: The file or run directory, or a release that was opened before.
         arch: Architecture string. If it is None, the metadata of the file determine the architecture, or
             else the shapes of the tensors.
         input_shape: Shape of one sample.
-        max_bytes: Larger files are refused, and files that claim more memory.
+        max_bytes: Largest size of the file, and of the memory that it claims, in bytes.
 
     Returns:
         The network with its weights.
@@ -79,7 +81,7 @@ def load_checkpoint(
     release = open_release(path, max_bytes)
     if release.size > max_bytes:
         raise UnsafeFileError(
-            f"A network may have {max_bytes} bytes; {release.path.name!r} has {release.size}.",
+            f"A network may have at most {max_bytes} bytes; {release.path.name!r} has {release.size}.",
             "Increase max_bytes for a large model.",
         )
     if release.kind == "pickle" and (network := read_estimator(release)) is not None:
@@ -89,7 +91,8 @@ def load_checkpoint(
     if release.kind not in ("torch", "safetensors"):
         what, remedy = UNREADABLE_KINDS.get(release.kind, UNREADABLE_KINDS["pickle"])
         raise CheckpointError(
-            f"A checkpoint must be a file of safetensors or torch.save; {release.path.name!r} is {what}.",
+            "A checkpoint must be a safetensors file or a file of torch.save; "
+            f"{release.path.name!r} is {what}.",
             remedy,
         )
     metadata = decode_metadata(release.metadata)
@@ -107,7 +110,7 @@ def as_network(
         model: A network, a live module, a state dict, a fitted MLP of scikit-learn, a release, or the
             path of a file.
         arch: Architecture string for a file or a state dict.
-        shape: Shape of one sample, for a live module that does not show it.
+        shape: Shape of one sample, for a live module that does not show this shape.
 
     Returns:
         The network.
@@ -133,7 +136,7 @@ def as_network(
 
 
 def save_checkpoint(checkpoint: Network, path: str | Path) -> Path:
-    """Write a network as a safetensors file. Equal networks give equal bytes.
+    """Write a network as a safetensors file. Equal networks produce identical files.
 
     The file is written atomically, so an interruption leaves no incomplete file.
 
@@ -162,11 +165,11 @@ def _read_network(
     """Return the network whose weights ``content`` holds.
 
     Args:
-        content: The content of a file, or a dict in memory.
-        metadata: What the metadata of the file say, without weights.
-        size: Size of the file in bytes, None for a dict in memory.
-        arch: Architecture string of the user, None if there is none.
-        input_shape: Shape of one sample from the user, None if there is none.
+        content: The content of a file, or a state dict in memory.
+        metadata: What the metadata of the file say, as a network without weights.
+        size: Size of the file in bytes, None for a state dict in memory.
+        arch: Architecture string that the user passed, or None.
+        input_shape: Shape of one sample that the user passed, or None.
 
     Returns:
         The network.
@@ -186,17 +189,19 @@ def _read_network(
 def _identify(
     state: dict[str, Tensor], arch: str | None, metadata: Network
 ) -> tuple[Architecture, dict[str, str], list[str]]:
-    """Return the architecture, the name in ``state`` of each of its parameters, and the assumptions."""
+    """Return the architecture of a state dict, the tensor name of each parameter, and the assumptions."""
     text = arch if arch is not None else metadata.arch
     try:
-        with torch.device("meta"):  # a claimed architecture must not allocate memory
-            claim = Architecture.parse(text) if text else None
-            pair = (claim, match_architecture(state, claim)) if claim else recognize(state)
-            network, names = pair
+        with torch.device(
+            "meta"
+        ):  # building the architecture that a file claims must not take memory
+            claimed = Architecture.parse(text) if text else None
+            match = (claimed, match_architecture(state, claimed)) if claimed else recognize(state)
+            network, names = match
             order = list(network.build().state_dict())
     except (RuntimeError, ValueError, OverflowError, TypeError) as problem:
         raise ArchitectureError(
-            f"residuum must be able to build the architecture; got {text[:80]!r}.",
+            f"An architecture string must describe a network that can be built; got {text[:80]!r}.",
             "Example: --arch mlp:784-1000-1000-1.",
         ) from problem
     notes = metadata.assumptions if metadata.arch else KINDS[network.kind].assumptions(network)

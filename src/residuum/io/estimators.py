@@ -6,14 +6,16 @@ namespace without methods, and read this namespace in the same way as a live est
 The initial weights are stored in the file, or they can be drawn again from an integer seed. scikit-learn
 draws them with Glorot's rule, layer after layer from one generator (``MLPClassifier._initialize``):
 
-    W_l, b_l ~ U(-s, s),   s = sqrt(6 / (fan_in + fan_out)),  2 instead of 6 for logistic units
+    W_l, b_l ~ U(-s, s),   s = sqrt(6 / (fan_in + fan_out))
+
+for the weight W_l and the bias b_l of layer l. For logistic units the 6 is replaced by 2.
 
 Without early stopping the estimator also stores a copy of its initial weights in ``_best_coefs``.
 
 We report initial weights W0 only if the trained weights W confirm them. Training moves W within the span of
-few samples, so most of W0 remains in W. The cosine of two independent matrices with hd entries is
-0 +- 1/sqrt(hd). The cosine of W and the true W0 is many times larger. If W - c W0 shows fewer directions
-than W itself, the evidence mentions this as well.
+few samples, so most of W0 remains in W. The cosine of two independent matrices with n entries is
+0 +- 1/sqrt(n). The cosine of W and the true W0 is many times larger. The evidence also says how many singular
+directions exceed noise in W, and in W after W0 is subtracted with its best factor.
 """
 
 from __future__ import annotations
@@ -40,23 +42,24 @@ from residuum.networks.network import Network
 from residuum.networks.spectrum import noise_edge
 
 NETWORKS = ("MLPClassifier", "MLPRegressor")
-# The attribute that holds the shift of each scaler.
+# For each scaler class of scikit-learn, the attribute that stores the shift.
 CENTERS = {"StandardScaler": "mean_", "RobustScaler": "center_", "MinMaxScaler": "min_"}
 CENTERS |= {"MaxAbsScaler": "none"}
-# Exceptions of arithmetic on values of unknown type.
+# Exceptions that arithmetic on values of unknown type can raise.
 VALUE_ERRORS = (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError)
-MIN_DEVIATIONS = 6.0  # standard deviations of the cosine that count as proof
-MAX_VALUES = 50_000_000  # weights of a network whose initial weights are drawn again
-CHUNK_ROWS = 64  # rows of a matrix that are converted to float64 at a time
-# Weights of a layer whose singular values are counted. This takes half a second.
+# Initial weights are confirmed if their cosine with the trained weights exceeds so many standard deviations.
+MIN_DEVIATIONS = 6.0
+MAX_VALUES = 50_000_000  # largest number of weights for which initial weights are drawn again
+CHUNK_ROWS = 64  # number of rows of a matrix that are converted to float64 at a time
+# Largest number of weights of a layer whose singular values are computed, which then takes half a second.
 MAX_SPECTRUM = 1_000_000
 
 
 def convert_estimator(model: Any) -> Network:
     """Return the network of a fitted MLPClassifier or MLPRegressor, without its softmax or sigmoid.
 
-    The estimator names its activation, so the network needs no assumptions. Its labels are the classes in
-    the estimator's order.
+    The estimator names its activation, so no assumption about the activation is needed. The labels of the
+    network are the classes in the order of the estimator.
 
     Args:
         model: The fitted estimator, or a namespace with its attributes.
@@ -88,7 +91,7 @@ def read_estimator(release: Release) -> Network | None:
         The network, or None.
 
     Raises:
-        CheckpointError: If the pickle is another estimator of scikit-learn, or a damaged network.
+        CheckpointError: If the pickle holds another estimator of scikit-learn, or a damaged network.
     """
     estimator = _find_network(release)
     if estimator is None or "coefs_" not in estimator.attributes:
@@ -103,7 +106,7 @@ def read_estimator(release: Release) -> Network | None:
         network.check_weights()
     except VALUE_ERRORS as problem:
         raise CheckpointError(
-            "A fitted MLPClassifier or MLPRegressor must be complete; the one in "
+            "A fitted MLPClassifier or MLPRegressor must be complete; the estimator in "
             f"{release.path.name!r} is not ({type(problem).__name__}).",
             "Save the estimator again.",
         ) from problem
@@ -111,12 +114,12 @@ def read_estimator(release: Release) -> Network | None:
 
 
 def _refuse_other_estimators(release: Release) -> None:
-    """Raise an error that names the estimator if the pickle is one of scikit-learn."""
+    """Raise an error that names the estimator if the pickle holds an estimator that is not an MLP."""
     content = release.content
     if isinstance(content, InertObject) and content.name.startswith("sklearn."):
         raise CheckpointError(
             f"residuum attacks neural networks; {release.path.name[:80]!r} is a pickle of a "
-            f"{content.class_name[:60]}, for which it has no attack.",
+            f"{content.class_name[:60]}, for which residuum has no attack.",
             "Use the findings of the scan alone, or train an MLPClassifier or MLPRegressor and audit it.",
         )
 
@@ -130,8 +133,8 @@ def read_training_state(
         release: The release that was read from the pickle.
 
     Returns:
-        The mean of recent gradients and the initial weights, both by parameter name and None if the pickle
-        has none, and notes that say where the initial weights are from.
+        The mean of recent gradients (or None), the initial weights (or None), both by parameter name, and
+        notes that say where the initial weights come from.
 
     Raises:
         CheckpointError: If the optimizer does not fit the weights.
@@ -146,7 +149,7 @@ def read_training_state(
         pass
     except VALUE_ERRORS as problem:
         raise CheckpointError(
-            f"The optimizer of an estimator must fit its weights; this one does not "
+            "The optimizer state of an estimator must fit its weights; the state in this file does not "
             f"({type(problem).__name__}).",
             "Save the estimator again.",
         ) from problem
@@ -158,9 +161,9 @@ def read_training_state(
 
 
 def read_scalings(release: Release) -> list[tuple[Tensor, Tensor]]:
-    """Return (factor, shift) of each scaler of a pipeline, in their order.
+    """Return the pair (factor, shift) of each scaler of a scikit-learn pipeline, first scaler first.
 
-    A scaler returns factor * x + shift.
+    A scaler converts a sample x to factor * x + shift.
 
     Args:
         release: The release that was read from the pickle.
@@ -193,7 +196,7 @@ def _find_network(release: Release) -> InertObject | None:
 
 
 def _to_namespace(value: Any, depth: int = 0) -> Any:
-    """Convert arrays to numpy and objects to namespaces of their attributes, also inside of lists."""
+    """Convert values of a pickle: arrays to numpy arrays, and objects to namespaces of their attributes."""
     if isinstance(value, Block):
         return value.tensor().numpy() if value.read is not None else list(value.objects or ())
     if isinstance(value, list | tuple) and depth < MAX_DEPTH:
@@ -206,13 +209,13 @@ def _to_namespace(value: Any, depth: int = 0) -> Any:
 
 @dataclass(frozen=True, eq=False)
 class StoredInitialization:
-    """Initial weights of a network that a pickle reveals.
+    """Initial weights of a network that a pickle of an estimator reveals.
 
     Attributes:
         theta0: The initial weights by parameter name.
-        attribute: The attribute of the estimator that reveals them.
-        evidence: Why they are the initial weights of this network.
-        remedy: How to save the estimator without them.
+        attribute: The attribute of the estimator that reveals the initial weights.
+        evidence: Why ``theta0`` are the initial weights of this network.
+        remedy: How to save the estimator without revealing its initial weights.
     """
 
     theta0: dict[str, Tensor]
@@ -227,14 +230,14 @@ class StoredInitialization:
 
 
 def read_layers(weights: Any, biases: Any) -> dict[str, Tensor] | None:
-    """Return the layers of an estimator by our parameter names, with matrices of shape (out, in).
+    """Return the weights and biases of a pickled estimator by parameter name, such as "layers.0.weight".
 
     Args:
-        weights: The list ``coefs_`` of the estimator, as it is in the pickle.
-        biases: The list ``intercepts_``.
+        weights: The list ``coefs_`` of the estimator as the pickle holds it, with matrices (in, out).
+        biases: The list ``intercepts_`` of the estimator.
 
     Returns:
-        The parameters, or None if these are no layers of a network or too large.
+        The parameters with matrices (out, in), or None if the lists form no network or are too large.
     """
     if not isinstance(weights, list) or not isinstance(biases, list):
         return None
@@ -277,8 +280,8 @@ def find_initial_weights(estimator: InertObject) -> StoredInitialization | None:
     """Return the initial weights of a fitted MLP, if the pickle reveals them and the weights confirm them.
 
     A seed alone proves nothing, because the network may have been fitted further or by another version of
-    scikit-learn. The initial weights count only if their correlation with the weights exceeds that of
-    independent matrices.
+    scikit-learn. We return initial weights only if they correlate with the trained weights more than
+    independent matrices do.
 
     Args:
         estimator: The fitted MLP in the pickle.
@@ -311,40 +314,45 @@ def find_initial_weights(estimator: InertObject) -> StoredInitialization | None:
 
 
 def describe_evidence(theta: dict[str, Tensor], theta0: dict[str, Tensor]) -> str | None:
-    """Describe why ``theta0`` are the initial weights of a network.
+    """Describe the evidence that ``theta0`` are the initial weights of a network.
 
     Args:
         theta: The trained weights.
         theta0: The initial weights that a file may reveal.
 
     Returns:
-        The evidence, or None if the two are equal or do not correlate.
+        The evidence, or None if the trained and initial weights are equal or do not correlate.
     """
-    now, then = theta["layers.0.weight"], theta0["layers.0.weight"].to(theta["layers.0.weight"])
-    if now.shape != then.shape or not bool(now.isfinite().all()) or torch.equal(now, then):
+    trained = theta["layers.0.weight"]
+    initial = theta0["layers.0.weight"].to(trained)
+    if (
+        trained.shape != initial.shape
+        or not bool(trained.isfinite().all())
+        or torch.equal(trained, initial)
+    ):
         return None
-    inner, squares = _inner_product(now, then), _inner_product(then, then)
-    cosine = inner / max((_inner_product(now, now) * squares) ** 0.5, 1e-30)
-    deviations = cosine * math.sqrt(now.numel())
+    inner, squares = _inner_product(trained, initial), _inner_product(initial, initial)
+    cosine = inner / max((_inner_product(trained, trained) * squares) ** 0.5, 1e-30)
+    deviations = cosine * math.sqrt(trained.numel())
     if not deviations > MIN_DEVIATIONS:
         return None
     text = f"cosine {cosine:.2f} with the weights ({deviations:.0f} standard deviations)"
     share = inner / max(squares, 1e-30)
-    if min(now.shape) > 2 and now.numel() <= MAX_SPECTRUM:
-        before = noise_edge(_singular_values(now), *now.shape)[0]
-        after = noise_edge(_singular_values(now - share * then), *now.shape)[0]
+    if min(trained.shape) > 2 and trained.numel() <= MAX_SPECTRUM:
+        before = noise_edge(_singular_values(trained), *trained.shape)[0]
+        after = noise_edge(_singular_values(trained - share * initial), *trained.shape)[0]
         text += f"; W - {share:.2f} W0 shows {after} directions, W shows {before}"
     return text
 
 
 def _inner_product(a: Tensor, b: Tensor) -> float:
-    """Return <a, b> in float64, from a few rows at a time to save memory."""
+    """Return the inner product of two matrices in float64, computed from a few rows at a time."""
     chunks = zip(a.split(CHUNK_ROWS), b.split(CHUNK_ROWS), strict=True)
     return sum(float((x.double() * y.double()).sum()) for x, y in chunks)
 
 
 def _singular_values(weight: Tensor) -> Tensor:
-    """Return the singular values, largest first, from the smaller Gram matrix in float64."""
+    """Return the singular values of a weight matrix, largest first, from its smaller Gram matrix."""
     tall = weight if weight.shape[0] >= weight.shape[1] else weight.T
     gram = torch.zeros(tall.shape[1], tall.shape[1], dtype=torch.float64)
     for rows in tall.split(CHUNK_ROWS):

@@ -1,7 +1,7 @@
-"""Read forests of scikit-learn from a release without running it.
+"""Read forests of scikit-learn from a release without running its code.
 
-The nodes of a tree are records of 56 bytes, or of 64 bytes since version 1.3. A sample goes to the left child
-if ``x[feature] <= threshold``.
+The nodes of a tree are records of 56 bytes, or of 64 bytes since scikit-learn 1.3. A sample x goes to the
+left child of a node if ``x[feature] <= threshold``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NODE_FIELDS = [
 ]
 NODE = np.dtype(NODE_FIELDS)
 NODE_WITH_MISSING = np.dtype([*NODE_FIELDS, ("missing_left", "u1"), ("padding", "V7")])
-# Ensembles whose trees are fitted to the targets themselves, and single trees.
+# Classes that residuum reads: ensembles whose trees are fitted to the targets themselves, and single trees.
 READABLE = (
     "RandomForestRegressor",
     "RandomForestClassifier",
@@ -38,14 +38,14 @@ READABLE = (
     "ExtraTreeRegressor",
     "ExtraTreeClassifier",
 )
-MAX_NODES = 50_000_000
+MAX_NODES = 50_000_000  # largest number of nodes of all trees of a forest
 
 
 def find_forests(content: Any) -> Iterator[tuple[str, Forest]]:
     """Yield the class name and the structure of every forest in a release.
 
     Args:
-        content: The content of a release, or a value in it.
+        content: The content of a release, or a value in this content.
 
     Yields:
         The class name and the forest.
@@ -90,7 +90,7 @@ def read_forest(model: InertObject) -> Forest | None:
     columns, records = attributes.get("n_features_in_"), attributes.get("_n_samples")
     if type(columns) is not int or columns < 1:
         raise CheckpointError(
-            f"A forest must state its number of columns; this one has n_features_in_={columns!r}.",
+            f"A forest must state its number of columns; this forest has n_features_in_={columns!r}.",
             "Save the model again with scikit-learn 1.0 or later.",
         )
     forest = Forest(
@@ -120,7 +120,8 @@ def _read_tree(estimator: InertObject) -> Tree | None:
     raw = nodes.raw() if isinstance(nodes, Block) else None
     if raw is None or not isinstance(values, Block) or raw.shape[1] not in (56, 64):
         raise CheckpointError(
-            "A tree of scikit-learn must hold an array of nodes and one of values; this one does not.",
+            "A tree of scikit-learn must hold an array of nodes and an array of values; a tree in this "
+            "file does not.",
             "Save the model again with a current version of scikit-learn.",
         )
     kind = NODE_WITH_MISSING if raw.shape[1] == 64 else NODE
@@ -145,8 +146,8 @@ def _check_forest(forest: Forest) -> None:
     """Refuse nodes that do not form a tree, because a hostile file could cause an endless loop."""
     if sum(len(tree.left) for tree in forest.trees) > MAX_NODES:
         raise CheckpointError(
-            f"A forest may have at most {MAX_NODES:,} nodes; this one has more.",
-            "Audit some of its trees.",
+            f"A forest may have at most {MAX_NODES:,} nodes; this forest has more.",
+            "Audit some of the trees.",
         )
     for tree in forest.trees:
         nodes = len(tree.left)
@@ -164,6 +165,6 @@ def _check_forest(forest: Forest) -> None:
         )
         if not is_tree:
             raise CheckpointError(
-                "The nodes of a tree must form one tree; the nodes in this file do not.",
+                "The nodes of a decision tree must form one tree; the nodes in this file do not.",
                 "Copy or save the file again.",
             )

@@ -1,11 +1,11 @@
-"""Inert values that stand for the content of a file.
+"""Inert values that stand for the content of a model file.
 
 Nothing that the file names is imported, called or built.
 
 =======================================  ==============================================================
 in the file                              in the tree
 =======================================  ==============================================================
-an array of numpy, torch or joblib       :class:`Block`: its shape, its dtype, and a way to read it
+an array of numpy, torch or joblib       :class:`Block`: shape, dtype, and how to read the numbers
 a dict, list, tuple, number or text      itself
 an object of any class, any other call   :class:`InertObject`: its class, its arguments, its attributes
 =======================================  ==============================================================
@@ -26,8 +26,8 @@ from torch import Tensor
 from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.records.inputs import is_size
 
-MAX_DIMENSIONS = 16  # of a tensor
-# Exceptions when numbers of a damaged file are read, long after the file was opened.
+MAX_DIMENSIONS = 16  # largest number of dimensions of a tensor
+# Exceptions that reading the numbers of a damaged file can raise, possibly long after the file was opened.
 UNREADABLE = (ValueError, TypeError, RuntimeError, OverflowError, OSError, EOFError, BadZipFile)
 KINDS = {"Double": torch.float64, "Float": torch.float32, "Half": torch.float16}
 KINDS |= {"BFloat16": torch.bfloat16, "Long": torch.int64, "Int": torch.int32}
@@ -41,10 +41,10 @@ class Storage:
     """A torch storage: a block of numbers that a pickle refers to by key.
 
     Attributes:
-        key: Its name in the file.
+        key: Name of the storage in the file.
         numel: Number of elements.
         itemsize: Bytes of one element.
-        kind: Type of the elements as in the name of the storage class, such as "Float".
+        kind: Type of the elements as in the name of a storage class of torch, such as "Float".
     """
 
     key: str
@@ -54,19 +54,19 @@ class Storage:
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes."""
+        """Size of the storage in bytes."""
         return self.numel * self.itemsize
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """A tensor as a pickle describes it: a view of a storage that is checked to lie inside it.
+    """A tensor as a pickle describes it: a view of a storage. The view must lie inside the storage.
 
     Attributes:
-        storage: The storage.
-        offset: Index of the first element in the storage.
+        storage: The storage that holds the numbers.
+        offset: Index of the first element of the tensor in the storage.
         size: Shape of the tensor.
-        stride: Step in the storage for each dimension.
+        stride: For each dimension, the distance of neighbors in the storage.
     """
 
     storage: Storage
@@ -75,9 +75,9 @@ class View:
     stride: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        """Check that the last element lies inside the storage and that no element repeats.
+        """Check that the tensor lies inside its storage and is no larger than its storage.
 
-        With stride 0, a single number would give a tensor of any size, so the number of elements is
+        With stride 0, a single number would give a tensor of any size. So the number of elements is
         compared with the storage, too.
 
         Raises:
@@ -86,7 +86,7 @@ class View:
         """
         numbers = (self.offset, *self.size, *self.stride)
         if len(self.size) != len(self.stride) or not all(is_size(n) for n in numbers):
-            raise ValueError("a tensor needs as many strides as sizes, none negative")
+            raise ValueError("a tensor needs as many strides as sizes, and none may be negative")
         if len(self.size) > MAX_DIMENSIONS:
             raise ValueError(f"a tensor has at most {MAX_DIMENSIONS} dimensions")
         count, stored = math.prod(self.size), self.storage.numel
@@ -94,7 +94,7 @@ class View:
         last = self.offset + sum((n - 1) * step for n, step in steps)
         if count > stored or (count and last >= stored):
             raise UnsafeFileError(
-                f"A tensor must lie within its storage; one of shape {list(self.size)} claims "
+                f"A tensor must lie within its storage; a tensor of shape {list(self.size)} claims "
                 f"{max(count, last + 1)} elements and the file holds {stored}.",
                 "Save a full copy: {name: t.clone() for name, t in state.items()}.",
             )
@@ -102,11 +102,12 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class GlobalName:
-    """The name of a class or function in a pickle, which is not imported.
+    """The name of a class or function in a pickle. The class or function is not imported.
 
     Attributes:
         name: The full name, such as "torch.nn.modules.linear.Linear".
-        kind: HARMLESS, KNOWN, FOREIGN or UNLISTED (:mod:`.pickle_names`).
+        kind: Whether a pickle may use the name: HARMLESS, KNOWN, FOREIGN or UNLISTED
+            (:mod:`.pickle_names`).
     """
 
     name: str
@@ -115,15 +116,15 @@ class GlobalName:
 
 @dataclass(eq=False, slots=True)
 class Block:
-    """An array as a file describes it. Its numbers are read on demand.
+    """An array as a file describes it. The numbers are read from the file on demand.
 
     Attributes:
         shape: Shape of the array.
-        kind: Its dtype, such as "float32", or a word such as "object".
-        read: Reads the numbers, None if they are not numbers.
+        kind: Dtype of the array, such as "float32", or a word such as "object".
+        read: Function that reads the numbers, None if the entries are not numbers.
         objects: The values of an array of Python objects or texts, None for other arrays.
-        name: The storage that holds the numbers. Several arrays can share one.
-        structures: Reads the bytes of an array of structures, None for other arrays.
+        name: Name of the storage that holds the numbers. Several arrays can share a storage.
+        structures: Function that reads the bytes of an array of structures, None for other arrays.
     """
 
     shape: tuple[int, ...] = ()
@@ -139,11 +140,11 @@ class Block:
 
     @property
     def numel(self) -> int:
-        """Number of values."""
+        """Number of values of the array."""
         return math.prod(self.shape)
 
     def tensor(self) -> Tensor:
-        """Read the numbers.
+        """Read the numbers of the array from the file.
 
         Returns:
             The numbers as a tensor.
@@ -153,28 +154,28 @@ class Block:
         """
         if self.read is None:
             raise CheckpointError(
-                f"residuum needs an array of numbers; this one holds {self.kind or 'objects'}.",
+                f"residuum needs an array of numbers; this array holds {self.kind or 'objects'}.",
                 "Save the array as numbers.",
             )
         try:
             return self.read()
         except UNREADABLE as problem:
             raise CheckpointError(
-                f"An array must be in the file as its header says; this one is not ({problem}).",
+                f"An array must be in the file as its header says; this array is not ({problem}).",
                 "Copy or save the file again.",
             ) from problem
 
 
 @dataclass(eq=False, slots=True)
 class InertObject:
-    """The stand-in of an object, or of the result of a call.
+    """A stand-in for an object in a pickle, or for the result of a call in a pickle.
 
     Attributes:
         name: Full name of the class or function.
         arguments: Arguments of the call.
-        state: The state that the pickle sets, usually a dict of attributes.
-        items: Items that the pickle appends.
-        entries: Entries that the pickle sets.
+        state: State of the object that the pickle sets, usually a dict of attributes.
+        items: Items that the pickle appends to the object, as to a list.
+        entries: Entries that the pickle sets in the object, as in a dict.
     """
 
     name: str
@@ -190,7 +191,8 @@ class InertObject:
 
     @property
     def attributes(self) -> dict[str, Any]:
-        """Attributes by name. A state can have several dicts, for ``__dict__`` and ``__slots__``."""
+        """Attributes of the object by name, from all dicts of its state."""
+        # A state can have two dicts: one for ``__dict__`` and one for ``__slots__``.
         states = self.state if isinstance(self.state, tuple) else (self.state,)
         attributes: dict[str, Any] = {}
         for state in states:
@@ -200,11 +202,11 @@ class InertObject:
 
 
 class Opaque:
-    """A dict key or number of a pickle that is not reproduced, because it is too large or nested."""
+    """A stand-in for a dict key or number of a pickle that is too large or too nested to keep."""
 
 
 def make_key(value: Any) -> Any:
-    """Return a key that hashes fast. A long or nested value becomes an :class:`Opaque`."""
+    """Return a dict key that hashes fast. A long or nested value is replaced by an :class:`Opaque`."""
     is_plain = value is None or type(value) in (bool, float)
     if is_plain or (type(value) in (str, bytes) and len(value) <= 1000):
         return value
@@ -225,5 +227,5 @@ def expect_type(value: Any, *kinds: type) -> Any:
         ValueError: If the value has none of these classes.
     """
     if type(value) not in kinds:
-        raise ValueError(f"{type(value).__name__} instead of {kinds[0].__name__}")
+        raise ValueError(f"a {kinds[0].__name__} is needed; got a {type(value).__name__}")
     return value

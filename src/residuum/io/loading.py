@@ -13,7 +13,7 @@ from residuum.io.release import Release, open_release
 from residuum.io.trusted_code import load_with_code, read_live_weights
 from residuum.networks.network import Network
 
-INIT_OWN = "own"  # the option that selects the initial weights in a training directory
+INIT_OWN = "own"  # value of --init that selects the initial weights in the training directory
 INIT_FILE = "init.safetensors"
 
 
@@ -38,7 +38,7 @@ def resolve_trained_and_base(
     if base is not None:
         raise InputError(
             "With --adapter the checkpoint is the base, so --base cannot be used.",
-            "Omit one of them.",
+            "Omit --base or --adapter.",
         )
     return Path(adapter), str(checkpoint)
 
@@ -60,7 +60,7 @@ def load_network(
         model: ``package.module:factory`` of the code that makes the network, instead of ``arch``.
         trust_code: Whether the code of ``model`` may be run.
         shape: Shape of one sample, for ``model``.
-        base: If the file is an adapter, the file of the weights that it is added to.
+        base: If the file is an adapter, the file of the base network to which the adapter is added.
 
     Returns:
         The network.
@@ -71,7 +71,7 @@ def load_network(
     if model is not None:
         if arch is not None:
             raise InputError(
-                "--model makes the network, so --arch cannot be used.", "Omit one of them."
+                "--model makes the network, so --arch cannot be used.", "Omit --model or --arch."
             )
         return load_with_code(source, model, shape, trusted=trust_code)
     release = open_release(source)
@@ -82,7 +82,8 @@ def load_initial_weights(file: str | Path, release: Release, network: Network) -
     """Load the initial weights of a network.
 
     Args:
-        file: File of the initial weights, or "own" for the one in the training directory of ``release``.
+        file: File of the initial weights, or "own" for ``init.safetensors`` in the training directory of
+            ``release``.
         release: The release that holds the trained weights.
         network: The trained network.
 

@@ -16,12 +16,12 @@ from residuum.networks.network import Network
 from residuum.records import TASKS
 
 FORMAT_KEY, FORMAT = "residuum_format", "1"
-# No network of residuum comes near these limits.
-MAX_ARCHITECTURE, MAX_TEXT = 256, 200  # characters
-MAX_TEXTS, MAX_SIZES = 10_000, 8  # number of texts, and of dimensions
+# Limits of the metadata. No network that residuum writes comes near these limits.
+MAX_ARCHITECTURE, MAX_TEXT = 256, 200  # characters of an architecture string, and of any other text
+MAX_TEXTS, MAX_SIZES = 10_000, 8  # number of labels or sentences, and of dimensions of a sample
 # Sentences from a file's metadata appear in verdicts, so a reader must see that they come from the file.
 METADATA_SAYS = "The file's metadata says (not checked): "
-MAX_STATEMENTS = 10
+MAX_STATEMENTS = 10  # largest number of sentences of a file that a reader is shown
 
 
 def encode_metadata(checkpoint: Network) -> dict[str, str]:
@@ -45,13 +45,14 @@ def decode_metadata(metadata: dict[str, str]) -> Network:
         The network without weights, or ``NO_METADATA`` if residuum did not write the file.
 
     Raises:
-        CheckpointError: If a value breaks its rule.
+        CheckpointError: If a value of the metadata breaks its rule in ``RULES``.
     """
     if FORMAT_KEY not in metadata:
         return NO_METADATA
     if metadata[FORMAT_KEY] != FORMAT:
         raise CheckpointError(
-            f"This version reads checkpoint format {FORMAT}; got {metadata[FORMAT_KEY][:20]!r}.",
+            f"This version of residuum reads checkpoint format {FORMAT}; got "
+            f"{metadata[FORMAT_KEY][:20]!r}.",
             "Upgrade residuum.",
         )
     fields: dict[str, Any] = {key: metadata.get(key, "") for key in RULES}
@@ -62,14 +63,14 @@ def decode_metadata(metadata: dict[str, str]) -> Network:
         if value is None or len(value) > max_length or not is_allowed(value):
             raise CheckpointError(
                 f"The checkpoint's {key!r} must be {rule}; got {metadata.get(key, '')[:40]!r}.",
-                "Save it again with save_checkpoint, or its tensors without metadata.",
+                "Save the checkpoint again with save_checkpoint, or save its tensors without metadata.",
             )
     fields["assumptions"] = _attribute_statements(fields["assumptions"])
     return Network({}, fields.pop("architecture"), **fields)
 
 
 def _attribute_statements(statements: tuple[str, ...]) -> tuple[str, ...]:
-    """Mark sentences as statements of the file, except those that residuum wrote, and return at most ten."""
+    """Mark at most ten sentences as statements of a file, except sentences that residuum itself wrote."""
     texts = [
         text if text in (ASSUMED_RELU, ASSUMED_STRIDES) else f"{METADATA_SAYS}{text}"
         for text in statements[:MAX_STATEMENTS]
@@ -101,7 +102,8 @@ def _are_texts(values: tuple[Any, ...]) -> bool:
 
 NO_METADATA = Network({}, "")
 TEXTS = (MAX_TEXTS, _are_texts, f"up to {MAX_TEXTS} printable texts of up to {MAX_TEXT} characters")
-RULES: dict[str, tuple[int, Callable[[Any], bool], str]] = {  # maximal length, check, rule
+# For each key of the metadata: the maximal length of its value, a check, and the rule in words.
+RULES: dict[str, tuple[int, Callable[[Any], bool], str]] = {
     "architecture": (MAX_ARCHITECTURE, bool, f"a text of 1 to {MAX_ARCHITECTURE} characters"),
     "input_shape": (MAX_SIZES, _are_sizes, f"up to {MAX_SIZES} positive whole numbers"),
     "labels": TEXTS,

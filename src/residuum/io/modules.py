@@ -41,9 +41,9 @@ def checkpoint_from_module(
 
     Args:
         model: The module.
-        input_shape: Shape of one sample. It must fit the architecture.
+        input_shape: Shape of one sample, which must fit the architecture.
         labels: Names of the classes.
-        task: The task, such as "multiclass". If it is empty, it is inferred later.
+        task: The task, such as "multiclass". An empty task is inferred later.
         fallback_shape: Shape of one sample, used only if the module is run as it is.
 
     Returns:
@@ -56,7 +56,7 @@ def checkpoint_from_module(
     model, sample_shape = unwrap(model), tuple(input_shape or fallback_shape or ())
     try:
         description = _describe(model, sample_shape)
-    except (ArchitectureError, CheckpointError):  # no string describes these biases or shapes
+    except (ArchitectureError, CheckpointError):  # no architecture string describes this module
         description = None
     if description is None:
         wrapped = _wrap_module(model, sample_shape)
@@ -77,16 +77,16 @@ def check_input_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, 
         shape: Shape of one sample. For an empty shape, the image shape of a convnet is used.
 
     Returns:
-        The shape, or () if it is not known.
+        The shape, or () if the shape is not known.
 
     Raises:
-        ArchitectureError: If the shape has another number of values than an input of the network.
+        ArchitectureError: If a sample of this shape does not have as many values as the network has inputs.
     """
     shape = tuple(shape) or arch.image_shape or ()
     if shape and (min(shape) < 1 or math.prod(shape) != arch.inputs):
         raise ArchitectureError(
-            f"An input of {arch} has {arch.inputs} values; got the shape {shape}.",
-            "Correct the input shape, or leave it out.",
+            f"The input shape of {arch} must have {arch.inputs} values; got the shape {shape}.",
+            "Correct the input shape, or omit the input shape.",
         )
     return shape
 
@@ -94,7 +94,10 @@ def check_input_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, 
 def _describe(
     model: nn.Module, shape: tuple[int, ...]
 ) -> tuple[Architecture, dict[str, Tensor]] | None:
-    """Return the architecture of a module and its parameters under the names of this architecture."""
+    """Return the architecture of a module, and its parameters under the names of this architecture.
+
+    Return None if no architecture string describes the module.
+    """
     kind = kind_of(model)
     arch = None if kind is None else kind.describe(model)
     if arch is not None:
@@ -103,26 +106,28 @@ def _describe(
 
 
 def _wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
-    """Return a network that runs a copy of a module of any class on samples of ``shape``."""
+    """Return a network that runs a copy of a module, which can be of any class, on samples of ``shape``."""
     name = type(model).__name__
     theta = {n: p.detach() for n, p in model.named_parameters()}
     if not any(p.ndim > 1 for p in theta.values()):
         raise ArchitectureError(
-            f"A network needs a layer with weights; this {name} has none.", "Check the module."
+            f"A network needs a layer with weights; this {name} has no weights.",
+            "Check the module.",
         )
-    if bad := [n for n, p in theta.items() if not (p.is_floating_point() and p.isfinite().all())]:
+    is_valid = {n: p.is_floating_point() and bool(p.isfinite().all()) for n, p in theta.items()}
+    if invalid_names := [n for n, valid in is_valid.items() if not valid]:
         raise CheckpointError(
-            f"Weights must be finite real numbers; {bad[0]!r} of this {name} are not.",
+            f"Weights must be finite real numbers; {invalid_names[0]!r} of this {name} are not.",
             "Use a network whose training did not diverge.",
         )
-    double = any(p.dtype == torch.float64 for p in theta.values())
-    model = copy.deepcopy(model).cpu().to(torch.float64 if double else torch.float32).eval()
+    is_double = any(p.dtype == torch.float64 for p in theta.values())
+    model = copy.deepcopy(model).cpu().to(torch.float64 if is_double else torch.float32).eval()
     first = next(m for m in model.modules() if list(m.parameters(recurse=False)))
     if not shape and isinstance(first, nn.Linear):
         shape = (first.in_features,)
     if not shape:
         raise ArchitectureError(
-            f"A network that is run as it is needs the shape of one sample; this {name} does not show it.",
+            f"A network that is run as it is needs the shape of one sample, which this {name} does not show.",
             "Pass Knowledge(shape=(3, 32, 32)), or pass the data.",
         )
     try:

@@ -1,4 +1,4 @@
-"""Read arrays and numbers of numpy from a pickle without numpy's own constructors."""
+"""Read arrays and numbers of numpy from a pickle without calling numpy's own constructors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from residuum.io.inert import Block, GlobalName, InertObject, expect_type
 from residuum.records.inputs import is_size
 
-MAX_ITEM_BYTES = 1 << 16  # bytes of one number or text of an array
+MAX_ITEM_BYTES = 1 << 16  # largest size of one entry of an array, in bytes
 PLAIN_DTYPE = re.compile(r"[fiubcSUVOmM]\d{0,5}")
 
 
@@ -32,7 +32,7 @@ class NumpyDtype:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of one entry."""
+        """Size of one entry in bytes."""
         size = np.dtype(self.code).itemsize
         if size > MAX_ITEM_BYTES:
             raise ValueError("an entry of an array may have at most 65536 bytes")
@@ -40,16 +40,16 @@ class NumpyDtype:
 
 
 def read_dtype(code: Any = "", *_: Any) -> NumpyDtype | InertObject:
-    """Return the dtype of the call ``numpy.dtype('f8', False, True)`` in a pickle.
+    """Return the dtype that a call in a pickle makes, such as ``numpy.dtype('f8', False, True)``.
 
     Args:
         code: The first argument of the call.
         *_: The other arguments, which are ignored.
 
     Returns:
-        The dtype, or a stand-in of the call if the dtype is not a plain one.
+        The dtype, or a stand-in for the call if the dtype is not plain, such as a structured dtype.
     """
-    if isinstance(code, GlobalName):  # numpy.dtype(numpy.float64)
+    if isinstance(code, GlobalName):  # a call such as numpy.dtype(numpy.float64)
         code = np.dtype(getattr(np, code.name.rpartition(".")[2], "V1")).str[1:]
     if type(code) is not str or not PLAIN_DTYPE.fullmatch(code):
         return InertObject("numpy.dtype", (code,))
@@ -57,15 +57,15 @@ def read_dtype(code: Any = "", *_: Any) -> NumpyDtype | InertObject:
 
 
 def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | None = None) -> Block:
-    """Return an array from its bytes or its list of objects.
+    """Return an array of a pickle from its bytes or its list of objects.
 
     Args:
         raw: The bytes, or the list of objects. Files of Python 2 hold the bytes as a text with one letter
             for each byte.
-        kind: The stand-in of the dtype.
+        kind: The stand-in for the dtype.
         shape: Shape of the array.
-        fortran: Whether the first index runs fastest.
-        block: The block to fill, a new one if None.
+        fortran: Whether the first index varies fastest (Fortran order).
+        block: The block to fill, or None to fill a new block.
 
     Returns:
         The array as a block.
@@ -78,7 +78,7 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
         (expect_type(shape, int),) if type(shape) is int else tuple(expect_type(shape, tuple, list))
     )
     if len(block.shape) > 32 or not all(map(is_size, block.shape)):
-        raise ValueError("an array may have at most 32 dimensions, none negative")
+        raise ValueError("an array may have at most 32 dimensions, and none may be negative")
     if type(raw) is list:
         block.kind, block.objects = "object", raw
         return block
@@ -87,7 +87,7 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
         return block
     size = kind.itemsize
     if block.numel * size != len(expect_type(raw, bytes, bytearray, str)):
-        raise ValueError("an array must fill its bytes")
+        raise ValueError("the number of bytes of an array must fit its shape and dtype")
     block.kind = np.dtype(kind.code).name if kind.code[0] in "fiubc" else f"bytes of {size}"
     if kind.code[0] == "V" and size and not isinstance(raw, str):
         block.structures = lambda: np.frombuffer(raw, np.uint8).reshape(-1, size)
@@ -127,20 +127,20 @@ class _Texts:
 
 
 def read_scalar(kind: Any, raw: Any = b"") -> Any:
-    """Return the number of the call ``numpy.core.multiarray.scalar`` in a pickle.
+    """Return the number that a call of ``numpy.core.multiarray.scalar`` in a pickle makes.
 
     Args:
-        kind: The stand-in of the dtype.
+        kind: The stand-in for the dtype.
         raw: Bytes of the number.
 
     Returns:
-        The number, or a stand-in of the call if it is not a plain number.
+        The number, or a stand-in for the call if the result is not a plain number.
 
     Raises:
         ValueError: If the bytes do not fit the dtype.
     """
     if isinstance(kind, NumpyDtype) and kind.code[0] in "fiub" and isinstance(raw, bytes):
         if len(raw) != kind.itemsize:
-            raise ValueError("a number must fill its bytes")
+            raise ValueError("the number of bytes of a number must fit its dtype")
         return np.frombuffer(raw, np.dtype(kind.order + kind.code))[0].item()
     return InertObject("numpy.scalar", (kind, raw))

@@ -1,4 +1,4 @@
-"""Read the initializers of ONNX graphs."""
+"""Read the weights of ONNX graphs, which ONNX calls initializers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from residuum.io.streams import MAX_PICKLE_BYTES
 
 
 def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
-    """Return the initializers of a graph by name, and its metadata.
+    """Return the initializers of an ONNX graph by name, and the metadata of the graph.
 
     Numbers that are stored in other files are not read.
 
@@ -35,16 +35,17 @@ def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
         from onnx import numpy_helper
     except ImportError:
         raise MissingExtraError(
-            "An ONNX graph needs the extra 'onnx'; it is not installed.",
-            'In a clone of residuum: pip install ".[onnx]"',
+            "Reading an ONNX graph needs the extra 'onnx', which is not installed.",
+            'In a clone of residuum, run pip install ".[onnx]".',
         ) from None
     if path.stat().st_size > MAX_PICKLE_BYTES:
         raise UnsafeFileError(
-            f"{path.name!r} is larger than {MAX_PICKLE_BYTES} bytes.", "Split it."
+            f"An ONNX file may have at most {MAX_PICKLE_BYTES} bytes; {path.name!r} has more.",
+            "Split the model into several files.",
         )
     try:
         model = onnx.load(str(path), load_external_data=False)
-    except Exception as problem:  # protobuf's own errors have no common base
+    except Exception as problem:  # the exceptions of protobuf have no common base class
         raise CheckpointError(
             f"{path.name!r} must be an ONNX graph; it cannot be read ({type(problem).__name__}).",
             COPY_AGAIN,
@@ -53,7 +54,7 @@ def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
     def make_block(tensor: Any) -> Block:
         def read() -> Tensor:
             if tensor.data_location == onnx.TensorProto.EXTERNAL:
-                raise ValueError("its numbers are in another file")
+                raise ValueError("the numbers are in another file")
             return torch.from_numpy(numpy_helper.to_array(tensor).copy())
 
         kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()

@@ -12,7 +12,8 @@ from residuum.errors import ArchitectureError, InputError
 from residuum.io.modules import checkpoint_from_module
 
 TORCH_MOMENTS = ("exp_avg", "momentum_buffer")  # names under which torch stores a mean of gradients
-# Names under which optimizers of any package store means of gradients, and means of their squares.
+# Names under which optimizers of any package store means of gradients (first moments), and means of squared
+# gradients (second moments).
 FIRST_MOMENTS = {"exp_avg", "momentum_buffer", "grad_avg", "velocities", "ms", "mu", "trace"}
 SECOND_MOMENTS = {
     "exp_avg_sq",
@@ -32,12 +33,12 @@ def read_moment(trained: Any, model: nn.Module | None = None) -> dict[str, Tenso
     Pass the result as ``Knowledge(moment=...)`` to an attack.
 
     Args:
-        trained: The torch optimizer of ``model``, with momentum or Adam's first moment. Or a fitted
+        trained: The torch optimizer of ``model``, with momentum or Adam's first moment, or a fitted
             MLPClassifier or MLPRegressor of scikit-learn, which contains its optimizer.
-        model: The network that a torch optimizer trained. Not used for scikit-learn.
+        model: The network that the torch optimizer trained, None for scikit-learn.
 
     Returns:
-        The mean gradients by parameter name.
+        The means of recent gradients by parameter name.
 
     Raises:
         InputError: If the optimizer stores no mean of gradients.
@@ -52,20 +53,21 @@ def read_moment(trained: Any, model: nn.Module | None = None) -> dict[str, Tenso
         moment = _read_sklearn_moment(trained)
     if not moment:
         raise InputError(
-            "read_moment needs Adam or an optimizer with momentum that has taken a step, or an "
-            f"MLPClassifier fitted with one; {type(trained).__name__} stores no mean of gradients.",
+            "read_moment needs an optimizer that stores a mean of gradients (Adam, or SGD with momentum, "
+            "after at least one step), or an MLPClassifier that such an optimizer fitted; this "
+            f"{type(trained).__name__} stores no mean of gradients.",
             "Call read_moment(optimizer, model) or read_moment(estimator).",
         )
     return moment
 
 
 def _read_torch_moment(optimizer: optim.Optimizer, model: nn.Module) -> dict[str, Tensor]:
-    """Return the mean gradients of a torch optimizer by our parameter names."""
+    """Return the mean gradients that a torch optimizer stores, by residuum's parameter names."""
     parameters = dict(model.named_parameters())
     try:
         checkpoint = checkpoint_from_module(model)
         names = {name: checkpoint.source_names.get(name, name) for name in checkpoint.theta}
-    except ArchitectureError:  # a module that is run as it is has its own names
+    except ArchitectureError:  # a module that is run as it is keeps its own parameter names
         names = {name: name for name in parameters}
     group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
     moments = {}
@@ -84,19 +86,19 @@ def _read_torch_moment(optimizer: optim.Optimizer, model: nn.Module) -> dict[str
 def remove_weight_decay(
     state: Mapping[str, Any], group: Mapping[str, Any], weight: Tensor, is_decoupled: bool
 ) -> Tensor | None:
-    """Return the mean of recent gradients of one parameter, without the weight decay in it.
+    """Return the mean of recent gradients of one parameter, without the term of weight decay.
 
-    If weight decay w is added to the gradients, it is in their mean, too: as w W for Adam, and as
-    w W (1 - dampening) / (1 - momentum) for momentum.
+    If a weight decay w is added to the gradients of the parameter W, their mean contains the term w W for
+    Adam, and the term w W (1 - dampening) / (1 - momentum) for SGD with momentum.
 
     Args:
         state: What a torch optimizer stores for this parameter.
-        group: The options of its parameter group.
+        group: The options of the parameter group, such as "weight_decay".
         weight: The parameter W.
         is_decoupled: Whether weight decay is not added to the gradients, as in AdamW.
 
     Returns:
-        The mean, or None if the optimizer stores none.
+        The mean gradient, or None if the optimizer stores no mean of gradients.
     """
     numbers = (group.get(name) for name in ("weight_decay", "momentum", "dampening"))
     decay, momentum, dampening = (v if isinstance(v, int | float) else 0.0 for v in numbers)
@@ -108,10 +110,11 @@ def remove_weight_decay(
 
 
 def _read_sklearn_moment(estimator: Any) -> dict[str, Tensor]:
-    """Return the mean of recent gradients in a fitted MLP of scikit-learn, by our parameter names.
+    """Return the mean of recent gradients in a fitted MLP of scikit-learn, by residuum's parameter names.
 
-    The gradients of scikit-learn include alpha W / batch of weight decay, which we subtract. Its SGD stores
-    a velocity: the mean gradient times -rate / (1 - momentum). Its matrices are transposed to ours.
+    The gradients of scikit-learn include the weight decay alpha W / batch for weights W and the batch size,
+    which we subtract. The SGD of scikit-learn stores a velocity: the mean gradient times
+    -rate / (1 - momentum). The matrices of scikit-learn are transposed.
     """
     optimizer = getattr(estimator, "_optimizer", None)
     moments = getattr(optimizer, "ms", None) or getattr(optimizer, "velocities", None)

@@ -1,4 +1,4 @@
-"""Read files of ``torch.save`` and TorchScript as trees of inert values.
+"""Read files of ``torch.save`` and TorchScript, and other pickles, as trees of inert values.
 
 The checks allocate no more memory than the file holds. Members of an archive must be uncompressed and must
 not overlap. The pickle is read as inert values (:mod:`.inert`), and each storage must be complete. Numbers
@@ -28,21 +28,23 @@ from residuum.records.inputs import MAX_GROWTH, open_zip
 ZIP_MAGIC = b"PK\x03\x04"
 LEGACY_PROTOCOL = 1001
 LEGACY_HEAD = pickle.dumps(LEGACY_MAGIC, protocol=2)
-MAX_DATA_PKL = 64 << 20  # bytes of the pickle in an archive, without the numbers
+MAX_DATA_PKL = (
+    64 << 20
+)  # largest size in bytes of data.pkl, which does not hold the numbers of tensors
 EXPORT_ADVICE = (
     "Export the weights alone: torch.save(model.state_dict(), path), or "
     "safetensors.torch.save_file(model.state_dict(), path)."
 )
-# The header of a zip member: the lengths of its name and its extra field.
+# Reads the lengths of the name and of the extra field from the header of a zip member.
 LOCAL_HEADER = struct.Struct("<26x2H")
 MEMBER = re.compile(r"(?P<folder>[^/\\\x00]+)/(?!.*\.\.)[\w./-]+")
-CHECKSUM = "The members of an archive must match their checksums (CRC); {!r} does not."
+CHECKSUM = "The members of an archive must match their checksums (CRC); the member {!r} does not."
 KEEP_CHECKSUMS = "Copy or save the file again, without torch's set_crc32_options(False)."
 
 
 @dataclass(frozen=True)
 class PickleContent:
-    """The content of a pickle, and what loading the pickle would run.
+    """The content of a pickle, and the code that loading the pickle would run.
 
     Attributes:
         kind: "torch", "torchscript" or "pickle".
@@ -80,7 +82,10 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> PickleContent:
             content = _read_member(path, members.get(f"{folder}data.pkl"), MAX_DATA_PKL)
             order = members.get(f"{folder}byteorder")
             if order is not None and _read_member(path, order, 100) != b"little":
-                raise CheckpointError("Numbers must be little endian; these are not.", COPY_AGAIN)
+                raise CheckpointError(
+                    "The numbers in an archive must be little-endian; the numbers in this archive are not.",
+                    COPY_AGAIN,
+                )
     except (zipfile.BadZipFile, RuntimeError, EOFError, ValueError, NotImplementedError) as problem:
         raise CheckpointError(
             f"{path.name!r} must be a complete zip archive; it is damaged ({problem}).", COPY_AGAIN
@@ -100,8 +105,8 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> PickleContent:
         stored = member.file_size if member else 0
         if storage.nbytes != stored:
             raise UnsafeFileError(
-                f"A storage must be complete; {storage.key[:80]!r} claims {storage.nbytes} bytes and the "
-                f"file holds {stored}.",
+                f"A tensor storage must be complete; {storage.key[:80]!r} claims {storage.nbytes} bytes and "
+                f"the file holds {stored}.",
                 COPY_AGAIN,
             )
     kind = "torchscript" if f"{folder}constants.pkl" in members else "torch"
@@ -111,13 +116,15 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> PickleContent:
 def read_pickle(
     path: Path, stream: io.BufferedReader, size: int, unpacker: Callable[[], Any] | None = None
 ) -> PickleContent:
-    """Read one pickle, or the five pickles of torch's legacy format before its storages.
+    """Read a file that holds one pickle, or a file in the legacy format of ``torch.save``.
+
+    The legacy format has five pickles, followed by the storages.
 
     Args:
         path: The file.
         stream: The same file, open.
         size: Size of the file in bytes.
-        unpacker: Makes the decompressor of a compressed file.
+        unpacker: Function that makes the decompressor, None for a file that is not compressed.
 
     Returns:
         The content.
@@ -133,13 +140,13 @@ def read_pickle(
         with path.open("rb") as file:
             file.seek(starts[storage.key])
             if file.readinto(raw) != len(raw):
-                raise ValueError("it ends too early")
+                raise ValueError("the file ends too early")
         return raw
 
     is_legacy = unpacker is None and stream.peek(len(LEGACY_HEAD)).startswith(LEGACY_HEAD)
-    if size > MAX_PICKLE_BYTES and not is_legacy:  # numbers of legacy files stay in the file
+    if size > MAX_PICKLE_BYTES and not is_legacy:  # numbers of legacy files are read on demand
         raise UnsafeFileError(
-            f"A pickle may have {MAX_PICKLE_BYTES} bytes; {path.name!r} has {size}.",
+            f"A pickle may have at most {MAX_PICKLE_BYTES} bytes; {path.name!r} has {size}.",
             "Save the model in several files.",
         )
     reader = PickleReader(cache_last_storage(read_storage))
@@ -149,9 +156,11 @@ def read_pickle(
         kind = "torch"
         if reader.run(source) != LEGACY_PROTOCOL:
             raise CheckpointError(
-                "A pickle must come from torch.save; this one does not.", EXPORT_ADVICE
+                f"A file in the legacy format of torch.save must state protocol {LEGACY_PROTOCOL}; "
+                f"{path.name!r} does not.",
+                EXPORT_ADVICE,
             )
-        reader.run(source)  # type sizes of the machine that wrote the file
+        reader.run(source)  # skip the type sizes of the machine that wrote the file
         content = reader.run(source)
         starts |= _read_storage_positions(reader.run(source), reader.storages, stream, size)
     unsafe = [*reader.unsafe]
@@ -161,7 +170,7 @@ def read_pickle(
 
 
 def cache_last_storage(read: Callable[[Storage], bytearray]) -> Callable[[Storage], bytearray]:
-    """Return a version of ``read`` that caches its last result, because tensors often share a storage."""
+    """Return a function that reads storages and caches the last one, because tensors often share it."""
     last: list[tuple[Storage, bytearray]] = []
 
     def read_cached(storage: Storage) -> bytearray:
@@ -176,26 +185,27 @@ def cache_last_storage(read: Callable[[Storage], bytearray]) -> Callable[[Storag
 def _read_storage_positions(
     keys: Any, storages: dict[str, Storage], stream: BinaryIO, size: int
 ) -> dict[str, int]:
-    """Return the position of each storage of a legacy file. Its length is stored before it."""
+    """Return the position of each storage of a legacy file. A storage is stored after its length."""
     is_list = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
     if not is_list or sorted(keys) != sorted(storages):
         raise CheckpointError(
-            "The file must list the storages that it refers to; it does not.", COPY_AGAIN
+            "A legacy file of torch.save must list the storages that its tensors use; this file does not.",
+            COPY_AGAIN,
         )
     starts = {}
     for key in keys:
         storage = storages[key]
         if storage.nbytes > size:
             raise UnsafeFileError(
-                f"A storage must be complete; {key[:80]!r} claims {storage.nbytes} bytes and the file has "
-                f"{size}.",
+                f"A tensor storage must be complete; {key[:80]!r} claims {storage.nbytes} bytes and the "
+                f"file has {size}.",
                 COPY_AGAIN,
             )
         numel = int.from_bytes(stream.read(8), "little")
         starts[key] = stream.tell()
         if numel != storage.numel or starts[key] + storage.nbytes > size:
             raise CheckpointError(
-                f"Storage {key[:80]!r} must hold {storage.nbytes} bytes; the file ends too early.",
+                f"The tensor storage {key[:80]!r} must hold {storage.nbytes} bytes; the file ends too early.",
                 COPY_AGAIN,
             )
         stream.seek(storage.nbytes, io.SEEK_CUR)
@@ -204,36 +214,37 @@ def _read_storage_positions(
 
 def _run_without_joblib(source: Source) -> list[str]:
     """Return what ``pickle.load`` would run in a file of joblib."""
-    # ``pickle.load`` does not know that numbers follow an array, and takes these numbers for instructions.
+    # ``pickle.load`` does not know that the numbers of an array follow in the file. It takes these numbers
+    # for instructions.
     reader = PickleReader(joblib=False)
     try:
         reader.run(source)  # type: ignore[arg-type]
-    except CheckpointError:  # the numbers are no instructions, as in every harmless file
+    except CheckpointError:  # the numbers do not form instructions, as in every harmless file
         return []
     except UnsafeFileError:
-        if not reader.unsafe:  # the file asks for too much work
+        if not reader.unsafe:  # reading the file needs too much work
             raise
     return [*reader.unsafe]
 
 
 def _check_members(members: list[zipfile.ZipInfo], size: int) -> None:
-    """Refuse archives of other libraries, zip bombs, and names that two readers could read differently."""
+    """Refuse archives of other libraries, zip bombs, and ambiguous names of members."""
     refuse_other_archives([member.filename for member in members])
     total = sum(member.file_size for member in members)
     stored = sum(m.file_size for m in members if m.compress_type == zipfile.ZIP_STORED)
     if stored > size or total > MAX_GROWTH * size:
         raise UnsafeFileError(
             "A torch archive must store its members uncompressed and without overlap; this archive of "
-            f"{size} bytes claims to unpack to {total}.",
-            "Write it with torch.save.",
+            f"{size} bytes claims to unpack to {total} bytes.",
+            "Write the archive with torch.save.",
         )
     matches = [MEMBER.fullmatch(member.filename) for member in members]
     folders = {match["folder"] for match in matches if match}
     distinct = {member.filename.casefold() for member in members}
     if None in matches or len(folders) != 1 or len(distinct) != len(members):
         raise UnsafeFileError(
-            "A torch archive must have one folder of distinct plain names; this one has duplicate or unusual "
-            "names.",
+            "A torch archive must hold one folder of files with distinct plain names; this archive has "
+            "duplicate or unusual names.",
             EXPORT_ADVICE,
         )
 
@@ -244,25 +255,25 @@ def _find_folder(members: dict[str, zipfile.ZipInfo], file: str) -> str:
     if len(pickles) != 1:
         raise CheckpointError(
             f"A torch archive must hold one data.pkl in its folder; {file!r} does not.",
-            "Write it with torch.save.",
+            "Write the archive with torch.save.",
         )
     return pickles[0].removesuffix("data.pkl")
 
 
 def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> bytearray:
     """Return the bytes of an uncompressed member after checking its checksum."""
-    # The position comes from the directory that was read before. Opening the archive again for each of a
-    # thousand tensors would parse this directory a thousand times.
+    # The position of the member comes from the directory of the archive, which was read before. Opening the
+    # archive again for each of a thousand tensors would parse this directory a thousand times.
     if member is None or member.compress_type != zipfile.ZIP_STORED:
         raise CheckpointError(
-            "A torch archive must store its members uncompressed; one is missing or compressed.",
-            "Write it with torch.save.",
+            "A torch archive must store its members uncompressed; a member is missing or compressed.",
+            "Write the archive with torch.save.",
         )
     if member.file_size > limit:
         raise UnsafeFileError(
-            f"{member.filename[:80]!r} in a torch archive may have {limit} bytes; it has "
+            f"The member {member.filename[:80]!r} of a torch archive may have at most {limit} bytes; got "
             f"{member.file_size}.",
-            "Write it with torch.save.",
+            "Write the archive with torch.save.",
         )
     raw = bytearray(member.file_size)
     with path.open("rb") as stream:
@@ -282,7 +293,7 @@ def refuse_other_archives(names: list[str]) -> None:
     """Refuse zip archives of other libraries with an error that says what to do.
 
     Args:
-        names: Names of the members.
+        names: Names of the files in the archive.
 
     Raises:
         CheckpointError: If the archive is not one of ``torch.save`` or TorchScript.
@@ -294,16 +305,16 @@ def refuse_other_archives(names: list[str]) -> None:
     if names and all(name.endswith(".npy") for name in names):
         what = f"an archive of arrays (.npz, with {first})"
         remedy = (
-            "Pass samples with --data. Save weights as safetensors: "
+            "Pass an archive of samples with --data. Save weights as safetensors: "
             "safetensors.numpy.save_file(dict(numpy.load(path)), 'model.safetensors')."
         )
     elif "model.weights.h5" in names:
         what = "a Keras model (.keras)"
         remedy = (
-            "Save its weights as safetensors: safetensors.numpy.save_file({w.path: w.numpy() for w in "
+            "Save the weights as safetensors: safetensors.numpy.save_file({w.path: w.numpy() for w in "
             "model.weights}, 'model.safetensors')."
         )
     elif "schema.json" in names:
         what = "an archive of skops"
-        remedy = "If you trust it, load it with skops.io.load and save it with joblib.dump."
-    raise CheckpointError(f"residuum reads zip archives of torch.save; this is {what}.", remedy)
+        remedy = "If you trust the archive, load the model with skops.io.load and save it with joblib.dump."
+    raise CheckpointError(f"A zip archive must come from torch.save; this file is {what}.", remedy)

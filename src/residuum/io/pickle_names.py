@@ -3,14 +3,14 @@
 A pickle can call every function of every installed package. A list of dangerous functions is never
 complete, so this file lists harmless functions. :func:`classify_name` sorts each name into one of four kinds:
 
-========== ================================================= ===========================================
-kind       the pickle may                                    examples
-========== ================================================= ===========================================
-HARMLESS   call it                                           ``numpy.dtype``, ``torch.Size``
-KNOWN      name it, or make an instance without a call       ``sklearn.svm._classes.SVC``
-FOREIGN    the same, and the scan reports the name           ``mypackage.Net``
-UNLISTED   nothing: the name is a finding of the kind `code` ``os.system``, ``torch.utils.collect_env.run``
-========== ================================================= ===========================================
+========== ==================================================== ========================================
+kind       what a pickle may do with the name                   examples
+========== ==================================================== ========================================
+HARMLESS   call the class or function                           ``numpy.dtype``, ``torch.Size``
+KNOWN      name the class, or make an instance without a call   ``sklearn.svm._classes.SVC``
+FOREIGN    the same as KNOWN, but the scan reports the name     ``mypackage.Net``
+UNLISTED   nothing: the name is a finding of the kind `code`    ``os.system``
+========== ==================================================== ========================================
 
 Names in the standard library and in the packages of ``COMMON`` are never FOREIGN. They are installed
 almost everywhere, so an attacker can count on them.
@@ -23,11 +23,11 @@ import sys
 
 HARMLESS, KNOWN, FOREIGN, UNLISTED = "harmless", "known", "foreign", "unlisted"
 
-# Packages that an attacker finds on nearly every machine with models on it.
+# Packages that are installed on nearly every machine that loads models, so that an attacker can use them.
 COMMON = {
     "numpy", "scipy", "pandas", "sklearn", "torch", "torchvision", "joblib", "PIL", "matplotlib",
     "setuptools", "pkg_resources", "pip", "distutils", "cloudpickle", "dill", "six",
-    # Modules of Python 2 that old pickles name and that Python 3 maps to its own.
+    # Modules of Python 2 that old pickles name. Python 3 replaces them by its own modules.
     "commands", "exceptions", "cPickle", "__builtin__", "copy_reg", "nt", "dumbdbm",
 }  # fmt: skip
 
@@ -36,7 +36,7 @@ def _join(module: str, names: str) -> set[str]:
     return {f"{module}.{name}" for name in names.split()}
 
 
-# Functions whose first argument is a class. They make an instance of it and call no ``__init__``.
+# Functions whose first argument is a class. They make an instance of the class without calling ``__init__``.
 # ``copyreg._reconstructor`` also calls the ``__init__`` of its second argument, which the reader checks.
 MAKE_INSTANCE = (
     _join("copyreg", "_reconstructor __newobj__")
@@ -54,44 +54,44 @@ MAKE_INSTANCE = (
     | {"pandas._libs.interval.__pyx_unpickle_IntervalMixin"}
     | {"pandas.core.indexes.base._new_Index", "pandas.core.indexes.datetimes._new_DatetimeIndex"}
 )  # fmt: skip
-# Arrays of numpy are also made without a call of the class.
+# Functions that make an array of numpy without calling its class.
 MAKE_ARRAY = {f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")}
 MAKE_ARRAY |= {"numpy.ma.core._mareconstruct"}
 
-# Types that hold values. The reader allows only plain values as arguments, because a constructor
-# iterates over its argument and thereby runs whatever an unusual iterator computes.
+# Container types. The reader allows only plain values as arguments of their constructors. A constructor
+# iterates over its argument, and the iterator of an unusual object could run any code.
 CONTAINERS = _join("builtins", "list tuple set frozenset dict bytes bytearray")
 CONTAINERS |= _join("collections", "OrderedDict Counter deque")
-# Base classes that run no code of the file when a subclass without ``__init__`` is made.
+# Base classes. Making an instance of a subclass without ``__init__`` runs no code of the file.
 BASES = CONTAINERS | _join("builtins", "object int float complex str") | {"collections.defaultdict"}
 
 CALLS = (
     MAKE_INSTANCE
     | MAKE_ARRAY
     | BASES
-    # Plain values of Python. Making them has no other effect.
+    # Types of plain values of Python. Making such a value has no other effect.
     | _join("builtins", "bool slice range xrange long")
     | _join("datetime", "date datetime time timedelta timezone")
     | {"decimal.Decimal", "fractions.Fraction", "types.SimpleNamespace", "random.Random"}
-    | {"logging.getLogger"}  # a logger by its name
+    | {"logging.getLogger"}  # returns the logger of a name
     | {"zoneinfo.ZoneInfo._unpickle", "array.array", "re._compile", "re.RegexFlag"}
-    | {"_codecs.encode"}  # bytes in protocol 2; the reader allows no encoding but Latin-1
-    # An attribute of a class or module, as protocols below 4 write nested classes. The reader judges
-    # the resulting name. Other uses are refused.
+    | {"_codecs.encode"}  # makes bytes in pickle protocol 2; the reader allows only the encoding Latin-1
+    # Returns an attribute of a class or module. Pickle protocols below 4 write nested classes this way.
+    # The reader classifies the resulting name and refuses other uses of getattr.
     | {"builtins.getattr"}
-    # Paths: a text with slashes. Making a path does not access the disk.
+    # Paths, which are texts with slashes. Making a path does not access the disk.
     | {
         f"{module}.{name}"
         for module in ("pathlib", "pathlib._local")
         for name in ("Path", "PosixPath", "WindowsPath", "PurePath", "PurePosixPath", "PureWindowsPath")
     }
-    # numpy: arrays, scalars, dtypes and random generators from their bytes.
+    # Functions of numpy that make arrays, scalars, dtypes and random generators from bytes.
     | {f"numpy.{core}.multiarray.scalar" for core in ("core", "_core")}
     | {f"numpy.{core}.numeric._frombuffer" for core in ("core", "_core")}
     | {f"numpy.{core}._internal._convert_to_stringdtype_kwargs" for core in ("core", "_core")}
     | {"numpy.dtype", "numpy.random.__RandomState_ctor"}
     | _join("numpy.random._pickle", "__bit_generator_ctor __generator_ctor __randomstate_ctor")
-    # torch: tensors as views of storages that are in the file, and small values.
+    # Functions of torch that make small values, and tensors as views of storages in the file.
     | _join(
         "torch._utils",
         "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter "
@@ -100,17 +100,17 @@ CALLS = (
         "_rebuild_wrapper_subclass _rebuild_device_tensor_from_numpy "
         "_rebuild_device_tensor_from_cpu_tensor",
     )
-    | {"torch._tensor._rebuild_from_type_v2"}  # calls its first argument, which the reader judges
-    | {"torch.storage._load_from_bytes"}  # a file of torch inside of the pickle, read the same way
+    | {"torch._tensor._rebuild_from_type_v2"}  # calls its first argument, which the reader checks
+    | {"torch.storage._load_from_bytes"}  # loads a torch file inside of a pickle, which the reader checks
     | _join("torch", "Size device Generator _C.Generator serialization._get_layout")
     | _join("torch.nn.parameter", "UninitializedParameter UninitializedBuffer")
-    # TorchScript: each returns its argument.
+    # Functions of TorchScript that return their argument.
     | _join(
         "torch.jit._pickle",
         "build_boollist build_doublelist build_intlist build_tensorlist build_tensor_from_id "
         "restore_type_tag",
     )
-    # scikit-learn: trees, losses and criteria compiled with Cython, filled by their own state.
+    # Classes of scikit-learn that are compiled with Cython: trees, losses and criteria.
     | {"sklearn.tree._tree.Tree", "sklearn.neighbors._quad_tree._QuadTree"}
     | _join("sklearn.tree._criterion", "ClassificationCriterion Entropy Gini MAE MSE Poisson FriedmanMSE")
     | _join("sklearn.tree._splitter", "BestSplitter BestSparseSplitter RandomSplitter RandomSparseSplitter")
@@ -128,7 +128,7 @@ CALLS = (
             "EpsilonInsensitive", "SquaredEpsilonInsensitive",
         )
     }
-    # pandas: indexes, blocks, dtypes and points in time.
+    # Classes and functions of pandas for indexes, blocks, dtypes and points in time.
     | {"pandas.core.internals.managers.BlockManager", "pandas.core.internals.managers.SingleBlockManager"}
     | {"pandas._libs.internals._unpickle_block", "pandas.core.indexes.frozen.FrozenList"}
     | _join("pandas._libs.tslibs", "nattype._nat_unpickle timedeltas._timedelta_unpickle")
@@ -140,12 +140,12 @@ CALLS = (
     | _join("pandas", "Interval Period PeriodDtype StringDtype DatetimeTZDtype IntervalDtype")
     | _join("pandas.core.dtypes.dtypes", "PeriodDtype DatetimeTZDtype IntervalDtype")
     | {"pandas.core.arrays.string_.StringDtype"}
-    # pyarrow: the columns of pandas since its release 3.
+    # Functions of pyarrow that make the columns of pandas 3 and later.
     | _join(
         "pyarrow.lib",
         "_restore_array _reconstruct_table chunked_array py_buffer type_for_alias schema field",
     )
-    # transformers: members of enumerations in training_args.bin, looked up by their value.
+    # Enumerations of transformers in training_args.bin. A call looks up a member by its value.
     | _join("transformers.training_args", "OptimizerNames ParallelMode")
     | _join(
         "transformers.trainer_utils",
@@ -154,7 +154,7 @@ CALLS = (
     | _join("accelerate.utils.dataclasses", "DistributedType DynamoBackend SaveStrategy")
 )  # fmt: skip
 
-# Classes and plain functions by exact name. Instances of these classes are made without a call, and the
+# Exact names of KNOWN classes and functions. A pickle makes instances of these classes without a call. The
 # functions only compute.
 NAMES = (
     _join("builtins", "NotImplemented Ellipsis NoneType abs len max min round sum sorted")
@@ -190,7 +190,7 @@ NAMES = (
     | {"torch._C._VariableFunctionsClass", "scipy._lib.array_api_compat.numpy._aliases.asarray"}
     | _join("torch._C._VariableFunctionsClass", "relu sigmoid tanh softmax log_softmax sin cos exp")
     | {"joblib.numpy_pickle.NumpyArrayWrapper", "sklearn.externals.joblib.numpy_pickle.NumpyArrayWrapper"}
-    # Wrappers of joblib before 0.10, whose arrays are in other files. The reader refuses them.
+    # Array wrappers of joblib before version 0.10, whose arrays are in other files. The reader refuses them.
     | _join("joblib.numpy_pickle", "NDArrayWrapper ZNDArrayWrapper")
     | {"torch.utils.data.dataloader.DataLoader", "torch.utils.data._utils.collate.default_collate"}
 )  # fmt: skip
@@ -209,10 +209,10 @@ MODULES = (
     "torch.amp.grad_scaler.", "torch.cuda.amp.grad_scaler.",
     "torchvision.models.", "torchvision.ops.misc.", "torchvision.transforms.",
     "PIL.Image.",
-    "xgboost.", "lightgbm.", "catboost.",  # they parse their bytes with their own parser of trees
+    "xgboost.", "lightgbm.", "catboost.",  # packages that read bytes with their own parser of trees
     "__torch__.",  # classes of TorchScript, which Python cannot import
 )  # fmt: skip
-# Parts of these modules that fetch files, start listeners or bundle other packages.
+# Modules whose names are not KNOWN, because they fetch files, start listeners or bundle other packages.
 EXCLUDED = re.compile(
     r"sklearn\.(externals|callback|datasets|utils\._testing|utils\._mocking|utils\._test_common|conftest)\b|"
     r"torchvision\.models\._api\b|pandas\.core\.computation\b|scipy\.special\._(testutils|precompute)\b"
@@ -223,12 +223,12 @@ PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
 def modernize_module(module: str) -> str:
-    """Return the name under which Python 3 finds a module that a pickle of Python 2 names."""
+    """Return the name in Python 3 of a module that a pickle names, which may be from Python 2."""
     return PYTHON_2.get(module, module)
 
 
 def classify_name(module: str, attribute: str) -> str:
-    """Return the kind of a name: HARMLESS, KNOWN, FOREIGN or UNLISTED.
+    """Return whether a pickle may use a name: HARMLESS, KNOWN, FOREIGN or UNLISTED.
 
     A dotted attribute can reach everything that a module has imported, such as ``os.system`` through
     ``sklearn.base``. So a dotted attribute is accepted only if the exact name is listed.
@@ -238,7 +238,7 @@ def classify_name(module: str, attribute: str) -> str:
         attribute: The name in the module, such as "Linear".
 
     Returns:
-        The kind.
+        The kind of the name.
     """
     name = f"{module}.{attribute}"
     if name in CALLS:

@@ -1,22 +1,23 @@
 """Read any pickle as a tree of inert values (:mod:`.inert`).
 
 ``torch.save``, ``pickle.dump`` and ``joblib.dump`` write the same language: names of classes and functions,
-calls of them, and plain values. :class:`PickleReader` runs this language with a stand-in for each name.
+calls of these, and plain values. :class:`PickleReader` runs this language with a stand-in for each name.
 So we can read a release without trusting it.
 
 The reader counts work and memory before it uses them. A file may ask for ``MAX_WORK`` steps: 1 for an
-instruction, more for a call, and 1 for each entry that is copied. Its small objects may take
-``MAX_OBJECT_BYTES`` and the size of the file. A scan thus needs at most 50 MB plus twice the unpacked size.
+instruction, more for a call, and 1 for each entry that is copied. The memory of small objects may be
+``MAX_OBJECT_BYTES`` plus the size of the file. A scan thus needs at most 50 MB plus twice the unpacked size.
 
 The reader also collects what loading the file with ``pickle`` would do besides making values.
 ``PickleReader.unsafe`` lists calls of functions that are not known to be harmless (:mod:`.pickle_names`).
 ``PickleReader.foreign`` lists classes and functions of other packages that the file names.
 
-Why not ``pickle.Unpickler`` with inert classes, in a child process with a memory limit? We built this and
-measured it. It has these problems:
+The alternative is ``pickle.Unpickler`` with inert classes, in a child process with a memory limit. We built
+and measured this alternative. It has these problems:
 
-- It shows calls but not plain instructions. Only time and memory limits can then stop dict keys that hash
-  forever and endless containers. These limits differ between machines and are missing on Windows and macOS.
+- An unpickler shows calls but not plain instructions. Only time and memory limits can then stop dict keys
+  that hash forever and endless containers. These limits differ between machines and are missing on Windows
+  and macOS.
 - joblib loads with another unpickler, which runs code after an instruction that the C unpickler refuses.
 - Sending the tree to the parent process breaks the memory bound above.
 - Each file costs 25 ms instead of 0.4 ms, and three tests of hostile files fail.
@@ -65,18 +66,23 @@ from residuum.io.pickle_names import (
 )
 from residuum.records.inputs import is_size
 
-LEGACY_MAGIC = 0x1950A86A20F9469CFC6C  # begins the files that torch.save wrote before it used zip
-MAX_WORK, MAX_OBJECT_BYTES = 1_000_000, 48 << 20  # instructions, and bytes of small objects
-# Memory of Python objects in bytes.
-SEQUENCE_BYTES = 160  # a list or tuple, with its entry among the visited objects
-DICT_BYTES, ENTRY_BYTES = 260, 64  # a dict, and each of its entries
-BYTES_OVERHEAD = 64  # a bytes object in addition to its content
-NUMBER_BYTES = 32
-NAME_BYTES = 300
-CALL_BYTES = 500  # the result of a call, such as a tensor with its view
-MAX_BITS = 1000  # bits of an integer, because Python does not print longer integers
-MAX_NESTING = 8  # pickles in arrays in pickles
-REBUILD_FROM_TYPE = "torch._tensor._rebuild_from_type_v2"  # calls its first argument with the third
+LEGACY_MAGIC = (
+    0x1950A86A20F9469CFC6C  # first number in files of torch.save before it used zip archives
+)
+MAX_WORK, MAX_OBJECT_BYTES = 1_000_000, 48 << 20  # limits of steps, and of bytes for small objects
+# The next constants estimate the memory of Python objects in bytes.
+SEQUENCE_BYTES = 160  # bytes of a list or tuple, with its entry among the visited objects
+DICT_BYTES, ENTRY_BYTES = 260, 64  # bytes of a dict, and of each of its entries
+BYTES_OVERHEAD = 64  # bytes that a bytes object takes in addition to its content
+NUMBER_BYTES = 32  # bytes of a number
+NAME_BYTES = 300  # bytes of the name of a class or function
+CALL_BYTES = 500  # bytes of the result of a call, such as a tensor with its view
+MAX_BITS = (
+    1000  # largest number of bits of an integer, because Python does not print very long integers
+)
+MAX_NESTING = 8  # largest nesting depth of pickles that are stored inside of other pickles
+# This function of torch calls its first argument with its third argument.
+REBUILD_FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 # Attributes that ``pickle`` looks up on an object and calls.
 HOOKS = {"__setstate__", "append", "extend", "add"}
 # scipy.stats runs a text as code when it loads a distribution. This is the text that scipy writes.
@@ -86,25 +92,26 @@ TEMPLATE = re.compile(
     rf"def _parse_args_rvs\(self, {SLOT}\):\n    return self\._argcheck_rvs\({SLOT}\)\n\n"
     rf"def _parse_args_stats\(self, {SLOT}moments='mv'\):\n    return \({SLOT}\), {SLOT}\n?"
 )
-SPARSE_MEMO_BYTES = 100  # an entry of the memo that does not follow the previous one
+SPARSE_MEMO_BYTES = 100  # bytes of a memo entry whose number does not follow the previous number
 TEXTS = {
     "SHORT_BINUNICODE": 1,
     "BINUNICODE": 4,
     "BINUNICODE8": 8,
-}  # size of the length field in bytes
+}  # instructions that push a text, with the size of the length field in bytes
 OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
+# A text of more bytes must be Latin-1. In UTF-8, any other character begins with one of these bytes.
 MAX_WIDE_TEXT, NON_LATIN = 1 << 20, re.compile(rb"[\xc4-\xff]")
 MALFORMED = (ValueError, IndexError, KeyError, TypeError, AttributeError, struct.error)
 
 
 def describe_unsafe(unsafe: Iterable[str]) -> tuple[str, str]:
-    """Return the error message and the remedy for a file with the entries of ``PickleReader.unsafe``."""
+    """Return the error message and the remedy for a file that would run the actions in ``unsafe``."""
     actions = list(unsafe)
     more = f" and {len(actions) - 3} more" if len(actions) > 3 else ""
     return (
         "Loading a model may only call known constructors; loading this file would "
         f"{', '.join(actions[:3])}{more}.",
-        "Do not load it. Ask its author for the weights as safetensors.",
+        "Do not load this file. Ask the author for the weights as safetensors.",
     )
 
 
@@ -116,14 +123,15 @@ class PickleReader:
         joblib: Whether to read the numbers of joblib's arrays from the stream, as ``joblib.load`` does.
 
     Attributes:
-        handlers: The method that runs an instruction, by its name.
-        stand_ins: The function that replaces a function of the pickle, by its name.
-        memory_costs: Bytes of memory that an instruction uses, by its name.
+        handlers: The methods that run instructions, by the name of the instruction.
+        stand_ins: The functions that replace functions of the pickle, by the name of the replaced function.
+        memory_costs: Bytes of memory that instructions use, by the name of the instruction.
         storages: The torch storages that the pickle names, by key.
-        unsafe: What loading the file would do, such as "call os.system", in order. The values are None.
-        foreign: Names in packages that are neither part of Python nor in ``COMMON``. The values are None.
+        unsafe: Actions that loading the file would run, such as "call os.system": an ordered set, stored
+            as the keys of a dict.
+        foreign: Names in packages that are neither part of Python nor in ``COMMON``: an ordered set, too.
         has_joblib_arrays: Whether an array of joblib was read.
-        work: Number of instructions so far, including copied entries.
+        work: Number of steps so far: instructions, calls and copied entries.
         memory: Bytes of small objects so far.
     """
 
@@ -156,7 +164,7 @@ class PickleReader:
         self._sparse_memo: dict[int, Any] = {}
 
     def run(self, stream: BinaryIO) -> Any:
-        """Return the tree of one pickle and leave the stream at its end."""
+        """Read one pickle and return its tree of inert values. The stream is then behind the pickle."""
         outer, self._stream = self._stream, stream
         try:
             return self._run_instructions(stream)
@@ -178,13 +186,15 @@ class PickleReader:
                 step(self, argument)
         except MALFORMED as problem:
             raise CheckpointError(
-                "The file must hold a complete pickle; it is damaged "
+                "The file must hold a complete pickle; the pickle is damaged "
                 f"({type(problem).__name__}: {str(problem)[:100]}).",
                 "Copy or save the file again.",
             ) from problem
         finally:
             self._reset()
-        raise CheckpointError("The pickle has no end; the file is truncated.", "Copy it again.")
+        raise CheckpointError(
+            "A pickle must have an end; the file is truncated.", "Copy the file again."
+        )
 
     def charge(self, work: int, memory: int = 0) -> None:
         """Count work and memory before they are used.
@@ -194,7 +204,7 @@ class PickleReader:
             memory: Bytes of small objects.
 
         Raises:
-            UnsafeFileError: If the pickle asks for too much.
+            UnsafeFileError: If the pickle needs too many steps or too much memory.
         """
         self.work += work
         self.memory += memory
@@ -202,12 +212,12 @@ class PickleReader:
         if self.work > MAX_WORK or self.memory > max_memory:
             raise UnsafeFileError(
                 f"A pickle may ask for {MAX_WORK} steps of work, including copies, and "
-                f"{MAX_OBJECT_BYTES >> 20} MB of small objects; this one asks for more.",
+                f"{MAX_OBJECT_BYTES >> 20} MB of small objects; this pickle asks for more.",
                 "Scan a smaller model, or save this model in several files.",
             )
 
     def push(self, value: Any) -> None:
-        """Put a value on the stack."""
+        """Put a value on the stack of the pickle."""
         self.stack.append(value)
 
     def _push_mark(self, _: None) -> None:
@@ -235,7 +245,7 @@ class PickleReader:
         self.push(self._memo[index] if is_dense else self._sparse_memo[index])
 
     def _push_text(self, value: str) -> None:
-        """Push a text and count the memory that its encoding in Python adds to its length."""
+        """Push a text and count the memory that Python needs in addition to its characters."""
         self.charge(0, sys.getsizeof(value) - len(value))
         self.push(value)
 
@@ -250,11 +260,11 @@ class PickleReader:
         self.push(self._resolve_global(*argument.partition(" ")[::2]))
 
     def _resolve_global(self, module: str, attribute: str) -> GlobalName:
-        """Return the stand-in of a class or function, and note whether its name is unsafe or foreign."""
+        """Return the stand-in for a class or function, and record if its name is unsafe or foreign."""
         module = modernize_module(module)
         name = f"{module}.{attribute}"
         if not module or not attribute or len(name) > 300:
-            raise ValueError("a name must have 1 to 300 characters")
+            raise ValueError("the name of a class or function must have 1 to 300 characters")
         if (target := self._globals.get(name)) is None:
             self.charge(0, 2 * NAME_BYTES)
             target = self._globals[name] = GlobalName(name, classify_name(module, attribute))
@@ -265,10 +275,12 @@ class PickleReader:
         return target
 
     def _flag(self, action: str) -> None:
-        """Note what loading the file would do."""
+        """Record an action that loading the file would run, such as "call os.system"."""
         self.charge(0, NAME_BYTES)
         self.unsafe[action[:200]] = None
-        if action.startswith("call "):  # a call includes the use of the name
+        if action.startswith(
+            "call "
+        ):  # a call of a name replaces the weaker finding that it is used
             self.unsafe.pop(f"use {action.removeprefix('call ')}", None)
 
     def _flag_call(self, callee: Any) -> None:
@@ -300,7 +312,7 @@ class PickleReader:
         self.push(self._make_result(cls, tuple(arguments)))
 
     def _make_instance(self, cls: Any, arguments: tuple[Any, ...] = ()) -> Any:
-        """Return the stand-in of an object that is made without a call of its class."""
+        """Return the stand-in for an object that a pickle makes without calling its class."""
         if not isinstance(cls, GlobalName) or cls.kind == HARMLESS:
             return self._make_result(cls, arguments)
         self.charge(8, CALL_BYTES)
@@ -310,7 +322,7 @@ class PickleReader:
         return InertObject(cls.name, arguments)
 
     def _make_result(self, callee: Any, arguments: tuple[Any, ...]) -> Any:
-        """Return the stand-in of the result of a call, and note calls of unknown functions."""
+        """Return the stand-in for the result of a call, and record calls of unknown functions."""
         self.charge(8, CALL_BYTES)
         if not isinstance(callee, GlobalName) or callee.kind != HARMLESS:
             self._flag_call(callee)
@@ -322,7 +334,7 @@ class PickleReader:
             return self._get_attribute(*arguments)
         if name == REBUILD_FROM_TYPE:
             if isinstance(arguments[0], GlobalName) and arguments[0].name == REBUILD_FROM_TYPE:
-                raise ValueError("a tensor is rebuilt from its type once")
+                raise ValueError("a tensor may be rebuilt from its type only once")
             return self._make_result(arguments[0], expect_type(arguments[2], tuple))
         self._check_arguments(callee, arguments)
         if name == "torch._utils._rebuild_parameter_with_state":
@@ -343,7 +355,7 @@ class PickleReader:
         return result
 
     def _check_arguments(self, callee: GlobalName, arguments: tuple[Any, ...]) -> None:
-        """Note arguments that run code in a harmless function, because it calls or iterates over them."""
+        """Record arguments that would run code, because a harmless function calls or iterates over them."""
         for argument in arguments:
             if isinstance(argument, GlobalName) and callee.name not in MAKE_ARRAY:
                 if argument.kind in (FOREIGN, UNLISTED):
@@ -357,7 +369,7 @@ class PickleReader:
                     self._flag(f"call {callee.name} with an object")
         is_bytes = callee.name in ("builtins.bytes", "builtins.bytearray") and bool(arguments)
         if is_bytes and type(arguments[0]) not in (bytes, bytearray, str):
-            self._flag_call(callee)  # it would allocate as many bytes as the argument says
+            self._flag_call(callee)  # bytes(n) would allocate n bytes
 
     def _construct(self, name: str, cls: Any, *arguments: Any) -> Any:
         """Return an instance that a function such as ``copyreg._reconstructor`` makes of a class."""
@@ -372,11 +384,11 @@ class PickleReader:
             return instance
         base, *states = arguments
         if not isinstance(base, GlobalName) or base.name not in BASES:
-            self._flag_call(base)  # its __init__ is called
+            self._flag_call(base)  # copyreg._reconstructor calls __init__ of the base class
         return self._make_instance(cls, tuple(state for state in states if state is not None))
 
     def _get_attribute(self, owner: Any, name: Any, *_: Any) -> Any:
-        """Return the stand-in of an attribute of a class or module, or of a method of an object."""
+        """Return the stand-in for an attribute of a class or module, or for a method of an object."""
         if not isinstance(owner, GlobalName):
             is_harmless = isinstance(owner, InertObject) and is_trusted(owner.name)
             if not is_harmless or expect_type(name, str).startswith("__"):
@@ -386,7 +398,7 @@ class PickleReader:
         return self._resolve_global(module, f"{attribute}.{expect_type(name, str)}")
 
     def _make_inner_reader(self) -> PickleReader:
-        """Return a reader for a pickle inside of this one, which shares the counters and the findings."""
+        """Return a reader for a pickle inside of this pickle. The two share counters and findings."""
         inner = type(self)(joblib=self.joblib)
         inner.work, inner.memory, inner._depth = self.work, self.memory, self._depth + 1
         inner.unsafe, inner.foreign, inner._globals = self.unsafe, self.foreign, self._globals
@@ -400,14 +412,16 @@ class PickleReader:
         if not raw.startswith(b"\x80") or inner.run(stream) != LEGACY_MAGIC:
             self._flag("call torch.load")
             return InertObject("torch.storage.UntypedStorage")
-        for _ in range(2):  # the protocol and the type sizes of the machine
+        for _ in range(
+            2
+        ):  # skip the protocol and the type sizes of the machine that wrote the file
             inner.run(stream)
         storage, keys = inner.run(stream), inner.run(stream)
         self.work, self.memory = inner.work, inner.memory
         if expect_type(storage, Storage).key not in expect_type(keys, list) or len(keys) != 1:
             raise ValueError("a storage must list its own key")
         start = stream.tell() + 8  # the number of elements comes first
-        # A view instead of a copy, because a pickle can make many such calls.
+        # We take a view of the bytes instead of a copy, because a pickle can make many such calls.
         numbers = memoryview(raw)[start : start + storage.nbytes]
         if len(numbers) != storage.nbytes:
             raise ValueError("a storage is not complete")
@@ -423,14 +437,14 @@ class PickleReader:
         return self._read_storage(storage)
 
     def _encode_text(self, text: Any, encoding: Any = "latin1") -> bytes:
-        """Return bytes that protocol 2 writes as a text."""
+        """Return bytes that pickle protocol 2 writes as a text."""
         if encoding not in ("latin1", "latin-1"):
             self._flag("call _codecs.encode with another encoding than latin1")
         self._encoded_length += len(expect_type(text, str))
         if self._encoded_length > getattr(self._stream, "requested", 0):
             raise UnsafeFileError(
-                "A pickle may encode each of its texts once; this one encodes more.",
-                "Save it again.",
+                "A pickle may encode each of its texts once; this pickle encodes more.",
+                "Save the model again.",
             )
         return text.encode("latin1")
 
@@ -456,11 +470,11 @@ class PickleReader:
         return Block(view.size, kind_name, read, name=storage.key)
 
     def _push_storage(self, _: None) -> None:
-        """Push a storage, which a pickle claims by key and size, and refuse two sizes of one key."""
-        # The numbers of the storage are in another place of the file. The claim is compared with them later.
+        """Push the storage that a pickle names by key and size, and refuse a key with two sizes."""
+        # The numbers of the storage are in another place of the file. Their size is compared later.
         claim = expect_type(self.stack.pop(), tuple)
         self.charge(8)
-        if claim[0] == "module" and len(claim) == 4:  # a class, with its source code
+        if claim[0] == "module" and len(claim) == 4:  # the claim is a class with its source code
             self.push(expect_type(claim[1], GlobalName))
             return
         _kind, storage_type, key, _location, numel = claim[:5]
@@ -472,20 +486,21 @@ class PickleReader:
         storage = Storage(key, numel, itemsize, name)
         if self.storages.setdefault(key, storage) != storage:
             raise UnsafeFileError(
-                f"A storage has one size; {key[:80]!r} has two in this file.", "Save it again."
+                f"A tensor storage must have one size; {key[:80]!r} has two sizes in this file.",
+                "Save the model again.",
             )
         self.push(storage)
 
     def _set_state(self, _: None) -> None:
-        """Set the state of the stand-in on the stack, without calling anything."""
-        # The states of numpy's dtypes and arrays are interpreted. Any other state is stored as it is.
+        """Set the state of the stand-in on top of the stack, without calling any method."""
+        # The states of numpy's dtypes and arrays are interpreted. Any other state is stored without changes.
         state, target = self.stack.pop(), self.stack[-1]
         self._check_hooks(target)
         self._find_hooks(target, state if isinstance(state, tuple) else (state,))
         if isinstance(target, NumpyDtype):
             fields = expect_type(state, tuple)
             if len(fields) > 3 and fields[3] is not None:
-                self.stack[-1] = target  # of a structured dtype, only the size is read
+                self.stack[-1] = target  # only the size of a structured dtype is read
                 target.code = f"V{fields[5]}" if is_size(fields[5]) else target.code
             target.order = fields[1] if fields[1] in ("<", ">") else "<"
         elif isinstance(target, Block):
@@ -505,9 +520,9 @@ class PickleReader:
                 self.stack[-1] = self._read_joblib_array(target.attributes)
             elif target.class_name in ("NDArrayWrapper", "ZNDArrayWrapper"):
                 raise CheckpointError(
-                    "A file of joblib must hold its arrays; this one was written by joblib before 0.10, "
+                    "A file of joblib must hold its arrays; this file was written by joblib before 0.10, "
                     "which wrote arrays into other files.",
-                    "Load it with the same version of joblib, and save it with a newer version.",
+                    "Load the model with the same version of joblib, and save it with a newer version.",
                 )
 
     def _read_joblib_array(self, attributes: dict[str, Any]) -> Block:
@@ -544,17 +559,19 @@ class PickleReader:
         entries = target.entries if isinstance(target, InertObject) else expect_type(target, dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             entries[make_key(key)] = value
-        if isinstance(target, InertObject):  # some dicts store their entries as attributes
+        if isinstance(
+            target, InertObject
+        ):  # some subclasses of dict store their entries as attributes
             self._find_hooks(target, (target.entries,))
 
     def _find_hooks(self, target: Any, states: tuple[Any, ...]) -> None:
-        """Remember an object if a later instruction would call one of its attributes."""
+        """Remember an object if its state has an attribute that a later instruction would call."""
         if any(isinstance(state, dict) and any(h in state for h in HOOKS) for state in states):
             self.charge(0, ENTRY_BYTES)
             self._hooked[id(target)] = target
 
     def _check_hooks(self, target: Any) -> None:
-        """Note a change of a class or module, and a call of an attribute that the file has set."""
+        """Record if the pickle changes a class or module, or calls an attribute that it has set."""
         if isinstance(target, GlobalName):
             self._flag(f"change {target.name}")
         elif id(target) in self._hooked:
@@ -568,13 +585,13 @@ class PickleReader:
 
     def _refuse_external(self, _: Any) -> None:
         raise CheckpointError(
-            "A pickle must be complete; this one refers to buffers or objects outside of it.",
-            "Save it again with pickle.dump(model, file).",
+            "A pickle must be complete; this pickle refers to buffers or objects outside of the file.",
+            "Save the model again with pickle.dump(model, file).",
         )
 
 
 def _read_instructions(stream: BinaryIO) -> Iterator[tuple[str, Any]]:
-    """Yield names and arguments like ``pickletools.genops``, but limit the memory of texts."""
+    """Yield the name and argument of each instruction of a pickle, with a limit for long texts."""
     while code := stream.read(1):
         opcode = OPCODES[code.decode("latin-1")]
         if opcode.name in TEXTS:
@@ -585,11 +602,11 @@ def _read_instructions(stream: BinaryIO) -> Iterator[tuple[str, Any]]:
 
 def _read_text(stream: BinaryIO, width: int) -> str:
     """Read a text, and refuse a long text with characters outside of Latin-1."""
-    # A single such character makes Python store every character of the text in two or four bytes.
+    # A single character outside of Latin-1 makes Python store every character in two or four bytes.
     count = int.from_bytes(stream.read(width), "little")
     raw = stream.read(count)
     if len(raw) < count:
-        raise ValueError("it ends within a text")
+        raise ValueError("the pickle ends within a text")
     if len(raw) > MAX_WIDE_TEXT and NON_LATIN.search(raw):
         raise ValueError(f"a text of more than {MAX_WIDE_TEXT} bytes must be Latin-1")
     return str(raw, "utf-8", "surrogatepass")

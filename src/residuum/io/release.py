@@ -33,8 +33,10 @@ from residuum.io.safetensors_files import read_safetensors
 from residuum.io.streams import UNPACKERS
 from residuum.records.rundir import sha256
 
-DEFAULT_MAX_BYTES = 64 << 30  # opening a file reads only headers and pickles
-MAX_CONFIG = 1 << 20  # bytes of adapter_config.json
+DEFAULT_MAX_BYTES = (
+    64 << 30
+)  # largest size of a file; opening a file reads only headers and pickles
+MAX_CONFIG = 1 << 20  # largest size of adapter_config.json in bytes
 RUN_FILE = "model.safetensors"  # the weights in a directory of ``residuum train``
 PICKLE_MAGIC = b"\x80"
 # First bytes of pickles in protocols 0 and 1, which have no magic number.
@@ -50,18 +52,18 @@ UNSUPPORTED_FORMATS = {
         "an HDF5 file (Keras)",
         "Save the weights as safetensors: safetensors.numpy.save_file(...).",
     ),
-    b"GGUF": ("a GGUF file", "Scan the checkpoint that it was made from."),
+    b"GGUF": ("a GGUF file", "Scan the checkpoint from which the GGUF file was made."),
     b"\x04\x22\x4d\x18": (
         "packed with lz4",
-        "Save it again: joblib.dump(model, path, compress=('zlib', 3)).",
+        "Save the model again: joblib.dump(model, path, compress=('zlib', 3)).",
     ),
-    b"\x28\xb5\x2f\xfd": ("packed with zstd", "Unpack it first."),
+    b"\x28\xb5\x2f\xfd": ("packed with zstd", "Unpack the file first."),
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """The content of one file.
+    """The content of a model file.
 
     Attributes:
         path: The file.
@@ -69,8 +71,8 @@ class Release:
         content: The tree of inert values (:mod:`.inert`), or the tensors by name.
         size: Size of the file in bytes.
         metadata: Texts that are stored in the file.
-        config: Configuration of the adapter, {} if the file is not an adapter.
-        unsafe: What loading the file would do besides making values, such as "call os.system".
+        config: Content of adapter_config.json in the folder of the file, {} if there is no such file.
+        unsafe: Code that loading the file would run, such as "call os.system".
         foreign: Classes and functions of other packages that the file names.
     """
 
@@ -85,7 +87,7 @@ class Release:
 
     @cached_property
     def sha256(self) -> str:
-        """Hash of the file."""
+        """SHA-256 hash of the file."""
         return sha256(self.path)
 
 
@@ -95,8 +97,8 @@ def open_release(path: str | Path | Release, max_bytes: int = DEFAULT_MAX_BYTES)
     Nothing in the file is executed.
 
     Args:
-        path: The file, or a release, which is returned as it is.
-        max_bytes: Larger files are refused.
+        path: The file, or a release, which is returned without reading it again.
+        max_bytes: Largest size of the file in bytes.
 
     Returns:
         The release.
@@ -111,7 +113,7 @@ def open_release(path: str | Path | Release, max_bytes: int = DEFAULT_MAX_BYTES)
 
 
 def load(path: str | Path) -> Release:
-    """Read the file of a release. Nothing in it is executed.
+    """Read the file of a release. Nothing in the file is executed.
 
     Args:
         path: A file of torch, safetensors, scikit-learn or ONNX, or a directory of ``residuum train``.
@@ -133,7 +135,7 @@ def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Releas
 
     Args:
         path: The file.
-        max_bytes: Larger files are refused.
+        max_bytes: Largest size of the file in bytes.
 
     Returns:
         The release.
@@ -151,19 +153,20 @@ def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Releas
             size = os.fstat(stream.fileno()).st_size
             if size > max_bytes:
                 raise UnsafeFileError(
-                    f"A release may have {max_bytes} bytes; {str(path)!r} has {size}.",
+                    f"A release may have at most {max_bytes} bytes; {str(path)!r} has {size}.",
                     "Increase max_bytes for a large model.",
                 )
             return _choose_reader(path, stream, size)
     except OSError as problem:
         reason = problem.strerror or type(problem).__name__
         raise CheckpointError(
-            f"A release must be readable; {str(path)!r} is not ({reason}).", "Check the file."
+            f"A release must be readable; reading {str(path)!r} failed ({reason}).",
+            "Check the file.",
         ) from problem
 
 
 def locate_weights(path: str | Path) -> Path:
-    """Return the file of weights: the path itself, or the file in a directory of ``residuum train``.
+    """Return the file of weights: the path itself, or the weights in a directory of ``residuum train``.
 
     Args:
         path: A file or a run directory.
@@ -172,7 +175,7 @@ def locate_weights(path: str | Path) -> Path:
         The file.
 
     Raises:
-        CheckpointError: If there is no such file.
+        CheckpointError: If the path does not lead to a file of weights.
     """
     path = Path(path)
     file = path / RUN_FILE if path.is_dir() else path
@@ -187,7 +190,7 @@ def locate_weights(path: str | Path) -> Path:
 
 
 def is_release(path: Path) -> bool:
-    """Return True if the name of a file is usual for model files."""
+    """Return True if the name of a file ends as the names of model files usually do, such as in ".pt"."""
     return path.name.lower().endswith(SUFFIXES)
 
 
@@ -214,7 +217,7 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
         return _release_from_pickle(path, size, read_pickle(path, stream, size, unpacker))
     raise CheckpointError(
         f"A release must be a file of torch, safetensors, pickle, joblib or ONNX; {path.name!r} "
-        f"{'is none of them' if size else 'is empty'}.",
+        f"{'has another format' if size else 'is empty'}.",
         "Save the weights with torch.save(model.state_dict(), path), or as safetensors: "
         "safetensors.numpy.save_file({name: array, ...}, path).",
     )
@@ -227,7 +230,7 @@ def _release_from_pickle(path: Path, size: int, pickled: PickleContent) -> Relea
 
 
 def _read_adapter_config(path: Path) -> dict[str, Any]:
-    """Return the content of adapter_config.json in the folder of a file, {} if there is none."""
+    """Return the content of adapter_config.json in the folder of a file, or {} if it does not exist."""
     file = path.parent / ADAPTER_CONFIG
     if not file.is_file() or file.stat().st_size > MAX_CONFIG:
         return {}

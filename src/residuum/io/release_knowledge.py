@@ -25,9 +25,9 @@ class StoredKnowledge:
     """What a file stores with the weights.
 
     Attributes:
-        moment: Mean of recent gradients by parameter name, None if there is none.
-        theta0: Initial weights by parameter name, None if there are none.
-        notes: How the optimizer state was matched with the weights, and where the initial weights are from.
+        moment: Mean of recent gradients by parameter name, None if the file stores no such mean.
+        theta0: Initial weights by parameter name, None if the file does not reveal them.
+        notes: How the optimizer state was matched with the weights, and where the initial weights come from.
     """
 
     moment: dict[str, Tensor] | None = None
@@ -36,7 +36,7 @@ class StoredKnowledge:
 
 
 def add_stored_knowledge(release: Release, checkpoint: Network, knowledge: Knowledge) -> Knowledge:
-    """Return the knowledge together with what the release itself stores.
+    """Add what the release itself stores to what an attacker knows.
 
     An attacker who has the weights also has the optimizer state and the initial weights in the same file.
     Facts that ``knowledge`` already holds are not replaced.
@@ -44,10 +44,10 @@ def add_stored_knowledge(release: Release, checkpoint: Network, knowledge: Knowl
     Args:
         release: The release that holds the weights.
         checkpoint: The network that was read from ``release``.
-        knowledge: What the attacker knows besides the release.
+        knowledge: What the attacker knows in addition to the release.
 
     Returns:
-        The joint knowledge.
+        The knowledge with the optimizer state and the initial weights that the release stores.
     """
     stored = read_stored_knowledge(release, checkpoint)
     added: dict[str, Any] = {}
@@ -60,15 +60,15 @@ def add_stored_knowledge(release: Release, checkpoint: Network, knowledge: Knowl
 
 
 def remove_stored_knowledge(knowledge: Knowledge) -> Knowledge:
-    """Return the knowledge without the facts that the release itself stores.
+    """Remove the facts that the release itself stores from what an attacker knows.
 
     :func:`add_stored_knowledge` adds them again from the release, if the release still stores them.
 
     Args:
-        knowledge: Knowledge that may include facts from the release.
+        knowledge: What the attacker knows, which may include facts from the release.
 
     Returns:
-        The knowledge without these facts.
+        The knowledge without the facts from the release.
     """
     names = [name for name, source in knowledge.provenance.items() if source == RELEASE]
     provenance = {k: v for k, v in knowledge.provenance.items() if k not in names}
@@ -114,8 +114,8 @@ def _read_optimizer_state(
         for name, (state, group) in matches.items():
             weight = checkpoint.theta[network_names[name]]
             tensors = {k: state[k].tensor().to(weight) for k in TORCH_MOMENTS if k in state}
-            # torch stores this flag since version 2.7. Without the flag we take Adam for AdamW, whose weight
-            # decay is not added to the gradients.
+            # torch stores the flag ``decoupled_weight_decay`` since version 2.7. Without the flag we take
+            # Adam for AdamW, whose weight decay is not added to the gradients.
             flag = group.get("decoupled_weight_decay")
             is_decoupled = flag if isinstance(flag, bool) else "betas" in group
             moment = remove_weight_decay(tensors, group, weight, is_decoupled)
@@ -131,7 +131,7 @@ def _match_parameters(
     checkpoint: Network,
     network_names: dict[str, str],
 ) -> tuple[dict[str, tuple[dict[str, Block], dict[str, Any]]], list[str]]:
-    """Return the state and the group of each parameter by its name in the file, and notes."""
+    """Return the optimizer state and options of each parameter by its name in the file, and notes."""
     shapes = {name: tuple(checkpoint.theta[network_names[name]].shape) for name in parameters}
     state, groups = optimizer["state"], optimizer["param_groups"]
     state = state if isinstance(state, dict) else {}
@@ -156,17 +156,19 @@ def _match_parameters(
     if by_name:
         return by_name, []
     count = len(entries)
-    # Match all parameters in their order, or the last ones that fit if only a head was trained.
+    # Match the entries with all parameters in order, or with the last parameters that fit if only the last
+    # layers were trained.
     for first in reversed(range(len(parameters) - count + 1)):
         pairs = list(zip(parameters[first : first + count], entries, strict=True))
         if pairs and all(get_shape(b) in (None, shapes[n]) for n, (_, _, b, _) in pairs):
-            note = f"optimizer state of {count} parameters was matched with the last ones that fit"
+            note = f"optimizer state of {count} parameters was matched with the last parameters that fit"
             matches = {n: (b, g) for n, (_, _, b, g) in pairs if get_shape(b) is not None}
             return matches, [note] if count < len(parameters) else []
-    free, matches = list(parameters), dict[str, tuple[dict[str, Block], dict[str, Any]]]()
+    unmatched = list(parameters)
+    matches = dict[str, tuple[dict[str, Block], dict[str, Any]]]()
     for _, _, blocks, group in entries:
-        name = next((n for n in free if shapes[n] == get_shape(blocks)), None)
+        name = next((n for n in unmatched if shapes[n] == get_shape(blocks)), None)
         if name is not None:
-            free.remove(name)
+            unmatched.remove(name)
             matches[name] = (blocks, group)
     return matches, ["optimizer state was matched with the weights by shape"]

@@ -13,31 +13,32 @@ from residuum.io.tree import AVERAGES
 
 
 def find_weights(release: Release) -> dict[str, Any]:
-    """Return the state dict of a release as blocks, or several state dicts under their names.
+    """Return the state dict of a release, or several state dicts by name. Tensors are not read yet.
 
-    Training code often wraps a state dict (``model``, ``state_dict``, ...). All wrappers are removed. A
-    pickled module is refused, because only its class knows its weights, and the class is not imported.
+    Training code often stores a state dict under a key such as "model" or "state_dict". These keys are
+    removed. A pickled module is refused, because only its class knows its weights, and the class is not
+    imported.
 
     Args:
-        release: The release, a file of torch or safetensors.
+        release: The release of a torch or safetensors file.
 
     Returns:
         Blocks, or dicts of blocks, by name.
 
     Raises:
-        CheckpointError: If the release holds no state dict, or nothing but optimizer state and averages.
+        CheckpointError: If the release holds no state dict, or only optimizer state and averaged weights.
     """
     content = release.content
     if release.kind not in ("torch", "safetensors"):
         raise CheckpointError(
-            f"Only files of torch and safetensors hold a state dict; {release.path.name!r} is "
-            f"{release.kind}.",
-            "Save its weights first: torch.save(model.state_dict(), path).",
+            "A state dict must be in a file of torch or safetensors; the kind of "
+            f"{release.path.name!r} is {release.kind}.",
+            "Save the weights first: torch.save(model.state_dict(), path).",
         )
     if isinstance(content, InertObject):
         raise CheckpointError(
             f"The file must hold a state dict; this file holds a pickled {content.class_name}.",
-            "If you trust it, run torch.save(torch.load(path, weights_only=False).state_dict(), new).",
+            "If you trust the file, run torch.save(torch.load(path, weights_only=False).state_dict(), new).",
         )
     for _ in range(MAX_DEPTH):
         inside = content if isinstance(content, dict) else {}
@@ -48,7 +49,7 @@ def find_weights(release: Release) -> dict[str, Any]:
     weights = _select_weights(content)
     if not weights:
         raise CheckpointError(
-            "A release must hold weights; this file holds none besides optimizer state and averages.",
+            "A release must hold weights; this file holds at most optimizer state and averaged weights.",
             "Pass the file of the network.",
         )
     return weights
@@ -74,7 +75,7 @@ def _select_weights(content: Any, depth: int = 0) -> dict[str, Any]:
 
 
 def flatten_blocks(weights: dict[str, Any], prefix: str = "") -> dict[str, Block]:
-    """Flatten nested dicts of blocks.
+    """Flatten nested dicts of blocks (arrays of a file) to one dict.
 
     Args:
         weights: The result of :func:`find_weights`.

@@ -19,8 +19,8 @@ from residuum.errors import CheckpointError, UnsafeFileError
 from residuum.io.inert import MAX_DIMENSIONS, Block
 from residuum.records.inputs import is_size
 
-MAX_CLAIMED = 64 << 30  # bytes of the tensors of one file
-# Enough for 40 000 tensors. A header of empty JSON lists takes 90 MB of memory.
+MAX_CLAIMED = 64 << 30  # largest size of all tensors of a file in bytes
+# This header size is enough for 40 000 tensors. A header of empty JSON lists then takes 90 MB of memory.
 MAX_HEADER_BYTES = 4 << 20
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 DTYPES |= {"F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "C64": torch.complex64}
@@ -31,12 +31,12 @@ COPY_AGAIN = "Copy or save the file again."
 
 
 def sort_header(content: bytes) -> bytes:
-    """Return the same file with sorted header keys, because the library orders metadata at random."""
+    """Sort the header keys of a safetensors file, because its library orders metadata at random."""
     start = 8 + int.from_bytes(content[:8], "little")
     header = json.dumps(
         json.loads(content[8:start]), sort_keys=True, separators=(",", ":"), ensure_ascii=False
     ).encode()
-    header += b" " * (-len(header) % 8)  # tensors stay aligned
+    header += b" " * (-len(header) % 8)  # spaces keep the tensors aligned
     return len(header).to_bytes(8, "little") + header + content[start:]
 
 
@@ -64,7 +64,7 @@ def read_safetensors(
                 file.seek(start + begin)
                 raw = bytearray(end - begin)
                 if file.readinto(raw) != len(raw):
-                    raise ValueError("it ends too early")
+                    raise ValueError("the file ends too early")
             if not raw:
                 return torch.zeros(shape, dtype=dtype)
             return torch.frombuffer(raw, dtype=dtype).reshape(shape)
@@ -95,14 +95,16 @@ def read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, 
     for begin, stop, claimed, name in sorted(_read_span(*item) for item in header.items()):
         if begin != end or claimed != stop - begin:
             raise UnsafeFileError(
-                f"A tensor must fill its bytes in the file; {name[:80]!r} needs {claimed} bytes and "
-                f"has {max(stop - begin, 0)} from position {begin} (the previous tensor ends at {end}).",
+                f"A tensor must fill its bytes in the file; the shape of {name[:80]!r} needs {claimed} bytes "
+                f"and the header gives {max(stop - begin, 0)} bytes from position {begin} (the previous "
+                f"tensor ends at {end}).",
                 COPY_AGAIN,
             )
         end = stop
     if end > MAX_CLAIMED:
         raise UnsafeFileError(
-            f"Tensors may take {MAX_CLAIMED} bytes; this header claims {end}.", COPY_AGAIN
+            f"Tensors of a file may take at most {MAX_CLAIMED} bytes; this header claims {end}.",
+            COPY_AGAIN,
         )
     if start + end != size:
         _raise_damaged(
@@ -112,14 +114,14 @@ def read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, 
 
 
 def _parse_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header with distinct names, and the position of the first tensor."""
+    """Return the header of a safetensors file, and the position of the first tensor."""
     stream.seek(0)
     length = int.from_bytes(stream.read(8), "little")
     if 8 + length > size:
         _raise_damaged(f"this file has {size} bytes and its header claims {length}")
     if length > MAX_HEADER_BYTES:
         raise UnsafeFileError(
-            f"A safetensors header may have {MAX_HEADER_BYTES} bytes; this one has {length}.",
+            f"A safetensors header may have at most {MAX_HEADER_BYTES} bytes; this header has {length}.",
             "Save fewer tensors and less metadata.",
         )
     try:
@@ -132,7 +134,7 @@ def _parse_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], int]:
 
 
 def _make_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a dict of distinct names."""
+    """Return a dict of pairs of names and values, and refuse a name that occurs twice."""
     entries = dict(pairs)
     if len(entries) != len(pairs):
         raise ValueError("a name occurs twice")

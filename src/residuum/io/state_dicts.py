@@ -1,6 +1,7 @@
 """Find the state dict in the content of a file and convert it to clean tensors.
 
-Clean tensors are dense, real and finite, and do not share memory. Names of wrappers are removed.
+Clean tensors are dense, real and finite, and do not share memory. Prefixes that wrappers such as DataParallel
+add to names are removed.
 """
 
 from __future__ import annotations
@@ -31,17 +32,22 @@ UNSUPPORTED = {
     **dict.fromkeys(("torch.per_tensor_affine", "torch.per_channel_affine"), "a quantized tensor"),
 }
 WRAPPERS = ("state_dict", "model_state_dict", "model", "net", "network")
-PREFIXES = ("module.", "_orig_mod.")  # DataParallel, torch.compile
+PREFIXES = ("module.", "_orig_mod.")  # prefixes that DataParallel and torch.compile add to names
 DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
-MAX_DEPTH = 8  # nested state dicts
-MAX_NAME = 256  # characters
-MAX_TENSORS = 1000  # 500 layers; the recognition of architectures compares pairs of tensors
-# Tied weights appear under a few names. A memory bomb shows the same memory under thousands of names.
+MAX_DEPTH = 8  # largest nesting depth of state dicts
+MAX_NAME = 256  # largest length of a tensor name in characters
+# Largest number of tensors of a network. It is limited, because recognizing an architecture compares pairs of
+# tensors.
+MAX_TENSORS = 1000
+# Largest size of all tensors as a multiple of the file size. Tied weights appear under a few names, but a
+# memory bomb shows the same memory under thousands of names.
 MAX_SHARING = 4
 
 
 def find_state(content: Any) -> dict[str, Tensor | Block]:
-    """Return the state dict in the content of a file: the content itself, or inside of ``WRAPPERS``.
+    """Return the state dict in the content of a file.
+
+    The state dict is the content itself, or stored under a key such as "model" (``WRAPPERS``).
 
     Args:
         content: The content of a file, or an object in memory.
@@ -65,18 +71,18 @@ def find_state(content: Any) -> dict[str, Tensor | Block]:
     if isinstance(content, InertObject):
         what = f"an object of the class {content.name[:80]!r}, which residuum does not read"
     raise CheckpointError(
-        f"A checkpoint must hold a dict of tensors; this one holds {what}.", EXPORT_ADVICE
+        f"A checkpoint must hold a dict of tensors; this checkpoint holds {what}.", EXPORT_ADVICE
     )
 
 
 def _refuse_unsupported(state: dict[Any, Any]) -> None:
-    """Refuse tensors that are not dense arrays of real numbers."""
+    """Refuse a state dict with tensors that are not dense arrays of real numbers."""
     for name, value in dict.items(state):
         if isinstance(value, InertObject) and value.name in UNSUPPORTED:
             raise CheckpointError(
                 f"Weights must be dense tensors of real numbers; {str(name)[:80]!r} is "
                 f"{UNSUPPORTED[value.name]}.",
-                "Convert it before saving, e.g. with .to_dense() or .dequantize().",
+                "Convert the tensor before saving, e.g. with .to_dense() or .dequantize().",
             )
 
 
@@ -97,7 +103,9 @@ def clean_state(
         UnsafeFileError: If the tensors claim more memory than the file holds.
     """
     if not state:
-        raise CheckpointError("A checkpoint must hold tensors; this one has none.", EXPORT_ADVICE)
+        raise CheckpointError(
+            "A checkpoint must hold tensors; this checkpoint has no tensors.", EXPORT_ADVICE
+        )
     for name in state:
         if not isinstance(name, str) or len(name) > MAX_NAME or not name.isprintable():
             raise CheckpointError(
@@ -111,7 +119,7 @@ def clean_state(
         _check_value(name, value)
     if len(state) > MAX_TENSORS:
         raise CheckpointError(
-            f"A network may have {MAX_TENSORS} tensors; this one has {len(state)}.",
+            f"A network may have at most {MAX_TENSORS} tensors; this network has {len(state)}.",
             "Save the weights of a single network.",
         )
     kinds = {tensor.dtype for tensor in shapes.values()}
@@ -122,7 +130,8 @@ def clean_state(
     total = sum(tensor.numel() * dtype.itemsize for tensor in shapes.values())
     if size is not None and total > MAX_SHARING * size:
         raise UnsafeFileError(
-            f"Tensors may share memory {MAX_SHARING}-fold; these claim {total} of {size} bytes.",
+            f"The tensors of a file may take at most {MAX_SHARING} times the size of the file; these tensors "
+            f"claim {total} bytes and the file has {size}.",
             "Save full copies: {name: t.clone() for name, t in state.items()}.",
         )
     short = strip_prefixes(list(state))
@@ -137,7 +146,7 @@ def clean_state(
 
 
 def _describe_tensor(value: Tensor | Block) -> Tensor:
-    """Return a tensor of the same shape and dtype. For a block, the tensor is on the meta device."""
+    """Return a tensor with the shape and dtype of ``value``. The tensor for a block has no numbers."""
     if isinstance(value, Tensor):
         return value
     dtype = getattr(torch, value.kind, None)
@@ -147,7 +156,7 @@ def _describe_tensor(value: Tensor | Block) -> Tensor:
 
 
 def _copy_tensor(value: Tensor | Block, dtype: torch.dtype) -> Tensor:
-    """Return a copy of the numbers, so that changing one of two tied weights does not change the other."""
+    """Return a copy of a tensor, so that changing one of two tied weights does not change the other."""
     if isinstance(value, Block):
         return value.tensor().to(dtype).contiguous()
     return value.detach().to("cpu", dtype, copy=True, memory_format=torch.contiguous_format)
@@ -160,7 +169,7 @@ def _check_value(name: str, value: Tensor | Block) -> None:
     elif value.read is None or getattr(torch, value.kind, None) not in DTYPES:
         raise CheckpointError(
             f"Weights must be real floating-point tensors; {name!r} is {value.kind or 'no array'}.",
-            "Omit it, or convert it with .float() before saving.",
+            "Omit the tensor, or convert it with .float() before saving.",
         )
     elif value.numel == 0:
         raise CheckpointError(
@@ -173,12 +182,12 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
     if tensor.layout != torch.strided or tensor.is_meta or tensor.is_quantized:
         raise CheckpointError(
             f"Weights must be dense tensors with data; {name!r} is not.",
-            "Convert it before saving, e.g. with .to_dense().",
+            "Convert the tensor before saving, e.g. with .to_dense().",
         )
     if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.dtype not in DTYPES:
         raise CheckpointError(
             f"Weights must be real floating-point tensors; {name!r} is {tensor.dtype}.",
-            "Omit it, or convert it with .float() before saving.",
+            "Omit the tensor, or convert it with .float() before saving.",
         )
     if tensor.numel() == 0:
         raise CheckpointError(
@@ -186,14 +195,14 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
         )
     if tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise UnsafeFileError(
-            f"A tensor must hold its elements; {name!r} of shape {list(tensor.shape)} has memory for "
-            f"{tensor.untyped_storage().nbytes() // tensor.element_size()}.",
+            f"A tensor must have memory for all its elements; {name!r} of shape {list(tensor.shape)} has "
+            f"memory for {tensor.untyped_storage().nbytes() // tensor.element_size()} elements.",
             "Save a full copy with .clone().",
         )
 
 
 def strip_prefixes(names: list[str]) -> dict[str, str]:
-    """Return each name without the prefixes that all names share."""
+    """Return for each name the name without the wrapper prefixes (``PREFIXES``) that all names share."""
     short = dict(zip(names, names, strict=True))
     while prefix := next((p for p in PREFIXES if all(s.startswith(p) for s in short.values())), ""):
         short = {name: s.removeprefix(prefix) for name, s in short.items()}

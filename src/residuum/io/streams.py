@@ -1,4 +1,4 @@
-"""Read compressed streams in chunks, up to a limit of bytes."""
+"""Read plain and compressed files in chunks, up to a limit of bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from residuum.records.inputs import max_memory
 
 # A pickle and its arrays stay in memory, so they may unpack to at most this many bytes.
 MAX_PICKLE_BYTES = 2 << 30
-MAX_UNPACKER_BYTES = 100 << 20  # memory of a decompressor
-CHUNK = 1 << 20  # bytes that are allocated at once for a claimed length
+MAX_UNPACKER_BYTES = 100 << 20  # largest memory of a decompressor in bytes
+CHUNK = (
+    1 << 20
+)  # largest number of bytes that are allocated at once for a length that a file claims
 
 
 class Source:
@@ -30,7 +32,7 @@ class Source:
         self._stream, self._limit, self.requested = stream, limit, 0
 
     def read(self, count: int) -> bytes:
-        """Return up to ``count`` bytes.
+        """Read up to ``count`` bytes of the stream.
 
         Args:
             count: Number of bytes.
@@ -43,20 +45,20 @@ class Source:
         """
         self.requested += count
         if self.requested > self._limit:
-            raise ValueError("it ends too early, or unpacks to more bytes than allowed")
+            raise ValueError("the file ends too early, or unpacks to too many bytes")
         if count <= CHUNK:
             return self._stream.read(count)
         chunks = []
         while count:
             chunk = self._stream.read(min(count, CHUNK))
             if not chunk:
-                raise ValueError("it ends too early")
+                raise ValueError("the file ends too early")
             chunks.append(chunk)
             count -= len(chunk)
         return b"".join(chunks)
 
     def readline(self) -> bytes:
-        """Return one line, for the text protocol of pickle."""
+        """Read one line of the stream, as the text protocol of pickle needs."""
         line = self._stream.readline(CHUNK)
         self.requested += len(line)
         return line
@@ -69,7 +71,7 @@ class UnpackingStream(io.RawIOBase):
         self._stream, self._unpacker, self._unconsumed = stream, unpacker, b""
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True, because the stream can be read."""
         return True
 
     def readinto(self, buffer: Any) -> int:
@@ -87,7 +89,7 @@ class UnpackingStream(io.RawIOBase):
                 if not packed and needs_input:
                     break
         except (zlib.error, lzma.LZMAError, OSError, EOFError) as problem:
-            raise ValueError(f"it cannot be unpacked: {problem}") from problem
+            raise ValueError(f"the file cannot be unpacked: {problem}") from problem
         return 0
 
 
@@ -101,7 +103,7 @@ UNPACKERS: dict[bytes, Callable[[], Any]] = {
 
 
 def open_source(stream: BinaryIO, size: int, unpacker: Callable[[], Any] | None = None) -> Source:
-    """Return a stream of the bytes of a file from its beginning, unpacked if an unpacker is passed.
+    """Return a stream of the bytes of a file from the beginning. A compressed file is unpacked.
 
     Args:
         stream: The open file.

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from residuum.errors import UnsafeFileError
 from residuum.io.inert import Block, InertObject
 
-MAX_DEPTH = 5000  # nested values; no pickler writes as many
-MAX_PATH_LENGTH = 120  # characters of a path in messages
-# Sections of a checkpoint in which values have another meaning: optimizer state and averaged weights.
+MAX_DEPTH = 5000  # largest nesting depth of values; no pickler nests values as deeply
+MAX_PATH_LENGTH = 120  # largest length of the path of a value in messages, in characters
+# Names that mark sections of a checkpoint which do not hold weights: optimizer state and averaged weights.
 OPTIMIZERS = {"AdamOptimizer": ("ms", "vs"), "SGDOptimizer": ("velocities",)}
 AVERAGES = re.compile(
     r"^(model_?)?(ema|swa|shadow|averaged)(_?(model|state_dict|params|weights|shadow))?$|"
@@ -24,11 +24,12 @@ class Place(NamedTuple):
     """A value in the tree of a release.
 
     Attributes:
-        path: Where the value is, such as "state.0.exp_avg".
+        path: Path of the value in the tree, such as "state.0.exp_avg".
         name: The last key of the path.
-        owner: Class of the object that the value belongs to, "" if there is none.
+        owner: Class of the object that the value belongs to, "" if the value belongs to no object.
         value: The value.
-        section: The section of a checkpoint: "state" of an optimizer, its "step", "average", or "".
+        section: What the value is part of: "state" (optimizer state), "step" (step count of an optimizer),
+            "average" (averaged weights), or "" (anything else).
     """
 
     path: str
@@ -39,7 +40,7 @@ class Place(NamedTuple):
 
     @property
     def leaf(self) -> str:
-        """The name after its last dot: ``running_mean`` of ``layer1.0.bn.running_mean``."""
+        """The part of the name after its last dot, such as ``running_mean`` of ``bn.running_mean``."""
         return self.name.rpartition(".")[2]
 
 
@@ -50,7 +51,7 @@ def walk(tree: Any) -> Iterator[Place]:
         tree: The content of a release.
 
     Yields:
-        The places.
+        The places of the values.
 
     Raises:
         UnsafeFileError: If the values are nested too deeply.
@@ -69,7 +70,7 @@ def walk(tree: Any) -> Iterator[Place]:
             seen.add(id(value))
             if len(waiting) > MAX_DEPTH:
                 raise UnsafeFileError(
-                    f"Values may be nested {MAX_DEPTH} deep; in this file they are nested deeper.",
+                    f"Values may be nested at most {MAX_DEPTH} deep; values in this file are nested deeper.",
                     "Save the model in several files and scan each of them.",
                 )
             waiting.append(_iterate_children(place))
@@ -77,9 +78,9 @@ def walk(tree: Any) -> Iterator[Place]:
 
 
 def _iterate_children(place: Place) -> Iterator[Place]:
-    """Yield the places directly below a place."""
-    # Places inherit their section. A new section begins at a dict with ``state`` and ``param_groups``, at an
-    # optimizer of scikit-learn, and at a name such as ``ema``.
+    """Yield the places of the values that a value contains directly."""
+    # The contained values inherit the section. A new section begins at a dict with ``state`` and
+    # ``param_groups``, at an optimizer of scikit-learn, and at a name such as ``ema``.
     value, section = place.value, place.section
     if isinstance(value, InertObject):
         owner = value.class_name
@@ -110,10 +111,10 @@ def _iterate_children(place: Place) -> Iterator[Place]:
 
 
 def join_path(path: str, name: str) -> str:
-    """Return the path of a value, shortened for messages.
+    """Return the path of a value in a tree, shortened for messages.
 
     Args:
-        path: Path of the parent, "" for the root.
+        path: Path of the parent of the value, "" for the root.
         name: Name of the value.
 
     Returns:

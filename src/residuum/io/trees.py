@@ -3,8 +3,8 @@
 A regression tree stores the mean target of the records in each leaf. A leaf with one record therefore
 stores that record's target exactly, and its bounds enclose the record's columns. A forest with bootstrap
 also stores one integer seed per tree. The seed determines c_it, how often record i was drawn for tree t. The
-root of tree t stores sum_i c_it y_i. If there are at least as many trees as records, these linear equations
-determine all targets, for any depth and leaf size.
+root of tree t stores sum_i c_it y_i, where y_i is the target of record i. If there are at least as many trees
+as records, these linear equations determine all targets, for any depth and leaf size.
 
 Trees of boosting are fitted to residuals or gradients, and isolation forests to random numbers. Their
 thresholds still lie between two values of the training data.
@@ -25,14 +25,14 @@ from typing import Any
 from residuum.io.inert import Block, InertObject
 
 TREE = "sklearn.tree._tree.Tree"
-# Models whose trees are not fitted to the targets themselves.
+# Models whose trees are fitted to residuals, gradients or random numbers instead of the targets.
 INDIRECT = re.compile(
     r"(Hist)?GradientBoosting|AdaBoostClassifier|IsolationForest|RandomTreesEmbedding|"
     r"XGB|LGBM|Booster$|CatBoost"
 )
-LEAF_CHILD = -1  # the left child of a leaf
-PADDING_START = 57  # the byte of a node at which the padding begins
-SAFE_SINCE = (1, 3, 2)  # scikit-learn clears the padding since this version
+LEAF_CHILD = -1  # number that scikit-learn stores as the left child of a leaf
+PADDING_START = 57  # number of the byte of a node at which its padding begins
+SAFE_SINCE = (1, 3, 2)  # first version of scikit-learn that clears the padding of nodes
 
 WHAT_PROTECTS = (
     "Do not release this file. To make such a model safer, set min_samples_leaf to at least 5, use fewer "
@@ -48,19 +48,19 @@ SAVE_AGAIN = "Load the model with scikit-learn 1.3.2 or later and save it again.
 
 @dataclass(frozen=True)
 class TreeModel:
-    """What the structure of a tree model shows.
+    """What the structure of a tree model shows about its training records.
 
     Attributes:
         name: Class of the model.
-        is_direct: Whether its trees are fitted to the targets, not to residuals or random numbers.
-        is_regressor: Whether its leaves store numbers, not class counts.
+        is_direct: Whether the trees are fitted to the targets, not to residuals or random numbers.
+        is_regressor: Whether the leaves store numbers, not class counts.
         trees: Number of trees.
         leaves: Number of leaves of all trees.
         single_leaves: Number of leaves with one training record.
-        records: Number of training records, None if it is not stored.
+        records: Number of training records, None if the model does not store it.
         seeds: Number of trees whose bootstrap sample can be drawn again.
         memory: Bytes of uninitialized memory in the node arrays.
-        version: Version of scikit-learn that wrote the model, "" if it is not stored.
+        version: Version of scikit-learn that wrote the model, "" if the model does not store it.
     """
 
     name: str
@@ -81,26 +81,26 @@ class TreeModel:
 
     @property
     def determines_targets(self) -> bool:
-        """Whether the roots and seeds are enough equations for all targets."""
+        """Whether the seeds and root values of the trees determine the targets of all records."""
         return self.is_direct and self.records is not None and self.seeds >= self.records > 0
 
     @property
     def may_contain_memory(self) -> bool:
-        """Whether scikit-learn of this version wrote uninitialized memory into tree files."""
+        """Whether the model is from a version of scikit-learn that wrote uninitialized memory into files."""
         numbers = re.findall(r"\d+", self.version)[:3]
         return bool(self.trees and numbers) and tuple(map(int, numbers)) < SAFE_SINCE
 
 
 def read_tree_model(candidate: InertObject, inner: set[int]) -> TreeModel | None:
-    """Return what an object shows if it is a tree model.
+    """Read what the structure of a tree model shows about its training records.
 
     Args:
-        candidate: An object of a release.
-        inner: Identities of trees that belong to a model that was seen before. The trees of this model
-            are added.
+        candidate: An object of a release, which may be a tree model.
+        inner: Identities of trees that belong to models that were read before. The trees of this model are
+            added.
 
     Returns:
-        The tree model, or None if the object is not a tree model or belongs to another one.
+        The tree model, or None if the object is not a tree model or is part of another tree model.
     """
     if id(candidate) in inner:
         return None
@@ -131,7 +131,7 @@ def read_tree_model(candidate: InertObject, inner: set[int]) -> TreeModel | None
 
 
 def _iterate_objects(value: Any) -> Iterator[InertObject]:
-    """Yield the objects of a nested list or of an array of objects."""
+    """Yield the objects in a nested list or in an array of objects."""
     values = value.objects if isinstance(value, Block) else value
     for entry in values if isinstance(values, list | tuple) else ():
         if isinstance(entry, InertObject):
@@ -146,14 +146,14 @@ def _find_tree(member: InertObject) -> InertObject | None:
 
 
 def _count_seeds(members: list[InertObject], seeds: Any) -> int:
-    """Return the number of trees with a seed, which is in the tree or in a list of the model."""
+    """Return the number of trees whose seed is stored, in the tree itself or in a list of the model."""
     if isinstance(seeds, Block) and seeds.shape:
         return seeds.shape[0]
     return sum(type(member.attributes.get("random_state")) is int for member in members)
 
 
 def _count_leaves(tree: InertObject) -> tuple[int, int, int]:
-    """Return the number of leaves, of leaves with one record, and of nonzero padding bytes."""
+    """Return for a tree the number of leaves, of leaves with one record, and of nonzero padding bytes."""
     nodes = tree.attributes.get("nodes")
     raw = nodes.raw() if isinstance(nodes, Block) else None
     if raw is None or raw.shape[1] not in (56, 64):

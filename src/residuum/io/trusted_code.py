@@ -1,8 +1,8 @@
 """Load weights into a network that user code defines.
 
 A file of weights has no ``forward``. If no architecture string describes the network, user code can define
-it: ``package.module:factory``. Importing this code runs it, so the caller must state that the code is
-trusted.
+the network: ``package.module:factory``. Importing this code runs it, so the caller must state that the code
+is trusted.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def load_with_code(
         path: The file, or the release that was read from it.
         factory: ``package.module:name`` of a class or function without arguments, or of a network. Python
             searches the working folder first, then its usual path.
-        shape: Shape of one sample, None if the first layer shows it.
+        shape: Shape of one sample, None if the first layer shows this shape.
         trusted: Whether the user trusts this code, which is imported and run.
 
     Returns:
@@ -110,7 +110,7 @@ def build_network(factory: str, *, trusted: bool) -> nn.Module:
 
 
 def _read_fitting_state(path: str | Path | Release, network: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a file, buffers included, and refuse a file that does not fit the network."""
+    """Return the tensors of a file, including buffers, and refuse a file that does not fit the network."""
     state = find_state(open_release(path).content)
     short = strip_prefixes(list(state))
     tensors = {
@@ -126,7 +126,7 @@ def _read_fitting_state(path: str | Path | Release, network: nn.Module) -> dict[
     for what, names in faults.items():
         if names:
             raise CheckpointError(
-                f"The weights must be those of the network that --model makes; they {what} "
+                f"The weights must fit the network that --model makes; these weights {what} "
                 f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}.",
                 "Name a factory that makes the network with the settings of its training.",
             )

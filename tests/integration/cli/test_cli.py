@@ -489,8 +489,12 @@ BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
     "NaN weights": (nan_weights, 2, "earlier checkpoint"),
     "not a network": (no_mlp, 2, "no chain of layers"),
     "adapter": (adapter, 2, "merge_and_unload()"),
-    "data": (lambda path: _data(np.savez, path), 2, "Pass samples with --data"),
-    "packed data": (lambda path: _data(np.savez_compressed, path), 2, "Pass samples with --data"),
+    "data": (lambda path: _data(np.savez, path), 2, "Pass an archive of samples with --data"),
+    "packed data": (
+        lambda path: _data(np.savez_compressed, path),
+        2,
+        "Pass an archive of samples with --data",
+    ),
     "missing": (lambda path: None, 2, "Check the path"),
 }
 

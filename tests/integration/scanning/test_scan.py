@@ -244,7 +244,7 @@ def test_metadata_of_safetensors_are_looked_through(tmp_path: Path) -> None:
 def test_onnx_needs_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnx", None)
     (tmp_path / "m.onnx").write_bytes(b"\x08\x07")
-    with pytest.raises(MissingExtraError, match=r'clone of residuum: pip install "\.\[onnx\]"'):
+    with pytest.raises(MissingExtraError, match=r'clone of residuum, run pip install "\.\[onnx\]"'):
         open_release(tmp_path / "m.onnx")
 
 

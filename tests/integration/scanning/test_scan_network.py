@@ -87,7 +87,8 @@ def test_an_estimator_with_a_network_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "words", "code"), [("knn", "it has no attack", 1), ("scaler", "it has no attack", 0)]
+    ("name", "words", "code"),
+    [("knn", "residuum has no attack", 1), ("scaler", "residuum has no attack", 0)],
 )
 def test_a_file_without_a_network_is_scanned_as_before(
     tmp_path: Path, name: str, words: str, code: int, capsys: Capture

@@ -200,7 +200,7 @@ def test_sequential_names(tmp_path: Path) -> None:
     assert found.arch == "mlp:4-4-4"
     assert found.input_shape == (1, 2, 2)
     assert same(found.theta["layers.1.weight"], model[3].weight.detach())
-    with pytest.raises(ArchitectureError, match="has 4 values"):
+    with pytest.raises(ArchitectureError, match="must have 4 values"):
         load_checkpoint(path, input_shape=(1, 2, 3))
 
 
@@ -445,7 +445,7 @@ def test_many_names_of_one_tensor_are_refused(tmp_path: Path) -> None:
     two = load_checkpoint(write_torch(tmp_path / "two.pt", {"a": shared, "b": shared}))
     assert two.arch == "mlp:50-50-50,bias=none"
     path = write_torch(tmp_path / "m.pt", {str(i): shared for i in range(1000)})
-    with pytest.raises(UnsafeFileError, match="share memory"):
+    with pytest.raises(UnsafeFileError, match="times the size of the file"):
         load_checkpoint(path)
 
 
@@ -466,7 +466,7 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     at = whole.index(torch.ones(40, 40).numpy().tobytes()) + 800
     path.write_bytes(whole[:at] + bytes(400) + whole[at + 400 :])
     assert (torch.load(path, weights_only=True)["w"] == 0).sum() == 100
-    with pytest.raises(CheckpointError, match="checksums \\(CRC\\); 'm/data/0' does not"):
+    with pytest.raises(CheckpointError, match="checksums \\(CRC\\); the member 'm/data/0' does not"):
         load_checkpoint(path)
 
 
@@ -519,7 +519,7 @@ def test_half_precision_counts_as_what_it_becomes(tmp_path: Path) -> None:
     state = {"a": shared, "b": shared}
     load_checkpoint(write_torch(tmp_path / "m.pt", state))
     path = write_torch(tmp_path / "n.pt", state | {"d": torch.ones(1, 100, dtype=torch.float64)})
-    with pytest.raises(UnsafeFileError, match="share memory"):
+    with pytest.raises(UnsafeFileError, match="times the size of the file"):
         load_checkpoint(path)
 
 
@@ -972,7 +972,7 @@ class Twice(Own):
 @pytest.mark.parametrize(
     ("model", "shape", "words"),
     [
-        (nn.Sequential(), (), "needs a layer with weights; this Sequential has none"),
+        (nn.Sequential(), (), "needs a layer with weights; this Sequential has no weights"),
         (nn.Sequential(nn.Flatten()), (2,), "needs a layer with weights"),
         (
             nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(3, 1)),
