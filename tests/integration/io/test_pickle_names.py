@@ -255,7 +255,7 @@ def test_what_lies_outside_of_the_file_is_not_read(
 ) -> None:
     (tmp_path / "m.pkl").write_bytes(whole(opcode))
     assert main(["scan", str(tmp_path / "m.pkl")]) == 2
-    assert "outside of it" in capsys.readouterr().err
+    assert "outside of the file" in capsys.readouterr().err
 
 
 # What passes

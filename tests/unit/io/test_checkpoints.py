@@ -466,7 +466,9 @@ def test_damaged_weights_are_refused(tmp_path: Path) -> None:
     at = whole.index(torch.ones(40, 40).numpy().tobytes()) + 800
     path.write_bytes(whole[:at] + bytes(400) + whole[at + 400 :])
     assert (torch.load(path, weights_only=True)["w"] == 0).sum() == 100
-    with pytest.raises(CheckpointError, match="checksums \\(CRC\\); the member 'm/data/0' does not"):
+    with pytest.raises(
+        CheckpointError, match="checksums \\(CRC\\); the member 'm/data/0' does not"
+    ):
         load_checkpoint(path)
 
 
