@@ -419,7 +419,7 @@ def test_the_site_builds_without_warnings_and_asks_nothing_of_the_network(tmp_pa
     build_site(ROOT, site)
     made = {path.stem for path in site.glob("*.html")}
     assert {page.stem for page in PAGES[1:]} <= made
-    assert "The whole attack in one file" in (site / "algorithm.html").read_text(encoding="utf-8")
+    assert "A complete attack in one file" in (site / "algorithm.html").read_text(encoding="utf-8")
     assert "max_i |&lt;nu, x_i&gt;|" in (site / "theory.html").read_text(encoding="utf-8")
     words = html.unescape((site / "glossary.html").read_text(encoding="utf-8"))
     assert all(f"<strong>{word}</strong>: {text}" in words for word, text in GLOSSARY.items())
