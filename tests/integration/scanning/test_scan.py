@@ -368,7 +368,7 @@ def test_kinds_are_those_of_the_schema_and_of_the_help(capsys: Capture) -> None:
         ("m.h5", b"\x89HDF\r\n\x1a\n" + b"0" * 50, "Keras"),
         ("m.gguf", b"GGUF" + b"0" * 50, "GGUF"),
         ("m.joblib", b"\x04\x22\x4d\x18" + b"0" * 50, "lz4"),
-        ("m.txt", b"hello, world, hello", "none"),
+        ("m.txt", b"hello, world, hello", "has another format"),
         ("m.pt", b"", "empty"),
     ],
 )
