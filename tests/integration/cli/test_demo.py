@@ -79,7 +79,8 @@ def test_a_demo_that_shows_something_else_says_so(
     monkeypatch.setattr(demo, "STEPS", 20)
     assert main(["demo", "--out", str(tmp_path / "d"), "--quiet"]) == 3
     assert (
-        "must find a leak in the trained network, not in the untrained one" in capsys.readouterr().err
+        "must find a leak in the trained network, not in the untrained one"
+        in capsys.readouterr().err
     )
 
 
