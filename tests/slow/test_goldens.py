@@ -32,7 +32,8 @@ def test_nothing_that_users_see_changed_unnoticed(tmp_path):
             continue
         old, new = (texts.get(name, "").splitlines() for texts in (stored, made))
         changes += difflib.unified_diff(old, new, name, f"{name}, made now", lineterm="", n=1)
-    assert not changes, "\n".join(changes)
+    advice = "If this is meant, run python -m tests.goldens and commit the difference."
+    assert not changes, "\n".join([*changes, advice])
 
 
 def test_every_command_has_its_help_and_its_folder():

@@ -1,9 +1,10 @@
 """The interface of an attack: its settings, and one method that turns a release into a reconstruction.
 
-To write an attack, subclass :class:`Attack` or :class:`OneShotAttack`, implement ``why_not`` and one of
-``reconstruct`` and ``find``, and add the class to ``ATTACKS`` (``registry.py``). An installed package can
-add attacks too. The settings of an attack are the fields of its class. Audits call every registered attack
-through this interface and know nothing else about the attack.
+To write an attack, subclass :class:`OneShotAttack` and implement ``why_not`` and ``find``. If the attack
+takes steps that can be watched or continued, subclass :class:`Attack` and implement ``why_not`` and
+``reconstruct``. Add the class to ``ATTACKS`` (``registry.py``). An installed package can add attacks too. The
+settings of an attack are the fields of its class. Audits call every registered attack through this interface
+and know nothing else about the attack.
 """
 
 from __future__ import annotations

@@ -139,7 +139,9 @@ def test_the_tables_have_every_setting() -> None:
 
 def test_the_models_are_those_of_the_attacks() -> None:
     """Help texts read MODELS, because importing the attacks takes seconds."""
-    assert {*MODELS} == {*every_attack(), *AUTOMATIC_ATTACKS} == {*SUMMARIES}
+    names = {*every_attack(), *AUTOMATIC_ATTACKS}
+    assert {*MODELS} == names, "correct MODELS in settings/attack_settings.py"
+    assert {*SUMMARIES} == names, "correct SUMMARIES in cli/attack.py"
     for name, model in MODELS.items():
         fields = {n: (f.default, f.description) for n, f in model.model_fields.items()}
         attack = attack_class(name).model_fields
