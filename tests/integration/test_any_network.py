@@ -571,8 +571,8 @@ def test_weights_of_another_network_are_refused(files: Path) -> None:
     assert one.module is not None
     assert torch.equal(one.module[1].running_mean, state["1.running_mean"])  # type: ignore[index]
     for change, words in (
-        ({"0.weight": None}, "they lack 0.weight"),
-        ({"9.weight": torch.ones(1)}, "they also hold 9.weight"),
+        ({"0.weight": None}, "these weights lack 0.weight"),
+        ({"9.weight": torch.ones(1)}, "these weights also hold 9.weight"),
         ({"0.bias": torch.ones(9)}, "another shape for 0.bias"),
     ):
         torch.save({k: v for k, v in {**state, **change}.items() if v is not None}, "x.pt")

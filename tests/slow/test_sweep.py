@@ -210,7 +210,7 @@ def test_candidates_without_their_line_get_it(tmp_path: Path) -> None:
         "as found, not as drawn again"
     )
     journal.write_text("no journal\n" + journal.read_text())
-    with pytest.raises(InputError, match=r"lines of JSON.*Remove it"):
+    with pytest.raises(InputError, match=r"lines of JSON.*Remove the journal"):
         sweep_victim(tmp_path / "s")
 
 

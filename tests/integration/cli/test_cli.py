@@ -480,7 +480,7 @@ def _data(save: Callable[..., None], path: Path) -> None:
 
 
 BAD_CHECKPOINTS: dict[str, tuple[Callable[[Path], None], int, str]] = {
-    "disallowed global": (disallowed_global, 4, "Do not load it"),
+    "disallowed global": (disallowed_global, 4, "Do not load this file"),
     "pickled module": (pickled_module, 2, "torch.save(model.state_dict(), path)"),
     "zip bomb": (zip_bomb, 4, ""),
     "oversized tensor": (oversized_tensor, 4, ".clone()"),

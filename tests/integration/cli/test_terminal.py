@@ -217,5 +217,5 @@ def test_a_scan_is_read_at_80_columns_as_on_a_wide_terminal(
     assert max(map(len, said[WIDTH].splitlines())) <= WIDTH
     assert words(said[WIDTH]) == words(said[300])
     assert (
-        "  high    stored: training records in KNeighborsClassifier._fit_X, 20 in all" in said[80]
+        "  high    stored: training records in KNeighborsClassifier._fit_X, 20 in total" in said[80]
     )

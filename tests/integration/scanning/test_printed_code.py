@@ -104,7 +104,7 @@ def test_if_nothing_can_be_left_out_strip_says_so_in_words(
     code, shown = printed_by(capsys, "strip", str(path), "--out", str(tmp_path / "clean"))
     assert code == 2
     assert not code_in(shown)
-    wanted = "is made of its training records" if name in MADE_OF_RECORDS else "nothing to strip"
+    wanted = "consists of its training records" if name in MADE_OF_RECORDS else "nothing to strip"
     assert wanted in " ".join(shown.split())
 
 

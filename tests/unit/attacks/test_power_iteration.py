@@ -141,7 +141,7 @@ def test_few_variables_certify_nothing() -> None:
         found = recover(point.model)
         assert max(errors(point, found, 3)) <= 1e-9
         assert not found.certified.any()
-        assert any("nothing can be checked" in note for note in found.notes)
+        assert any("does not confirm the samples" in note for note in found.notes)
 
 
 def test_small_neurons_cannot_buy_a_certificate() -> None:

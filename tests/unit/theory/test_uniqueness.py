@@ -774,7 +774,7 @@ def test_a_solution_is_the_selection_or_the_best_restart() -> None:
     with pytest.raises(InputError, match="No candidates"):
         build_solution(model, found, "all")
     diverged = dataclasses.replace(found, status=("diverged",) * 2, selection=None)
-    with pytest.raises(InputError, match="converged"):
+    with pytest.raises(InputError, match="finite candidates with nonzero multipliers"):
         build_solution(model, diverged)
 
 
