@@ -15,13 +15,13 @@ VERBS = {"membership": "named", "reconstruction": "recovered"}
 NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 BUDGET, HOLDOUT = "budget", "held-out samples"  # possible limits of a control's sample count
 CONFIDENCE = 0.95  # confidence of the lower limit of the power
-# The tests must detect at least this share of the networks that memorize. The lower limit of this share is
-# 37% if three of three networks are detected, 39% for seven of ten, and 30% for six of ten.
+# The lower confidence limit of the power must be at least this. It is 37% if three of three networks are
+# detected, 39% for seven of ten, and 30% for six of ten. It is not adjusted for sizes that were tried before.
 MIN_POWER = 1 / 3
 
 
 def power_limit(detected: int, networks: int) -> float:
-    """Return the lower 95% confidence limit of the share of leaks that are detected (Clopper-Pearson).
+    """Return the lower 95% confidence limit of the share of networks that are detected (Clopper-Pearson).
 
     Args:
         detected: Number of networks whose leak was detected.
@@ -131,12 +131,16 @@ class PositiveControls(Record):
         if not self.sizes:
             return f"No positive controls of {self.question} were run: {self.reason}."
         results = ", ".join(
-            f"{size.detected} of {len(size.counts)} with {size.samples}" for size in self.sizes
+            f"{size.detected} of {len(size.counts)} with {size.samples} samples"
+            for size in self.sizes
         )
+        planned = NETWORKS[self.question]
+        needed = f"{NUMBER_WORDS[networks_needed(planned)]} of {NUMBER_WORDS[planned]}"
         ending = f" Smaller numbers were not tried: {self.reason}." if self.reason else ""
         return (
-            f"{TESTS[self.question]} detected a leak in too few networks that memorize their samples "
-            f"({results} samples), so finding nothing says little about {self.question}.{ending}"
+            f"{TESTS[self.question]} must detect a leak in at least {needed} networks that memorize held-out "
+            f"samples. A leak was detected in too few of them ({results}), so finding nothing says little "
+            f"about {self.question}.{ending}"
         )
 
 

@@ -193,8 +193,9 @@ def test_no_control_has_fewer_than_ten_samples(controls: SimpleNamespace) -> Non
     assert MIN_SAMPLES == 10
     assert result.samples == 0
     assert result.sentence == (
-        "The attacks detected a leak in too few networks that memorize their samples (0 of 1 with 78, 0 of 1 "
-        "with 39, 0 of 1 with 19 samples), so finding nothing says little about reconstruction."
+        "The attacks must detect a leak in at least three of three networks that memorize held-out samples. "
+        "A leak was detected in too few of them (0 of 1 with 78 samples, 0 of 1 with 39 samples, 0 of 1 with "
+        "19 samples), so finding nothing says little about reconstruction."
     )
 
 
