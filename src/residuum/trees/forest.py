@@ -91,6 +91,14 @@ class Forest:
         removed_fields: dict[str, Any] = dict.fromkeys(fields)
         return replace(self, trees=tuple(replace(tree, **removed_fields) for tree in self.trees))
 
+    def with_leaf_values_only(self) -> Self:
+        """Return a copy of the forest whose inner nodes store no values, as in files of ONNX."""
+        trees = (
+            replace(tree, value=np.where(tree.left[:, None] == NO_CHILD, tree.value, np.nan))
+            for tree in self.trees
+        )
+        return replace(self, trees=tuple(trees))
+
 
 @dataclass(frozen=True)
 class Structure:

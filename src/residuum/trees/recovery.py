@@ -37,6 +37,9 @@ class RecoveredTable:
         low: (records, columns) lower ends of the intervals that hold the values.
         high: (records, columns) upper ends of these intervals.
         is_exact: (records, columns) whether the value is determined exactly.
+        is_likely: (records, columns) whether the value is determined if every leaf value was attributed to
+            the right number of records. This number is an estimate if the file stores neither seeds nor
+            counts, so no value of such a file is exact.
         is_missing: (records, columns) whether the value is missing in the training table.
         is_contradictory: (columns,) whether equations for the values of the column contradict each other.
         has_row_order: Whether the records are in the order of the training table.
@@ -47,6 +50,7 @@ class RecoveredTable:
     low: Floats
     high: Floats
     is_exact: Booleans
+    is_likely: Booleans
     is_missing: Booleans
     is_contradictory: Booleans
     has_row_order: bool
@@ -236,11 +240,14 @@ class Search:
 
     def table(self) -> RecoveredTable:
         """Return the recovered table. Columns with contradictory equations have no exact values."""
+        is_determined = self.is_exact & ~self.is_contradictory & ~self.is_missing
+        knows_counts = self.records.has_row_order or self.linker.leaves.count is not None
         return RecoveredTable(
             y=self.records.y,
             low=self.low,
             high=self.high,
-            is_exact=self.is_exact & ~self.is_contradictory & ~self.is_missing,
+            is_exact=is_determined & knows_counts,
+            is_likely=is_determined & (not knows_counts),
             is_missing=self.is_missing,
             is_contradictory=self.is_contradictory,
             has_row_order=self.records.has_row_order,
