@@ -13,12 +13,14 @@ from torch import Tensor
 from residuum import plugins
 from residuum.attacks import every_attack
 from residuum.auditing.applicability import (
+    MEASURED,
     Applies,
     describe_network,
     list_attacks,
     list_other_checks,
 )
 from residuum.auditing.case import Case
+from residuum.auditing.forests import RowComparison
 from residuum.auditing.result import SUITE, AuditResult
 from residuum.auditing.stages import NO_NETWORK, certificates_or_reason
 from residuum.auditing.stored_records import NAME
@@ -27,6 +29,7 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction, Selection
 from residuum.records.rundir import environment
 from residuum.surfaces.inspection import Inspection
+from residuum.trees.forest import Forest
 
 if TYPE_CHECKING:
     from residuum.auditing.run import Audit
@@ -37,9 +40,9 @@ MAX_RECORDS = 300  # largest number of stored records that the report receives. 
 
 def assemble_result(audit: Audit) -> AuditResult:
     """Return the result, including the verdict, of an audit whose stages have run."""
-    return (
-        _assemble_for_records(audit) if audit.case.network is None else _assemble_for_network(audit)
-    )
+    if audit.case.network is not None:
+        return _assemble_for_network(audit)
+    return _assemble_for_records(audit) if audit.case.forest is None else _assemble_for_forest(audit)
 
 
 def describe_case(case: Case) -> tuple[Applies, ...]:
@@ -162,6 +165,66 @@ def _assemble_for_records(audit: Audit) -> AuditResult:
         notes=(*case.stored.notes, case.stored.arrays[0].finding.remedy),
         files=_files(audit),
     )
+
+
+
+def _assemble_for_forest(audit: Audit) -> AuditResult:
+    """Return the result for a file that holds a forest."""
+    case, scores, table = audit.case, audit.scores, audit.table
+    assert case.forest is not None
+    verdict = audit.verdict()
+    forest, name = case.forest.forest, case.forest.name
+    shape = (forest.columns,)
+    shown_scores = None if scores is None else scores.scores
+    reconstructions: tuple[Reconstruction, ...] = ()
+    if table is not None and scores is not None and scores.evidence is not None:
+        assert case.sample_sets is not None
+        comparison = RowComparison(table, case.sample_sets, audit.request.seed, 0)
+        reconstructions = (comparison.reconstruction(case.knowledge),)
+    return AuditResult(
+        subject=_subject(audit, name),
+        created=_now(),
+        verdict=verdict,
+        checkpoint=Network({}, name, input_shape=shape),
+        inspection=_empty_inspection(name, shape),
+        knowledge=case.knowledge,
+        attacks=audit.outcomes,
+        reconstructions=reconstructions,
+        certificate_of=NO_NETWORK,
+        uniqueness_reason=NO_NETWORK,
+        settings={**_settings(audit), "file": _release_path(case)},
+        environment=environment(audit.request.device),
+        hashes=dict(case.sources.hashes),
+        seconds=dict(audit.seconds),
+        findings=None if scores is None else scores.findings,
+        displayed_attack="" if scores is None else scores.displayed_attack,
+        scores=shown_scores,
+        evidence=None if scores is None else scores.evidence,
+        limitations=limitations(verdict, shown_scores, case.knowledge),
+        controls=audit.negative_controls,
+        checks=audit.checks,
+        membership=audit.membership,
+        table=table,
+        targets=audit.targets,
+        applies=(Applies("trees", MEASURED, describe_forest(forest)), *list_attacks(audit.outcomes)),
+        suite=SUITE,
+        warnings=(*case.warnings, *(case.train.notes if case.train is not None else ())),
+        notes=(*audit.negative_controls.notes, *(() if table is None else (*table.lines, *table.notes))),
+        files=_files(audit),
+    )
+
+
+def describe_forest(forest: Forest) -> str:
+    """Return what a forest consists of, in one sentence."""
+    leaves = len(forest.structure.leaf_tree)
+    kind = "classes" if forest.is_classifier else "numbers"
+    has_seeds = all(tree.seed is not None for tree in forest.trees)
+    stored = "with the seeds of their bootstrap samples" if has_seeds else "without seeds"
+    return f"{len(forest.trees)} trees with {leaves} leaves, which predict {kind}, {stored}"
+
+
+def _release_path(case: Case) -> str:
+    return "" if case.release is None else str(case.release.path.resolve())
 
 
 def _now() -> str:

@@ -32,8 +32,15 @@ from residuum.auditing.request import AuditRequest
 from residuum.auditing.stored_records import StoredRecords, find_records
 from residuum.datasets.given import hash_path, locate_samples, read_train_and_holdout
 from residuum.errors import InputError, ResiduumError
-from residuum.io.attacker_knowledge import build_knowledge, parse_shape, read_knowledge
+from residuum.io.attacker_knowledge import (
+    build_knowledge,
+    parse_shape,
+    parse_value_range,
+    read_column_ranges,
+    read_knowledge,
+)
 from residuum.io.checkpoints import as_network
+from residuum.io.forests import NamedForest, read_forests
 from residuum.io.loading import load_network, resolve_trained_and_base
 from residuum.io.release import Release, open_release
 from residuum.io.release_knowledge import add_stored_knowledge
@@ -44,6 +51,7 @@ from residuum.records.rundir import digest
 from residuum.surfaces.head import Head, extract_head
 from residuum.surfaces.inspection import Inspection, inspect_network
 from residuum.surfaces.surface import resolve_surface
+from residuum.trees.forest import Forest
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -97,6 +105,7 @@ class Case:
         holdout: Samples that the network never saw.
         release: The release that was read, None for a live model.
         stored: The records that the release stores, None if it stores none.
+        forest: The forest in the release, None if it holds no forest or a network.
         full_inputs: The inputs before ``head`` was cut off, None if the release holds no network.
         head: The trained layers above frozen ones, None if all layers are attacked.
         warnings: Contradictions between the inputs.
@@ -109,6 +118,7 @@ class Case:
     holdout: Dataset | None = None
     release: Release | None = None
     stored: StoredRecords | None = None
+    forest: NamedForest | None = None
     full_inputs: Inputs | None = None
     head: Head | None = None
     warnings: tuple[str, ...] = ()
@@ -263,13 +273,19 @@ def load_case(
     network_and_records = attempt(reader.read, model)
     if network_and_records is None:
         return None
-    network, stored = network_and_records
+    network, stored, forest = network_and_records
     sources = _sources(release, network, model, data, holdout, base, (train, held_out))
     if network is None:
         attacker = as_knowledge(knowledge) if isinstance(knowledge, Knowledge) else Knowledge()
+        if isinstance(knowledge, str | Path):
+            attacker = attempt(read_knowledge, knowledge) or attacker
         if isinstance(knowledge, Mapping) and knowledge.get("shape") is not None:
             attacker = Knowledge(shape=shape_of(knowledge["shape"]))
-        return Case(None, attacker, train, held_out, release, stored, sources=sources)
+        if forest is not None:
+            facts = knowledge if isinstance(knowledge, Mapping) else None
+            known = attempt(known_by_attacker, facts, attacker, forest.forest, train, held_out)
+            attacker = known or attacker
+        return Case(None, attacker, train, held_out, release, stored, forest, sources=sources)
     loaded = attempt(load_knowledge, knowledge, release, network, train, held_out, _text(base))
     if loaded is None:
         return None
@@ -279,12 +295,49 @@ def load_case(
     train, held_out = samples or (train, held_out)
     attempt(check_inputs, network, train, held_out, request.task)
     full_inputs = Inputs(network, attacker, train, held_out)
-    case = Case(network, attacker, train, held_out, release, stored, full_inputs, sources=sources)
+    case = Case(
+        network, attacker, train, held_out, release, stored, None, full_inputs, sources=sources
+    )
     if (head := extract_head(network, attacker)) is not None:
         case = _behind_frozen_layers(case, head)
     attempt(_check_surface, request, attacker)
     warnings = attempt(check_scales, case.train, case.holdout, case.knowledge)
     return replace(case, warnings=warnings or ())
+
+
+
+def known_by_attacker(
+    facts: Mapping[str, Any] | None,
+    knowledge: Knowledge,
+    forest: Forest,
+    train: Dataset | None,
+    holdout: Dataset | None,
+) -> Knowledge:
+    """Return what an attacker on a forest knows: the ranges of the columns.
+
+    Args:
+        facts: Facts that the user names, None if the user passes a record.
+        knowledge: The knowledge record.
+        forest: The forest.
+        train: Training samples, whose ranges are used if the user names "train".
+        holdout: Held-out samples, whose ranges are used if the user names "holdout".
+
+    Returns:
+        The knowledge.
+    """
+    if facts is None:
+        return knowledge
+    ranges, source = facts.get("column_ranges"), "user"
+    if isinstance(ranges, str):
+        ranges, source = read_column_ranges(ranges, train, holdout)
+    elif ranges is not None:
+        ranges = torch.as_tensor(ranges, dtype=torch.float64)
+    value_range = facts.get("value_range")
+    return knowledge.replace(
+        value_range=None if value_range is None else parse_value_range(value_range),
+        column_ranges=ranges,
+        provenance={"column_ranges": source} if ranges is not None else {},
+    )
 
 
 def load_knowledge(
@@ -401,11 +454,15 @@ class _Reader:
     base: str | None
     trust_code: bool
 
-    def read(self, model: Model) -> tuple[Network | None, StoredRecords | None]:
-        """Return the network and the stored records. If the model has neither, raise a ``ResiduumError``."""
+    def read(
+        self, model: Model
+    ) -> tuple[Network | None, StoredRecords | None, NamedForest | None]:
+        """Return network, stored records and forest. If the model has none, raise a ``ResiduumError``."""
         if self.release is None:
-            return as_network(model, self.request.arch, self.shape), None
+            return as_network(model, self.request.arch, self.shape), None, None
         stored = find_records(self.release)
+        if self.request.model_code is None and (forests := read_forests(self.release)):
+            return None, stored, forests[0]
         try:
             network = load_network(
                 self.release,
@@ -418,8 +475,8 @@ class _Reader:
         except ResiduumError as problem:
             if stored is None:
                 raise
-            return None, replace(stored, notes=(problem.message,))
-        return network, None if stored is None else stored.without(network)
+            return None, replace(stored, notes=(problem.message,)), None
+        return network, None if stored is None else stored.without(network), None
 
 
 def _behind_frozen_layers(case: Case, head: Head) -> Case:

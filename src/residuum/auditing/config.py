@@ -20,7 +20,7 @@ MAX_BYTES = 1 << 20  # largest size of a configuration file, far more than its f
 INPUTS = ("checkpoint", "data", "holdout", "base", "adapter", "knowledge")
 FACTS = (
     *("shape", "value_range", "mean", "mean_provenance", "sample_count", "label_balance"),
-    *("init", "loss", "weight_decay", "columns"),
+    *("init", "loss", "weight_decay", "columns", "column_ranges"),
 )
 FILE_FACTS = ("mean", "init")  # facts whose value may be the name of a file
 
@@ -49,6 +49,7 @@ class AuditConfig(AuditRequest):
     loss: str | None = None
     weight_decay: float | None = None
     columns: str | None = None
+    column_ranges: str | None = None
     sha256: dict[str, str] = Field(default_factory=dict)
 
     def options(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ def as_knowledge(knowledge: Knowledge | Mapping[str, Any] | None) -> Knowledge:
     for name in knowledge:
         require_known(str(name), names, "An attacker cannot know")
     values = dict(knowledge)
-    for name in ("mean", "norms"):
+    for name in ("mean", "norms", "column_ranges"):
         if values.get(name) is not None:
             values[name] = torch.as_tensor(values[name], dtype=torch.float64)
     for name in ("shape", "value_range", "label_balance"):

@@ -8,13 +8,14 @@ from residuum.evaluation.null import SIGNIFICANCE
 from residuum.records import Record
 
 VERBATIM, NEAR_COPY, RESEMBLANCE = "verbatim", "near-copy", "resemblance"
-CLASS_LEVEL, MEMBERSHIP = "class-level", "membership"
+ATTRIBUTE, CLASS_LEVEL, MEMBERSHIP = "attribute", "class-level", "membership"
 GRADES = {  # how closely a leak shows a training sample, the strongest grade first
     VERBATIM: "training records are stored in the file",
     NEAR_COPY: "the reconstruction is nearer to the training sample, by a quarter, than any held-out "
     "sample and than the mean of its class",
     RESEMBLANCE: "the reconstruction is nearer to the training sample, by a quarter, than the held-out "
     "mean of its class",
+    ATTRIBUTE: "single values of training samples, such as their targets, can be recovered from the file",
     CLASS_LEVEL: "the reconstruction is hardly nearer to the training sample than the held-out mean of its "
     "class, so public samples give as good a picture",
     MEMBERSHIP: "training samples can be told from non-members by the weights",

@@ -88,6 +88,7 @@ class PositiveControls(Record):
         limited_by: What prevents controls with as many samples as the training set: :data:`BUDGET`,
             :data:`HOLDOUT`, or "" for nothing.
         seconds: Duration of training and tests in seconds.
+        subject: What was trained, in the plural, such as "networks of the same architecture".
     """
 
     derived = ("samples", "sentence", "power")
@@ -99,6 +100,7 @@ class PositiveControls(Record):
     reason: str = ""
     seconds: float = 0.0
     limited_by: str = ""
+    subject: str = "networks of the same architecture"
 
     @property
     def largest(self) -> ControlSize | None:
@@ -120,14 +122,14 @@ class PositiveControls(Record):
         """The result of the positive controls in one or two sentences."""
         verb, size = VERBS[self.question], self.largest
         if size is not None:
-            networks = f"{NUMBER_WORDS[len(size.counts)]} networks of the same architecture"
+            networks = f"{NUMBER_WORDS[len(size.counts)]} {self.subject}"
             low, high = min(size.counts), max(size.counts)
             counts = f"{low}" if low == high else f"{low} to {high}"
             memorized = f"{networks} that memorize {size.samples} samples"
             sentence = f"On {memorized}, the tests {verb} {counts} of them"
             if size.detected == len(size.counts):
                 return f"{sentence}."
-            return f"{sentence} and detected a leak in {NUMBER_WORDS[size.detected]} networks."
+            return f"{sentence} and detected a leak in {NUMBER_WORDS[size.detected]} of them."
         if not self.sizes:
             return f"No positive controls of {self.question} were run: {self.reason}."
         results = ", ".join(

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.power import PositiveControls
 from residuum.evaluation.null import format_p
+from residuum.evaluation.targets import TargetTest
 from residuum.records import Record
 from residuum.risk.membership import MIN_SHARE, SHOWN, MembershipTest, min_named
 
@@ -64,6 +65,8 @@ def answer_questions(
     has_failures: bool = False,
     why_not_compared: str = "",
     attacks: Sequence[AttackOutcome] = (),
+    targets: TargetTest | None = None,
+    is_target_finding: bool = False,
 ) -> tuple[Answer, ...]:
     """Answer the three questions of an audit: stored records, reconstruction and membership.
 
@@ -76,12 +79,16 @@ def answer_questions(
         has_failures: Whether the samples cannot be compared, because a negative control fails.
         why_not_compared: Why training and held-out samples could not be compared, "" if they could.
         attacks: One row per attack.
+        targets: The test of recovered targets, None if the release holds no forest.
+        is_target_finding: Whether more targets were recovered than expected by chance.
 
     Returns:
         Three answers, in the order of ``QUESTIONS``.
     """
     by_question = {control.question: control for control in controls}
     reconstruction = _reconstruction(findings, why_not_compared, attacks)
+    if targets is not None and not why_not_compared:
+        reconstruction = _with_targets(reconstruction, targets, is_target_finding)
     member = _membership(membership, is_member_finding, why_not_compared)
     return (
         _stored(stored),
@@ -181,6 +188,17 @@ def _reconstruction(
     return _answer(RECONSTRUCTION, NO, evidence, count=0, **values)
 
 
+
+def _with_targets(answer: Answer, targets: TargetTest, is_finding: bool) -> Answer:
+    """Add the test of recovered targets to the answer about reconstruction."""
+    answer = answer.replace(evidence=f"{answer.evidence} {targets.line}")
+    if not is_finding or answer.answer == YES:
+        return answer
+    return answer.replace(
+        answer=YES, count=targets.recovered, n=targets.n, expected_by_chance=targets.expected_by_chance
+    )
+
+
 def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> Answer:
     if test is None:
         reason = why_not or "no test of membership applies to this file"
@@ -235,6 +253,7 @@ def plural(count: int, grade: str) -> str:
         "near-copy": ("near-copy", "near-copies"),
         "resemblance": ("resemblance", "resemblances"),
         "class-level": ("class-level match", "class-level matches"),
+        "attribute": ("recovered target", "recovered targets"),
     }
     singular, several = names.get(grade, (grade, grade))
     return f"{count} {singular if count == 1 else several}"

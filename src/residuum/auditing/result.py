@@ -18,6 +18,7 @@ from residuum.auditing.outcomes import AttackOutcome, Findings
 from residuum.auditing.plan import Batch
 from residuum.auditing.summary import Screen, summarize
 from residuum.auditing.verdict import Checks, Verdict
+from residuum.evaluation.targets import TargetTest
 from residuum.networks.network import Network
 from residuum.records import (
     Certificate,
@@ -25,6 +26,7 @@ from residuum.records import (
     Knowledge,
     Reconstruction,
     Record,
+    RecoveredTable,
     Scores,
     Selection,
     Uniqueness,
@@ -110,6 +112,8 @@ class AuditResult(Record):
         controls: The negative controls.
         checks: Checks that decide whether an audit without a finding can rule out a leak.
         membership: The test of membership, None if it was not run.
+        table: The training table that the attack on a forest recovered.
+        targets: The test whether recovered targets are those of the training samples.
         exposure: The ranking of the samples by risk. It does not enter the verdict.
         applies: The attacks and checks that were tried, those that were not, and why.
         files: Files that were read and written, as the user named them.
@@ -146,6 +150,8 @@ class AuditResult(Record):
     controls: Controls = field(default_factory=Controls)
     checks: Checks = field(default_factory=Checks)
     membership: MembershipTest | None = None
+    table: RecoveredTable | None = None
+    targets: TargetTest | None = None
     exposure: Exposure | None = None
     applies: tuple[Applies, ...] = ()
     files: dict[str, str] = field(default_factory=dict)

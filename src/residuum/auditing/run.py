@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from residuum import plugins
-from residuum.auditing import stages
+from residuum.auditing import forests, stages
 from residuum.auditing.assembling import assemble_result
 from residuum.auditing.case import Case, Model, check_hashes, load_case
 from residuum.auditing.certificates import Certificates
@@ -52,7 +52,8 @@ from residuum.auditing.store import NO_STORE, AuditStore, open_run
 from residuum.auditing.stored_records import unconfirmed
 from residuum.auditing.verdict import Checks, Verdict, decide, opening
 from residuum.evaluation.matching import MIN_HOLDOUT
-from residuum.records import Exposure, Knowledge
+from residuum.evaluation.targets import TargetTest
+from residuum.records import Exposure, Knowledge, RecoveredTable
 from residuum.risk.membership import MembershipTest
 
 STOPPED = "the clock stopped the audit after {} before its plan was finished"
@@ -74,6 +75,8 @@ class Audit:
     listener: AuditListener = SILENT
     stored_records: AttackOutcome | None = None
     membership: MembershipTest | None = None
+    table: RecoveredTable | None = None  # the training table that the attack on a forest recovered
+    targets: TargetTest | None = None  # test: are recovered targets those of the training samples?
     p_value_of_losses: float | None = None  # test: do training and held-out losses differ?
     attacks: AttackResults = field(default_factory=AttackResults)
     negative_controls: Controls = field(default_factory=Controls)
@@ -152,6 +155,7 @@ class Audit:
             why_not_compared=self.why_not_compared,
             limit=self.request.fail_on,
             assumed=(*assumed, *stored),
+            targets=self.targets,
         )
 
 
@@ -180,6 +184,16 @@ STAGES = (  # for each stage: name, function to run, function that returns the r
     Stage("positive controls", stages.run_positive_controls, stages.skip_if_decided),
     Stage("certificates", stages.certify, stages.skip_without_network_and_time),
     Stage("exposure", stages.rank_exposure, stages.skip_without_network_time_and_samples),
+)
+
+# The stages of an audit of a forest. The other stages need a network.
+FOREST_STAGES = (
+    Stage("stored records", stages.find_stored_records, stages.skip_without_records),
+    Stage("membership", forests.measure_losses, stages.skip_without_train),
+    Stage("attacks", forests.recover_tables, stages.never_skip),
+    Stage("negative controls", stages.run_negative_controls, stages.skip_without_train),
+    Stage("scores", forests.score_table, stages.skip_without_train),
+    Stage("positive controls", forests.test_positive_controls, stages.skip_if_decided),
 )
 
 
@@ -245,7 +259,8 @@ def audit(
             return finished
         for line in opening(case.network, case.fit) if case.network is not None else ():
             listener.message(line)
-        state = run_stages(Audit(case, request, deadline, store, listener), STAGES)
+        plan = STAGES if case.forest is None else FOREST_STAGES
+        state = run_stages(Audit(case, request, deadline, store, listener), plan)
         result = assemble_result(state)
         store.write(result, blur=blur)
     return result

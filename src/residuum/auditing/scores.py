@@ -29,7 +29,7 @@ from residuum.auditing.result import Evidence
 from residuum.auditing.schedule import AttackResults
 from residuum.errors import InconclusiveError
 from residuum.evaluation import Calibration, score
-from residuum.evaluation.matching import METRICS, Array, ScoringData, prepare_scoring_data
+from residuum.evaluation.matching import METRICS, Array, Metric, ScoringData, prepare_scoring_data
 from residuum.evaluation.null import SIGNIFICANCE, fewest_beyond_chance, step_down
 from residuum.evaluation.scoring import (
     DECIDING,
@@ -60,6 +60,7 @@ class AttackTest:
         control: Number of samples that the candidates recover, compared with held-out subsets.
         adjusted: P-value adjusted over all tests of the audit, including the test of membership.
         level: The largest adjusted p-value that shows a leak.
+        metric: Name of the metric of the similarity.
     """
 
     field: ScoringData
@@ -67,6 +68,7 @@ class AttackTest:
     control: Calibration
     adjusted: float = 1.0
     level: float = SIGNIFICANCE
+    metric: str = DECIDING
 
     @property
     def survives(self) -> bool:
@@ -76,7 +78,7 @@ class AttackTest:
     @property
     def rule(self) -> str:
         """The condition under which a sample counts as recovered, such as "ncc > 0.83"."""
-        return f"{DECIDING} > {self.control.threshold:.3g}"
+        return f"{self.metric} > {self.control.threshold:.3g}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +110,7 @@ def run_tests(
     seconds: float,
     *,
     level: float = SIGNIFICANCE,
+    metric: Metric = METRICS[DECIDING],
 ) -> tuple[dict[str, AttackTest], list[str]]:
     """Test the candidates of every attack on common held-out subsets.
 
@@ -118,6 +121,7 @@ def run_tests(
         subsets: Number of held-out subsets. Fewer are drawn if the time is short.
         seconds: Time for the tests. A minimum number of subsets is drawn even if this takes longer.
         level: The largest adjusted p-value that shows a leak.
+        metric: The metric by which a sample counts as recovered.
 
     Returns:
         The tests by name of the attack, and notes for the reader. There are no tests without held-out
@@ -126,7 +130,7 @@ def run_tests(
     Raises:
         InconclusiveError: If there is only one attack and its candidates cannot be compared with the samples.
     """
-    metric, notes = METRICS[DECIDING], list[str]()
+    notes = list[str]()
     problems: dict[str, tuple[ScoringData, Array]] = {}
     for name, pool in pools.items():
         messages: list[str] = []
@@ -154,7 +158,11 @@ def run_tests(
     adjusted = np.minimum(1.0, QUESTIONS_OF_TESTS * p_values)
     return {
         name: AttackTest(
-            *problems[name], control, float(p) if control.recovered.any() else 1.0, level
+            *problems[name],
+            control,
+            float(p) if control.recovered.any() else 1.0,
+            level,
+            metric.name,
         )
         for (name, control), p in zip(controls.items(), adjusted, strict=True)
     }, notes

@@ -50,8 +50,18 @@ def skip_without_network(audit: Audit) -> str:
 
 
 def skip_without_samples(audit: Audit) -> str:
+    """Return the reason to skip if there is no network, or no training sample to compare with."""
+    return skip_without_network(audit) or skip_without_train(audit)
+
+
+def skip_without_train(audit: Audit) -> str:
     """Return the reason to skip if there are no training samples to compare with."""
-    return skip_without_network(audit) or (NO_SAMPLES if audit.case.train is None else "")
+    return NO_SAMPLES if audit.case.train is None else ""
+
+
+def never_skip(audit: Audit) -> str:
+    """Return "", because the stage always runs."""
+    return ""
 
 
 def test_membership(audit: Audit) -> Audit:
@@ -100,7 +110,9 @@ def score_reconstructions(audit: Audit) -> Audit:
 
 def skip_if_decided(audit: Audit) -> str:
     """Return the reason to skip if no result of the positive controls would change the exit code."""
-    if reason := skip_without_samples(audit):
+    if reason := skip_without_train(audit):
+        return reason
+    if audit.case.forest is None and (reason := skip_without_network(audit)):
         return reason
     sets = audit.case.sample_sets
     if sets is None or sets.holdout is None or len(sets.holdout) < MIN_HOLDOUT:

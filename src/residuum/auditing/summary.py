@@ -27,6 +27,7 @@ SURFACE_WORDS = {
     "weights": "the weights",
     "weights - start": "the weight update from the initial weights",
     "moment": "the optimizer state in this file",
+    "trees": "the trees",
 }
 FACT_TEXTS = {  # facts that the attacker may know, in words. {} stands for the value
     "shape": "the shape of a sample ({})",
@@ -40,6 +41,7 @@ FACT_TEXTS = {  # facts that the attacker may know, in words. {} stands for the 
     "norms": "the length of every sample",
     "moment": "the optimizer state",
     "columns": "the types of the columns ({})",
+    "column_ranges": "the smallest and largest value of every column",
 }
 SOURCES = {
     "user": "",

@@ -24,10 +24,11 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from residuum.auditing.inputs import Fit
-from residuum.auditing.outcomes import GRADES, MEMBERSHIP, VERBATIM, AttackOutcome, Findings
+from residuum.auditing.outcomes import ATTRIBUTE, GRADES, MEMBERSHIP, VERBATIM, AttackOutcome, Findings
 from residuum.auditing.power import PositiveControls, covered_samples
 from residuum.auditing.questions import Answer, answer_questions, plural
 from residuum.evaluation.null import SIGNIFICANCE, format_p
+from residuum.evaluation.targets import TargetTest
 from residuum.io.metadata import METADATA_SAYS
 from residuum.networks.network import Network
 from residuum.records import Knowledge, Record, Scores
@@ -239,6 +240,7 @@ def decide(
     why_not_compared: str = "",
     limit: str = MEMBERSHIP,
     assumed: tuple[str, ...] = (),
+    targets: TargetTest | None = None,
 ) -> Verdict:
     """Decide the outcome of an audit by the first row of the table in the head of this file that holds.
 
@@ -250,6 +252,7 @@ def decide(
         why_not_compared: Why training and held-out samples could not be compared, "" if they could.
         limit: The weakest grade that ends in exit code 1.
         assumed: Assumptions about network and samples, which are added to the reasons.
+        targets: The test of recovered targets, None if the release holds no forest.
 
     Returns:
         The verdict with its reasons.
@@ -257,6 +260,7 @@ def decide(
     checks = checks or Checks()
     stored = next((row for row in attacks if row.surface == "records in the file"), None)
     is_member_finding = _is_member_finding(membership, checks)
+    target_finding = targets if targets and targets.is_finding(checks.level) else None
     answers = answer_questions(
         stored,
         findings,
@@ -266,9 +270,13 @@ def decide(
         has_failures=bool(checks.failures),
         why_not_compared=why_not_compared,
         attacks=attacks,
+        targets=targets,
+        is_target_finding=target_finding is not None,
     )
-    grades = _grades(stored, findings, membership if is_member_finding else None)
+    grades = _grades(stored, findings, membership if is_member_finding else None, target_finding)
     outcome, reasons = _row(grades, findings, attacks, checks, membership, why_not_compared, limit)
+    if target_finding is not None and outcome == LEAK:
+        reasons = (*reasons, target_finding.line)
     is_stored = stored is not None and stored.is_stored
     tested = None if findings is None or findings.reason else findings
     counted = stored if is_stored and stored is not None else tested
@@ -304,7 +312,10 @@ def _is_member_finding(membership: MembershipTest | None, checks: Checks) -> boo
 
 
 def _grades(
-    stored: AttackOutcome | None, findings: Findings | None, members: MembershipTest | None
+    stored: AttackOutcome | None,
+    findings: Findings | None,
+    members: MembershipTest | None,
+    targets: TargetTest | None = None,
 ) -> dict[str, int]:
     """Return the number of leaking samples of each grade, the strongest grade first."""
     counts: dict[str, int] = {}
@@ -318,6 +329,8 @@ def _grades(
             counts[counted] = counts.get(counted, 0) + count
         if not findings.grades:
             counts[findings.grade] = findings.recovered
+    if targets is not None:
+        counts[ATTRIBUTE] = targets.recovered
     if members is not None:
         counts[MEMBERSHIP] = len(members.named)
     # Stored records in a damaged array cannot be counted. Their count of 0 is still a leak.
@@ -384,7 +397,7 @@ def reasons_to_stay_open(
         reasons.append(f"membership could not be tested: {membership.reason.rstrip('.')}")
     loss = None if membership is None else membership.loss
     if loss is not None and loss.memorization == SHOWN:
-        reasons.append(f"the network memorizes its training samples. {loss.line.rstrip('.')}")
+        reasons.append(f"the model memorizes its training samples. {loss.line.rstrip('.')}")
     if not checks.covered:
         # If there is another reason to be inconclusive, no positive controls were needed.
         if checks.positive_controls or not reasons:

@@ -312,6 +312,15 @@ class KnowledgeOptions:
             metavar="FIRST-LAST:TYPE,...",
         ),
     ] = None
+    column_ranges: Annotated[
+        str | None,
+        Parameter(
+            help="Smallest and largest value of every column of a table, for attacks on forests: train or "
+            "holdout (computed from these samples), or a .csv file with a header and two rows.",
+            metavar="RANGES",
+            completer=lambda _: ("train", "holdout"),
+        ),
+    ] = None
 
 
 @Parameter(name="*", group=ATTACKER)

@@ -72,6 +72,7 @@ def score(
     subsets: int = 500,
     seconds: float = math.inf,
     calibration: Calibration | None = None,
+    deciding: Metric = METRICS[DECIDING],
 ) -> Scores:
     """Score reconstructed candidates against the training set, with a held-out set as the chance level.
 
@@ -79,8 +80,8 @@ def score(
         candidates: (m, *shape) candidates as the network receives them, without an added mean.
         train: Training set.
         holdout: Held-out set, or None.
-        metrics: Keys of ``METRICS``. By default all metrics that can score these samples. The metric that
-            decides a verdict, NCC, is always included.
+        metrics: Keys of ``METRICS``. By default all metrics that can score these samples. The deciding metric
+            is always included.
         outputs: (n,) or (n, k) outputs of the network for the training samples, to compute their margins.
         multipliers: (m,) or (m, k) multipliers of the candidates.
         match_labels: Whether random subsets have the label counts of the training set, if possible.
@@ -89,13 +90,14 @@ def score(
         seconds: Time budget. If it is too short, the deciding metric draws fewer subsets and other metrics
             are skipped.
         calibration: Chance level of the same candidates under the deciding metric, if it is already known.
+        deciding: The metric that decides whether a sample is recovered.
 
     Returns:
         The scores under every metric, for every sample, class and slice by margin.
     """
     start = time.monotonic()
     notes: list[str] = []
-    chosen_metrics = _choose(metrics, train.shape, notes)
+    chosen_metrics = _choose(metrics, train.shape, notes, deciding)
     data = prepare_scoring_data(
         candidates,
         train,
@@ -106,18 +108,18 @@ def score(
     )
     verdicts: dict[str, _Verdict] = {}
     for metric in chosen_metrics:
-        if metric.name != DECIDING and time.monotonic() - start >= seconds:
+        if metric.name != deciding.name and time.monotonic() - start >= seconds:
             notes.append(f"{metric.name} skipped: time budget exhausted")
             continue
         try:
             gain = data.gain(metric)
-            if calibration is not None and metric.name == DECIDING:
-                verdicts[DECIDING] = _judge(metric, data, gain, calibration)
+            if calibration is not None and metric.name == deciding.name:
+                verdicts[deciding.name] = _judge(metric, data, gain, calibration)
                 subsets = len(calibration.chance)
                 continue
             cost = _cost(metric, data, gain, seed) if seconds < math.inf else _Cost(0.0, 0.0)
             remaining = seconds - (time.monotonic() - start)
-            if metric.name == DECIDING:
+            if metric.name == deciding.name:
                 requested, subsets = subsets, cost.count_subsets(subsets, remaining)
                 if subsets < requested:
                     notes.append(f"{subsets} of {requested} subsets drawn: time budget exhausted")
@@ -133,17 +135,17 @@ def score(
             if not metric.is_plugin:
                 raise
             notes.append(f"{metric.name} failed: {type(problem).__name__}: {problem}"[:300])
-    per_sample = _per_sample(train, verdicts, outputs, multipliers)
+    per_sample = _per_sample(train, verdicts, outputs, multipliers, deciding.name)
     return Scores(
         n=len(train),
         m=len(candidates),
         calibrated=data.holdout_size > 0,
         reason=data.reason,
-        deciding=DECIDING,
+        deciding=deciding.name,
         metrics={name: verdict.figures for name, verdict in verdicts.items()},
         per_sample=per_sample,
-        classes=by_class(train, per_sample, DECIDING),
-        margins=by_margin(per_sample, DECIDING),
+        classes=by_class(train, per_sample, deciding.name),
+        margins=by_margin(per_sample, deciding.name),
         pool=data.holdout_size,
         subsets=subsets if data.holdout_size else 0,
         smallest_significant=smallest_significant(data.n, data.holdout_size)
@@ -308,6 +310,7 @@ def _per_sample(
     verdicts: dict[str, _Verdict],
     outputs: Tensor | None,
     multipliers: Tensor | None,
+    deciding: str,
 ) -> tuple[SampleScore, ...]:
     sample_margins = None if outputs is None else margins(outputs, train.y)
     candidate_multipliers = (
@@ -316,7 +319,7 @@ def _per_sample(
     labels = train.y.long().tolist() if are_class_labels(train.y) else None
     row_numbers, rows = train.rows, []
     for i in range(len(train)):
-        match = verdicts[DECIDING].matches[i]
+        match = verdicts[deciding].matches[i]
         candidate = match.candidate
         rows.append(
             SampleScore(
@@ -335,9 +338,9 @@ def _per_sample(
 
 
 def _choose(
-    names: Sequence[str] | None, shape: tuple[int, ...], notes: list[str]
+    names: Sequence[str] | None, shape: tuple[int, ...], notes: list[str], deciding: Metric
 ) -> tuple[Metric, ...]:
-    """Return the named metrics and the metric that decides a verdict.
+    """Return the deciding metric and the named metrics.
 
     Without names these are all metrics that can score samples of this shape.
 
@@ -352,7 +355,7 @@ def _choose(
         reasons = {name: metric.why_not(shape) for name, metric in METRICS.items()}
         notes += [f"{name} skipped: it {reason}" for name, reason in reasons.items() if reason]
         names = [name for name, reason in reasons.items() if not reason]
-    return tuple(METRICS[name] for name in dict.fromkeys([DECIDING, *names]))
+    return (deciding, *(METRICS[name] for name in dict.fromkeys(names) if name != deciding.name))
 
 
 def _number(metric: Metric, oriented: float) -> float | None:

@@ -45,6 +45,7 @@ def build_knowledge(
     loss: str | None = None,
     weight_decay: float | None = None,
     columns: str | None = None,
+    column_ranges: str | None = None,
     train: Dataset | None = None,
     holdout: Dataset | None = None,
 ) -> Knowledge:
@@ -65,6 +66,7 @@ def build_knowledge(
         loss: The training loss.
         weight_decay: Weight decay of the training.
         columns: Types of the columns, if the samples are rows of a table.
+        column_ranges: Ranges of the columns, which only attacks on forests use.
         train: Training samples, which store the mean for ``mean="train"``.
         holdout: Held-out samples, which store the mean for ``mean="holdout"``.
 
@@ -72,8 +74,13 @@ def build_knowledge(
         What the attacker knows.
 
     Raises:
-        InputError: If both ``init`` and ``base`` are passed.
+        InputError: If both ``init`` and ``base`` are passed, or ``column_ranges`` for a network.
     """
+    if column_ranges is not None:
+        raise InputError(
+            "--column-ranges is used by attacks on forests; this release holds a network.",
+            "Pass --value-range LOW,HIGH, or omit --column-ranges.",
+        )
     if init is not None and base is not None:
         raise InputError(
             "--init and --base cannot be used together, because both name the initial weights.",
@@ -162,6 +169,52 @@ def parse_shape(values: Numbers) -> tuple[int, ...]:
             f"A shape must consist of positive integers; got {values!r}.", "Correct --shape."
         )
     return tuple(int(size) for size in sizes)
+
+
+
+def read_column_ranges(
+    source: str, train: Dataset | None, holdout: Dataset | None
+) -> tuple[Tensor, str]:
+    """Return the smallest and the largest value of each column of a table, and where they come from.
+
+    Args:
+        source: "train" or "holdout" for the ranges of these samples, or a .csv file with a header and two
+            rows of numbers: the smallest values, then the largest values.
+        train: Training samples.
+        holdout: Held-out samples.
+
+    Returns:
+        (2, columns) ranges, and their source: "train", "holdout" or "user".
+
+    Raises:
+        InputError: If the ranges cannot be read.
+    """
+    if source in ("train", "holdout"):
+        samples = train if source == "train" else holdout
+        if samples is None:
+            raise InputError(
+                f"--column-ranges {source} needs {'training' if source == 'train' else 'held-out'} samples; "
+                "there are none.",
+                f"Pass --{'data' if source == 'train' else 'holdout'}.",
+            )
+        x = samples.x.flatten(1).double()
+        low, high = x.nan_to_num(nan=torch.inf).amin(0), x.nan_to_num(nan=-torch.inf).amax(0)
+        return torch.stack([low, high]), source
+    try:
+        ranges = np.loadtxt(source, delimiter=",", skiprows=1, ndmin=2)
+    except (OSError, ValueError) as problem:
+        raise InputError(
+            "--column-ranges needs train, holdout or a .csv file with a header and two rows of numbers; "
+            f"reading {source[:80]!r} failed ({str(problem).splitlines()[0][:100]}).",
+            "Write the smallest value of every column into the first row, and the largest into the second.",
+        ) from problem
+    if len(ranges) != 2 or not np.isfinite(ranges).all() or (ranges[0] > ranges[1]).any():
+        raise InputError(
+            f"A file of column ranges has two rows, the smallest and the largest values; {source[:80]!r} has "
+            f"{len(ranges)} rows, or a smallest value above a largest one.",
+            "Write the smallest value of every column into the first row, and the largest into the second.",
+        )
+    return torch.from_numpy(ranges), "user"
 
 
 def parse_value_range(values: Numbers) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from residuum.records.exposure import Exposure
 from residuum.records.inputs import TASKS, Dataset, Split, read_npz
 from residuum.records.knowledge import Knowledge
 from residuum.records.reconstruction import Reconstruction, Selection
+from residuum.records.recovered_table import RecoveredTable
 from residuum.records.rundir import make_directory, read_json, write_atomic, write_json
 from residuum.records.scores import Scores
 from residuum.records.uniqueness import Sums, Uniqueness

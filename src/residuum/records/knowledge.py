@@ -15,7 +15,7 @@ from residuum.records.published import SchemaRule
 from residuum.records.rundir import digest
 
 PROVENANCES = ("user", "train", "holdout", "release")  # possible sources of a known fact
-TENSORS = ("mean", "theta0", "norms", "moment")  # names of the facts that are tensors
+TENSORS = ("mean", "theta0", "norms", "moment", "column_ranges")  # names of the facts that are tensors
 TYPED = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?:(onehot|integer)(?:/([0-9.eE+-]+))?")
 
 
@@ -56,6 +56,8 @@ class Knowledge(Record):
         columns: Types of the columns of a table, such as ``0-2:onehot,3:integer/9``. Columns count from 0,
             and the last column is included. A number after a slash is the divisor that was applied before a
             mean was subtracted.
+        column_ranges: Smallest value (first row) and largest value (second row) of each column of a table,
+            (2, columns), for attacks on forests.
         provenance: Source of every known fact: "user" (passed by the user), "train" (computed from the
             training set, which is the strongest attacker), "holdout", or "release" (stored in the file).
     """
@@ -71,6 +73,7 @@ class Knowledge(Record):
     norms: Tensor | None = None
     moment: dict[str, Tensor] | None = None
     columns: str | None = None
+    column_ranges: Tensor | None = None
     provenance: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -147,6 +150,8 @@ class Knowledge(Record):
         """Hash of all facts that the attacker knows."""
         moment = {f"moment of {name}": t for name, t in (self.moment or {}).items()}
         optional = {**(self.theta0 or {}), **moment, "mean": self.mean, "norms": self.norms}
+        if self.column_ranges is not None:
+            optional["column_ranges"] = self.column_ranges
         tensors = {name: t for name, t in optional.items() if t is not None}
         plain = [[name, getattr(self, name)] for name in self.known_names if name not in TENSORS]
         shapes = [[name, list(t.shape)] for name, t in tensors.items()]

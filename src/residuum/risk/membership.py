@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, TypeGuard
+from typing import ClassVar, Self, TypeGuard
 
 import numpy as np
 import torch
@@ -166,6 +166,47 @@ class MembershipTest(Record):
     decoy_named: Tensor
     loss: LossSeparation | None
 
+    @classmethod
+    def by_loss_alone(
+        cls, train: Dataset, holdout: Dataset | None, loss: LossSeparation | None, reason: str
+    ) -> Self:
+        """Return the result for a model without activation boundaries, of which only losses are compared.
+
+        Args:
+            train: The training records.
+            holdout: Records that the model never saw.
+            loss: How well losses separate members from non-members.
+            reason: Why there is no test by activation boundaries.
+
+        Returns:
+            The result, which names no record.
+        """
+        n, held_out = len(train), 0 if holdout is None else len(holdout)
+        nothing, indices = torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.long)
+        unknown = torch.full((n,), torch.nan, dtype=torch.float64)
+        return cls(
+            records=n,
+            rows=tuple(train.rows),
+            holdout=held_out,
+            holdout_needed=0,
+            layers=0,
+            neurons=0,
+            statistic=unknown,
+            holdout_statistic=nothing,
+            boundaries=torch.zeros(n, dtype=torch.long),
+            holdout_boundaries=indices,
+            p=unknown,
+            q=unknown,
+            above_tail=0,
+            group_p=math.nan,
+            named=indices,
+            is_finding=False,
+            reason=reason,
+            decoy_p=unknown,
+            decoy_named=indices,
+            loss=loss,
+        )
+
     @property
     def adjusted_p(self) -> float:
         """Twice the p-value of the group test, because an audit tests reconstruction as well."""
@@ -288,9 +329,21 @@ def separate_by_loss(network: Network, train: Dataset, holdout: Dataset) -> Loss
     task = choose_task(network.task, outputs.shape[1])
     y = normalize_labels(torch.cat([train.y, holdout.y]), task, outputs.shape[1])
     score = -margins_and_losses(outputs, y, task)[1].numpy()
-    is_member = np.arange(len(score)) < len(train)
+    return separate_by_scores(score, np.arange(len(score)) < len(train))
+
+
+def separate_by_scores(score: np.ndarray, is_member: np.ndarray) -> LossSeparation:
+    """Measure how well a score distinguishes training records from held-out records.
+
+    Args:
+        score: (n + N,) scores, such as negative losses. Training records should have larger scores.
+        is_member: (n + N,) which records are training records.
+
+    Returns:
+        The AUC with its 95% limits, and the true positive rate at 1% false positives.
+    """
     auc, rate = area_under_curve(score, is_member), None
-    if FALSE_POSITIVE_RATE * len(holdout) >= 1 - 1e-9:
+    if FALSE_POSITIVE_RATE * (~is_member).sum() >= 1 - 1e-9:
         rate = true_positive_rate(score, is_member, FALSE_POSITIVE_RATE)
     members, nonmembers = score[is_member], score[~is_member]
     tail_p = group_p_value(torch.from_numpy(members), torch.from_numpy(nonmembers))

@@ -1,0 +1,1 @@
+"""Attacks on the structure of decision trees."""

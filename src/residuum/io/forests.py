@@ -1,0 +1,36 @@
+"""Read all forests in a release: random forests, single trees and boosted trees, of any library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from residuum.io.forest_files import find_forests
+from residuum.io.release import Release
+from residuum.trees.forest import Forest
+
+
+@dataclass(frozen=True)
+class NamedForest:
+    """A forest of a release.
+
+    Attributes:
+        name: Class of the model, such as "RandomForestRegressor".
+        forest: The trees.
+    """
+
+    name: str
+    forest: Forest
+
+
+def read_forests(release: Release) -> tuple[NamedForest, ...]:
+    """Return all forests of a release, the largest first. Nothing in the file is executed.
+
+    Args:
+        release: The release.
+
+    Returns:
+        The forests, () if the release holds none.
+    """
+    forests = [NamedForest(name, forest) for name, forest in find_forests(release.content)]
+    forests.sort(key=lambda named: -sum(len(tree.left) for tree in named.forest.trees))
+    return tuple(forests)

@@ -1,0 +1,122 @@
+"""The training table that an attack recovers from the trees of a forest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from residuum.records.base import Record
+
+
+
+@dataclass(frozen=True, eq=False)
+class RecoveredTable(Record):
+    """The training table of a forest, as far as the file determines this table.
+
+    Attributes:
+        model: Class of the model, such as "RandomForestRegressor".
+        trees: Number of trees.
+        low: (records, columns) lower ends of the intervals that hold the values. -inf if nothing is known.
+        high: (records, columns) upper ends of these intervals. inf if nothing is known.
+        is_exact: (records, columns) whether the value is determined exactly.
+        is_likely: (records, columns) whether the value is determined, if every leaf was attributed to the right
+            number of records. A file without seeds and counts has likely values instead of exact ones.
+        is_missing: (records, columns) whether the value is missing in the training table.
+        targets: (records, targets) recovered targets or class numbers, NaN if a target is not determined.
+        has_row_order: Whether the records are in the order of the training table.
+        is_classifier: Whether the targets are class numbers.
+        records_in_file: Number of training records, None if the file does not say.
+        names: Names of the columns, () if the file stores no names.
+        seconds: Run time in seconds.
+        notes: Remarks for the reader.
+    """
+
+    model: str
+    trees: int
+    low: Tensor
+    high: Tensor
+    is_exact: Tensor
+    is_likely: Tensor
+    is_missing: Tensor
+    targets: Tensor
+    has_row_order: bool
+    is_classifier: bool = False
+    records_in_file: int | None = None
+    names: tuple[str, ...] = ()
+    seconds: float = 0.0
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def records(self) -> int:
+        """Number of recovered records. Their values may still be unknown."""
+        return len(self.low)
+
+    @property
+    def columns(self) -> int:
+        """Number of columns."""
+        return self.low.shape[1]
+
+    @property
+    def is_stated(self) -> Tensor:
+        """(records, columns) whether the table states one value: exact, likely or missing."""
+        return self.is_exact | self.is_likely | self.is_missing
+
+    @property
+    def known_targets(self) -> int:
+        """Number of records whose target is determined."""
+        return int((~self.targets.isnan()).all(1).sum()) if self.targets.shape[1] else 0
+
+    @property
+    def whole_rows(self) -> int:
+        """Number of records of which all columns are stated."""
+        return int(self.is_stated.all(1).sum()) if self.columns else 0
+
+    @property
+    def stated_share(self) -> float:
+        """Share of the cells that are stated."""
+        return float(self.is_stated.double().mean()) if self.is_stated.numel() else 0.0
+
+    @property
+    def certainty(self) -> str:
+        """The word for stated cells: "exact", or "likely" for a file without seeds and counts."""
+        return "likely" if bool(self.is_likely.any()) else "exact"
+
+    def estimate(self, low: Tensor, width: Tensor) -> Tensor:
+        """Return one value for each cell: the middle of its interval.
+
+        Args:
+            low: (columns,) smallest value of each column.
+            width: (columns,) range of each column.
+
+        Returns:
+            (records, columns) estimates. A cell without a limit has the middle of the column.
+        """
+        lower = torch.maximum(self.low, low.expand_as(self.low))
+        upper = torch.minimum(self.high, (low + width).expand_as(self.high))
+        middle = (lower + upper) / 2
+        stated = self.is_exact | self.is_likely
+        middle = torch.where(stated, (self.low + self.high) / 2, middle)
+        return torch.where(self.is_missing, torch.nan, middle)
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What was recovered, in sentences."""
+        total = self.records_in_file or self.records
+        what = "labels" if self.is_classifier else "targets"
+        order = "in the order of the training table" if self.has_row_order else "in unknown order"
+        sentences = []
+        if self.known_targets:
+            sentences.append(
+                f"The file determines the {what} of {self.known_targets} of {total} training records, "
+                f"{order}."
+            )
+        else:
+            sentences.append(f"The file determines no {what} of training records.")
+        if self.stated_share > 0:
+            sentences.append(
+                f"{self.stated_share:.1%} of all cells are {self.certainty}, and {self.whole_rows} of "
+                f"{total} rows are {self.certainty} in every column."
+            )
+        return tuple(sentences)
