@@ -95,9 +95,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def cases() -> list[Case]:
-    return [
-        {"setting": name, "seed": FIRST_SEED + k} for name in SETTINGS for k in range(FITS)
-    ]
+    return [{"setting": name, "seed": FIRST_SEED + k} for name in SETTINGS for k in range(FITS)]
 
 
 def measure(case: Case) -> Case:

@@ -94,7 +94,19 @@ def _mixed(
         region = rng.integers(0, 6, records)
         score, distance = rng.normal(size=records), rng.exponential(size=records)
         rooms = rng.choice([2.0, 2.5, 3.5, 4.5], records)
-        columns = [age, income, height, weight, children, smoker, urban, region, score, distance, rooms]
+        columns = [
+            age,
+            income,
+            height,
+            weight,
+            children,
+            smoker,
+            urban,
+            region,
+            score,
+            distance,
+            rooms,
+        ]
         x = np.stack([np.asarray(column, dtype=float) for column in columns], 1)
         y = (
             0.4 * age

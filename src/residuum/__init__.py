@@ -24,7 +24,7 @@ _NAMES = {  # public names by the module that defines them
     "evaluation": "score",
     "networks": "Architecture",
     "networks.network": "Network",
-    "records": "Certificate Dataset Knowledge Reconstruction Scores Split same",
+    "records": "Certificate Dataset Knowledge Reconstruction RecoveredTable Scores Split same",
     "scanning.scan": "scan",
     "scanning.strip": "strip",
     "sweeping": "sweep",
@@ -62,6 +62,7 @@ if TYPE_CHECKING:
     from residuum.records import Dataset as Dataset
     from residuum.records import Knowledge as Knowledge
     from residuum.records import Reconstruction as Reconstruction
+    from residuum.records import RecoveredTable as RecoveredTable
     from residuum.records import Scores as Scores
     from residuum.records import Split as Split
     from residuum.records import same as same

@@ -27,13 +27,15 @@ from residuum.attacks.stationarity.attack import (
 from residuum.attacks.stationarity.objectives import OBJECTIVES
 from residuum.attacks.stationarity.priors import PRIORS
 from residuum.attacks.tabular.hyperplanes import Hyperplanes
+from residuum.attacks.trees.forest import ForestAttack
 from residuum.attacks.unmixing.attack import Unmix, UnmixOptimizerState
 from residuum.attacks.unmixing.backbone import BehindBackbone, BehindBackboneOptimizerState
 from residuum.settings import PRESETS
 
 __all__ = ["ATTACKS", "KKT", "NTK", "OBJECTIVES", "PRESETS", "PRIORS", "Attack", "OneShotAttack"]
 __all__ += ["AttackProgress", "Auto", "BehindBackbone", "BehindBackboneOptimizerState", "BinaryKKT"]
-__all__ += ["FirstLayerWeights", "Geiping2020", "Geiping2020OptimizerState", "GradientMatching"]
+__all__ += ["FirstLayerWeights", "ForestAttack", "Geiping2020", "Geiping2020OptimizerState"]
+__all__ += ["GradientMatching"]
 __all__ += ["Hyperplanes", "ModelInversion", "MulticlassKKT", "OptimizerState"]
 __all__ += [
     "OptimizerStateMatching",

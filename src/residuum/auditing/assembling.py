@@ -42,7 +42,9 @@ def assemble_result(audit: Audit) -> AuditResult:
     """Return the result, including the verdict, of an audit whose stages have run."""
     if audit.case.network is not None:
         return _assemble_for_network(audit)
-    return _assemble_for_records(audit) if audit.case.forest is None else _assemble_for_forest(audit)
+    return (
+        _assemble_for_records(audit) if audit.case.forest is None else _assemble_for_forest(audit)
+    )
 
 
 def describe_case(case: Case) -> tuple[Applies, ...]:
@@ -167,7 +169,6 @@ def _assemble_for_records(audit: Audit) -> AuditResult:
     )
 
 
-
 def _assemble_for_forest(audit: Audit) -> AuditResult:
     """Return the result for a file that holds a forest."""
     case, scores, table = audit.case, audit.scores, audit.table
@@ -206,10 +207,16 @@ def _assemble_for_forest(audit: Audit) -> AuditResult:
         membership=audit.membership,
         table=table,
         targets=audit.targets,
-        applies=(Applies("trees", MEASURED, describe_forest(forest)), *list_attacks(audit.outcomes)),
+        applies=(
+            Applies("trees", MEASURED, describe_forest(forest)),
+            *list_attacks(audit.outcomes),
+        ),
         suite=SUITE,
         warnings=(*case.warnings, *(case.train.notes if case.train is not None else ())),
-        notes=(*audit.negative_controls.notes, *(() if table is None else (*table.lines, *table.notes))),
+        notes=(
+            *audit.negative_controls.notes,
+            *(() if table is None else (*table.lines, *table.notes)),
+        ),
         files=_files(audit),
     )
 

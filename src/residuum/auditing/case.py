@@ -51,7 +51,6 @@ from residuum.records.rundir import digest
 from residuum.surfaces.head import Head, extract_head
 from residuum.surfaces.inspection import Inspection, inspect_network
 from residuum.surfaces.surface import resolve_surface
-from residuum.trees.forest import Forest
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -283,7 +282,7 @@ def load_case(
             attacker = Knowledge(shape=shape_of(knowledge["shape"]))
         if forest is not None:
             facts = knowledge if isinstance(knowledge, Mapping) else None
-            known = attempt(known_by_attacker, facts, attacker, forest.forest, train, held_out)
+            known = attempt(known_by_attacker, facts, attacker, train, held_out)
             attacker = known or attacker
         return Case(None, attacker, train, held_out, release, stored, forest, sources=sources)
     loaded = attempt(load_knowledge, knowledge, release, network, train, held_out, _text(base))
@@ -305,11 +304,9 @@ def load_case(
     return replace(case, warnings=warnings or ())
 
 
-
 def known_by_attacker(
     facts: Mapping[str, Any] | None,
     knowledge: Knowledge,
-    forest: Forest,
     train: Dataset | None,
     holdout: Dataset | None,
 ) -> Knowledge:
@@ -318,7 +315,6 @@ def known_by_attacker(
     Args:
         facts: Facts that the user names, None if the user passes a record.
         knowledge: The knowledge record.
-        forest: The forest.
         train: Training samples, whose ranges are used if the user names "train".
         holdout: Held-out samples, whose ranges are used if the user names "holdout".
 
@@ -454,9 +450,7 @@ class _Reader:
     base: str | None
     trust_code: bool
 
-    def read(
-        self, model: Model
-    ) -> tuple[Network | None, StoredRecords | None, NamedForest | None]:
+    def read(self, model: Model) -> tuple[Network | None, StoredRecords | None, NamedForest | None]:
         """Return network, stored records and forest. If the model has none, raise a ``ResiduumError``."""
         if self.release is None:
             return as_network(model, self.request.arch, self.shape), None, None

@@ -37,7 +37,13 @@ from residuum.auditing.power import NETWORKS, ControlSize, PositiveControls
 from residuum.auditing.questions import QUESTIONS_OF_TESTS
 from residuum.auditing.result import Evidence
 from residuum.auditing.schedule import AttackResults
-from residuum.auditing.scores import MAX_DISTANCE_RATIO, AttackScores, AttackTest, findings, run_tests
+from residuum.auditing.scores import (
+    MAX_DISTANCE_RATIO,
+    AttackScores,
+    AttackTest,
+    findings,
+    run_tests,
+)
 from residuum.evaluation import score
 from residuum.evaluation.matching import MIN_HOLDOUT, Array, as_array
 from residuum.evaluation.scoring import CandidatePool, label_name
@@ -51,7 +57,7 @@ from residuum.evaluation.tables import (
 from residuum.evaluation.targets import TargetTest, compare_labels, compare_targets
 from residuum.io.forests import NamedForest, read_forests
 from residuum.io.release import open_release
-from residuum.records import Dataset, Knowledge, RecoveredTable, Reconstruction, Scores
+from residuum.records import Dataset, Knowledge, Reconstruction, RecoveredTable, Scores
 from residuum.risk.membership import MembershipTest, separate_by_scores
 from residuum.trees.predict import predict
 
@@ -61,7 +67,10 @@ if TYPE_CHECKING:
 # More training samples than this are not compared. A random subset of the training samples is used.
 MAX_COMPARED = 2000
 MAX_HELD_OUT = 4000  # largest number of held-out samples that are compared
-NEAR_COLUMNS, NEAR = 0.9, 0.01  # a near-copy has this share of its columns right within this tolerance
+NEAR_COLUMNS, NEAR = (
+    0.9,
+    0.01,
+)  # a near-copy has this share of its columns right within this tolerance
 MIN_CONTROL_SAMPLES = 20  # a positive control has at least this many training samples
 NO_BOUNDARIES = "trees have no activation boundaries, so only their losses are compared"
 CONTROL_SUBJECT = "forests of as many fully grown trees"
@@ -153,7 +162,7 @@ def score_table(audit: Audit) -> Audit:
     targets = compare_with_targets(audit, table)
     audit = replace(audit, targets=targets)
     if table.is_classifier or not table.records or table.columns != sets.train.x[0].numel():
-        rows = (audit.attacks.outcomes[0],)
+        rows = audit.attacks.outcomes
         reason = CLASSIFIER_ROWS if table.is_classifier else "no row was recovered"
         n = len(sets.train)
         return replace(audit, scores=AttackScores(rows, Findings(n, reason, metric=DIGITS.name)))
@@ -281,7 +290,9 @@ class RowComparison:
             calibration=None if test is None else test.control,
             deciding=DIGITS,
         )
-        scores = scores.replace(notes=tuple(dict.fromkeys((*self.sets.notes, *notes, *scores.notes))))
+        scores = scores.replace(
+            notes=tuple(dict.fromkeys((*self.sets.notes, *notes, *scores.notes)))
+        )
         evidence = self.evidence(scores, test)
         if test is None:
             empty = Findings(len(train), reason=scores.reason, metric=DIGITS.name)
@@ -323,7 +334,9 @@ class RowComparison:
         nearest = mean_error(samples, holdout.x).min(1)
         typical = mean_error(samples, holdout.x.nanmedian(0).values[None])[:, 0]
         right = count_right_columns(recovered, samples, NEAR)
-        is_copy = (right >= NEAR_COLUMNS * samples.shape[1]) & (error <= MAX_DISTANCE_RATIO * nearest)
+        is_copy = (right >= NEAR_COLUMNS * samples.shape[1]) & (
+            error <= MAX_DISTANCE_RATIO * nearest
+        )
         resembles = error <= MAX_DISTANCE_RATIO * typical
         return {
             int(i): NEAR_COPY if copy else RESEMBLANCE if like else CLASS_LEVEL
@@ -354,7 +367,8 @@ class RowComparison:
             null=torch.zeros(0) if test is None else held_out_matches(test, self.seed),
             null_sets=count_sets(len(train)),
             labels=tuple(
-                "" if row.label is None else label_name(row.label, train) for row in scores.per_sample
+                "" if row.label is None else label_name(row.label, train)
+                for row in scores.per_sample
             ),
             nearest_holdout=nearest,
             features=train.features or self.table.names,
@@ -391,7 +405,9 @@ def test_positive_controls(audit: Audit) -> Audit:
     assert holdout is not None
     assert audit.case.train is not None
     sizes = []
-    samples = min(len(audit.case.train), MAX_COMPARED, len(holdout) // 2, len(holdout) - MIN_HOLDOUT)
+    samples = min(
+        len(audit.case.train), MAX_COMPARED, len(holdout) // 2, len(holdout) - MIN_HOLDOUT
+    )
     while samples >= MIN_CONTROL_SAMPLES and not audit.deadline.is_over:
         size = _test_controls(audit, holdout, samples)
         sizes.append(size)
@@ -425,9 +441,7 @@ def _test_controls(audit: Audit, holdout: Dataset, samples: int) -> ControlSize:
     return ControlSize(samples, tuple(counts), detected, 0.0)
 
 
-def _test_control(
-    audit: Audit, members: Dataset, others: Dataset, seed: int
-) -> tuple[int, bool]:
+def _test_control(audit: Audit, members: Dataset, others: Dataset, seed: int) -> tuple[int, bool]:
     """Train a forest on members, and return how many of them are recovered and whether this shows a leak."""
     assert audit.case.forest is not None
     model = train_control(audit.case.forest, members, seed)
@@ -446,7 +460,7 @@ def _test_control(
 
 
 def _knowledge_of_control(knowledge: Knowledge, members: Dataset) -> Knowledge:
-    """Return what the attacker knows of a control: the ranges of its columns if those of the audit are known."""
+    """Return what the attacker knows of a control: the ranges of its columns, if those of the audit."""
     if knowledge.column_ranges is None:
         return knowledge
     x = members.x.flatten(1).double()
@@ -471,7 +485,9 @@ def train_control(model: NamedForest, members: Dataset, seed: int) -> NamedFores
         kind = ensemble.RandomForestClassifier
     y = members.y.double().numpy()
     fitted = kind(len(model.forest.trees), random_state=seed)
-    fitted.fit(members.x.flatten(1).double().numpy(), y.astype(int) if model.forest.is_classifier else y)
+    fitted.fit(
+        members.x.flatten(1).double().numpy(), y.astype(int) if model.forest.is_classifier else y
+    )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "control.pkl"
         path.write_bytes(pickle.dumps(fitted))

@@ -179,6 +179,15 @@ def _has_left_out_work(result: AuditResult) -> bool:
 def _not_covered(result: AuditResult) -> str:
     """Return the attacks and attackers that "no leak found" does not cover."""
     skipped = [row.name for row in result.attacks if row.decides and row.applies and not row.ran]
+    if result.table is not None:
+        known = (
+            ""
+            if result.knowledge.known_names
+            else "an attacker who knows the ranges of the columns; "
+        )
+        return (
+            f"{known}attackers who query the model; other content of this release (residuum scan)"
+        )
     unknown_facts = {
         "theta0": "the initial weights (--init)",
         "mean": "the mean of the samples (--mean train)",
@@ -235,6 +244,14 @@ LEAK_ROWS = (
         lambda result: result.verdict.grade == MEMBERSHIP,
         "Do not release this file if it must stay secret who is in the training set. An attacker with a "
         f"sample can tell that it was trained on. {FEWER_EPOCHS} Then audit the new file.",
+        (redacted_report,),
+    ),
+    Row(
+        lambda result: result.table is not None,
+        "Do not release this file, because its trees determine values of training records. Train again with "
+        "at least 5 records in every leaf (min_samples_leaf=5) and with fewer trees than records. Remove the "
+        "seeds and the impurities of the trees before you save the model: residuum strip prints a script for "
+        "this. Removing them alone does not help. Audit the new file.",
         (redacted_report,),
     ),
     Row(
@@ -307,6 +324,13 @@ INCONCLUSIVE_ROWS = (
         (audit_again,),
     ),
     Row(
+        lambda result: _memorizes(result) and result.table is not None,
+        "The model fits its training samples better than other samples, so an audit cannot rule out a leak, "
+        "even though nothing was recovered. Train again with more records in every leaf, for example twice "
+        "min_samples_leaf, and with shallower trees (max_depth). Then audit the new file.",
+        (redacted_report,),
+    ),
+    Row(
         _memorizes,
         "The network memorizes its training samples, so an audit cannot rule out a leak, even though no "
         f"sample is named or reconstructed. {FEWER_EPOCHS} Then audit the new file.",
@@ -331,6 +355,11 @@ INCONCLUSIVE_ROWS = (
         "Raise the budget to {larger_budget}. The positive controls then have more samples, which makes "
         "a leak easier to detect in them.",
         (audit_with_larger_controls,),
+    ),
+    Row(
+        lambda result: result.table is not None,
+        "Pass more held-out samples with targets (--holdout), so that the positive controls have as many "
+        "records as the forest.",
     ),
     Row(
         lambda result: True,

@@ -188,14 +188,16 @@ def _reconstruction(
     return _answer(RECONSTRUCTION, NO, evidence, count=0, **values)
 
 
-
 def _with_targets(answer: Answer, targets: TargetTest, is_finding: bool) -> Answer:
     """Add the test of recovered targets to the answer about reconstruction."""
     answer = answer.replace(evidence=f"{answer.evidence} {targets.line}")
     if not is_finding or answer.answer == YES:
         return answer
     return answer.replace(
-        answer=YES, count=targets.recovered, n=targets.n, expected_by_chance=targets.expected_by_chance
+        answer=YES,
+        count=targets.recovered,
+        n=targets.n,
+        expected_by_chance=targets.expected_by_chance,
     )
 
 

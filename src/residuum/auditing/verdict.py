@@ -24,7 +24,14 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from residuum.auditing.inputs import Fit
-from residuum.auditing.outcomes import ATTRIBUTE, GRADES, MEMBERSHIP, VERBATIM, AttackOutcome, Findings
+from residuum.auditing.outcomes import (
+    ATTRIBUTE,
+    GRADES,
+    MEMBERSHIP,
+    VERBATIM,
+    AttackOutcome,
+    Findings,
+)
 from residuum.auditing.power import PositiveControls, covered_samples
 from residuum.auditing.questions import Answer, answer_questions, plural
 from residuum.evaluation.null import SIGNIFICANCE, format_p

@@ -36,9 +36,11 @@ from residuum.settings import AUTO, MODELS, PRESETS, AttackSettings
 
 if TYPE_CHECKING:
     from residuum.attacks.cost import Estimate
+    from residuum.io.release import Release
     from residuum.records import Reconstruction
 
 MAX_ROWS = 20  # maximal number of restarts in the printed table. attack.json has all restarts
+FOREST = "forest"  # the attack on decision trees, which have no weights
 ON_SURFACES = (AUTO, "unmix")  # attacks that can run on several attack surfaces
 SUMMARIES = {
     "auto": "Choose the attack that suits the network. This is the default.",
@@ -56,6 +58,7 @@ SUMMARIES = {
     "invert-moment": "Find samples whose gradients match an optimizer state.",
     "geiping2020": "Match gradients as published (Geiping 2020).",
     "geiping2020-moment": "Run geiping2020 on an optimizer state.",
+    "forest": "Recover the training table of a random forest from its trees.",
     "corners": "Find points where the hyperplanes of many neurons meet.",
     "polynomial": "Recover the samples of a polynomial network exactly.",
     "model-inversion": "Baseline: find inputs with a large output.",
@@ -117,8 +120,10 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
     ) -> None:
         from residuum.attacks import estimate, make_attack
         from residuum.attacks.registry import adapt_to_surface
+        from residuum.attacks.trees.forest import read_forest
         from residuum.errors import InconclusiveError
         from residuum.io.attacker_knowledge import build_knowledge, parse_shape
+        from residuum.io.forests import read_forests
         from residuum.io.loading import load_network, resolve_trained_and_base
         from residuum.io.release import open_release
         from residuum.records.rundir import read_json
@@ -126,7 +131,8 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
 
         check_preset(name, preset)
         attack = options.make_from_options(
-            lambda **values: make_attack(name, preset, **values), settings or {}
+            lambda **values: make_attack(AUTO if name == FOREST else name, preset, **values),
+            settings or {},
         )
         options.check_device(attack.device)
         shape = None if knowledge_options.shape is None else parse_shape(knowledge_options.shape)
@@ -134,6 +140,12 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
             checkpoint, fine_tuning.base, fine_tuning.adapter
         )
         release = open_release(checkpoint)
+        if name in (AUTO, FOREST) and read_forests(release):
+            facts = {k: v for k, v in vars(knowledge_options).items() if v is not None}
+            _attack_forest(release, facts, attack, out, output)
+            return
+        if name == FOREST:
+            read_forest(release)  # raises an error, because the release holds no forest
         network = load_network(
             release, arch=arch, model=model, trust_code=trust_code, shape=shape, base=base
         )
@@ -278,6 +290,35 @@ def show(reconstruction: Reconstruction, out: Path) -> None:
     print_line(f"known to the attacker: {reconstruction.knowledge.line}")
     print_line(f"{reconstruction.seconds:.1f} seconds; written to {out}")
     print_notes(reconstruction.notes)
+
+
+def _attack_forest(
+    release: Release,
+    facts: dict[str, Any],
+    attack: AttackSettings,
+    out: Path | None,
+    output: options.Output,
+) -> None:
+    """Recover the table of a forest, write it to a folder, and print what was recovered."""
+    from residuum.attacks.trees.forest import ForestAttack
+    from residuum.auditing.case import known_by_attacker
+    from residuum.records import Knowledge
+    from residuum.verbs.forests import SUMMARY, TABLE, attack_forest
+
+    if out is None:
+        raise InputError("An attack needs a folder to write.", "Pass --out runs/a.")
+    knowledge = known_by_attacker(facts, Knowledge(), None, None)
+    table = attack_forest(release, knowledge, ForestAttack(seed=attack.seed), out)
+    from residuum.records.rundir import read_json
+
+    def show_table() -> None:
+        for line in table.lines:
+            print_line(line)
+        print_line(f"known to the attacker: {knowledge.line.replace('weights', 'file')}")
+        print_line(f"{table.seconds:.1f} seconds; the table is in {out / TABLE}")
+        print_notes(table.notes)
+
+    output.print_result(read_json(out / SUMMARY), show_table)
 
 
 def _show_added_candidates(reconstruction: Reconstruction) -> None:

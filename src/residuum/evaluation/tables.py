@@ -116,5 +116,3 @@ def count_right_columns(a: Tensor, b: Tensor, tolerance: float) -> Array:
         (n,) numbers of columns.
     """
     return np.asarray(((a - b).abs() <= tolerance).sum(1))
-
-

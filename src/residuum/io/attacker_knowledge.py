@@ -171,7 +171,6 @@ def parse_shape(values: Numbers) -> tuple[int, ...]:
     return tuple(int(size) for size in sizes)
 
 
-
 def read_column_ranges(
     source: str, train: Dataset | None, holdout: Dataset | None
 ) -> tuple[Tensor, str]:

@@ -15,7 +15,13 @@ from residuum.records.published import SchemaRule
 from residuum.records.rundir import digest
 
 PROVENANCES = ("user", "train", "holdout", "release")  # possible sources of a known fact
-TENSORS = ("mean", "theta0", "norms", "moment", "column_ranges")  # names of the facts that are tensors
+TENSORS = (
+    "mean",
+    "theta0",
+    "norms",
+    "moment",
+    "column_ranges",
+)  # names of the facts that are tensors
 TYPED = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?:(onehot|integer)(?:/([0-9.eE+-]+))?")
 
 

@@ -10,7 +10,6 @@ from torch import Tensor
 from residuum.records.base import Record
 
 
-
 @dataclass(frozen=True, eq=False)
 class RecoveredTable(Record):
     """The training table of a forest, as far as the file determines this table.
@@ -21,8 +20,8 @@ class RecoveredTable(Record):
         low: (records, columns) lower ends of the intervals that hold the values. -inf if nothing is known.
         high: (records, columns) upper ends of these intervals. inf if nothing is known.
         is_exact: (records, columns) whether the value is determined exactly.
-        is_likely: (records, columns) whether the value is determined, if every leaf was attributed to the right
-            number of records. A file without seeds and counts has likely values instead of exact ones.
+        is_likely: (records, columns) whether the value is determined, if every leaf was attributed to the
+            right number of records. A file without seeds and counts has likely values instead of exact ones.
         is_missing: (records, columns) whether the value is missing in the training table.
         targets: (records, targets) recovered targets or class numbers, NaN if a target is not determined.
         has_row_order: Whether the records are in the order of the training table.

@@ -322,6 +322,7 @@ MODELS: dict[str, type[AttackSettings]] = {
     "invert-moment": RestartSettings,
     "geiping2020": RestartSettings,
     "geiping2020-moment": RestartSettings,
+    "forest": AttackSettings,
     "corners": AttackSettings,
     "polynomial": AttackSettings,
     "model-inversion": ModelInversionSettings,

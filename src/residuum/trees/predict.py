@@ -7,7 +7,6 @@ import numpy as np
 from residuum.trees.forest import NO_CHILD, Floats, Forest, Integers, Tree
 
 
-
 def find_leaf_nodes(tree: Tree, x: Floats) -> Integers:
     """Return the node of the leaf that each sample reaches.
 
@@ -22,13 +21,17 @@ def find_leaf_nodes(tree: Tree, x: Floats) -> Integers:
         (samples,) numbers of nodes.
     """
     x = np.asarray(x, dtype=np.float32)
-    missing_left = tree.missing_left if tree.missing_left is not None else np.zeros(len(tree.left), bool)
+    missing_left = (
+        tree.missing_left if tree.missing_left is not None else np.zeros(len(tree.left), bool)
+    )
     node = np.zeros(len(x), dtype=np.int64)
     active = np.flatnonzero(tree.left[node] != NO_CHILD)
     while len(active):
         current = node[active]
         values = x[active, tree.feature[current]]
-        goes_left = np.where(np.isnan(values), missing_left[current], values <= tree.threshold[current])
+        goes_left = np.where(
+            np.isnan(values), missing_left[current], values <= tree.threshold[current]
+        )
         node[active] = np.where(goes_left, tree.left[current], tree.right[current])
         active = active[tree.left[node[active]] != NO_CHILD]
     return node

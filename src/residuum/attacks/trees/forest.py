@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from residuum.attacks.base import AttackSettings
 from residuum.errors import InputError
 from residuum.io.forests import NamedForest, read_forests
 from residuum.io.release import Release, open_release
 from residuum.records import Knowledge
 from residuum.records.recovered_table import RecoveredTable
+from residuum.settings import AttackSettings
 from residuum.trees.bootstrap import bootstrap_counts
 from residuum.trees.forest import Floats, Forest
 from residuum.trees.labels import find_labels
@@ -46,6 +46,9 @@ class ForestAttack(AttackSettings):
 
         Returns:
             The recovered table.
+
+        Raises:
+            InputError: If the attack does not apply to the forest.
 
         Example:
             >>> from residuum.attacks.trees.forest import ForestAttack

@@ -1,0 +1,87 @@
+"""The folder of an attack on a forest: the recovered table as CSV, and everything that was recovered."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+from residuum.attacks.trees.forest import NAME, ForestAttack, read_forest
+from residuum.io.release import Release
+from residuum.records import Knowledge, RecoveredTable, write_atomic, write_json
+from residuum.records.rundir import refuse_foreign
+
+SUMMARY, TABLE, RECORD = "attack.json", "table.csv", "table.safetensors"
+
+
+def attack_forest(
+    release: Release, knowledge: Knowledge, attack: ForestAttack, out: Path
+) -> RecoveredTable:
+    """Recover the training table of a forest and write it to a folder.
+
+    ``table.csv`` has one row per record. A cell that the file does not determine has the ends of its
+    interval, such as ``[1.5, 2]``. ``table.safetensors`` is a saved :class:`~residuum.records.RecoveredTable`.
+
+    Args:
+        release: The release that holds the forest.
+        knowledge: What the attacker knows.
+        attack: The attack with its settings.
+        out: The folder.
+
+    Returns:
+        The recovered table.
+    """
+    refuse_foreign(out, "an attack on a forest", {SUMMARY})
+    table = attack.run(read_forest(release), knowledge)
+    write_atomic(out / ".gitignore", "*\n")
+    table.save(out / RECORD)
+    write_atomic(out / TABLE, to_csv(table))
+    write_json(out / SUMMARY, {**attack.to_json(), **summarize(table), "sha256": release.sha256})
+    return table
+
+
+def summarize(table: RecoveredTable) -> dict[str, Any]:
+    """Return what was recovered as plain values."""
+    return {
+        "attack": NAME,
+        "model": table.model,
+        "trees": table.trees,
+        "records": table.records_in_file or table.records,
+        "columns": table.columns,
+        "targets": table.known_targets,
+        "in_row_order": table.has_row_order,
+        "certainty": table.certainty,
+        "stated_cells": round(table.stated_share, 6),
+        "whole_rows": table.whole_rows,
+        "missing_cells": int(table.is_missing.sum()),
+        "seconds": table.seconds,
+        "notes": list(table.notes),
+    }
+
+
+def to_csv(table: RecoveredTable) -> str:
+    """Return a recovered table as CSV, with one row per record."""
+    names = table.names or tuple(f"column {j}" for j in range(table.columns))
+    targets = table.targets.shape[1]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    target_names = ["target"] if targets == 1 else [f"target {j}" for j in range(targets)]
+    writer.writerow([*names, *target_names])
+    stated = (table.is_exact | table.is_likely).tolist()
+    low, high, missing = table.low.tolist(), table.high.tolist(), table.is_missing.tolist()
+    for i, values in enumerate(table.targets.tolist()):
+        cells = [
+            _cell(low[i][j], high[i][j], stated[i][j], missing[i][j]) for j in range(table.columns)
+        ]
+        writer.writerow([*cells, *("" if math.isnan(y) else f"{y:.10g}" for y in values)])
+    return text.getvalue()
+
+
+def _cell(low: float, high: float, is_stated: bool, is_missing: bool) -> str:
+    if is_missing:
+        return "missing"
+    if is_stated:
+        return f"{(low + high) / 2:.7g}"
+    return "" if math.isinf(low) and math.isinf(high) else f"[{low:.7g}, {high:.7g}]"
