@@ -25,6 +25,8 @@ def bootstrap_counts(forest: Forest) -> Integers | None:
         (trees, records) counts. None if the trees were not trained on bootstrap samples, if a tree stores no
         seed or no weights, or if the seeds do not lead to the stored numbers of distinct records.
     """
+    if forest.bootstrap is not None:
+        return forest.bootstrap
     roots = [(tree.seed, float(tree.weight[0])) for tree in forest.trees if tree.weight is not None]
     if forest.has_bootstrap is False or forest.has_sample_weights:
         return None

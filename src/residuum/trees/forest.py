@@ -22,6 +22,10 @@ Integers = NDArray[np.int64]
 Booleans = NDArray[np.bool_]
 
 NO_CHILD = -1
+# How the trees of a model work together. Trees of a forest are fitted to the targets, and their values are
+# averaged. Trees of boosting are fitted to residuals or gradients, and their values are added. Trees of an
+# isolation forest split at random and predict nothing.
+AVERAGE, BOOSTING, ISOLATION = "average", "boosting", "isolation"
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,19 @@ class Forest:
             with random thresholds have no midpoints.
         has_sample_weights: Whether training used sample weights, which change the bootstrap samples.
         names: Names of the columns, () if the file stores no names.
+        kind: How the trees work together: "average", "boosting" or "isolation".
+        library: Name of the library that wrote the file.
+        bootstrap: (trees, records) how often each tree drew each record, if the reader can compute it and the
+            seeds of the trees do not follow the rule of random forests (:mod:`.bootstrap`).
+        offset: (outputs,) number that is added to the sum of the trees of boosting, None if it is unknown.
+        outputs: (trees,) number of the output to which each tree of boosting belongs, None for one output.
+        learning_rate: Factor that the leaf values of boosting already contain, None if it is unknown.
+        objective: Name of the loss function of boosting in the library, "" if it is unknown.
+        is_strict: Whether a value goes to the left child if it is below the threshold, not if it is equal.
+        stored_ranges: (columns,) smallest and (columns,) largest values of the columns in the training table,
+            None if the file does not store them. NaN for a column without such values.
+        bin_edges: For each column, edges of histogram bins that the file stores in addition to the nodes, ()
+            if it stores none.
     """
 
     trees: tuple[Tree, ...]
@@ -80,6 +97,16 @@ class Forest:
     has_midpoints: bool = True
     has_sample_weights: bool = False
     names: tuple[str, ...] = ()
+    kind: str = AVERAGE
+    library: str = "scikit-learn"
+    bootstrap: Integers | None = None
+    offset: Floats | None = None
+    outputs: Integers | None = None
+    learning_rate: float | None = None
+    objective: str = ""
+    is_strict: bool = False
+    stored_ranges: tuple[Floats, Floats] | None = None
+    bin_edges: tuple[Floats, ...] = ()
 
     @cached_property
     def structure(self) -> Structure:

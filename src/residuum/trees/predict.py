@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from residuum.trees.forest import NO_CHILD, Floats, Forest, Integers, Tree
+from residuum.trees.forest import BOOSTING, NO_CHILD, Floats, Forest, Integers, Tree
 
 
-def find_leaf_nodes(tree: Tree, x: Floats) -> Integers:
+def find_leaf_nodes(tree: Tree, x: Floats, is_strict: bool = False) -> Integers:
     """Return the node of the leaf that each sample reaches.
 
     Trees compare float32 values with thresholds. A missing value (NaN) follows the direction that the node
@@ -16,6 +16,7 @@ def find_leaf_nodes(tree: Tree, x: Floats) -> Integers:
     Args:
         tree: The tree.
         x: (samples, columns) values.
+        is_strict: Whether a value that equals a threshold goes to the right child.
 
     Returns:
         (samples,) numbers of nodes.
@@ -29,28 +30,43 @@ def find_leaf_nodes(tree: Tree, x: Floats) -> Integers:
     while len(active):
         current = node[active]
         values = x[active, tree.feature[current]]
-        goes_left = np.where(
-            np.isnan(values), missing_left[current], values <= tree.threshold[current]
-        )
+        threshold = tree.threshold[current]
+        is_below = values < threshold if is_strict else values <= threshold
+        goes_left = np.where(np.isnan(values), missing_left[current], is_below)
         node[active] = np.where(goes_left, tree.left[current], tree.right[current])
         active = active[tree.left[node[active]] != NO_CHILD]
     return node
 
 
 def predict(forest: Forest, x: Floats) -> Floats:
-    """Return the mean of the leaf values over all trees.
+    """Return the predictions of a model: the mean of its trees, or their sum for boosting.
 
     Args:
-        forest: A random forest or a single tree.
+        forest: The model.
         x: (samples, columns) values.
 
     Returns:
-        (samples, k) predicted targets, or shares of classes.
+        (samples, k) predicted targets, or shares of classes. For boosting, the sum of the trees before any
+        link function.
     """
+    if forest.kind == BOOSTING:
+        return _add_trees(forest, x)
     total = np.zeros((len(x), forest.trees[0].value.shape[1]))
     for tree in forest.trees:
-        values = tree.value[find_leaf_nodes(tree, x)]
+        values = tree.value[find_leaf_nodes(tree, x, forest.is_strict)]
         if forest.is_classifier:
             values = values / values.sum(1, keepdims=True)
         total += values
     return total / len(forest.trees)
+
+
+def _add_trees(forest: Forest, x: Floats) -> Floats:
+    """Return the sum of the trees of boosting for every output."""
+    outputs = (
+        np.zeros(len(forest.trees), dtype=np.int64) if forest.outputs is None else forest.outputs
+    )
+    total = np.zeros((len(x), int(outputs.max()) + 1))
+    total += 0.0 if forest.offset is None else forest.offset
+    for tree, output in zip(forest.trees, outputs, strict=True):
+        total[:, output] += tree.value[find_leaf_nodes(tree, x, forest.is_strict), 0]
+    return total

@@ -21,7 +21,7 @@ from residuum.records import Knowledge
 from residuum.records.recovered_table import RecoveredTable
 from residuum.settings import AttackSettings
 from residuum.trees.bootstrap import bootstrap_counts
-from residuum.trees.forest import Floats, Forest
+from residuum.trees.forest import BOOSTING, ISOLATION, Floats, Forest
 from residuum.trees.labels import find_labels
 from residuum.trees.recovery import recover_table
 
@@ -95,6 +95,13 @@ def read_forest(target: Release | str | Path) -> NamedForest:
 
 def why_not(forest: Forest) -> str:
     """Return why the attack does not apply to a forest, "" if it applies."""
+    if forest.kind == BOOSTING:
+        return (
+            "trees of boosting are fitted to residuals, so their leaves do not store targets; the thresholds "
+            "still show values of the columns"
+        )
+    if forest.kind == ISOLATION:
+        return "trees of an isolation forest split at random and store no targets"
     return ""
 
 
