@@ -34,15 +34,6 @@ LEAF_CHILD = -1  # number that scikit-learn stores as the left child of a leaf
 PADDING_START = 57  # number of the byte of a node at which its padding begins
 SAFE_SINCE = (1, 3, 2)  # first version of scikit-learn that clears the padding of nodes
 
-WHAT_PROTECTS = (
-    "Do not release this file. To make such a model safer, set min_samples_leaf to at least 5, use fewer "
-    "trees than records, and remove the seeds of the trees (random_state) before saving. Bagging and "
-    "leaving out the counts do not protect."
-)
-LIMIT_TREES = (
-    "Set min_samples_leaf to at least 5 and limit the number of trees. Bagging and leaving out the counts "
-    "do not protect."
-)
 SAVE_AGAIN = "Load the model with scikit-learn 1.3.2 or later and save it again."
 
 

@@ -35,15 +35,17 @@ from torch import Tensor
 from residuum.errors import CheckpointError
 from residuum.io.adapters import find_adapter_pairs
 from residuum.io.estimators import NETWORKS, find_initial_weights
+from residuum.io.forest_files import READABLE, read_forest
 from residuum.io.inert import Block, InertObject, make_key
 from residuum.io.optimizer_state import FIRST_MOMENTS, SECOND_MOMENTS
 from residuum.io.release import Release
 from residuum.io.release_weights import find_weights
 from residuum.io.tree import MAX_PATH_LENGTH, OPTIMIZERS, Place, join_path, walk
-from residuum.io.trees import LIMIT_TREES, SAVE_AGAIN, WHAT_PROTECTS, read_tree_model
+from residuum.io.trees import SAVE_AGAIN, TreeModel, read_tree_model
 from residuum.records import Record
 from residuum.records.inputs import is_size
 from residuum.records.published import Count, SchemaRule
+from residuum.scanning.forests import ADVICE, LIMIT_LEAVES, describe_trees
 
 STORED, STATE, START, STATISTICS = "stored", "optimizer-state", "start", "statistics"
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
@@ -444,47 +446,70 @@ def _find_tree_models(release: Release) -> Iterator[Finding]:
         model = read_tree_model(place.value, inner)
         if model is None:
             continue
-        name, where = model.name, place.path or name_of(release)
-        if model.stores_targets:
-            reason = (
-                f"{model.single_leaves} of {model.leaves} leaves hold a single training record. Each stores "
-                "the target of that record exactly, and its bounds enclose the record's columns"
-            )
-            what, count = f"training targets in the leaves of {name}", model.single_leaves
-            yield Finding(STORED, "high", what, where, reason, WHAT_PROTECTS, count=count)
-        if model.determines_targets:
-            reason = (
-                f"{model.trees} trees store the seeds of their bootstrap samples of {model.records} records. "
-                "The roots of at least as many trees as records are linear equations for all targets or "
-                "labels. The depth of the trees does not matter"
-            )
-            what = f"targets that follow from the seeds of {name}"
-            yield Finding(STORED, "high", what, where, reason, WHAT_PROTECTS, count=model.records)
-        if not (model.stores_targets or model.determines_targets):
-            reason = (
-                "thresholds lie between two values of training records, and leaves count their records"
-                if model.is_direct
-                else "thresholds lie between two values of training records. Leaves store residuals, "
-                "gradients or depths, and no targets"
-            )
-            yield Finding(
-                STATISTICS, "medium", f"decision trees of {name}", where, reason, LIMIT_TREES
-            )
+        where = place.path or name_of(release)
+        recovered = [*_recover(place.value, where)]
+        yield from recovered or _by_structure(model, where)
         if model.may_contain_memory:
-            memory = (
-                f"{model.memory} such bytes are not zero in this file"
-                if model.memory
-                else "this file shows none"
-            )
-            reason = (
-                f"the file was written by scikit-learn {model.version}. Before 1.3.2 tree files could "
-                f"contain uninitialized memory, which may include training data; {memory}"
-            )
-            severity = "high" if model.memory else "low"
-            what = f"uninitialized memory in {name}"
-            yield Finding(
-                STATISTICS, severity, what, where, reason, SAVE_AGAIN, count=model.memory or None
-            )
+            yield _uninitialized_memory(model, where)
+
+
+def _recover(model: InertObject, where: str) -> Iterator[Finding]:
+    """Yield what can be recovered from a forest, nothing if it is not read or too large."""
+    if model.class_name not in READABLE:
+        return
+    try:
+        forest = read_forest(model)
+    except CheckpointError:
+        return
+    for trees in describe_trees(model.class_name, forest) if forest is not None else ():
+        kind, severity = (STORED, "high") if trees.reveals_records else (STATISTICS, "medium")
+        remedy = ADVICE if trees.reveals_records else LIMIT_LEAVES
+        yield Finding(kind, severity, trees.what, where, trees.reason, remedy, count=trees.count)
+
+
+def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:
+    """Yield what the structure of a tree model shows, for models whose table is not recovered."""
+    if model.stores_targets:
+        reason = (
+            f"{model.single_leaves} of {model.leaves} leaves hold a single training record. Each stores "
+            "the target of that record exactly, and its bounds enclose the record's columns"
+        )
+        what = f"training targets in the leaves of {model.name}"
+        yield Finding(STORED, "high", what, where, reason, ADVICE, count=model.single_leaves)
+    if model.determines_targets:
+        reason = (
+            f"{model.trees} trees store the seeds of their bootstrap samples of {model.records} records. "
+            "The roots of at least as many trees as records are linear equations for all targets or "
+            "labels. The depth of the trees does not matter"
+        )
+        what = f"targets that follow from the seeds of {model.name}"
+        yield Finding(STORED, "high", what, where, reason, ADVICE, count=model.records)
+    if not (model.stores_targets or model.determines_targets):
+        reason = (
+            "thresholds lie between two values of training records, and leaves count their records"
+            if model.is_direct
+            else "thresholds lie between two values of training records. Leaves store residuals, "
+            "gradients or depths, and no targets"
+        )
+        what = f"decision trees of {model.name}"
+        yield Finding(STATISTICS, "medium", what, where, reason, LIMIT_LEAVES)
+
+
+def _uninitialized_memory(model: TreeModel, where: str) -> Finding:
+    memory = (
+        f"{model.memory} such bytes are not zero in this file"
+        if model.memory
+        else "this file shows none"
+    )
+    reason = (
+        f"the file was written by scikit-learn {model.version}. Before 1.3.2 tree files could "
+        f"contain uninitialized memory, which may include training data; {memory}"
+    )
+    severity = "high" if model.memory else "low"
+    what = f"uninitialized memory in {model.name}"
+    return Finding(
+        STATISTICS, severity, what, where, reason, SAVE_AGAIN, count=model.memory or None
+    )
 
 
 def name_of(release: Release) -> str:
