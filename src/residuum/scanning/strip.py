@@ -19,6 +19,7 @@ from torch import Tensor
 
 from residuum.errors import InputError, OutputError, UnsafeFileError
 from residuum.io.estimators import NETWORKS
+from residuum.io.forest_files import READABLE
 from residuum.io.inert import Block, InertObject
 from residuum.io.metadata import FORMAT_KEY, RULES
 from residuum.io.pickle_reader import describe_unsafe
@@ -49,7 +50,15 @@ class PickleError(InputError):
         changes = tuple(_changes(release.content, "model"))
         self.lines: tuple[str, ...] = ()
         rule = f"A pickle can only be changed by running it; {path.name!r} was not changed."
-        if changes:
+        if any("\n" in change for change in changes):  # the changes of trees take several lines
+            self.lines = (*_loading(path), *changes, _saving(path, out))
+            super().__init__(
+                f"{rule} Its trees determine training records by their thresholds and leaf values, which "
+                "predictions need, so removing seeds, counts and impurities does not help.",
+                "Train again with at least 5 records in every leaf and with fewer trees than records. Then "
+                "run the script that residuum strip prints, which removes seeds, counts and impurities.",
+            )
+        elif changes:
             self.lines = (*_loading(path), *changes, _saving(path, out))
             code = "; ".join(line.split("  #")[0] for line in self.lines)
             super().__init__(rule, f"If you trust this file, run: {code}")
@@ -88,6 +97,8 @@ def _changes(value: Any, expression: str, depth: int = 0) -> Iterator[str]:
             yield f"{expression}.random_state = None"
         if attributes.get("loss_curve_"):
             yield f"{expression}.loss_curve_ = []"
+    elif isinstance(value, InertObject) and value.class_name in READABLE:
+        yield _script_for_trees(expression, isinstance(value.attributes.get("estimators_"), list))
     elif isinstance(value, InertObject):
         for name, attribute in value.attributes.items():
             if name.isidentifier():
@@ -105,6 +116,32 @@ def _changes(value: Any, expression: str, depth: int = 0) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for i, item in enumerate(value):
             yield from _changes(item, f"{expression}[{i}]", depth + 1)
+
+
+def _script_for_trees(expression: str, is_ensemble: bool) -> str:
+    """Return a script that removes from trees what predictions do not need.
+
+    Args:
+        expression: Python code for the forest or the tree.
+        is_ensemble: Whether the trees are in ``estimators_``.
+
+    Returns:
+        Python statements on several lines.
+    """
+    trees = f"[*{expression}.estimators_, {expression}]" if is_ensemble else f"[{expression}]"
+    return "\n".join(
+        [
+            f"for estimator in {trees}:",
+            "    estimator.random_state = None",
+            "    if hasattr(estimator, 'tree_'):",
+            "        state = estimator.tree_.__getstate__()",
+            "        inner = state['nodes']['left_child'] != -1",
+            "        for name in ('impurity', 'n_node_samples', 'weighted_n_node_samples'):",
+            "            state['nodes'][name] = 0",
+            "        state['values'][inner] = 0",
+            "        estimator.tree_.__setstate__(state)",
+        ]
+    )
 
 
 def _holds_records(name: str, value: Any) -> bool:

@@ -82,6 +82,8 @@ def recover_table(
     records = (
         records_without_seeds(leaves) if counts is None else find_records(forest, leaves, counts)
     )
+    if records.has_row_order and np.isnan(records.y).all():  # the seeds may have been overwritten
+        records = records_without_seeds(leaves)
     if not len(records.y):
         return _empty_table(forest.columns)
     progress(f"{int((records.group >= 0).sum())} of {len(records.y)} targets are known")
