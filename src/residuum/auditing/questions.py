@@ -25,6 +25,7 @@ QUESTIONS = {
     RECONSTRUCTION: "Can attacks reconstruct training samples?",
     MEMBERSHIP: "Can training samples be told from non-members?",
 }
+TREES = "trees"  # attack surface of a forest, whose table is stated even if there are no samples
 YES, NO, UNKNOWN = "yes", "no", "unknown"
 QUESTIONS_OF_TESTS = 2  # questions answered by tests, each at half of the significance level
 
@@ -160,7 +161,9 @@ def _reconstruction(
     findings: Findings | None, why_not: str, attacks: Sequence[AttackOutcome]
 ) -> Answer:
     if why_not:
-        return _answer(RECONSTRUCTION, UNKNOWN, f"Not tested: {why_not}.")
+        recovered = [row.reason for row in attacks if row.ran and row.surface == TREES]
+        reason = " ".join((*recovered, f"Not tested: {why_not}."))
+        return _answer(RECONSTRUCTION, UNKNOWN, reason)
     if findings is None or findings.reason:
         ran = any(row.decides and row.ran and not row.is_stored for row in attacks)
         reason = "no attack applies to this network"
