@@ -42,7 +42,8 @@ class RunDir:
 
     Attributes:
         what: Name of this kind of run with its article, such as "an audit".
-        files: Names of files of such a run. Its directory holds at least one of these files.
+        files: Names of files of such a run. The directory of a run that has started holds at least one of
+            these files.
         summary: Name of the file that completes the run and holds its settings under the key "request".
         request_file: Name of the file that holds the settings before the run is complete.
     """
@@ -96,7 +97,7 @@ class RunDir:
         return True
 
     def expected_files(self) -> Collection[str]:
-        """Return names of files. The directory of a run of this kind holds at least one of these files."""
+        """Return names of files of which a directory of this kind of run holds at least one."""
         return self.files
 
     def begin(self, request: dict[str, Any]) -> None:
@@ -109,15 +110,21 @@ class RunDir:
             request: Settings of the run.
         """
         settings, file = json.loads(json.dumps(request)), self.path / self.request_file
-        before = read_json(file) if file.is_file() else None
-        if before is None and self.is_complete:
-            before = read_json(self.path / self.summary).get("request")
-        if before == settings:
+        earlier_settings = read_json(file) if file.is_file() else None
+        if earlier_settings is None and self.is_complete:
+            earlier_settings = read_json(self.path / self.summary).get("request")
+        if earlier_settings == settings:
             return
-        if self.is_complete or (before is not None and self.has_work):
-            before = before if isinstance(before, dict) else {}
-            changed = sorted(k for k in {*before, *settings} if before.get(k) != settings.get(k))
-            refuse_other_run(self.path, self.what, f"settings or inputs ({', '.join(changed[:4])})")
+        if self.is_complete or (earlier_settings is not None and self.has_work):
+            earlier_settings = earlier_settings if isinstance(earlier_settings, dict) else {}
+            changed_names = sorted(
+                k
+                for k in {*earlier_settings, *settings}
+                if earlier_settings.get(k) != settings.get(k)
+            )
+            refuse_other_run(
+                self.path, self.what, f"settings or inputs ({', '.join(changed_names[:4])})"
+            )
         if not self.has_work:
             self.discard_work()
         write_json(file, settings)
@@ -171,9 +178,9 @@ def refuse_foreign(path: Path, what: str, files: Collection[str]) -> None:
     if not path.exists():
         return
     make_directory(path)  # raises an error if the path is a file
-    content = {entry.name for entry in path.iterdir()} - {IGNORE, LOCK}
-    content = {name for name in content if not _TEMPORARY.fullmatch(name)}
-    if content and content.isdisjoint(files):
+    file_names = {entry.name for entry in path.iterdir()} - {IGNORE, LOCK}
+    file_names = {name for name in file_names if not _TEMPORARY.fullmatch(name)}
+    if file_names and file_names.isdisjoint(files):
         raise OutputError(
             f"--out must be a new or empty folder, or the folder of {what}; {str(path)!r} holds other "
             "files.",
@@ -315,12 +322,12 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 @contextmanager
 def use_one_thread() -> Iterator[None]:
     """Let PyTorch use a single thread, so that results do not depend on the number of cores."""
-    before = torch.get_num_threads()
+    earlier_thread_count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(earlier_thread_count)
 
 
 def sha256(path: str | Path) -> str:

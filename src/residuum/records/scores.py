@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from residuum.records.base import Record
 
-# Columns of the text table: first the counts that are compared with the held-out set, then those with the
-# matching of the publication of the metric.
+# Columns of the text table. The first columns compare one-to-one matches with the held-out set. The columns
+# from "published" on use the threshold and the matching of the paper that introduced the metric.
 HEAD = ["metric", "recovered", "by chance", "p", "threshold"]
 HEAD += ["published", "train", "held-out", "top 10", "best"]
 
@@ -38,7 +38,8 @@ class MetricScore(Record):
             set as large as the training set. This is the chance level of ``above_published_threshold``.
     """
 
-    unpublished = ("name",)  # the key of the metric in the JSON
+    # In the JSON, the name is the key of the metric.
+    unpublished = ("name",)
 
     name: str
     description: str
@@ -184,16 +185,19 @@ class Scores(Record):
         rows = [HEAD]
         for name, metric in self.metrics.items():
             sign = ">" if metric.higher_is_better else "<"
-            bar = metric.published_threshold
-            above = metric.above_published_threshold, metric.above_published_threshold_holdout
+            published_threshold = metric.published_threshold
+            counts_beyond_threshold = (
+                metric.above_published_threshold,
+                metric.above_published_threshold_holdout,
+            )
             rows.append(
                 [
                     f"{name} *" if name == self.deciding else name,
                     _cell(metric.recovered, f"/{self.n}"),
                     *map(_cell, (metric.expected_by_chance, metric.p_value)),
                     metric.threshold,
-                    "-" if bar is None else f"{sign} {bar:g}",
-                    *map(_cell, (*above, metric.top10_mean, metric.best)),
+                    "-" if published_threshold is None else f"{sign} {published_threshold:g}",
+                    *map(_cell, (*counts_beyond_threshold, metric.top10_mean, metric.best)),
                 ]
             )
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
