@@ -97,7 +97,7 @@ def _command(
 def _compare(
     before: Path, after: Path, result: AuditResult, blur: bool, redact: bool
 ) -> tuple[Comparison, str]:
-    """Return the comparison of two audits and its HTML page. ``result`` is the audit in ``after``."""
+    """Compare two audits. Return the comparison and its HTML page. ``result`` is the audit in ``after``."""
     from residuum.auditing.comparing import compare
     from residuum.auditing.result import AuditResult
     from residuum.report.html import render_comparison
@@ -109,7 +109,7 @@ def _compare(
 
 
 def _draw(run: Path, draw: Callable[[], str]) -> str:
-    """Return the page that ``draw`` makes. Raise an error if the audit in ``run`` is damaged."""
+    """Call ``draw`` and return its HTML page. If the audit in ``run`` is damaged, raise an error."""
     try:
         return draw()
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError) as problem:
@@ -121,7 +121,7 @@ def _draw(run: Path, draw: Callable[[], str]) -> str:
 
 
 def _show(target: Path, newer: tuple[str, ...]) -> None:
-    """Print the path of the report, and the attacks that only a new audit would run."""
+    """Print the path of the report, and notes about attacks that are newer than the audit."""
     for line in newer:
         print_wrapped(
             f"note: this version of residuum has {line}. Audit again to run them.",

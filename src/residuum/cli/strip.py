@@ -55,8 +55,8 @@ def _command(
 
 def show(result: Stripped) -> None:
     """Print the findings that were removed from a checkpoint, and the findings that are still in the file."""
-    size = f"{result.tensors} tensors, {result.bytes} bytes"
-    print_line(f"{result.out}: {size}, weights unchanged bit for bit")
+    size_text = f"{result.tensors} tensors, {result.bytes} bytes"
+    print_line(f"{result.out}: {size_text}, weights unchanged bit for bit")
     for title, findings in (("removed", result.dropped), ("still in the file", result.remaining)):
         rows = [(finding.kind, finding.what, finding.where) for finding in findings]
         if rows:

@@ -16,7 +16,7 @@ from cyclopts import (
 
 from residuum.errors import did_you_mean
 
-KINDS = {int: "a whole number", float: "a number"}  # what a message calls these types
+KINDS = {int: "a whole number", float: "a number"}  # the words for a type in an error message
 
 
 def usage_message(problem: CycloptsError, commands: Sequence[str]) -> str:
@@ -42,9 +42,9 @@ def _describe(problem: CycloptsError, command: str, commands: Sequence[str]) -> 
     if isinstance(problem, UnusedCliTokensError):
         return f"{command} does not take the argument {tokens[0]!r}."
     if isinstance(problem, UnknownOptionError):
-        got = problem.token.keyword or problem.token.value
-        names = [n for argument in problem.argument_collection for n in argument.names]
-        return f"{command} has no option {got}.{_suggest(got, names)}"
+        unknown_option = problem.token.keyword or problem.token.value
+        option_names = [n for argument in problem.argument_collection for n in argument.names]
+        return f"{command} has no option {unknown_option}.{_suggest(unknown_option, option_names)}"
     if isinstance(problem, MissingArgumentError):
         return _describe_missing(problem, command)
     if isinstance(problem, CoercionError):
@@ -78,10 +78,12 @@ def _describe_invalid(problem: CoercionError) -> str:
     if choices := _choices(kind):
         suggestion = did_you_mean(token.value, tuple(map(str, choices)))
         return f"{name} cannot be {token.value!r}. {suggestion}"
-    rule = next((words for k, words in KINDS.items() if kind is k), "a value of another type")
-    return f"{name} takes {rule}; got {token.value!r}."
+    expected_value = next(
+        (words for k, words in KINDS.items() if kind is k), "a value of another type"
+    )
+    return f"{name} takes {expected_value}; got {token.value!r}."
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
-    kinds = (kind, *get_args(kind))
-    return next((get_args(k) for k in kinds if get_origin(k) is Literal), ())
+    annotations = (kind, *get_args(kind))
+    return next((get_args(k) for k in annotations if get_origin(k) is Literal), ())
