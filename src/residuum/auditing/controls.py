@@ -75,8 +75,8 @@ NOISE = 0.05
 # If the attacker's knowledge alone recovers this share of the recovered samples, the audit is inconclusive.
 MAX_KNOWN_SHARE = 1 / 3
 # Number of random subsets of the held-out set that a control draws. With MIN_SUBSETS subsets, the smallest
-# possible p-value is above LEVEL, so a control can pass but not fail. If the p-value is the smallest possible,
-# the control draws MAX_DRAWS subsets, with which it can fail.
+# possible p-value is above LEVEL, so a control can pass but not fail. If the p-value is the smallest possible
+# value, the control draws MAX_DRAWS subsets, with which it can fail.
 FIRST_DRAWS, MAX_DRAWS = MIN_SUBSETS, 1000
 TIME_MARGIN = 1.5  # a control begins only if this multiple of its expected duration is left
 MIN_CLASSIFIER_SECONDS = 0.3  # the classifier runs only if this many seconds are left
@@ -399,9 +399,9 @@ def make_candidates_from_knowledge(
 ) -> list[tuple[str, Tensor]]:
     """Return candidates that an attacker can make from known facts without the network.
 
-    The candidates are a known mean or a known value range, with random noise. The mean of few training samples
-    resembles each of these samples. The resemblance is stronger after the mean of public data is subtracted,
-    so this difference is used as well.
+    The candidates are a known mean or a known value range, with random noise. The mean of few training
+    samples resembles each of these samples. The resemblance is stronger after the mean of public data is
+    subtracted, so this difference is used as well.
 
     Args:
         train: The training set under test, which sets the number of candidates.

@@ -228,7 +228,8 @@ def _conditions(
         reasons_against_no_leak.append("no deciding attack applies")
     if len(balanced_sets.holdout) < (needed := holdout_needed(len(balanced_sets.train))):
         reasons_against_no_leak.append(
-            f"a test of membership needs {needed} held-out samples, and there are {len(balanced_sets.holdout)}"
+            f"a test of membership needs {needed} held-out samples, and there are "
+            f"{len(balanced_sets.holdout)}"
         )
     if not request.positive_controls:
         reasons_against_no_leak.append(f"positive controls: {SWITCHED_OFF}")
