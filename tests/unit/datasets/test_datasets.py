@@ -547,7 +547,7 @@ def test_held_out_copies_of_training_images_are_skipped(tmp_path: Path) -> None:
     assert_sound(split)
     assert (len(split.train), len(split.holdout)) == (4, 6)
     np.savez(tmp_path / "b.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    with pytest.raises(DataError, match=r"At least 1 held-out samples are needed; .* has 0 samples that differ"):
+    with pytest.raises(DataError, match=r"At least 1 .* needed; .* has 0 samples that differ"):
         load_dataset(tmp_path / "b.npz")
 
 
@@ -581,7 +581,10 @@ def test_npz_labels_need_two_sides(tmp_path: Path) -> None:
         ({"x": np.full((4, 2), np.nan), "y": [0, 1, 0, 1]}, "finite"),
         ({"x": np.zeros((4, 2)), "y": [0.5, 1, 0, 1]}, "whole numbers"),
         ({"x": np.zeros((4, 2)), "y": np.eye(4)}, "one class per sample"),
-        ({"x": np.zeros((4, 2)), "y": [0, 1, 0, 1], "mean": np.zeros(3)}, "'mean' must have the shape of one sample"),
+        (
+            {"x": np.zeros((4, 2)), "y": [0, 1, 0, 1], "mean": np.zeros(3)},
+            "'mean' must have the shape",
+        ),
         (
             {
                 "x_train": np.zeros((2, 2)),
