@@ -1,9 +1,9 @@
 """Write SARIF 2.1.0, the format that code-scanning services read.
 
-The log of an audit has one rule and one result. The log of a scan has several. The subject is a file of
-weights, so a location is a file without a region. The message has the headline and the three answers, in at
-most 40 words. Numbers are in the property bag of the result. A log never contains images. ``sarif.json`` is a
-template of a log with the tool and the rule of audits.
+The log of an audit has one rule and one result. The log of a scan has several rules and results. The subject
+is a file of weights, so a location is a file without line numbers. The message has the headline and the three
+answers, in at most 40 words. Numbers are in the property bag of the result. A log never contains images.
+``sarif.json`` is a template of a log with the tool and the rule of audits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from residuum.auditing.verdict import Verdict
 
 RULE = "training-data-leak"
-MAX_WORDS = 40  # words of a message; services show messages in a list
+MAX_WORDS = 40  # largest number of words in a message; services show messages in a list
 SUBJECTS = {  # names of the three questions in a message
     "stored": "stored records",
     "reconstruction": "reconstruction",
@@ -26,10 +26,8 @@ SUBJECTS = {  # names of the three questions in a message
 # Kind and level of a SARIF result by outcome of the audit. SARIF accepts levels other than "none" only for
 # the kind "fail".
 KINDS = {"leak": ("fail", "error"), "inconclusive": ("open", "none")}
-BELOW_LIMIT = (
-    "fail",
-    "note",
-)  # kind and level of a leak whose grade is below the limit of the user
+# Kind and level of a leak whose grade is below the limit of the user.
+BELOW_LIMIT = ("fail", "note")
 PASSED = ("pass", "none")
 # Attributes of the verdict that the log contains, by name in the log.
 NUMBERS = {
@@ -87,9 +85,9 @@ def format_message(verdict: Verdict) -> str:
     ]
     ending = f"{', '.join(answers)}.".capitalize() if answers else ""
     headline = verdict.headline.split()
-    room = MAX_WORDS - len(ending.split())
-    if len(headline) > room:
-        headline = [*headline[: room - 1], "…"]
+    words_for_headline = MAX_WORDS - len(ending.split())
+    if len(headline) > words_for_headline:
+        headline = [*headline[: words_for_headline - 1], "…"]
     return f"{' '.join(headline)}. {ending}".strip()
 
 
@@ -117,14 +115,16 @@ def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
         for finding in file["findings"]:
             level, severity = LEVELS[finding["severity"]]
             rule = f"release-{finding['kind']}"
-            worst = rules.setdefault(rule, _rule(rule, finding, severity))["properties"]
-            worst["security-severity"] = max(worst["security-severity"], severity)
+            rule_properties = rules.setdefault(rule, _rule(rule, finding, severity))["properties"]
+            rule_properties["security-severity"] = max(
+                rule_properties["security-severity"], severity
+            )
             text = (
                 f"{finding['what']} at {finding['where']}: {finding['reason']}. {finding['remedy']}"
             )
-            place = {"artifactLocation": {**location, "index": len(artifacts) - 1}}
+            physical_location = {"artifactLocation": {**location, "index": len(artifacts) - 1}}
             fingerprint = f"{finding['kind']}:{finding['what']}:{finding['where']}"
-            counts = {k: finding[k] for k in ("places", "count") if finding[k] is not None}
+            finding_counts = {k: finding[k] for k in ("places", "count") if finding[k] is not None}
             results.append(
                 {
                     "ruleId": rule,
@@ -132,13 +132,13 @@ def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
                     "kind": "fail",
                     "level": level,
                     "message": {"text": text},
-                    "locations": [{"physicalLocation": place}],
+                    "locations": [{"physicalLocation": physical_location}],
                     "partialFingerprints": {"surface/v1": fingerprint},
-                    "properties": counts,
+                    "properties": finding_counts,
                 }
             )
-    unread = [f"{file['file']}: {file['reason']}" for file in scan["unread"]]
-    notes = [{"level": "error", "message": {"text": text}} for text in unread]
+    unread_files = [f"{file['file']}: {file['reason']}" for file in scan["unread"]]
+    notes = [{"level": "error", "message": {"text": text}} for text in unread_files]
     invocation = {"executionSuccessful": not notes, "exitCode": scan["exit_code"]}
     invocation |= {"toolExecutionNotifications": notes} if notes else {}
     driver = {"version": scan["tool"]["version"], "rules": list(rules.values())}
