@@ -51,7 +51,7 @@ class InputLayer:
     initial_share: float
 
 
-@lru_cache(maxsize=2)  # an attack reads the layer twice: to decide whether to run, and to run
+@lru_cache(maxsize=2)  # why_not and find both read the layer
 def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -> InputLayer | str:
     """Read the layer that receives the input and subtract its initial weights.
 
@@ -81,8 +81,8 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
     rows = surface.target[f"{name}.weight"].flatten(1).float()
     bias = surface.target.get(f"{name}.bias")
     values = DOMAINS[choose_domain(domain, shape)](torch.zeros(1, *shape)).shape[1]
-    if (needed := estimate_layer_bytes(*rows.shape)) > MAX_BYTES:
-        return _describe_excess(needed)
+    if (layer_bytes := estimate_layer_bytes(*rows.shape)) > MAX_BYTES:
+        return _describe_excess(layer_bytes)
     initial_share = 1.0
     if theta0 is not None and surface.name == WEIGHTS:
         initial = theta0[f"{name}.weight"].to(rows).flatten(1)
@@ -102,10 +102,10 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
             f"{LARGE_INITIALIZATION}: their noise reaches "
             f"{layer.edge:.0%} of the largest singular value"
         )
-    full = Effort()
-    needed = 12 * len(full.strengths) * full.starts * values * layer.rank
-    if needed > MAX_BYTES:
-        return _describe_excess(needed)
+    full_effort = Effort()
+    needed_bytes = 12 * len(full_effort.strengths) * full_effort.starts * values * layer.rank
+    if needed_bytes > MAX_BYTES:
+        return _describe_excess(needed_bytes)
     weight = theta[f"{name}.weight"].flatten(1).to(rows)
     bias = None if bias is None else bias.to(rows)
     return InputLayer(rows, bias, weight, shape, is_sample, layer.rank, initial_share)
@@ -123,8 +123,8 @@ def estimate_layer_bytes(h: int, d: int) -> int:
     Returns:
         The number of bytes.
     """
-    block = 16 * min(h, d) * min(max(h, d), COLUMNS)
-    return 8 * h * d + block + 24 * min(h, d) ** 2 + (8 * h * d if h > d else 0)
+    block_bytes = 16 * min(h, d) * min(max(h, d), COLUMNS)
+    return 8 * h * d + block_bytes + 24 * min(h, d) ** 2 + (8 * h * d if h > d else 0)
 
 
 def _describe_excess(needed: int) -> str:
@@ -197,9 +197,9 @@ def estimate_initial_share(rows: Tensor, initial: Tensor) -> float:
     """
     orthogonal, c = initial, math.nan
     for _ in range(4):
-        inner = (rows * orthogonal).sum(dtype=torch.float64)
-        square = orthogonal.square().sum(dtype=torch.float64)
-        last, c = c, float(inner / square.clamp(min=1e-30))
+        inner_product = (rows * orthogonal).sum(dtype=torch.float64)
+        squared_norm = orthogonal.square().sum(dtype=torch.float64)
+        last, c = c, float(inner_product / squared_norm.clamp(min=1e-30))
         update = rows - c * initial
         if abs(c - last) < 1e-6 or update.norm() <= 10 * ROUNDING * rows.norm():
             break
