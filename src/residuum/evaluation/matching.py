@@ -427,11 +427,11 @@ def _control(
     if holdout is None:
         return None, why_not_calibrated(len(train), None)
     _check_alike(train, holdout)
-    training_bytes = {row.tobytes() for row in as_array(train.x.double())}
+    bytes_of_training_samples = {row.tobytes() for row in as_array(train.x.double())}
     new_indices = [
         i
         for i, row in enumerate(as_array(holdout.x.double()))
-        if row.tobytes() not in training_bytes
+        if row.tobytes() not in bytes_of_training_samples
     ]
     if repeats := len(holdout) - len(new_indices):
         notes.append(f"{repeats} held-out samples are also training samples and were ignored")
@@ -573,8 +573,8 @@ def display(candidates: Tensor, mean: Tensor | None) -> Tensor:
     images = candidates if mean is None else candidates + mean
     flat_images = images.flatten(1)
     low, high = flat_images.amin(1, keepdim=True), flat_images.amax(1, keepdim=True)
-    stretched = torch.where(high > low, (flat_images - low) / (high - low), 0.0)
-    return stretched.reshape(images.shape)
+    stretched_images = torch.where(high > low, (flat_images - low) / (high - low), 0.0)
+    return stretched_images.reshape(images.shape)
 
 
 def published_search(a: Tensor, b: Tensor) -> Tensor:

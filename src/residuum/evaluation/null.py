@@ -188,14 +188,18 @@ def step_down(excess: Array) -> Array:
     Returns:
         (tests,) adjusted p-values.
     """
-    spreads = excess.std(1, keepdims=True)
-    standardized = (excess - excess.mean(1, keepdims=True)) / np.where(spreads > 0, spreads, 1.0)
-    order = np.argsort(-standardized[:, 0], kind="stable")
+    standard_deviations = excess.std(1, keepdims=True)
+    standardized_statistics = (excess - excess.mean(1, keepdims=True)) / np.where(
+        standard_deviations > 0, standard_deviations, 1.0
+    )
+    strongest_first = np.argsort(-standardized_statistics[:, 0], kind="stable")
     # Row i holds the largest statistics of test i and all weaker tests.
-    largest_statistics = np.maximum.accumulate(standardized[order[::-1]])[::-1]
-    p_values_before_step_down = (largest_statistics >= standardized[order, :1]).mean(1)
-    adjusted: Array = np.empty(len(standardized))
-    adjusted[order] = np.maximum.accumulate(p_values_before_step_down)
+    largest_statistics = np.maximum.accumulate(standardized_statistics[strongest_first[::-1]])[::-1]
+    p_values_before_step_down = (
+        largest_statistics >= standardized_statistics[strongest_first, :1]
+    ).mean(1)
+    adjusted: Array = np.empty(len(standardized_statistics))
+    adjusted[strongest_first] = np.maximum.accumulate(p_values_before_step_down)
     return adjusted
 
 
@@ -219,13 +223,13 @@ def fewest_beyond_chance(
     Returns:
         The limit, from 0 to n.
     """
-    mean, spread = excess.mean(1, keepdims=True), excess.std(1, keepdims=True)
-    spread = np.where(spread > 0, spread, 1.0)
-    largest_statistics = ((excess - mean) / spread).max(0)[1:]
+    mean, standard_deviation = excess.mean(1, keepdims=True), excess.std(1, keepdims=True)
+    standard_deviation = np.where(standard_deviation > 0, standard_deviation, 1.0)
+    largest_statistics = ((excess - mean) / standard_deviation).max(0)[1:]
     remaining_excess = excess[test, 0] - np.concatenate(
         [[0.0], np.cumsum(np.sort(own_excess)[::-1])]
     )
-    remaining_statistics = (remaining_excess - mean[test]) / spread[test]
+    remaining_statistics = (remaining_excess - mean[test]) / standard_deviation[test]
     p_values = (1 + (largest_statistics >= remaining_statistics[:, None]).sum(1)) / (
         len(largest_statistics) + 1
     )
@@ -238,11 +242,11 @@ def format_p(p: float) -> str:
     if p < 0.001:
         return "p < 0.001"
     for digits in range(2, 17):
-        text = f"{p:.{digits}g}"
-        if (float(text) <= SIGNIFICANCE) == (p <= SIGNIFICANCE) and (
-            float(text) != SIGNIFICANCE or p == SIGNIFICANCE
+        rounded_text = f"{p:.{digits}g}"
+        if (float(rounded_text) <= SIGNIFICANCE) == (p <= SIGNIFICANCE) and (
+            float(rounded_text) != SIGNIFICANCE or p == SIGNIFICANCE
         ):
-            return f"p = {text}"
+            return f"p = {rounded_text}"
     return f"p = {p!r}"
 
 
@@ -263,15 +267,17 @@ def draw_sets(labels: Array, like: Array, count: int, rng: np.random.Generator) 
     """
     positions = []
     for label, size in zip(*np.unique(like, return_counts=True), strict=True):
-        with_label = np.flatnonzero(labels == label)
-        if len(with_label) < size:
+        positions_with_label = np.flatnonzero(labels == label)
+        if len(positions_with_label) < size:
             raise InputError(
                 f"Label-matched subsets need {size} held-out samples of label {label}; the held-out set has "
-                f"{len(with_label)}.",
+                f"{len(positions_with_label)}.",
                 "Add held-out samples of this label, or pass match_labels=False.",
             )
-        random_keys = rng.random((count, len(with_label)))
-        positions.append(with_label[np.argpartition(random_keys, size - 1, axis=1)[:, :size]])
+        random_keys = rng.random((count, len(positions_with_label)))
+        positions.append(
+            positions_with_label[np.argpartition(random_keys, size - 1, axis=1)[:, :size]]
+        )
     return np.concatenate(positions, axis=1)
 
 
@@ -332,8 +338,11 @@ class _Outcomes:
         is_matched = np.ones_like(is_known) if floor > -np.inf else is_known
         self.occurrences = np.bincount(sets[is_matched], minlength=self.samples)
         self.is_drawn = np.bincount(sets.ravel(), minlength=self.samples) > 0
-        order = np.argsort(-self.values[is_known], kind="stable")
-        self.descending, self.sample = self.values[is_known][order], sets[is_known][order]
+        descending_order = np.argsort(-self.values[is_known], kind="stable")
+        self.descending, self.sample = (
+            self.values[is_known][descending_order],
+            sets[is_known][descending_order],
+        )
 
     def percentiles_without(self, excluded: Array) -> Array:
         """Return the 99th percentiles of the values of all samples except the excluded samples.
@@ -345,10 +354,10 @@ class _Outcomes:
             (k,) percentiles. A percentile is NaN if it lies below ``self.floor``, because smaller values are
             not stored.
         """
-        chunk_size = max(1, MATCHING_CHUNK // max(1, len(self.sample)))
+        rows_per_block = max(1, MATCHING_CHUNK // max(1, len(self.sample)))
         percentile_blocks = [
-            self._percentiles(excluded[i : i + chunk_size])
-            for i in range(0, len(excluded), chunk_size)
+            self._percentiles(excluded[i : i + rows_per_block])
+            for i in range(0, len(excluded), rows_per_block)
         ]
         return np.concatenate(percentile_blocks) if percentile_blocks else np.zeros(0)
 

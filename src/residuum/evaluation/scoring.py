@@ -93,7 +93,8 @@ def score(
     Returns:
         The scores under every metric, for every sample, class and slice by margin.
     """
-    start = time.monotonic()
+    start_time = time.monotonic()
+    subset_count = subsets
     notes: list[str] = []
     chosen_metrics = _choose(metrics, train.shape, notes)
     data = prepare_scoring_data(
@@ -106,27 +107,31 @@ def score(
     )
     verdicts: dict[str, _Verdict] = {}
     for metric in chosen_metrics:
-        if metric.name != DECIDING and time.monotonic() - start >= seconds:
+        if metric.name != DECIDING and time.monotonic() - start_time >= seconds:
             notes.append(f"{metric.name} skipped: time budget exhausted")
             continue
         try:
             gain = data.gain(metric)
             if calibration is not None and metric.name == DECIDING:
                 verdicts[DECIDING] = _judge(metric, data, gain, calibration)
-                subsets = len(calibration.chance)
+                subset_count = len(calibration.chance)
                 continue
             cost = _cost(metric, data, gain, seed) if seconds < math.inf else _Cost(0.0, 0.0)
-            remaining_seconds = seconds - (time.monotonic() - start)
+            remaining_seconds = seconds - (time.monotonic() - start_time)
             if metric.name == DECIDING:
-                requested, subsets = subsets, cost.count_subsets(subsets, remaining_seconds)
-                if subsets < requested:
-                    notes.append(f"{subsets} of {requested} subsets drawn: time budget exhausted")
-            elif cost.seconds_for(subsets) > remaining_seconds:
-                estimated_time = f"{cost.seconds_for(subsets):.0f} s"
+                subset_count = cost.count_subsets(subsets, remaining_seconds)
+                if subset_count < subsets:
+                    notes.append(
+                        f"{subset_count} of {subsets} subsets drawn: time budget exhausted"
+                    )
+            elif cost.seconds_for(subset_count) > remaining_seconds:
+                estimated_time = f"{cost.seconds_for(subset_count):.0f} s"
                 notes.append(f"{metric.name} skipped: it needs about {estimated_time}")
                 continue
             chance_level = (
-                calibrate_metric(metric, data, gain, seed, subsets) if data.holdout_size else None
+                calibrate_metric(metric, data, gain, seed, subset_count)
+                if data.holdout_size
+                else None
             )
             verdicts[metric.name] = _judge(metric, data, gain, chance_level)
         except Exception as problem:
@@ -145,7 +150,7 @@ def score(
         classes=by_class(train, sample_scores, DECIDING),
         margins=by_margin(sample_scores, DECIDING),
         pool=data.holdout_size,
-        subsets=subsets if data.holdout_size else 0,
+        subsets=subset_count if data.holdout_size else 0,
         smallest_significant=smallest_significant(data.n, data.holdout_size)
         if data.holdout_size
         else None,
@@ -216,12 +221,12 @@ def _cost(metric: Metric, data: ScoringData, gain: Array, seed: int) -> _Cost:
     # The time is measured for one set, and then for 1 + ``PILOT`` sets. The difference gives the time per
     # set.
     for count in (1, 1 + PILOT):
-        start = time.monotonic()
+        start_time = time.monotonic()
         random_keys = rng.random((count, data.holdout_size))
         sets = data.n + np.argsort(random_keys, axis=1)[:, : data.n]
         similarity_floor = estimate_floor(gain, value, sets) if count == 1 else similarity_floor
         score_matches(gain, value, match_greedily_in_sets(gain, sets, similarity_floor), sets)
-        durations.append(time.monotonic() - start)
+        durations.append(time.monotonic() - start_time)
     return _Cost(durations[0], max(0.0, durations[1] - durations[0]) / PILOT)
 
 
@@ -251,12 +256,12 @@ def _judge(
 
     Samples are matched twice: by the matching of the paper that introduced the metric, and one-to-one.
     """
-    all_samples = np.arange(data.n)
+    all_sample_indices = np.arange(data.n)
     match_as_published = MATCHINGS[metric.published_matching]
-    published_matches = data.match_and_score(metric, gain, all_samples, match_as_published)
+    published_matches = data.match_and_score(metric, gain, all_sample_indices, match_as_published)
     metric_score = _published(metric, published_matches)
     if calibration is None:
-        one_to_one_matches = data.match_and_score(metric, gain, all_samples, greedy)
+        one_to_one_matches = data.match_and_score(metric, gain, all_sample_indices, greedy)
         return _Verdict(
             metric_score, _matches(metric, data, one_to_one_matches, published_matches, None)
         )
@@ -430,8 +435,8 @@ def by_class(train: Dataset, rows: tuple[SampleScore, ...], metric: str) -> tupl
     """
     labels = sorted({row.label for row in rows if row.label is not None})
     rows_by_label = [[row for row in rows if row.label == label] for label in labels]
-    names = [label_name(label, train) for label in labels]
-    slices_by_name = zip(names, rows_by_label, strict=True)
+    label_names = [label_name(label, train) for label in labels]
+    slices_by_name = zip(label_names, rows_by_label, strict=True)
     return tuple(_slice(name, members, metric) for name, members in slices_by_name)
 
 
@@ -445,8 +450,8 @@ def label_name(label: float | int, train: Dataset) -> str:
     Returns:
         The name or the number of the class.
     """
-    index = int(label > 0) if len(train.classes) == 2 and label in (-1, 1) else int(label)
-    return train.classes[index] if 0 <= index < len(train.classes) else f"{label:g}"
+    class_index = int(label > 0) if len(train.classes) == 2 and label in (-1, 1) else int(label)
+    return train.classes[class_index] if 0 <= class_index < len(train.classes) else f"{label:g}"
 
 
 def by_margin(rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, ...]:
@@ -475,13 +480,13 @@ def by_margin(rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, .
 
 def _slice(name: str, rows: list[SampleScore], metric: str) -> ScoreSlice:
     recovered_flags = [row.recovered for row in rows if row.recovered is not None]
-    values = [m.score for row in rows if (m := row.matches[metric]).score is not None]
+    scores = [m.score for row in rows if (m := row.matches[metric]).score is not None]
     count, rate = (
         (sum(recovered_flags), sum(recovered_flags) / len(rows))
         if recovered_flags
         else (None, None)
     )
-    return ScoreSlice(name, len(rows), count, rate, float(np.median(values)) if values else None)
+    return ScoreSlice(name, len(rows), count, rate, float(np.median(scores)) if scores else None)
 
 
 class CandidatePool(NamedTuple):
@@ -495,9 +500,9 @@ def all_candidates(reconstruction: Reconstruction) -> CandidatePool:
     """Return every candidate of a reconstruction, and the means of groups of similar candidates."""
     x, lam = reconstruction.x, reconstruction.weight
     if (selection := reconstruction.selection) is not None:
-        is_mean = selection.members > 1
-        x = torch.cat([x, selection.x[is_mean].to(x)])
-        lam = torch.cat([lam, selection.lam[is_mean].to(lam)])
+        is_group_mean = selection.members > 1
+        x = torch.cat([x, selection.x[is_group_mean].to(x)])
+        lam = torch.cat([lam, selection.lam[is_group_mean].to(lam)])
     return CandidatePool(x, lam)
 
 

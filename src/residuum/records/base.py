@@ -105,8 +105,8 @@ class Record:
         Returns:
             The record.
         """
-        names = (field.name for field in dataclasses.fields(cls) if field.name not in values)
-        return cls(**{name: getattr(source, name) for name in names}, **values)
+        field_names = (field.name for field in dataclasses.fields(cls) if field.name not in values)
+        return cls(**{name: getattr(source, name) for name in field_names}, **values)
 
     @classmethod
     def published_fields(cls) -> list[dataclasses.Field[Any]]:
@@ -173,17 +173,17 @@ def _encode(value: Any, location: str, tensors: dict[str, Tensor]) -> Any:
         tensors[tensor_name] = value.detach().cpu().clone().contiguous()
         return {"$tensor": tensor_name}
     if isinstance(value, Record):
-        fields = {
+        encoded_fields = {
             f.name: _encode(getattr(value, f.name), f"{location}/{f.name}", tensors)
             for f in dataclasses.fields(value)
             if f.metadata.get("saved", True)
         }
-        return {"$record": type(value).__name__, "fields": fields}
+        return {"$record": type(value).__name__, "fields": encoded_fields}
     if isinstance(value, dict):
         return {"$dict": [[k, _encode(v, f"{location}/{k}", tensors)] for k, v in value.items()]}
     if isinstance(value, tuple | list):
-        items = [_encode(v, f"{location}/{i}", tensors) for i, v in enumerate(value)]
-        return {"$tuple": items} if isinstance(value, tuple) else items
+        encoded_items = [_encode(v, f"{location}/{i}", tensors) for i, v in enumerate(value)]
+        return {"$tuple": encoded_items} if isinstance(value, tuple) else encoded_items
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"A record cannot hold a {type(value).__name__} (at {location!r}).")
@@ -206,8 +206,8 @@ def _decode(tree: Any, tensors: dict[str, Tensor]) -> Any:
         return {_key(key): _decode(value, tensors) for key, value in tree["$dict"]}
     if "$tuple" in tree:
         return tuple(_decode(item, tensors) for item in tree["$tuple"])
-    fields = {key: _decode(value, tensors) for key, value in tree["fields"].items()}
-    return Record.record_types[tree["$record"]](**fields)
+    decoded_fields = {key: _decode(value, tensors) for key, value in tree["fields"].items()}
+    return Record.record_types[tree["$record"]](**decoded_fields)
 
 
 def _key(key: Any) -> Any:

@@ -419,8 +419,8 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     def to_csv(self) -> str:
         """Return a CSV text with a row per record, most exposed first. Cells that do not apply are empty."""
-        text = io.StringIO()
-        writer = csv.DictWriter(text, COLUMNS, lineterminator="\n")
+        buffer = io.StringIO()
+        writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
         writer.writeheader()
         for row in self.rows():
             group = str(row["group"] or "")
@@ -428,7 +428,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
             if group.startswith(FORMULAS) and not NUMBER.fullmatch(group):
                 row["group"] = f"'{group}"
             writer.writerow(row)
-        return text.getvalue()
+        return buffer.getvalue()
 
 
 def not_applicable(n: int) -> Tensor:

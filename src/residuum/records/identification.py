@@ -107,11 +107,11 @@ class Identification(Record):
             "residual": plain(self.residuals),
             "certified": plain(self.certified),
         }
-        vectors = None if self.eigenvectors is None else self.eigenvectors.T
+        eigenvector_rows = None if self.eigenvectors is None else self.eigenvectors.T
         aggregates = {
             "sum": self.aggregate,
             "eigenvalues": self.eigenvalues,
-            "eigenvectors": vectors,
+            "eigenvectors": eigenvector_rows,
         }
         return {RENAMED.get(name, name): value for name, value in super().to_json().items()} | {
             "neurons": {"live": self.neurons, "dead": self.dead, "carrying": self.carrying},

@@ -132,9 +132,11 @@ class Dataset(Record):
         """Return the samples at ``rows`` (positions or a mask), with their row numbers and IDs."""
         positions = torch.arange(len(self))[rows]
         row_numbers = torch.tensor(self.rows)[positions]
-        ids = tuple(self.record_ids[i] for i in positions.tolist()) if self.record_ids else ()
+        record_ids = (
+            tuple(self.record_ids[i] for i in positions.tolist()) if self.record_ids else ()
+        )
         return self.replace(
-            x=self.x[positions], y=self.y[positions], row_numbers=row_numbers, record_ids=ids
+            x=self.x[positions], y=self.y[positions], row_numbers=row_numbers, record_ids=record_ids
         )
 
     @property
@@ -292,19 +294,21 @@ def _check_members(
     archive: zipfile.ZipFile, stream: BinaryIO, path: str | Path, max_bytes: int
 ) -> dict[str, zipfile.ZipInfo]:
     """Check the sizes that an archive claims, and return its members by the names of the arrays."""
-    members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
-    if not len(members) == len(archive.infolist()) <= MAX_ARRAYS:
+    members_by_name = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
+    if not len(members_by_name) == len(archive.infolist()) <= MAX_ARRAYS:
         raise ValueError(f"an archive must hold at most {MAX_ARRAYS} arrays, with different names")
     file_bytes = stream.seek(0, io.SEEK_END)
-    if sum(member.compress_size for member in members.values()) > file_bytes:
+    if sum(member.compress_size for member in members_by_name.values()) > file_bytes:
         raise ValueError("the members of the archive overlap")
-    unpacked_bytes = sum(member.file_size for member in members.values())
+    unpacked_bytes = sum(member.file_size for member in members_by_name.values())
     if unpacked_bytes > max_bytes:
         raise UnsafeFileError(
             f"A data file must unpack to at most {max_bytes} bytes; {str(path)!r} claims {unpacked_bytes}.",
             "Save fewer samples.",
         )
-    memory_bytes = sum(_check_member(name, archive, member) for name, member in members.items())
+    memory_bytes = sum(
+        _check_member(name, archive, member) for name, member in members_by_name.items()
+    )
     if memory_bytes > max_memory(file_bytes):
         raise UnsafeFileError(
             f"The arrays of a data file must take at most {SMALL_BYTES} bytes of memory, or {MAX_GROWTH} "
@@ -312,7 +316,7 @@ def _check_members(
             f"{memory_bytes}.",
             "Save it uncompressed, with numpy.savez(path, x=..., y=...).",
         )
-    return members
+    return members_by_name
 
 
 def _check_member(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
@@ -323,13 +327,16 @@ def _check_member(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
         is_version_1 = npy.read_magic(stream) == (1, 0)
         read_header = npy.read_array_header_1_0 if is_version_1 else npy.read_array_header_2_0
         shape, _, dtype = read_header(stream, max_header_size=MAX_HEADER)
-        start = stream.tell()
+        data_start = stream.tell()
     if dtype.kind not in "fiubU":
         raise DataError(
             f"Arrays of a data file must be real numbers or text; {name[:80]!r} is {str(dtype)[:80]}.",
             "Convert it before saving.",
         )
-    if min(shape, default=0) < 0 or start + math.prod(shape) * dtype.itemsize != member.file_size:
+    if (
+        min(shape, default=0) < 0
+        or data_start + math.prod(shape) * dtype.itemsize != member.file_size
+    ):
         raise ValueError(
             f"{name[:80]!r} claims the shape {str(shape)[:80]} in {member.file_size} bytes"
         )
@@ -427,11 +434,11 @@ def open_zip(stream: BinaryIO) -> zipfile.ZipFile:
         BadZipFile: If the archive does not end with its directory.
         UnsafeFileError: If the directory is too large.
     """
-    end = stream.seek(0, io.SEEK_END) - END.size
+    end_record_start = stream.seek(0, io.SEEK_END) - END.size
     zip64_bytes = END_64.size + LOCATOR.size
-    stream.seek(max(end - zip64_bytes, 0))
-    tail = stream.read()
-    before, last = tail[: -END.size], tail[-END.size :]
+    stream.seek(max(end_record_start - zip64_bytes, 0))
+    end_of_archive = stream.read()
+    before, last = end_of_archive[: -END.size], end_of_archive[-END.size :]
     if not last.startswith(b"PK\x05\x06") or len(last) < END.size:
         raise zipfile.BadZipFile("the archive does not end with its directory")
     *_, length, start, comment = END.unpack(last)
@@ -440,8 +447,8 @@ def open_zip(stream: BinaryIO) -> zipfile.ZipFile:
         if not before.startswith(b"PK\x06\x06") or len(before) < zip64_bytes:
             raise zipfile.BadZipFile("the directory of the archive has no end record")
         *_, length, start = END_64.unpack(before[: END_64.size])
-        end -= zip64_bytes
-    if comment or start + length != end:
+        end_record_start -= zip64_bytes
+    if comment or start + length != end_record_start:
         raise zipfile.BadZipFile("the archive does not end with its directory")
     if length > MAX_DIRECTORY_BYTES:
         raise UnsafeFileError(

@@ -101,21 +101,23 @@ class Knowledge(Record):
         """Types of the table columns, parsed from ``columns``, or () if ``columns`` is None."""
         if self.columns is None:
             return ()
-        matches = [TYPED.fullmatch(text.strip()) for text in self.columns.split(",")]
+        column_matches = [TYPED.fullmatch(text.strip()) for text in self.columns.split(",")]
         try:
-            groups = [
-                Columns(int(m[1]), int(m[2] or m[1]), m[3], float(m[4] or 1)) for m in matches if m
+            column_groups = [
+                Columns(int(m[1]), int(m[2] or m[1]), m[3], float(m[4] or 1))
+                for m in column_matches
+                if m
             ]
         except ValueError:  # the scale of a column is not a number
-            groups = []
+            column_groups = []
         column_numbers = [
-            column for group in groups for column in range(group.first, group.last + 1)
+            column for group in column_groups for column in range(group.first, group.last + 1)
         ]
         if (
-            len(groups) < len(matches)
+            len(column_groups) < len(column_matches)
             or len({*column_numbers}) < len(column_numbers)
-            or any(group.last < group.first + (group.kind == "onehot") for group in groups)
-            or not all(0 < group.scale < math.inf for group in groups)
+            or any(group.last < group.first + (group.kind == "onehot") for group in column_groups)
+            or not all(0 < group.scale < math.inf for group in column_groups)
         ):
             raise InputError(
                 "Columns must be a comma-separated list of FIRST-LAST:onehot and FIRST-LAST:integer. A "
@@ -123,7 +125,7 @@ class Knowledge(Record):
                 f"{self.columns[:60]!r}.",
                 "Example: 0-2:onehot,3:integer/9, where column 3 was divided by 9.",
             )
-        return tuple(groups)
+        return tuple(column_groups)
 
     def box(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the smallest and largest values of a sample as the network receives the sample.
@@ -147,8 +149,13 @@ class Knowledge(Record):
     @property
     def digest(self) -> str:
         """Hash of all facts that the attacker knows."""
-        moment = {f"moment of {name}": t for name, t in (self.moment or {}).items()}
-        tensors_or_none = {**(self.theta0 or {}), **moment, "mean": self.mean, "norms": self.norms}
+        moments_by_name = {f"moment of {name}": t for name, t in (self.moment or {}).items()}
+        tensors_or_none = {
+            **(self.theta0 or {}),
+            **moments_by_name,
+            "mean": self.mean,
+            "norms": self.norms,
+        }
         tensors = {name: t for name, t in tensors_or_none.items() if t is not None}
         plain_facts = [
             [name, getattr(self, name)] for name in self.known_names if name not in TENSORS

@@ -76,21 +76,21 @@ def published_form(record: type[Record]) -> type[BaseModel]:
     """
     from pydantic import ConfigDict, create_model
 
-    hints = get_type_hints(record, include_extras=True)
+    type_hints = get_type_hints(record, include_extras=True)
     descriptions = ChainMap(*(_documentation(base)[1] for base in record.__mro__))
     keys: dict[str, Any] = {}
     for field in record.published_fields():
         default = None if field.metadata.get("optional") else ...
-        field_type = _published_type(hints[field.name])
+        field_type = _published_type(type_hints[field.name])
         if field.name in descriptions:
             field_type = Annotated[field_type, SchemaRule(description=descriptions[field.name])]
         keys[field.name] = (field_type, default)
     for name in record.derived:
         return_type = get_type_hints(getattr(record, name).fget, include_extras=True)["return"]
         keys[name] = (_published_type(return_type), ...)
-    config = ConfigDict(extra="forbid", allow_inf_nan=False)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     model: type[BaseModel] = create_model(
-        record.__name__, __config__=config, __doc__=_documentation(record)[0], **keys
+        record.__name__, __config__=model_config, __doc__=_documentation(record)[0], **keys
     )
     return model
 
@@ -114,8 +114,8 @@ def json_schema(record: type[Record], name: str, schema_version: str) -> dict[st
 def _documentation(record: type[Record]) -> tuple[str, dict[str, str]]:
     """Return the text of the docstring of a record, and the descriptions in its section ``Attributes:``."""
     text, _, section = inspect.cleandoc(record.__doc__ or "").partition("\nAttributes:\n")
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
-    return text, {name: " ".join(description.split()) for name, description in entries}
+    attribute_entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    return text, {name: " ".join(description.split()) for name, description in attribute_entries}
 
 
 def _published_type(annotation: Any) -> Any:

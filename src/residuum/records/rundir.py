@@ -69,22 +69,25 @@ class RunDir:
         Yields:
             The run directory.
         """
-        run = cls(path)
-        is_new = not run.path.exists()
-        make_directory(run.path)
-        refuse_foreign(run.path, cls.what, run.expected_files())
-        with _locked(run.path, cls.what):
+        run_directory = cls(path)
+        is_new = not run_directory.path.exists()
+        make_directory(run_directory.path)
+        refuse_foreign(run_directory.path, cls.what, run_directory.expected_files())
+        with _locked(run_directory.path, cls.what):
             # If another user owns the directory, chmod fails, but writing may still work.
             with suppress(OSError):
-                run.path.chmod(0o700)
-            write_atomic(run.path / IGNORE, "*\n")
-            for folder in {run.path, (run.path / cls.request_file).parent}:
+                run_directory.path.chmod(0o700)
+            write_atomic(run_directory.path / IGNORE, "*\n")
+            for folder in {run_directory.path, (run_directory.path / cls.request_file).parent}:
                 _clear_temporaries(folder)
             try:
-                yield run
+                yield run_directory
             finally:
-                if is_new and not {entry.name for entry in run.path.iterdir()} - {IGNORE, LOCK}:
-                    shutil.rmtree(run.path, ignore_errors=True)
+                if is_new and not {entry.name for entry in run_directory.path.iterdir()} - {
+                    IGNORE,
+                    LOCK,
+                }:
+                    shutil.rmtree(run_directory.path, ignore_errors=True)
 
     @property
     def is_complete(self) -> bool:
@@ -206,20 +209,20 @@ def write_atomic(path: str | Path, content: bytes | str) -> Path:
     """
     path = Path(path)
     make_directory(path.parent)
-    data = content.encode() if isinstance(content, str) else content
-    temporary = None
+    content_bytes = content.encode() if isinstance(content, str) else content
+    temporary_path = None
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, temporary_path = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
+            stream.write(content_bytes)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary_path, path)
     except OSError as problem:
         raise OutputError(*_explain_unwritable(path, problem)) from problem
     finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
+        if temporary_path is not None and os.path.exists(temporary_path):
+            os.unlink(temporary_path)
     return path
 
 
@@ -273,13 +276,13 @@ def _clear_temporaries(folder: Path) -> None:
 def _locked(path: Path, what: str) -> Iterator[None]:
     """Hold the lock file of a run directory. The operating system releases the lock if the process ends."""
     try:
-        handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock_handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as problem:
         raise OutputError(*_explain_unwritable(path, problem)) from problem
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as problem:
-        os.close(handle)
+        os.close(lock_handle)
         raise OutputError(
             f"Another {what.split()[-1]} is writing to {str(path)!r}.",
             "Wait until it ends, or choose another folder with --out.",
@@ -287,7 +290,7 @@ def _locked(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(handle)
+        os.close(lock_handle)
 
 
 def require_device(device: str) -> None:
@@ -301,19 +304,19 @@ def require_device(device: str) -> None:
 
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Return the versions of Python and of packages, the operating system, and the name of the device."""
-    versions = {}
+    package_versions = {}
     for name in (*PACKAGES, *OPTIONAL):
         try:
-            versions[name] = version(name)
+            package_versions[name] = version(name)
         except PackageNotFoundError:
             if name in PACKAGES:
-                versions[name] = "not installed"
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
+                package_versions[name] = "not installed"
+    device_name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
     return {
         "python": platform.python_version(),
-        "packages": versions,
+        "packages": package_versions,
         "system": platform.system(),
-        "device": name,
+        "device": device_name,
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }

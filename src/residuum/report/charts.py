@@ -124,10 +124,10 @@ def draw_histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
         return None
     figure, axes = _axes()
     low, high = _span(np.concatenate([train, null, select_finite([threshold])]))
-    edges = np.linspace(low, high, BINS + 1)
+    bin_edges = np.linspace(low, high, BINS + 1)
     for css_class, values in (("area k1", null), ("area k0", train)):
-        share = np.histogram(values, edges)[0] / max(len(values), 1)
-        axes.stairs(share, edges, fill=True, gid=css_class)
+        share = np.histogram(values, bin_edges)[0] / max(len(values), 1)
+        axes.stairs(share, bin_edges, fill=True, gid=css_class)
     axes.set_xlim(low, high)
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
     threshold_line = _threshold_line(axes, threshold, "x")
@@ -149,9 +149,11 @@ def membership_chart(test: MembershipTest) -> Chart | None:
         return None
     figure, axes = _axes()
     low, high = _span(np.concatenate([train, holdout]))
-    edges = np.linspace(low, high, BINS + 1)
+    bin_edges = np.linspace(low, high, BINS + 1)
     for css_class, values in (("area k1", holdout), ("area k0", train)):
-        axes.stairs(np.histogram(values, edges)[0] / len(values), edges, fill=True, gid=css_class)
+        axes.stairs(
+            np.histogram(values, bin_edges)[0] / len(values), bin_edges, fill=True, gid=css_class
+        )
     axes.set_xlim(low, high)
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
     axes.axvline(tail_threshold(holdout), gid="rule")
@@ -197,14 +199,14 @@ def draw_scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
     ]
     has_labels = len(evidence.labels) == len(scores)
     labels = np.array(evidence.labels if has_labels else [""] * len(scores), dtype=object)
-    names = sorted(set(labels[drawn_indices]))
+    label_names = sorted(set(labels[drawn_indices]))
     figure, axes = _axes()
     marks = []
-    for k, name in enumerate(names):
+    for k, name in enumerate(label_names):
         indices_of_label = drawn_indices[labels[drawn_indices] == name]
-        css_class = "dot k0" if len(names) > MAX_KINDS else f"dot k{k}"
+        css_class = "dot k0" if len(label_names) > MAX_KINDS else f"dot k{k}"
         axes.plot(outputs[indices_of_label], scores[indices_of_label], "o", gid=css_class)
-        marks += [Mark(css_class, name)] if name and len(names) <= MAX_KINDS else []
+        marks += [Mark(css_class, name)] if name and len(label_names) <= MAX_KINDS else []
     threshold_line = _threshold_line(axes, threshold, "y")
     return Chart(
         f"{metric.name} against the {evidence.output_name}",
@@ -282,13 +284,13 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
     )
     set_count = max(evidence.null_sets, 1)
     train_counts = [int((sign * train > sign * v).sum()) for v in slider_values]
-    null_counts = [
+    chance_counts = [
         round(float((sign * null > sign * v).sum() / set_count), 4) for v in slider_values
     ]
     if metric.recovered is not None:
         train_counts[start_position] = metric.recovered
     if metric.expected_by_chance is not None:
-        null_counts[start_position] = round(metric.expected_by_chance, 4)
+        chance_counts[start_position] = round(metric.expected_by_chance, 4)
     return {
         "metric": metric.name,
         "values": slider_values,
@@ -297,7 +299,7 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
         "texts": [f"{value:.4g}" for value in slider_values],
         "n": len(evidence.values),
         "train": train_counts,
-        "null": null_counts,
+        "null": chance_counts,
         "sets": set_count,
         "reachable": math.isfinite(threshold),
     }
@@ -339,11 +341,11 @@ def draw_parallel_coordinates(coordinates: Sequence[Coordinate]) -> Markup:
         for y, text in ticks:
             axes.text(x - 6, y, text, fontsize=TEXT, ha="right", va="center_baseline", gid="tick")
     best_count = max(1, round(BEST_SHARE * trial_count))
-    trials = sorted(
+    drawn_trials = sorted(
         {*range(best_count), *range(best_count, trial_count, -(-trial_count // MAX_LINES))},
         reverse=True,
     )
-    for trial in trials:
+    for trial in drawn_trials:
         is_known = np.isfinite(heights[trial])
         css_class = "trial best" if trial < best_count else "trial"
         axes.plot(axis_positions[is_known], heights[trial, is_known], gid=css_class)
@@ -447,8 +449,8 @@ def _span(values: Array) -> tuple[float, float]:
 
 def select_finite(values: Any) -> Array:
     """Return all finite values as a flat array, without NaN and infinity."""
-    array = np.asarray(values, dtype=float).ravel()
-    return array[np.isfinite(array)]
+    flat_values = np.asarray(values, dtype=float).ravel()
+    return flat_values[np.isfinite(flat_values)]
 
 
 def _format_median(values: Array) -> str:

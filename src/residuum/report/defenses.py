@@ -69,7 +69,7 @@ def render_page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> st
     Returns:
         The page.
     """
-    uri = "" if picture is None else drawing.PNG + base64.b64encode(picture).decode()
+    picture_uri = "" if picture is None else drawing.PNG + base64.b64encode(picture).decode()
     return html.render_page(
         "defenses.html",
         subject="defenses",
@@ -77,7 +77,7 @@ def render_page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> st
         head=HEADER,
         rows=make_rows(outcomes),
         notes=make_notes(outcomes),
-        picture=uri,
+        picture=picture_uri,
         limit=LIMIT,
     )
 
@@ -96,8 +96,8 @@ def draw_comparison(outcomes: Sequence[Outcome]) -> bytes | None:
         A PNG, None if samples are not images.
     """
     outcomes_and_attacks = [(outcome, (outcome.unaware, outcome.adaptive)) for outcome in outcomes]
-    shape = outcomes[0].unaware.images.shape[2:] if outcomes else ()
-    if not outcomes_and_attacks or not drawing.is_image(shape):
+    image_shape = outcomes[0].unaware.images.shape[2:] if outcomes else ()
+    if not outcomes_and_attacks or not drawing.is_image(image_shape):
         return None
     size, gap, label, top = 0.52, 0.05, 1.75, 0.5
     block_width = COLUMNS * (size + gap)
@@ -144,11 +144,11 @@ def _draw_band(axes: Any, attacked: Attacked, x: float, y: float, size: float, g
         if attacked.beyond_chance[j]:
             box = (left_edge, y, size, 2 * size + 0.02)
             drawing.draw_frame(axes, box, ec=drawing.BLUE, lw=1.6)
-    text = f"{attacked.attacker}: refused"
+    caption = f"{attacked.attacker}: refused"
     if not attacked.refused:
         expected_count = _format(attacked.expected_by_chance, 2)
-        text = f"{attacked.attacker}: {attacked.recovered} ({attacked.rule}), {expected_count} by chance"
-    axes.text(x, y + 2 * size + 0.11, text, fontsize=6, color=drawing.INK)
+        caption = f"{attacked.attacker}: {attacked.recovered} ({attacked.rule}), {expected_count} by chance"
+    axes.text(x, y + 2 * size + 0.11, caption, fontsize=6, color=drawing.INK)
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
@@ -158,10 +158,10 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
     determined_shares = "-"
     if (proved := outcome.determined_at_least) is not None:
         determined_shares = f"≥ {_format(proved)} ({_format(outcome.determined_energy)})"
-    counts = [_count(attacker, outcome.n) for attacker in attackers]
+    count_texts = [_count(attacker, outcome.n) for attacker in attackers]
     attack_cells = [
         outcome.label,
-        *counts,
+        *count_texts,
         adaptive.attacker if adaptive else "-",
         expected_counts,
         p_values,

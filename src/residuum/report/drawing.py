@@ -179,11 +179,11 @@ def is_image(shape: Sequence[int]) -> bool:
 
 def to_pixels(image: Tensor) -> Array:
     """Return an image as (h, w) gray or (h, w, 3) color, scaled so that its values fill [0, 1]."""
-    values = image.detach().cpu().double()
-    if values.ndim == 3:
-        values = values.permute(1, 2, 0) if len(values) == 3 else values.mean(0)
-    low, high = values.min(), values.max()
-    return ((values - low) / (high - low) if high > low else values * 0).numpy()
+    pixels = image.detach().cpu().double()
+    if pixels.ndim == 3:
+        pixels = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels.mean(0)
+    low, high = pixels.min(), pixels.max()
+    return ((pixels - low) / (high - low) if high > low else pixels * 0).numpy()
 
 
 def draw_image_grid(
@@ -214,8 +214,8 @@ def draw_image_grid(
     for i, cell in enumerate(cells):
         x, y = left_edge + (i % columns) * cell_width, TITLE + (i // columns) * band_height
         frame_style = {"ec": BLUE, "lw": 2.2} if cell.framed else {"ec": "#CCCCCC", "lw": 0.5}
-        weight = "bold" if cell.framed else "normal"
-        text_style: dict[str, Any] = {"fontweight": weight, "ha": "center", "color": INK}
+        font_weight = "bold" if cell.framed else "normal"
+        text_style: dict[str, Any] = {"fontweight": font_weight, "ha": "center", "color": INK}
         axes.text(x + w / 2, y + CAPTION - 0.05, cell.caption, fontsize=7.5, **text_style)
         for k, image in enumerate(cell.images):
             draw_image(axes, image, (x, y + CAPTION + k * row_height, w, h), **frame_style)
@@ -240,23 +240,23 @@ def draw_line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]])
     Returns:
         A PNG.
     """
-    columns = max(1, min(4, len(panels)))
-    rows = max(1, math.ceil(len(panels) / columns))
-    width, height = max(2.2 * columns, 5.5), 1.5 * rows + 0.6
+    column_count = max(1, min(4, len(panels)))
+    row_count = max(1, math.ceil(len(panels) / column_count))
+    width, height = max(2.2 * column_count, 5.5), 1.5 * row_count + 0.6
     figure = new_figure(width, height, automatic=False)
-    grid = figure.subplots(rows, columns, squeeze=False)
+    axes_grid = figure.subplots(row_count, column_count, squeeze=False)
     panel_margins = 0.4 / width, 0.45 / height, 1 - 0.1 / width, 1 - 0.5 / height
     figure.subplots_adjust(*panel_margins, wspace=0.22, hspace=0.5)
-    for axes in grid.flat[len(panels) :]:
+    for axes in axes_grid.flat[len(panels) :]:
         axes.set_visible(False)
-    for axes, (caption, curves) in zip(grid.flat, panels, strict=False):
+    for axes, (caption, curves) in zip(axes_grid.flat, panels, strict=False):
         for (name, values), color, style in zip(curves.items(), CYCLE, ("-", "--"), strict=False):
             marker_style = {"marker": "o" if len(values) <= 24 else None, "markersize": 2.5}
             axes.plot(values, style, color=color, label=name, lw=1.1, **marker_style)
         axes.set_title(caption, fontsize=7.5)
         axes.tick_params(labelsize=6.5)
     figure.text(0.12 / width, 1 - 0.22 / height, title, fontsize=8.5, color=INK)
-    handles, names = grid.flat[0].get_legend_handles_labels()
+    handles, names = axes_grid.flat[0].get_legend_handles_labels()
     if len(names) > 1:
         add_legend_below(figure, handles, names, "lower center")
     return encode_png(figure)

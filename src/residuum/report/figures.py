@@ -46,13 +46,13 @@ def selected_figure(reconstruction: Reconstruction) -> bytes | None:
         title = f"{reconstruction.attack}: {len(selection)} reconstructions"
         return _selected_points(reconstruction, title)
     is_image = drawing.is_image(reconstruction.x.shape[1:])
-    x = add_mean(selection.x[:MAX_IMAGES], reconstruction.knowledge.mean if is_image else None)
+    images = add_mean(selection.x[:MAX_IMAGES], reconstruction.knowledge.mean if is_image else None)
     cells = [
         Cell(
             (image,),
             f"{int(selection.support[i])}/{reconstruction.restarts}{_confidence(selection, i)}",
         )
-        for i, image in enumerate(x)
+        for i, image in enumerate(images)
     ]
     return drawing.draw_cells(title, cells, ("",), ("reconstruction",))
 
@@ -132,14 +132,14 @@ def output_figure(
     Returns:
         A PNG.
     """
-    names = [name for name in metrics if name in scores.metrics] or [scores.deciding]
+    metric_names = [name for name in metrics if name in scores.metrics] or [scores.deciding]
     flat_outputs = outputs.detach().cpu().double().reshape(len(outputs), -1)
     margins = [row.margin for row in scores.per_sample]
     uses_margin = flat_outputs.shape[1] > 1 and None not in margins
     x = torch.tensor(margins if uses_margin else flat_outputs[:, 0].tolist(), dtype=torch.float64)
-    figure = drawing.new_figure(4.2 * len(names) + 0.4, 3.4)
-    panels = figure.subplots(1, len(names), squeeze=False)[0]
-    for axes, name in zip(panels, names, strict=True):
+    figure = drawing.new_figure(4.2 * len(metric_names) + 0.4, 3.4)
+    panels = figure.subplots(1, len(metric_names), squeeze=False)[0]
+    for axes, name in zip(panels, metric_names, strict=True):
         _scatter(axes, x, scores, name)
         axes.set_xlabel("margin" if uses_margin else "network output", fontsize=8.5)
     marks, labels = panels[0].get_legend_handles_labels()
@@ -155,14 +155,16 @@ def loss_figure(reconstruction: Reconstruction) -> bytes | None:
     figure = drawing.new_figure(8.6, 3.3)
     loss_axes, residual_axes = figure.subplots(1, 2)
     for run, status in enumerate(reconstruction.status):
-        diverged = status == "diverged"
-        color, style = (drawing.ORANGE, "--") if diverged else (drawing.BLUE, "-")
+        has_diverged = status == "diverged"
+        color, style = (drawing.ORANGE, "--") if has_diverged else (drawing.BLUE, "-")
         loss = mask_nonpositive(reconstruction.loss[run])
         loss_axes.plot(reconstruction.steps, loss, style, color=color, lw=1, alpha=0.8)
     diverged_count = sum(status == "diverged" for status in reconstruction.status)
-    note = f", {diverged_count} diverged (dashed)" if diverged_count else ""
-    plural = "" if reconstruction.restarts == 1 else "s"
-    loss_axes.set_title(f"loss, {reconstruction.restarts} restart{plural}{note}", fontsize=9)
+    diverged_note = f", {diverged_count} diverged (dashed)" if diverged_count else ""
+    plural_ending = "" if reconstruction.restarts == 1 else "s"
+    loss_axes.set_title(
+        f"loss, {reconstruction.restarts} restart{plural_ending}{diverged_note}", fontsize=9
+    )
     residuals = reconstruction.layers.clamp(min=0).sqrt()  # (R, T, L)
     for i, name in enumerate(reconstruction.layer_names):
         middle, low, high = _summarize_restarts(mask_nonpositive(residuals[:, :, i]))
@@ -278,13 +280,13 @@ def alternatives_figure(
         return max(float((other - column[0]).norm()) for other in column[1:])
 
     columns.sort(key=lambda column: -measure_change(column))
-    count = min(len(columns), 10 if drawing.is_image(true.shape[1:]) else 8)
-    title = f"{count} of {len(columns)} {subject}; both fit the weights equally well"
+    drawn_count = min(len(columns), 10 if drawing.is_image(true.shape[1:]) else 8)
+    title = f"{drawn_count} of {len(columns)} {subject}; both fit the weights equally well"
     cells = [
         Cell(
             tuple(add_mean(image, mean) for image in column), f"moved {measure_change(column):.3g}"
         )
-        for column in columns[:count]
+        for column in columns[:drawn_count]
     ]
     return drawing.draw_cells(title, cells, names, lines)
 
@@ -317,19 +319,19 @@ def identified_figure(identification: Identification, truth: Tensor | None = Non
 
 def family_figure(reconstruction: Reconstruction) -> bytes | None:
     """Draw which candidates of the first restart split or merged at which step, None if none did."""
-    events = [
+    first_restart_events = [
         event for event in reconstruction.events if event["run"] == 0 and event["kind"] != "stable"
     ]
-    if not events:
+    if not first_restart_events:
         return None
-    lives = trace_candidates(events, int(reconstruction.settings["candidates"]))
-    order = _order(lives)
-    row_of_candidate = {number: k for k, number in enumerate(order)}
+    lifetimes = trace_candidates(first_restart_events, int(reconstruction.settings["candidates"]))
+    drawing_order = _order(lifetimes)
+    row_of_candidate = {number: k for k, number in enumerate(drawing_order)}
     last_step = int(reconstruction.steps[-1])
-    figure = drawing.new_figure(8.0, min(12.0, 1.5 + 0.11 * len(order)))
+    figure = drawing.new_figure(8.0, min(12.0, 1.5 + 0.11 * len(drawing_order)))
     axes = figure.subplots()
-    for number in order:
-        life, y = lives[number], row_of_candidate[number]
+    for number in drawing_order:
+        life, y = lifetimes[number], row_of_candidate[number]
         end_step = last_step if life.died is None else life.died
         color = drawing.GREY if life.died is not None and not life.children else drawing.BLUE
         axes.plot([life.born, end_step], [y, y], color=color, linewidth=1.1)
@@ -343,11 +345,13 @@ def family_figure(reconstruction: Reconstruction) -> bytes | None:
                 )
         if life.died is not None and not life.children:
             axes.plot([end_step], [y], "x", color=drawing.INK, markersize=4)
-    alive_count = sum(life.died is None for life in lives.values())
+    alive_count = sum(life.died is None for life in lifetimes.values())
     axes.set(xlabel="step", yticks=[], xlim=(0, last_step))
+    all_drawn = len(drawing_order) == len(lifetimes)
+    drawn_note = "" if all_drawn else f"; {len(drawing_order)} of {len(lifetimes)} lines drawn"
     axes.set_title(
         f"restart 0: {int(reconstruction.settings['candidates'])} candidates at the start, {alive_count} at "
-        f"the end{'' if len(order) == len(lives) else f'; {len(order)} of {len(lives)} lines drawn'}\n"
+        f"the end{drawn_note}\n"
         "orange fork: split; cross: merged or dropped",
         fontsize=9,
     )
@@ -355,12 +359,12 @@ def family_figure(reconstruction: Reconstruction) -> bytes | None:
 
 
 def _scatter(axes: Any, x: Tensor, scores: Scores, name: str) -> None:
-    rows = scores.per_sample
-    labels = sorted({row.label for row in rows if row.label is not None})
+    sample_scores = scores.per_sample
+    labels = sorted({row.label for row in sample_scores if row.label is not None})
     labels_or_none: list[float | int | None] = [*labels] or [None]
     for k, label in enumerate(labels_or_none):
-        indices_of_label = [i for i, row in enumerate(rows) if row.label == label]
-        y = [_nan_if_none(rows[i].matches[name].nearest) for i in indices_of_label]
+        indices_of_label = [i for i, row in enumerate(sample_scores) if row.label == label]
+        y = [_nan_if_none(sample_scores[i].matches[name].nearest) for i in indices_of_label]
         name_in_legend = None if label is None else f"label {label:g}"
         axes.scatter(
             x[indices_of_label],
@@ -476,9 +480,13 @@ def _identified(identification: Identification) -> tuple[Tensor | None, list[str
     if identification.aggregate is not None:
         return identification.aggregate[None], ["sum of lam y x"], "aggregate of all samples"
     if identification.eigenvectors is not None and identification.eigenvalues is not None:
-        order = identification.eigenvalues.abs().argsort(descending=True)
-        captions = [f"eigenvalue {float(identification.eigenvalues[i]):.2g}" for i in order]
-        return identification.eigenvectors.T[order], captions, "eigenvectors of the moment matrix"
+        largest_first = identification.eigenvalues.abs().argsort(descending=True)
+        captions = [f"eigenvalue {float(identification.eigenvalues[i]):.2g}" for i in largest_first]
+        return (
+            identification.eigenvectors.T[largest_first],
+            captions,
+            "eigenvectors of the moment matrix",
+        )
     captions = [
         f"{float(residual):.0e} {'cert.' if is_certified else 'heur.'}"
         for residual, is_certified in zip(
@@ -493,8 +501,8 @@ def _identified(identification: Identification) -> tuple[Tensor | None, list[str
 def _pair_with_nearest(vector: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     """Return a vector and the row of ``truth`` nearest in direction, with the sign of this row."""
     cosine = truth @ vector / truth.norm(dim=1).clamp_min(1e-300)
-    nearest = int(cosine.abs().argmax())
-    return torch.where(cosine[nearest] < 0, -1.0, 1.0) * vector, truth[nearest]
+    nearest_index = int(cosine.abs().argmax())
+    return torch.where(cosine[nearest_index] < 0, -1.0, 1.0) * vector, truth[nearest_index]
 
 
 @dataclass
@@ -517,31 +525,31 @@ def trace_candidates(events: Sequence[dict[str, Any]], first: int) -> dict[int, 
     Returns:
         The lifetime of each candidate by its number.
     """
-    lives = {number: _Lifetime(0) for number in range(first)}
+    lifetimes = {number: _Lifetime(0) for number in range(first)}
     for event in events:
         step, kind, children = event["step"], event["kind"], tuple(event.get("children", ()))
         if kind == "split":
-            lives[event["parent"]].died = step
-            lives[event["parent"]].children = children
-            lives.update({child: _Lifetime(step, event["parent"]) for child in children})
+            lifetimes[event["parent"]].died = step
+            lifetimes[event["parent"]].children = children
+            lifetimes.update({child: _Lifetime(step, event["parent"]) for child in children})
         if kind in ("merge", "prune"):
-            lives[event["parent"]].died = step
-    return lives
+            lifetimes[event["parent"]].died = step
+    return lifetimes
 
 
-def _order(lives: dict[int, _Lifetime]) -> list[int]:
+def _order(lifetimes: dict[int, _Lifetime]) -> list[int]:
     """Return the numbers of candidates in drawing order: by family, with children around their parent.
 
     If not all families fit into the figure, the smallest families are left out.
     """
 
     def family(number: int) -> list[int]:
-        children = lives[number].children
+        children = lifetimes[number].children
         middle = len(children) // 2
         numbers_above = [n for child in children[:middle] for n in family(child)]
         return [*numbers_above, number, *(n for child in children[middle:] for n in family(child))]
 
-    roots = [number for number, life in lives.items() if life.parent is None]
+    roots = [number for number, life in lifetimes.items() if life.parent is None]
     families = [family(root) for root in roots]
     while sum(map(len, families)) > MAX_LINES and len(families) > 1:
         families.remove(min(families, key=len))

@@ -2,11 +2,10 @@
 
 The style sheet and the script are part of the page. The content security policy admits style sheet and script
 by hash and forbids everything else. So a mistake in escaping cannot load or run foreign code. Names from
-files are
-text: the template engine escapes markup, and this module makes control characters, direction marks and
-characters without width visible. A dash means "not known". A card shows the difference of a reconstruction
-and a sample. First the scale and the offset of the reconstruction are fitted to the sample, because the
-metric that decides the verdict (NCC) ignores both.
+files are text: the template engine escapes markup, and this module makes control characters, direction marks
+and characters without width visible. A dash means "not known". A card shows the difference of a
+reconstruction and a sample. First the scale and the offset of the reconstruction are fitted to the sample,
+because the metric that decides the verdict (NCC) ignores both.
 
 All counts of an audit come from the answers of its verdict and from its record. This module computes no
 count.
@@ -113,11 +112,11 @@ def render_page(
         The page.
     """
     style = Markup("\n").join(_read_inline(name) for name in styles)
-    code = _read_inline(script) if script else Markup("")
+    script_code = _read_inline(script) if script else Markup("")
     values = {"blur": False, "redact": False, "created": ""} | values
     page_template = _environment().get_template(template)
     return page_template.render(
-        style=style, script=code, policy=_make_policy(style, code), **values
+        style=style, script=script_code, policy=_make_policy(style, script_code), **values
     )
 
 
@@ -312,8 +311,10 @@ def render_comparison(
 def inline(result: AuditResult) -> str:
     """Return a summary of an audit for notebooks: the headline and the three answers, without images."""
     # Notebooks are shared and committed, so their output must not hold training data.
-    count = len(items_of(result))
-    return render_page("inline.html", subject=result.subject, verdict=result.verdict, count=count)
+    item_count = len(items_of(result))
+    return render_page(
+        "inline.html", subject=result.subject, verdict=result.verdict, count=item_count
+    )
 
 
 def model_card(result: AuditResult) -> str:
@@ -439,19 +440,21 @@ class Linked:
 
     def __call__(self, text: str) -> Markup:
         """Return the text with links to the glossary, escaped and isolated like all text on a page."""
-        pieces, end = [], 0
+        pieces, end_of_last_link = [], 0
         text = escape_invisible(text[:MAX_LENGTH])
         for match in compile_pattern().finditer(text):
             word = find_entry(match[0])
             if word not in self.seen:
                 self.seen.add(word)
-                link = Markup('<a class="term" href="#{}">{}</a>')
+                link_template = Markup('<a class="term" href="#{}">{}</a>')
                 pieces += [
-                    escape(text[end : match.start()]),
-                    link.format(make_anchor(word), match[0]),
+                    escape(text[end_of_last_link : match.start()]),
+                    link_template.format(make_anchor(word), match[0]),
                 ]
-                end = match.end()
-        return Markup("<bdi>{}</bdi>").format(Markup("").join([*pieces, escape(text[end:])]))
+                end_of_last_link = match.end()
+        return Markup("<bdi>{}</bdi>").format(
+            Markup("").join([*pieces, escape(text[end_of_last_link:])])
+        )
 
 
 def make_anchor(word: str) -> str:
@@ -666,12 +669,12 @@ def make_sort_values(item: Item) -> dict[str, Any]:
 
 def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
     """Return key and name of every sort order for which a card has a value, the default order first."""
-    metrics = dict.fromkeys(name for item in items for name in item.scores)
-    keys = {key for key in SORT_NAMES for item in items if getattr(item, key) is not None}
+    metric_names = dict.fromkeys(name for item in items for name in item.scores)
+    available_keys = {key for key in SORT_NAMES for item in items if getattr(item, key) is not None}
     return [
         ("order", "best first"),
-        *((f"scores:{name}", name) for name in metrics),
-        *((key, name) for key, name in SORT_NAMES.items() if key in keys),
+        *((f"scores:{name}", name) for name in metric_names),
+        *((key, name) for key, name in SORT_NAMES.items() if key in available_keys),
         ("number", "number"),
     ]
 
@@ -757,32 +760,32 @@ def _matched_by_others(result: AuditResult) -> Iterator[Item]:
 
 def _nearest(reconstruction: Reconstruction, sample: Tensor) -> tuple[float, str, Tensor]:
     """Return the NCC, the attack and the values of the candidate that is nearest to a sample."""
-    x = reconstruction.x.double().flatten(1)
-    x = x[x.isfinite().all(1)]
-    if not len(x):
+    candidates = reconstruction.x.double().flatten(1)
+    candidates = candidates[candidates.isfinite().all(1)]
+    if not len(candidates):
         return -1.0, reconstruction.attack, sample * 0
-    largest_ncc = ncc(sample.reshape(1, -1), x)[0].max(0)
-    candidate = x[int(largest_ncc.indices)].reshape(sample.shape)
+    largest_ncc = ncc(sample.reshape(1, -1), candidates)[0].max(0)
+    candidate = candidates[int(largest_ncc.indices)].reshape(sample.shape)
     return float(largest_ncc.values), reconstruction.attack, candidate
 
 
 def _table_row(evidence: Evidence, position: int, reconstruction: Tensor) -> TableRow | None:
     """Return the columns of a training sample that is a table row or an embedding, None for images."""
-    shape = evidence.x.shape[1:]
-    if evidence.spread is None or len(shape) != 1 or not shape[0]:
+    sample_shape = evidence.x.shape[1:]
+    if evidence.spread is None or len(sample_shape) != 1 or not sample_shape[0]:
         return None
-    row_versions = [reconstruction.reshape(shape), evidence.x[position].double()]
+    row_versions = [reconstruction.reshape(sample_shape), evidence.x[position].double()]
     row_versions += (
         [] if evidence.nearest_holdout is None else [evidence.nearest_holdout[position].double()]
     )
     tolerances = TOLERANCE * evidence.spread.clamp_min(1e-12)
     is_within = [((row - row_versions[1]).abs() <= tolerances) for row in row_versions]
     medians = evidence.x.double().median(0).values
-    order = ((row_versions[1] - medians).abs() / evidence.spread.clamp_min(1e-12)).argsort(
-        descending=True
-    )
-    names = evidence.features or tuple(f"column {i}" for i in range(shape[0]))
-    units = evidence.units or ("",) * shape[0]
+    columns_by_difference = (
+        (row_versions[1] - medians).abs() / evidence.spread.clamp_min(1e-12)
+    ).argsort(descending=True)
+    column_names = evidence.features or tuple(f"column {i}" for i in range(sample_shape[0]))
+    units = evidence.units or ("",) * sample_shape[0]
     displayed_versions = [add_mean(row, evidence.mean) for row in row_versions]
     if evidence.scale is not None:
         displayed_versions = [
@@ -793,16 +796,18 @@ def _table_row(evidence: Evidence, position: int, reconstruction: Tensor) -> Tab
             row + evidence.offset.double().reshape(-1) for row in displayed_versions
         ]
     columns = []
-    for i in order[:MAX_COLUMNS].tolist():
+    for i in columns_by_difference[:MAX_COLUMNS].tolist():
         reconstructed, training, held_out = [
             *(_format_cell(float(row[i])) for row in displayed_versions),
             "–",
         ][:3]
         columns.append(
-            Column(names[i], units[i], reconstructed, training, held_out, bool(is_within[0][i]))
+            Column(
+                column_names[i], units[i], reconstructed, training, held_out, bool(is_within[0][i])
+            )
         )
     held_out_within = int(is_within[2].sum()) if len(row_versions) > 2 else None
-    return TableRow(tuple(columns), shape[0], int(is_within[0].sum()), held_out_within)
+    return TableRow(tuple(columns), sample_shape[0], int(is_within[0].sum()), held_out_within)
 
 
 def _format_cell(value: float) -> str:
@@ -874,18 +879,18 @@ def _certificates(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
             float(uniqueness.determined_at_least[i]),
         )
         radius = float(uniqueness.radius_most[i])
-        width = (uniqueness.high[i] - uniqueness.low[i]).double()
+        range_width = (uniqueness.high[i] - uniqueness.low[i]).double()
         certificate = PARTLY_DETERMINED if energy >= MIN_PARTLY else UNDETERMINED
         return {
             "determined_energy": energy,
             "determined_at_least": proved,
             "radius_most": radius if math.isfinite(radius) else None,
             "certificate": DETERMINED if proved >= MIN_DETERMINED else certificate,
-            "ambiguity": (width / (high - low)).clamp(0, 1).numpy(),
+            "ambiguity": (range_width / (high - low)).clamp(0, 1).numpy(),
         }
 
-    pairs = zip(similarity.tolist(), nearest.tolist(), strict=True)
-    return [describe(i) if value >= MIN_COSINE else {} for value, i in pairs]
+    nearest_pairs = zip(similarity.tolist(), nearest.tolist(), strict=True)
+    return [describe(i) if value >= MIN_COSINE else {} for value, i in nearest_pairs]
 
 
 def _finite(value: float | None) -> float | None:
@@ -934,5 +939,9 @@ def make_pictures(item: Item, shape: tuple[int, ...], what: str) -> tuple[Pictur
 
 def _shaped(values: Array, shape: tuple[int, ...]) -> Array:
     """Return an array in the shape of a sample, with NaN and infinity replaced by zero."""
-    array = np.nan_to_num(np.asarray(values, dtype=float), posinf=0.0, neginf=0.0)
-    return array.reshape(shape) if shape and array.size == np.prod(shape) else array
+    finite_values = np.nan_to_num(np.asarray(values, dtype=float), posinf=0.0, neginf=0.0)
+    return (
+        finite_values.reshape(shape)
+        if shape and finite_values.size == np.prod(shape)
+        else finite_values
+    )

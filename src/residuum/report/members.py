@@ -46,26 +46,29 @@ def named_samples(result: AuditResult, *, redact: bool = False) -> list[NamedSam
     Returns:
         The samples, the most certain first as in ``result.json``. The list is empty without a test.
     """
-    test = result.membership
-    if test is None:
+    membership_test = result.membership
+    if membership_test is None:
         return []
-    order = sorted(test.named.tolist(), key=lambda i: (float(test.q[i]), -float(test.statistic[i])))
-    order = order[:MAX_NAMED]
-    rows = {test.rows[i] for i in order}
+    ordered_positions = sorted(
+        membership_test.named.tolist(),
+        key=lambda i: (float(membership_test.q[i]), -float(membership_test.statistic[i])),
+    )
+    ordered_positions = ordered_positions[:MAX_NAMED]
+    rows = {membership_test.rows[i] for i in ordered_positions}
     pictures = {} if redact else _pictures(result, rows)
     identifiers: dict[int, str] = {}
     if result.scores is not None and not redact:
         identifiers = {row.index: row.id for row in result.scores.per_sample}
     return [
         NamedSample(
-            row=(row := test.rows[i]),
+            row=(row := membership_test.rows[i]),
             record_id=identifiers.get(row, ""),
-            q=float(test.q[i]),
-            boundaries=int(test.boundaries[i]),
-            statistic=float(test.statistic[i]),
+            q=float(membership_test.q[i]),
+            boundaries=int(membership_test.boundaries[i]),
+            statistic=float(membership_test.statistic[i]),
             picture=pictures.get(row, ""),
         )
-        for i in order
+        for i in ordered_positions
     ]
 
 

@@ -56,8 +56,10 @@ def sarif(
     if kind == "fail" and verdict.is_below_limit:
         kind, level = BELOW_LIMIT
     location = {"uri": _uri(file)}
-    values = {name: getattr(verdict, field) for name, field in NUMBERS.items()}
-    properties: dict[str, Any] = {k: v for k, v in values.items() if v is not None and v != ""}
+    verdict_values = {name: getattr(verdict, field) for name, field in NUMBERS.items()}
+    properties: dict[str, Any] = {
+        k: v for k, v in verdict_values.items() if v is not None and v != ""
+    }
     properties["answers"] = {answer.key: answer.answer for answer in verdict.answers}
     if verdict.grades:
         properties["grades"] = dict(verdict.grades)
@@ -80,15 +82,15 @@ def sarif(
 
 def format_message(verdict: Verdict) -> str:
     """Return the headline and the answers to the three questions, at most ``MAX_WORDS`` words."""
-    answers = [
+    answer_texts = [
         f"{SUBJECTS.get(answer.key, answer.key)}: {answer.answer}" for answer in verdict.answers
     ]
-    ending = f"{', '.join(answers)}.".capitalize() if answers else ""
-    headline = verdict.headline.split()
-    words_for_headline = MAX_WORDS - len(ending.split())
-    if len(headline) > words_for_headline:
-        headline = [*headline[: words_for_headline - 1], "…"]
-    return f"{' '.join(headline)}. {ending}".strip()
+    answers_sentence = f"{', '.join(answer_texts)}.".capitalize() if answer_texts else ""
+    headline_words = verdict.headline.split()
+    words_for_headline = MAX_WORDS - len(answers_sentence.split())
+    if len(headline_words) > words_for_headline:
+        headline_words = [*headline_words[: words_for_headline - 1], "…"]
+    return f"{' '.join(headline_words)}. {answers_sentence}".strip()
 
 
 # Level and security severity of a SARIF result by severity of the finding.
@@ -114,8 +116,10 @@ def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
         artifacts.append({"location": location, "roles": ["analysisTarget"]})
         for finding in file["findings"]:
             level, severity = LEVELS[finding["severity"]]
-            rule = f"release-{finding['kind']}"
-            rule_properties = rules.setdefault(rule, _rule(rule, finding, severity))["properties"]
+            rule_id = f"release-{finding['kind']}"
+            rule_properties = rules.setdefault(rule_id, _rule(rule_id, finding, severity))[
+                "properties"
+            ]
             rule_properties["security-severity"] = max(
                 rule_properties["security-severity"], severity
             )
@@ -127,8 +131,8 @@ def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
             finding_counts = {k: finding[k] for k in ("places", "count") if finding[k] is not None}
             results.append(
                 {
-                    "ruleId": rule,
-                    "ruleIndex": list(rules).index(rule),
+                    "ruleId": rule_id,
+                    "ruleIndex": list(rules).index(rule_id),
                     "kind": "fail",
                     "level": level,
                     "message": {"text": text},
@@ -138,9 +142,9 @@ def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
                 }
             )
     unread_files = [f"{file['file']}: {file['reason']}" for file in scan["unread"]]
-    notes = [{"level": "error", "message": {"text": text}} for text in unread_files]
-    invocation = {"executionSuccessful": not notes, "exitCode": scan["exit_code"]}
-    invocation |= {"toolExecutionNotifications": notes} if notes else {}
+    notifications = [{"level": "error", "message": {"text": text}} for text in unread_files]
+    invocation = {"executionSuccessful": not notifications, "exitCode": scan["exit_code"]}
+    invocation |= {"toolExecutionNotifications": notifications} if notifications else {}
     driver = {"version": scan["tool"]["version"], "rules": list(rules.values())}
     return _log(driver, invocation, artifacts, results)
 
@@ -153,9 +157,9 @@ def _log(
 ) -> dict[str, Any]:
     """Return the log of ``sarif.json``, filled with the values of a run."""
     log: dict[str, Any] = json.loads((Path(__file__).parent / "sarif.json").read_text("utf-8"))
-    run = log["runs"][0]
-    run["tool"]["driver"] |= driver
-    run |= {"invocations": [invocation], "artifacts": artifacts, "results": results}
+    log_run = log["runs"][0]
+    log_run["tool"]["driver"] |= driver
+    log_run |= {"invocations": [invocation], "artifacts": artifacts, "results": results}
     return log
 
 
