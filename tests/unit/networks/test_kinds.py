@@ -131,7 +131,7 @@ def test_a_kind_registered_from_outside_is_attacked_and_audited_by_its_string(
 
 
 def test_a_kind_that_is_not_registered_is_not_known() -> None:
-    with pytest.raises(ArchitectureError, match="No network kind 'gated'"):
+    with pytest.raises(ArchitectureError, match="a known network kind; got 'gated'"):
         Architecture.parse("gated:12-20-1")
 
 
