@@ -36,7 +36,7 @@ class AttackRun(RunDir):
     def finished(self, request: dict[str, Any], knowledge: Knowledge) -> Reconstruction | None:
         """Return the result of the attack in this folder, if the attack is complete.
 
-        An ``InputError`` is raised if the folder holds an attack with another request.
+        An ``InputError`` is raised if the folder holds an attack with other settings or weights.
 
         Args:
             request: Settings, architecture and hash of the weights, which identify the attack.
@@ -63,7 +63,7 @@ class AttackRun(RunDir):
     ) -> Reconstruction:
         """Run the attack and write its files to this folder, the summary last.
 
-        If the attack stopped because its time limit was reached, its state is kept. So the attack can be
+        If the attack stopped at its time limit, the state of the attack is kept, so that the attack can be
         continued.
 
         Args:
@@ -100,7 +100,7 @@ class AttackRun(RunDir):
 
 
 def make_request(release: Release, released: Network, attack: Attack) -> dict[str, Any]:
-    """Return the values that identify an attack in its folder.
+    """Return the values that identify an attack. They are stored in the folder of the attack.
 
     Args:
         release: The released file.
@@ -135,7 +135,7 @@ def load_run(out: Path) -> Reconstruction:
 
 
 def read_request(out: Path) -> dict[str, Any]:
-    """Return the values that identify the attack in a folder, {} if the folder holds none."""
+    """Read the values that identify the attack in a folder. Return {} if the folder holds no attack."""
     request = read_json(out / SUMMARY).get("request")
     return request if isinstance(request, dict) else {}
 
@@ -150,8 +150,8 @@ def attacked_other(checkpoint: Path, out: Path) -> bool:
     Returns:
         True if the folder holds the hash of another checkpoint, False if it holds the same hash or no hash.
     """
-    attacked = read_request(out).get("checkpoint_sha256")
-    return attacked is not None and attacked != sha256(locate_weights(checkpoint))
+    attacked_sha256 = read_request(out).get("checkpoint_sha256")
+    return attacked_sha256 is not None and attacked_sha256 != sha256(locate_weights(checkpoint))
 
 
 def score_run(
@@ -178,11 +178,11 @@ def score_run(
         were not scored separately), and the reconstruction.
     """
     require_known(candidates, CANDIDATES, "There is no choice of candidates")
-    result, outputs, is_other = load_run(run), None, False
+    result, outputs, is_other_checkpoint = load_run(run), None, False
     if checkpoint is not None:
         model = load_checkpoint(checkpoint, read_request(run).get("arch")).module
         outputs = evaluate(model, train.x.to(next(model.parameters()).dtype)).detach()
-        is_other = attacked_other(checkpoint, run)
+        is_other_checkpoint = attacked_other(checkpoint, run)
 
     def score_pool(pool: CandidatePool) -> Scores:
         return score(pool.x, train, holdout, multipliers=pool.lam, outputs=outputs, **options)
@@ -190,14 +190,14 @@ def score_run(
     selected_pool = selected_candidates(result)
     pool = all_candidates(result) if candidates == "all" else selected_pool
     scores = score_pool(pool)
-    if is_other:
+    if is_other_checkpoint:
         scores = scores.replace(notes=(*scores.notes, OTHER))
-    is_separate = candidates == "all" and len(selected_pool.x) > 0
-    selected = score_pool(selected_pool) if is_separate else None
+    has_separate_scores = candidates == "all" and len(selected_pool.x) > 0
+    selected_scores = score_pool(selected_pool) if has_separate_scores else None
     summary = {
         **scores.to_json(),
         "candidates": candidates,
-        "selected": None if selected is None else selected.to_json(),
+        "selected": None if selected_scores is None else selected_scores.to_json(),
         "attack": result.attack,
         "status": list(result.status),
         "knowledge": dict(result.knowledge.provenance),
@@ -208,7 +208,7 @@ def score_run(
         metrics = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
         pictures["output_score.png"] = figures.output_figure(scores, outputs, metrics)
     write_figures(run, pictures)
-    return summary, scores, selected, result
+    return summary, scores, selected_scores, result
 
 
 def write_figures(out: Path, pictures: dict[str, bytes | None]) -> None:
