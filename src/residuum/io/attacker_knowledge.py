@@ -79,13 +79,13 @@ def build_knowledge(
             "--init and --base cannot be used together, because both name the initial weights.",
             "Omit --init or --base.",
         )
-    initial = None if init is None else load_initial_weights(init, release, network)
+    initial_weights = None if init is None else load_initial_weights(init, release, network)
     knowledge = Knowledge(
         shape=None if shape is None else parse_shape(shape),
         value_range=None if value_range is None else parse_value_range(value_range),
         sample_count=None if sample_count is None else _check_count(sample_count),
         label_balance=None if label_balance is None else _parse_balance(label_balance, network),
-        theta0=initial if base is None else _load_base(base, release, network),
+        theta0=initial_weights if base is None else _load_base(base, release, network),
         loss=loss,
         weight_decay=None if weight_decay is None else _check_decay(weight_decay),
         columns=columns,
@@ -292,12 +292,14 @@ def _load_base(file: str | Path, release: Release, network: Network) -> dict[str
     base = load_initial_weights(file, release, network)
     matrix_names = [name for name in base if name in network.theta and base[name].ndim > 1]
     if matrix_names:
-        trained, initial = (
+        trained_weights, base_weights = (
             torch.cat([weights[name].double().flatten() for name in matrix_names])
             for weights in (network.theta, base)
         )
-        norms = trained.norm(), initial.norm()
-        correlation = float(trained @ initial / (norms[0] * norms[1]).clamp(min=1e-300))
+        norms = trained_weights.norm(), base_weights.norm()
+        correlation = float(
+            trained_weights @ base_weights / (norms[0] * norms[1]).clamp(min=1e-300)
+        )
         norm_ratio = float(norms[0] / norms[1].clamp(min=1e-300))
         if abs(correlation) < MIN_CORRELATION and norm_ratio < MIN_RELATIVE_SIZE:
             raise InputError(

@@ -333,25 +333,30 @@ def describe_evidence(theta: dict[str, Tensor], theta0: dict[str, Tensor]) -> st
     Returns:
         The evidence, or None if the trained and initial weights are equal or do not correlate.
     """
-    trained = theta["layers.0.weight"]
-    initial = theta0["layers.0.weight"].to(trained)
+    trained_weight = theta["layers.0.weight"]
+    initial_weight = theta0["layers.0.weight"].to(trained_weight)
     if (
-        trained.shape != initial.shape
-        or not bool(trained.isfinite().all())
-        or torch.equal(trained, initial)
+        trained_weight.shape != initial_weight.shape
+        or not bool(trained_weight.isfinite().all())
+        or torch.equal(trained_weight, initial_weight)
     ):
         return None
-    inner, initial_square = _inner_product(trained, initial), _inner_product(initial, initial)
-    cosine = inner / max((_inner_product(trained, trained) * initial_square) ** 0.5, 1e-30)
-    deviations = cosine * math.sqrt(trained.numel())
-    if not deviations > MIN_DEVIATIONS:
+    inner, initial_square = (
+        _inner_product(trained_weight, initial_weight),
+        _inner_product(initial_weight, initial_weight),
+    )
+    cosine = inner / max(
+        (_inner_product(trained_weight, trained_weight) * initial_square) ** 0.5, 1e-30
+    )
+    deviation_count = cosine * math.sqrt(trained_weight.numel())
+    if not deviation_count > MIN_DEVIATIONS:
         return None
-    evidence = f"cosine {cosine:.2f} with the weights ({deviations:.0f} standard deviations)"
+    evidence = f"cosine {cosine:.2f} with the weights ({deviation_count:.0f} standard deviations)"
     best_factor = inner / max(initial_square, 1e-30)
-    if min(trained.shape) > 2 and trained.numel() <= MAX_SPECTRUM:
-        count = noise_edge(_singular_values(trained), *trained.shape)[0]
+    if min(trained_weight.shape) > 2 and trained_weight.numel() <= MAX_SPECTRUM:
+        count = noise_edge(_singular_values(trained_weight), *trained_weight.shape)[0]
         count_without_init = noise_edge(
-            _singular_values(trained - best_factor * initial), *trained.shape
+            _singular_values(trained_weight - best_factor * initial_weight), *trained_weight.shape
         )[0]
         evidence += (
             f"; W - {best_factor:.2f} W0 shows {count_without_init} directions, W shows {count}"

@@ -417,13 +417,13 @@ class PickleReader:
         self.work, self.memory = inner_reader.work, inner_reader.memory
         if expect_type(storage, Storage).key not in expect_type(keys, list) or len(keys) != 1:
             raise ValueError("a storage must list its own key")
-        start = stream.tell() + 8  # the first 8 bytes hold the number of elements
+        numbers_start = stream.tell() + 8  # the first 8 bytes hold the number of elements
         # We take a view of the bytes instead of a copy, because a pickle can make many such calls.
-        numbers = memoryview(raw)[start : start + storage.nbytes]
-        if len(numbers) != storage.nbytes:
+        storage_bytes = memoryview(raw)[numbers_start : numbers_start + storage.nbytes]
+        if len(storage_bytes) != storage.nbytes:
             raise ValueError("a storage is not complete")
         key = f"{storage.key} of {len(self._embedded)}"
-        self._embedded[key] = numbers
+        self._embedded[key] = storage_bytes
         return Storage(key, storage.numel, storage.itemsize, storage.kind)
 
     def _get_storage_bytes(self, storage: Storage) -> bytearray | memoryview:
@@ -602,9 +602,9 @@ def _read_instructions(stream: BinaryIO) -> Iterator[tuple[str, Any]]:
 def _read_text(stream: BinaryIO, width: int) -> str:
     """Read a text. Refuse a long text whose characters would take more than one byte each in memory."""
     # If one character is outside of Latin-1, Python stores every character in two or four bytes.
-    count = int.from_bytes(stream.read(width), "little")
-    raw = stream.read(count)
-    if len(raw) < count:
+    byte_count = int.from_bytes(stream.read(width), "little")
+    raw = stream.read(byte_count)
+    if len(raw) < byte_count:
         raise ValueError("the pickle ends within a text")
     if len(raw) > MAX_WIDE_TEXT and NON_LATIN.search(raw):
         raise ValueError(f"a text of more than {MAX_WIDE_TEXT} bytes must be Latin-1")

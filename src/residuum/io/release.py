@@ -199,24 +199,26 @@ def is_release(path: Path) -> bool:
 
 def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
     """Choose a reader by the first bytes of a file, because its name is not reliable, and read the file."""
-    head = stream.read(16)
+    first_bytes = stream.read(16)
     stream.seek(0)
     if path.suffix == ".onnx":
         content, metadata = read_onnx(path)
         return Release(path, "onnx", content, size, metadata)
-    if head[8:9] == b"{":
+    if first_bytes[8:9] == b"{":
         content, metadata = read_safetensors(path, stream, size)
         return Release(path, "safetensors", content, size, metadata, _read_adapter_config(path))
-    if head.startswith(ZIP_MAGIC):
+    if first_bytes.startswith(ZIP_MAGIC):
         return _release_from_pickle(path, size, read_archive(path, stream, size))
     for magic, (what, remedy) in UNSUPPORTED_FORMATS.items():
-        if head.startswith(magic):
+        if first_bytes.startswith(magic):
             raise CheckpointError(f"{path.name!r} is {what}, which residuum does not read.", remedy)
     unpacker: Callable[[], Any] | None = next(
-        (make for magic, make in UNPACKERS.items() if head.startswith(magic)), None
+        (make for magic, make in UNPACKERS.items() if first_bytes.startswith(magic)), None
     )
-    has_first_byte = head[:1] != b"" and head[:1] in FIRST_BYTES and path.suffix in PICKLES
-    if head.startswith(PICKLE_MAGIC) or unpacker is not None or has_first_byte:
+    has_first_byte = (
+        first_bytes[:1] != b"" and first_bytes[:1] in FIRST_BYTES and path.suffix in PICKLES
+    )
+    if first_bytes.startswith(PICKLE_MAGIC) or unpacker is not None or has_first_byte:
         return _release_from_pickle(path, size, read_pickle(path, stream, size, unpacker))
     raise CheckpointError(
         f"A release must be a file of torch, safetensors, pickle, joblib or ONNX; {path.name!r} "

@@ -17,9 +17,9 @@ Adam with coupled decay  w = f(w0) element by element. The gradient is w times t
 
 The simplest of three rules that fits enough rows is chosen: equal to the last bit, one factor, one curve.
 
-Factor: The factor c is estimated from the rows that are closest to a multiple of their initial values. Decay
-rounds at every step, so the rows scatter around the factor. The root mean square deviation of the d entries
-of an untouched row varies from row to row by a share of about 1/sqrt(2d).
+Factor: The factor c is estimated from the rows that are closest to a multiple of their initial values. Weight
+decay is rounded at every step, so the rows scatter around the factor. The root mean square deviation of the
+d entries of an untouched row varies from row to row by a share of about 1/sqrt(2d).
 
 Curve: The curve is estimated from all entries in the order of |w0|, with one median per ``BIN`` entries and
 lines in between. A row is off the curve if a quarter of its entries deviate by more than ``MAX_DEVIATION``
@@ -128,10 +128,10 @@ def _find_touched_rows(
         if len(block.shape) != 2 or block.shape[0] < MIN_TABLE_ROWS or not TABLES.search(name):
             continue
         table, where = block.tensor(), name[:MAX_PATH_LENGTH]
-        if head := _find_tied_head(name, block, table, after):
+        if tied_head := _find_tied_head(name, block, table, after):
             reason = (
-                f"this table is also {head[:60]}, the output head, which gives every row a gradient at every "
-                "step, so nobody can tell which rows were in the training data"
+                f"this table is also {tied_head[:60]}, the output head, which gives every row a gradient at "
+                "every step, so nobody can tell which rows were in the training data"
             )
             yield Finding(
                 TOUCHED,
@@ -178,9 +178,11 @@ def _find_change(shared: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]
         if not torch.equal(w, w0):
             relative_changes[name] = float((w - w0).norm() / w0.norm()) if w0.any() else math.inf
     if relative_changes:
-        largest = sorted(relative_changes.items(), key=lambda item: -item[1])
-        examples = ", ".join(f"{name[:40]} {_changed_by(share)}" for name, share in largest[:3])
-        what, where = "the weights before training", largest[0][0][:MAX_PATH_LENGTH]
+        largest_first = sorted(relative_changes.items(), key=lambda item: -item[1])
+        examples = ", ".join(
+            f"{name[:40]} {_changed_by(share)}" for name, share in largest_first[:3]
+        )
+        what, where = "the weights before training", largest_first[0][0][:MAX_PATH_LENGTH]
         reason = (
             f"the base shows that {len(relative_changes)} of {len(shared)} tensors changed, most of all "
             f"{examples}: the change is a sum over training samples"
@@ -199,11 +201,11 @@ def _find_adapter_change(
         base_weight = before.get(weight_name)
         if base_weight is None or len(base_weight.shape) != 2:
             continue
-        delta = compute_update(a, b, config)
-        if tuple(delta.shape) == base_weight.shape:
+        weight_update = compute_update(a, b, config)
+        if tuple(weight_update.shape) == base_weight.shape:
             base_norm = base_weight.tensor().double().norm()
             relative_changes[weight_name] = (
-                float(delta.norm() / base_norm) if base_norm > 0 else math.inf
+                float(weight_update.norm() / base_norm) if base_norm > 0 else math.inf
             )
     if not relative_changes:
         raise CheckpointError(
@@ -211,9 +213,9 @@ def _find_adapter_change(
             "these layers.",
             "Pass the base that adapter_config.json names.",
         )
-    largest = sorted(relative_changes.items(), key=lambda item: -item[1])
-    examples = ", ".join(f"{name[:40]} {_changed_by(share)}" for name, share in largest[:3])
-    what, where = "the change of each layer", largest[0][0][:MAX_PATH_LENGTH]
+    largest_first = sorted(relative_changes.items(), key=lambda item: -item[1])
+    examples = ", ".join(f"{name[:40]} {_changed_by(share)}" for name, share in largest_first[:3])
+    what, where = "the change of each layer", largest_first[0][0][:MAX_PATH_LENGTH]
     reason = (
         f"the adapter and the base give the change of {len(relative_changes)} layers: {examples}"
     )

@@ -18,8 +18,8 @@ classes           classes and functions of other packages               which pa
 ================  ====================================================  =============================
 
 Attacks receive what they can use: a mean of the last gradients without weight decay
-(:mod:`residuum.io.optimizer_state`), and the initial weights of a scikit-learn network if its weights prove
-them (:mod:`residuum.io.estimators`).
+(:mod:`residuum.io.optimizer_state`), and the initial weights of a scikit-learn network if its trained weights
+confirm the initial weights (:mod:`residuum.io.estimators`).
 """
 
 from __future__ import annotations
@@ -374,7 +374,7 @@ def _find_vocabularies(place: Place) -> Iterator[Finding]:
 
 
 def _find_optimizer_state(place: Place) -> Iterator[Finding]:
-    """Find optimizer state. First moments reveal samples, second moments and averages reveal less."""
+    """Find optimizer state: first moments (mean gradients), second moments, and averaged weights."""
     value, name, where = place.value, place.leaf, place.path
     if not isinstance(value, Block) or not value.numel:
         return
@@ -401,7 +401,7 @@ def _find_optimizer_state(place: Place) -> Iterator[Finding]:
 
 
 def _find_initial_weights(place: Place) -> Iterator[Finding]:
-    """Find what reveals the weights before training: proved initial weights, seeds, random states."""
+    """Find what reveals the weights before training: confirmed initial weights, seeds and random states."""
     value, name, where = place.value, place.name, place.path
     if isinstance(value, InertObject) and value.class_name in NETWORKS:
         if (proof := find_initial_weights(value)) is not None:

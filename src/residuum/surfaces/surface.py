@@ -18,10 +18,10 @@ moment           mean gradient    momentum and Adam store a mean of recent gradi
 
 If an attack finds nothing, this is evidence of absence only if the attack fits the layers that carry
 information. If the initial weights are known, these are the layers that moved by more than rounding.
-Training did not follow the gradient of a frozen layer, so no candidate has to fit it. If the first layer
-was frozen, the network saw the inputs only through fixed features, and many images share one feature.
-Fitting the layers above then says little about images. If the initial weights are not known, only the first
-layer is known to have moved far. The other layers are measured, but not judged.
+Training did not follow the gradient of a frozen layer, so candidates need not fit a frozen layer. If the
+first layer was frozen, the network saw the inputs only through fixed features, and many images share one
+feature. Fitting the layers above then says little about images. If the initial weights are not known, only
+the first layer is known to have moved far. The fit of the other layers is measured, but it is not required.
 """
 
 from __future__ import annotations
