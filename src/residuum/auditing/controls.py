@@ -305,9 +305,7 @@ def run_controls(
             for name, x in make_candidates_from_knowledge(train, holdout, knowledge, rng)
         ]
     rows = []
-    longest_seconds = (
-        0.0  # seconds that the slowest control took so far, as an estimate for the next control
-    )
+    longest_seconds = 0.0  # duration of the slowest control so far, as an estimate for the next one
     for control in controls:
         seconds_before = deadline.seconds_left
         if seconds_before <= TIME_MARGIN * longest_seconds:

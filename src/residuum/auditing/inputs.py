@@ -342,7 +342,7 @@ def check_scales(
 
 
 def _note_on_bytes(train: Dataset) -> tuple[str, ...]:
-    """Return a warning if samples look like pixels from 0 to 255. Most networks receive values from 0 to 1."""
+    """Return a warning if samples look like pixels from 0 to 255, because most networks receive 0 to 1."""
     smallest, largest = float(train.x.min()), float(train.x.max())
     if not (smallest >= 0 and BYTES / 2 < largest <= BYTES):
         return ()

@@ -319,7 +319,7 @@ INCONCLUSIVE_ROWS = (
     ),
     Row(
         lambda result: bool(result.checks.stopped),
-        "Run the audit again on an idle machine, or with a larger budget. The clock stopped this audit.",
+        "Run the audit again on an idle machine, or with a larger budget. The time limit stopped this audit.",
         (audit_again,),
     ),
     Row(

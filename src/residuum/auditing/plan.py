@@ -32,9 +32,8 @@ from residuum.settings import RestartSettings, SearchSettings
 from residuum.surfaces.surface import Surface
 
 OVERRUN = 1.3  # time limit of an audit in seconds, as a multiple of its budget
-MIN_DEADLINE = (
-    20.0  # shortest deadline in seconds, so that an audit with a tiny budget still reports
-)
+# Shortest time limit of an audit in seconds, so that an audit with a tiny budget still writes a report.
+MIN_DEADLINE = 20.0
 # Shares of the budget: of all attacks together, of all positive controls together, and of each single
 # baseline.
 ATTACK_SHARE, CONTROL_SHARE, BASELINE_SHARE = 0.4, 0.4, 0.05

@@ -261,8 +261,8 @@ OPEN: dict[str, tuple[dict[str, Any], str]] = {
         "the budget was too small for all work of ntk: a restart takes 1h",
     ),
     "clock": (
-        {"checks": SOUND.replace(stopped="the clock stopped the audit after 13s")},
-        "the clock stopped the audit after 13s",
+        {"checks": SOUND.replace(stopped="the time limit stopped the audit after 13s")},
+        "the time limit stopped the audit after 13s",
     ),
     "set-aside match": (
         {
