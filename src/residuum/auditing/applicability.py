@@ -134,7 +134,8 @@ def list_other_checks(**reasons: str) -> tuple[Applies, ...]:
 
 PURPOSES = {
     "membership": "whether activation boundaries pass through training samples",
-    "exposure": "which samples are at risk, by weights and data. It does not enter the verdict",
+    "exposure": "which training samples have the largest risk of a leak. This ranking does not enter the "
+    "verdict",
     "certificate": "how close the weights are to a KKT point of the samples",
-    "uniqueness": "which values of the candidates other training sets share",
+    "uniqueness": "how much of each candidate all training sets share that fit the weights equally well",
 }

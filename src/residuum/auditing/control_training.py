@@ -214,8 +214,8 @@ class ControlTraining:
             The estimated seconds per training sample.
         """
         x = samples.x[:BATCH].float()
-        model = self._initial_model(torch.float32)
-        counted_work = count_work(lambda: model(x).sum().backward())
+        initial_model = self._initial_model(torch.float32)
+        counted_work = count_work(lambda: initial_model(x).sum().backward())
         return EPOCHS * counted_work.seconds(REFERENCE["cpu"]) / len(x)
 
 

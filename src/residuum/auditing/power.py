@@ -134,10 +134,12 @@ class PositiveControls(Record):
             low, high = min(size.counts), max(size.counts)
             count_text = f"{low}" if low == high else f"{low} to {high}"
             memorizing_networks = f"{network_text} that memorize {size.samples} samples"
-            sentence = f"On {memorizing_networks}, the tests {verb} {count_text} of them"
+            count_sentence = f"On {memorizing_networks}, the tests {verb} {count_text} of them"
             if size.detected == len(size.counts):
-                return f"{sentence}."
-            return f"{sentence} and detected a leak in {NUMBER_WORDS[size.detected]} networks."
+                return f"{count_sentence}."
+            return (
+                f"{count_sentence} and detected a leak in {NUMBER_WORDS[size.detected]} networks."
+            )
         if not self.sizes:
             return f"No positive controls of {self.question} were run: {self.reason}."
         result_text = ", ".join(

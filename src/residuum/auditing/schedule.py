@@ -73,7 +73,7 @@ class AttackResults(Record):
 def run_attacks(audit: Audit) -> Audit:
     """Run the attacks. They see the network and the attacker's knowledge, never the samples."""
     schedule = AttackSchedule.for_audit(audit)
-    results = schedule.run()
+    attack_results = schedule.run()
     error_by_name = {p.name: f"failed on import: {p.error}" for p in plugins.load() if p.error}
     error_by_name |= {name: f"failed: {message}" for name, message in plugins.faults.items()}
     plugins.faults.clear()  # so that the next audit does not report these errors again
@@ -81,11 +81,13 @@ def run_attacks(audit: Audit) -> Audit:
         AttackOutcome(name, True, True, False, reason) for name, reason in error_by_name.items()
     ]
     is_canonical = audit.case.attacked is not audit.case.audited
-    results = results.replace(
-        outcomes=(*results.outcomes, *error_rows),
-        reconstructions=tuple(r.replace(canonical=is_canonical) for r in results.reconstructions),
+    attack_results = attack_results.replace(
+        outcomes=(*attack_results.outcomes, *error_rows),
+        reconstructions=tuple(
+            r.replace(canonical=is_canonical) for r in attack_results.reconstructions
+        ),
     )
-    return replace(audit, attacks=results)
+    return replace(audit, attacks=attack_results)
 
 
 def select_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, Attack]:
@@ -350,11 +352,11 @@ class AttackSchedule:
             restarts_done = sum(earlier.restarts for earlier in batches)
             results.append(self._run_batch(attack, surface, batch, restarts_done, plan.restarts))
             batches.append(batch)
-        result = merge_batches(results)
+        reconstruction = merge_batches(results)
         if len(batches) < len(plan.batches(attack)):
             # The time limit stopped the attack, so the last restart gets the status "time".
-            result = result.replace(status=(*result.status[:-1], "time"))
-        return result, batches
+            reconstruction = reconstruction.replace(status=(*reconstruction.status[:-1], "time"))
+        return reconstruction, batches
 
     def _run_batch(
         self, attack: Attack, surface: Surface, batch: Batch, done: int, total: int
