@@ -346,11 +346,11 @@ def read_target(
 def estimate_candidate_count(network: Network, knowledge: Knowledge) -> int:
     """Return a number of candidates for an attack.
 
-    If the number of samples is known, the function returns twice this number. Otherwise it returns half the
-    number of neurons in the first layer, between MIN_CANDIDATES and MAX_CANDIDATES. A first layer with h
-    neurons and rank r gives about h r equations for the m (r + 1) unknowns of m samples, so the equations can
-    determine about h samples at most. In an experiment with images of digits, h / 2 candidates recovered as
-    many training images as h candidates (``benchmarks/candidates.py``).
+    If the number of samples is known, the function returns twice this number. Otherwise the function returns
+    half the number of neurons in the first layer, between MIN_CANDIDATES and MAX_CANDIDATES. A first layer
+    with h neurons and rank r gives about h r equations for the m (r + 1) unknowns of m samples, so the
+    equations can determine about h samples at most. In an experiment with images of digits, h / 2 candidates
+    recovered as many training images as h candidates (``benchmarks/candidates.py``).
 
     Args:
         network: The network to attack.

@@ -110,13 +110,14 @@ def estimate(
         InputError: If the attack has no steps, or does not fit the network.
     """
     knowledge = knowledge or Knowledge()
-    config = (attack or Auto()).resolve_settings(network, knowledge)
-    if not isinstance(config, Stationarity):
+    resolved_attack = (attack or Auto()).resolve_settings(network, knowledge)
+    if not isinstance(resolved_attack, Stationarity):
         raise InputError(
-            f"A dry run can measure only attacks that solve a stationarity equation; got {config.name}.",
-            f"Run {config.name} without a dry run, or choose an attack such as kkt.",
+            "A dry run can measure only attacks that solve a stationarity equation; got "
+            f"{resolved_attack.name}.",
+            f"Run {resolved_attack.name} without a dry run, or choose an attack such as kkt.",
         )
-    solver = config.solver(network, knowledge)
+    solver = resolved_attack.solver(network, knowledge)
     state = solver.start()
     unknowns_per_run = state.x[0].numel() + state.lam[0].numel()
     cost, notes = _cost(solver, state.x, state.lam)
@@ -129,14 +130,14 @@ def estimate(
         )
     return Estimate(
         network.arch,
-        config.device,
-        config.precision,
+        resolved_attack.device,
+        resolved_attack.precision,
         sum(t.numel() for t in network.theta.values()),
-        config.restarts,
-        config.candidates,
+        resolved_attack.restarts,
+        resolved_attack.candidates,
         state.x[0, 0].numel(),
-        config.restarts * unknowns_per_run,
-        config.steps,
+        resolved_attack.restarts * unknowns_per_run,
+        resolved_attack.steps,
         sum(cost.flops),
         dict(zip(layer_names, cost.flops, strict=True))
         if len(cost.flops) == len(layer_names)
@@ -233,15 +234,15 @@ def _measure(solver: Solver, budget: float) -> float:
                 solver.step(x, lam, moments, 0, state.moving)
                 return 1
 
-        start = time.perf_counter()
+        start_time = time.perf_counter()
         advance()
-        first_seconds = time.perf_counter() - start
+        first_seconds = time.perf_counter() - start_time
         # If the first step is slow, measure one more step, because the first step includes a warm-up.
         if first_seconds > SLOW * budget:
-            start = time.perf_counter()
+            start_time = time.perf_counter()
             advance()
-            return time.perf_counter() - start
-        steps, start = 0, time.perf_counter()
-        while steps < MIN_STEPS or time.perf_counter() - start < budget - first_seconds:
+            return time.perf_counter() - start_time
+        steps, start_time = 0, time.perf_counter()
+        while steps < MIN_STEPS or time.perf_counter() - start_time < budget - first_seconds:
             steps += advance()
-        return (time.perf_counter() - start) / steps
+        return (time.perf_counter() - start_time) / steps

@@ -42,8 +42,8 @@ FEATURES = (
     "agreement x log effective dimension",
 )
 BLOCK = 1024  # number of group centers that are compared at once, to limit the memory
-# Candidates with fewer than FEW_VALUES values are grouped by distance. The maximum distance is DUPLICATE
-# times their median length, which is the duplicate radius of Haim et al. 2022 on the unit circle.
+# Candidates with fewer than FEW_VALUES values are grouped by distance.
+# The maximum distance is DUPLICATE times their median length, as in Haim et al. 2022 on the unit circle.
 FEW_VALUES, DUPLICATE = 8, 0.03
 # Minimum weight of a usable candidate, as a share of the largest weight in its restart.
 WEIGHT_FLOOR = 1e-3
@@ -69,8 +69,8 @@ def select(
         radius = DUPLICATE * float(reconstruction.x.flatten(1).norm(dim=1).nanmedian())
     descriptions = _describe_groups(reconstruction, similarity, radius)
     largest_weight = max((row["lam"] for row in descriptions), default=0.0)
-    usable = find_usable_candidates(reconstruction)
-    log_dimension = math.log(effective_dimension(reconstruction.x[usable]))
+    is_usable = find_usable_candidates(reconstruction)
+    log_dimension = math.log(effective_dimension(reconstruction.x[is_usable]))
     for row in descriptions:
         row["features"] = compute_features(
             row, reconstruction.restarts, largest_weight, log_dimension
@@ -101,13 +101,17 @@ def _describe_groups(
     Returns:
         The descriptions of the groups.
     """
-    usable, weight = find_usable_candidates(reconstruction), reconstruction.weight
+    is_usable, weight = find_usable_candidates(reconstruction), reconstruction.weight
     descriptions: list[dict[str, Any]] = []
-    for label in reconstruction.labels[usable].unique():
-        index = (usable & (reconstruction.labels == label)).nonzero().flatten()
-        groups = group_candidates(reconstruction.x[index], weight[index], similarity, radius)
+    for label in reconstruction.labels[is_usable].unique():
+        candidate_index = (is_usable & (reconstruction.labels == label)).nonzero().flatten()
+        groups = group_candidates(
+            reconstruction.x[candidate_index], weight[candidate_index], similarity, radius
+        )
         for group in groups:
-            descriptions.append(_describe(reconstruction, index[group], weight[index[group]]))
+            descriptions.append(
+                _describe(reconstruction, candidate_index[group], weight[candidate_index[group]])
+            )
     return descriptions
 
 
@@ -123,14 +127,14 @@ def find_usable_candidates(reconstruction: Reconstruction) -> Tensor:
         The mask of the usable candidates.
     """
     x, weight = reconstruction.x, reconstruction.weight
-    finite = torch.isfinite(x).flatten(1).all(1) & torch.isfinite(weight)
+    is_finite = torch.isfinite(x).flatten(1).all(1) & torch.isfinite(weight)
     norms = x.flatten(1).norm(dim=1)
-    usable = finite & (norms > 0) & (weight > 0)
+    is_usable = is_finite & (norms > 0) & (weight > 0)
     for run in range(reconstruction.restarts):
         in_run = reconstruction.run == run
-        if (in_run & usable).any():
-            usable &= ~in_run | (weight >= WEIGHT_FLOOR * weight[in_run & usable].max())
-    return usable
+        if (in_run & is_usable).any():
+            is_usable &= ~in_run | (weight >= WEIGHT_FLOOR * weight[in_run & is_usable].max())
+    return is_usable
 
 
 def group_candidates(
@@ -154,8 +158,8 @@ def group_candidates(
     # The NumPy array shares the memory of the tensor. The loop below is ten times as fast in NumPy.
     ungrouped_mask = is_ungrouped.numpy()
     groups = []
-    order = weight.argsort(descending=True)
-    for block in order.split(BLOCK):
+    order_by_weight = weight.argsort(descending=True)
+    for block in order_by_weight.split(BLOCK):
         block = block[is_ungrouped[block]]  # candidates in an earlier group cannot be centers
         if not len(block):
             continue
@@ -240,7 +244,8 @@ def estimate_confidence(features: tuple[float, ...], restarts: int) -> float:
         restarts: Number of restarts.
 
     Returns:
-        The confidence. A single restart cannot agree with another one, so its confidence is the base rate.
+        The confidence. With a single restart, there is no agreement, so the confidence is the base rate: the
+        share of true reconstructions among all groups of the networks used for calibration.
     """
     constants = load_calibration()
     if restarts < 2:

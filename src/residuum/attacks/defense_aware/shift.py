@@ -37,13 +37,13 @@ NEAR_BALANCE = 0.05  # largest relative imbalance at which the neurons count as 
 # Number of random permutations of the biases (the smallest p-value is 1/200), and the significance level.
 DRAWS, LEVEL = 199, 0.01
 MIN_NEURONS = 8  # minimum number of distinct neurons for a test with permuted biases
-# Two neurons are copies of each other if random projections of their weights are almost equal. The maximum
-# difference is this share of the largest projection.
+# Two neurons are copies of each other if random projections of their weights are almost equal.
+# The maximum difference is this share of the largest projection.
 COPY_TOLERANCE = 1e-6
 # A vector shift is sought along the singular directions of W above this share of the largest singular value.
 RANK_TOLERANCE = 1e-2
-# Number of sign vectors that are tried. If the imbalances of two solutions differ by at most the factor
-# TIE_FACTOR, both solutions count as equally good.
+# Number of sign vectors that are tried.
+# Two solutions count as equally good if their imbalances differ by at most the factor TIE_FACTOR.
 SIGN_CHOICES, TIE_FACTOR = 24, 1.5
 WEIGHT, BIAS = "layers.0.weight", "layers.0.bias"
 Array = np.ndarray[Any, Any]
@@ -63,7 +63,7 @@ class ShiftInference:
         p_value: Share of random permutations of the biases that can be balanced equally well, None if there
             are too few neurons.
         neurons: Number of distinct neurons.
-        consensus: Whether the neurons agree on the shift, so that it can be trusted.
+        consensus: Whether the neurons agree on the shift. Only then can the shift be trusted.
         reason: Why the shift can or cannot be trusted.
     """
 

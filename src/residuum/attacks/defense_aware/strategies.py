@@ -4,7 +4,7 @@ An attacker who does not know the defense is called unaware. A test against an u
 overstates what a defense protects. Every strategy here gets the released weights, the attacker knowledge, and
 the public facts of the defense. The strategy returns the attack to run instead of the unaware attack. This
 attack uses weights with the shift undone, a moved value range, averaged or reduced noise, or multipliers of
-any sign. It has the same number of steps and restarts as the unaware attack. The strategy itself takes
+any sign. This attack has as many steps and restarts as the unaware attack. The strategy itself takes
 additional time before the attack.
 """
 
@@ -154,14 +154,14 @@ def cut_singular_values(checkpoint: Network) -> tuple[Network, int, int]:
         The network, the number of nonzero singular values, and the number of all singular values.
     """
     weight = first_layer(checkpoint.theta)
-    name = next(key for key, t in checkpoint.theta.items() if t is weight)
+    parameter_name = next(key for key, t in checkpoint.theta.items() if t is weight)
     u, values, rows = torch.linalg.svd(weight.double().flatten(1), full_matrices=False)
     beta = min(u.shape[0], rows.shape[1]) / max(u.shape[0], rows.shape[1])
     omega = 0.56 * beta**3 - 0.95 * beta**2 + 1.82 * beta + 1.43
     is_signal = values > omega * values.median()
     is_signal[0] = True  # an attack needs at least one direction
-    matrix = (u * torch.where(is_signal, values, 0.0)) @ rows
-    theta = {**checkpoint.theta, name: matrix.reshape(weight.shape).to(weight)}
+    denoised_matrix = (u * torch.where(is_signal, values, 0.0)) @ rows
+    theta = {**checkpoint.theta, parameter_name: denoised_matrix.reshape(weight.shape).to(weight)}
     return checkpoint.replace(theta=theta), int(is_signal.sum()), len(values)
 
 
@@ -207,10 +207,11 @@ def told_the_shift(released: Released) -> Adapted:
 def remove_shift(checkpoint: Network, theta0: dict[str, Tensor], shift: Tensor) -> Network:
     """Remove a known shift u of the training inputs from the first layer.
 
-    Training on shifted samples X + 1 u^T gives the weight update W - W0 = C (X + 1 u^T) and the bias update
-    b - b0 = C 1, for some coefficients C. The function replaces W by W - (b - b0) u^T, so that the weight
+    Training on shifted samples X + 1 u^T gives the weight update W - W0 = C (X + 1 u^T) and the bias update b
+    - b0 = C 1, for some coefficients C. The function replaces W by W - (b - b0) u^T, so that the weight
     update becomes C X. The bias update C 1 does not depend on the shift, so the bias stays. The activation
-    patterns are still those of x + u, which matters for stationarity but not for C X.
+    patterns are still those of the shifted samples x + u. This affects the stationarity equations, but not C
+    X.
 
     Args:
         checkpoint: The network, with first-layer weights W and biases b.
@@ -341,8 +342,8 @@ def _undo_shift(released: Released, shift: float | Tensor, **changes: Any) -> Ad
 
 
 def _adapt(released: Released, **changes: Any) -> Adapted:
-    unchanged = Adapted(released.checkpoints[0], released.knowledge, released.attack)
-    return replace(unchanged, **changes)
+    unaware = Adapted(released.checkpoints[0], released.knowledge, released.attack)
+    return replace(unaware, **changes)
 
 
 # All strategies by name. The name of a strategy is the name of its function, with hyphens.

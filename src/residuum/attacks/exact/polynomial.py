@@ -9,10 +9,10 @@ the r-dimensional span of the neurons:
     b_k = <z_k, f(z_k)>,  z_k.x_i = [i = k]                  dual vectors
 
 The paper prints b_k = <x_k, f(x_k)>, which holds only for orthonormal samples. The method needs r independent
-samples and distinct ratios of the x_i.v. It tries several pairs (v1, v2) and uses the pair with the widest
-eigenvalue gap. Levenberg-Marquardt steps on the stationarity equations of all neurons follow. If there are
-too few neurons to determine f, or if this method fails, residuum.attacks.exact.power searches for the samples
-instead.
+samples and distinct ratios of the x_i.v. The method tries several pairs (v1, v2) and uses the pair with the
+widest eigenvalue gap. Levenberg-Marquardt steps on the stationarity equations of all neurons follow. If there
+are too few neurons to determine f, or if this method fails, residuum.attacks.exact.power searches for the
+samples instead.
 
 A checkpoint must contain a network sum_j a_j sigma(W_j.x). The network can be a polynomial network. If the
 activation is known, the checkpoint can also contain two tensors W (m, d) and a (m,), or a two-layer network
@@ -51,15 +51,15 @@ from residuum.theory.polynomial import (
     measure_identifiability,
 )
 
-# Number of random pairs of matrices that the attack tries to diagonalize. The attack uses the pair whose
-# eigenvalues are farthest from each other.
+# Number of random pairs of matrices that the attack tries to diagonalize.
+# The attack uses the pair whose eigenvalues are farthest from each other.
 PAIRS = 10
 STEPS = 10  # number of Levenberg-Marquardt steps that refine the samples
 # A sample is certified (proved to be a training sample) only if the relative residual of its stationarity
 # equations is at most this value.
 CERTIFIED_RESIDUAL = 1e-3
-# At a KKT point, the input weights W_j and the output weight a_j of each neuron satisfy |W_j|^2 = alpha
-# a_j^2, for degree alpha. A network counts as a KKT point up to this relative violation of the equation.
+# At a KKT point, |W_j|^2 = alpha a_j^2 for the input weights W_j and the output weight a_j of each neuron.
+# A network of degree alpha counts as a KKT point up to this relative violation of the equation.
 BALANCE_LIMIT = 1e-2
 MIN_EIGENGAP = 1e-10  # minimum relative gap of two eigenvalues that count as distinct
 # Names and exponents k of the activations t^k.
@@ -132,8 +132,8 @@ class SampleFit:
         b: (k,) weight of each sample.
         residuals: (k,) relative residual of the stationarity equations of each sample.
         residual: Relative residual of all stationarity equations.
-        eigengap: Smallest relative gap of two eigenvalues in the diagonalization. Without a
-            diagonalization, it is 0.
+        eigengap: Smallest relative gap of two eigenvalues in the diagonalization. Without a diagonalization,
+            the gap is 0.
         is_real: Whether all eigenvalues in the diagonalization are real.
     """
 
@@ -170,7 +170,7 @@ def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
         The samples and weights.
     """
     r = f.directions.shape[1]
-    best: tuple[tuple[bool, float], Tensor] | None = None
+    best_pair: tuple[tuple[bool, float], Tensor] | None = None
     for _ in range(pairs):
         v1, v2 = torch.randn(2, r, generator=generator, dtype=torch.float64)
         values, vectors = torch.linalg.eig(torch.linalg.pinv(f.slice(v1)) @ f.slice(v2))
@@ -178,10 +178,10 @@ def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
         distance = (values[:, None] - values[None]).abs() + torch.eye(r) * 2 * largest_eigenvalue
         gap = float(distance.min()) / largest_eigenvalue if largest_eigenvalue else 0.0
         score = (bool((values.imag == 0).all()), gap)
-        if best is None or score > best[0]:
-            best = score, vectors
-    assert best is not None
-    (is_real, gap), vectors = best
+        if best_pair is None or score > best_pair[0]:
+            best_pair = score, vectors
+    assert best_pair is not None
+    (is_real, gap), vectors = best_pair
     scaled_samples = torch.linalg.pinv(vectors).real
     x = scaled_samples / scaled_samples.norm(dim=1, keepdim=True)
     dual_vectors = torch.linalg.pinv(x).T
@@ -233,10 +233,10 @@ def compute_stationarity_residuals(f: Interpolant, x: Tensor, b: Tensor) -> tupl
     Returns:
         The relative residual (k,) of each sample, and the relative residual of all equations.
     """
-    dual = torch.linalg.pinv(x)
+    dual_vectors = torch.linalg.pinv(x)
     # The shapes are (m, r) for the target and (m, k) for the fitted coefficients.
     target, fitted = f.values, b * (f.directions @ x.T) ** (f.degree - 1)
-    target_dual, size = target @ dual, f.sizes[:, None]
+    target_dual, size = target @ dual_vectors, f.sizes[:, None]
     error = target_dual - fitted
     sample_residuals = torch.maximum(
         _relative_norm(error, target_dual), _relative_norm(size * error, size * target_dual)

@@ -29,8 +29,8 @@ from torch import Tensor
 from residuum.theory.polynomial import Interpolant
 
 STARTS, POWER_STEPS = 48, 100  # number of random directions, and of power iteration steps from each
-# Weight of the previous direction in a power step. Without this weight, the iteration can oscillate if the
-# degree of the form is even.
+# Weight of the previous direction in a power step.
+# Without this weight, the iteration can oscillate if the degree of the form is even.
 SHIFT = 0.3
 INNER, FINAL = 15, 100  # number of Levenberg-Marquardt steps after every new sample, and at the end
 RESTARTS = 8  # maximum number of attempts to find all samples
@@ -115,8 +115,8 @@ class Completion:
 
         Args:
             misfit: (m, r) misfit of the stationarity equations of m neurons.
-            solve: Whether to solve for the coefficients of the form. Otherwise the misfit itself becomes the
-                coefficients, which does not amplify noise.
+            solve: Whether to solve for the coefficients of the form. If False, the misfit itself becomes the
+                coefficients. The solution can amplify noise in the misfit, and the misfit itself cannot.
 
         Returns:
             The form.
@@ -142,15 +142,15 @@ def grow(f: Interpolant, max_samples: int, generator: torch.Generator) -> GrownF
         The fit with the smallest misfit of all attempts.
     """
     completion, budget = Completion(f), Budget()
-    best: tuple[float, Tensor, Tensor] | None = None
+    best_fit: tuple[float, Tensor, Tensor] | None = None
     for attempt in range(RESTARTS):
         fit = _grow_once(completion, max_samples, generator, budget, attempt)
-        if best is None or fit[0] < best[0]:
-            best = fit
-        if best[0] <= SOLVED or budget.remaining < (1 - CHEAP) * BUDGET:
+        if best_fit is None or fit[0] < best_fit[0]:
+            best_fit = fit
+        if best_fit[0] <= SOLVED or budget.remaining < (1 - CHEAP) * BUDGET:
             break
-    assert best is not None
-    error, g, sign = best
+    assert best_fit is not None
+    error, g, sign = best_fit
     lengths = g.norm(dim=1)
     x, b = g / lengths[:, None].clamp_min(1e-300), sign * lengths**f.degree
     return GrownFit(x, b, error, completion.rank, g.numel(), budget.remaining > 0)

@@ -43,9 +43,9 @@ class FirstLayerWeights(Baseline):
             The rows as candidates.
         """
         rows = first_layer(surface.checkpoint.theta).detach().flatten(1).double().cpu()
-        order = rows.norm(dim=1).argsort(descending=True)
-        x = rows[order].reshape(-1, *surface.sample_shape(knowledge))
-        row_norms = rows.norm(dim=1)[order]
+        order_by_norm = rows.norm(dim=1).argsort(descending=True)
+        x = rows[order_by_norm].reshape(-1, *surface.sample_shape(knowledge))
+        row_norms = rows.norm(dim=1)[order_by_norm]
         return Reconstruction.from_candidates(
             self.name, x, torch.zeros(len(x)), row_norms, knowledge
         )

@@ -226,18 +226,18 @@ class GradientMatching(RestartSettings, Attack):
         Returns:
             The candidates of all restarts.
         """
-        start = time.monotonic()
+        start_time = time.monotonic()
         self.require_applicable(surface, knowledge)
         problem = Problem(surface, knowledge, self, self.choose_matching(surface))
         results: list[SolvedRestart] = []
         for run in range(self.restarts):
-            remaining = self.seconds - (time.monotonic() - start)
-            if results and remaining <= 0:
+            remaining_seconds = self.seconds - (time.monotonic() - start_time)
+            if results and remaining_seconds <= 0:
                 break
-            results.append(problem.solve(run, remaining / (self.restarts - run), watch))
+            results.append(problem.solve(run, remaining_seconds / (self.restarts - run), watch))
         record_count = min(len(restart.loss) for restart in results)
         x = torch.cat([restart.x for restart in results])
-        result = Reconstruction(
+        reconstruction = Reconstruction(
             attack=self.name,
             x=x,
             labels=problem.labels.cpu().float().repeat(len(results)),
@@ -250,10 +250,10 @@ class GradientMatching(RestartSettings, Attack):
             status=tuple(restart.status for restart in results),
             knowledge=knowledge,
             settings=self.to_json(),
-            seconds=time.monotonic() - start,
+            seconds=time.monotonic() - start_time,
             notes=(problem.describe_comparison(self.name),),
         )
-        return result.replace(selection=select(result))
+        return reconstruction.replace(selection=select(reconstruction))
 
 
 class OptimizerStateMatching(GradientMatching):
@@ -336,8 +336,8 @@ class Problem:
             name: t.clone().requires_grad_() for name, t in parameters(self.model).items()
         }
         outputs = functional_call(self.model, leaf_weights, (x,))
-        # The vectors u depend on the candidates and on theta. The sum of gradients treats u as a constant in
-        # theta, so u is computed from outputs that are not differentiated in theta.
+        # The vectors u depend on the candidates and on theta.
+        # The sum of gradients treats u as a constant in theta, so its outputs have no gradient in theta.
         fixed_outputs = functional_call(self.model, parameters(self.model), (x,))
         u = covectors(self.matching, fixed_outputs, self.labels, lam)
         gradients = torch.autograd.grad(
@@ -348,8 +348,8 @@ class Problem:
     def solve(self, run: int, seconds: float, watch: Watcher | None = None) -> SolvedRestart:
         """Run one restart.
 
-        Candidates and multipliers start at random. Multipliers are scaled so that the sum of gradients is
-        as long as the vector that it must equal. Adam moves candidates and multipliers. Multipliers stay
+        Candidates and multipliers start at random. Multipliers are scaled so that the sum of gradients is as
+        long as the vector that the sum must equal. Adam moves candidates and multipliers. Multipliers stay
         nonnegative, and candidates stay inside the known value range.
 
         The learning rate and the weight of the prior depend on the progress of the restart, a number from 0
@@ -415,14 +415,18 @@ class Problem:
         return self.prior.penalty(x[None], x.new_ones(1, len(x)))[0]
 
     def _scale(self, x: Tensor, lam: Tensor) -> float:
-        """Return the factor that makes the sum of gradients as long as the vector that it must equal."""
+        """Return the ratio of the norms of the target vector and of the sum of gradients."""
         with second_derivatives():
-            total = self.total(x, lam)
-        names = [name for group in self.groups.values() for name in group]
+            gradient_sum = self.total(x, lam)
+        parameter_names = [name for group in self.groups.values() for name in group]
         target_norm, total_norm = (
-            float(torch.stack([gradients[name].detach().square().sum() for name in names]).sum())
+            float(
+                torch.stack(
+                    [gradients[name].detach().square().sum() for name in parameter_names]
+                ).sum()
+            )
             ** 0.5
-            for gradients in (self.target, total)
+            for gradients in (self.target, gradient_sum)
         )
         return target_norm / total_norm if total_norm > 0 else 1.0
 

@@ -267,7 +267,7 @@ class Stationarity(StationarityAttack):
         Returns:
             The candidates of all restarts, with a selection.
         """
-        start = time.monotonic()
+        start_time = time.monotonic()
         solver = self.solver(surface.checkpoint, knowledge, per_run)
         grower = make_grower(solver, self.strategy)
         state = search(solver, state_path, watch, grower=grower)
@@ -292,7 +292,7 @@ class Stationarity(StationarityAttack):
             status=run_statuses,
             knowledge=knowledge,
             settings=self.to_json(),
-            seconds=time.monotonic() - start,
+            seconds=time.monotonic() - start_time,
             notes=notes,
             events=population.events,
             ident=population.best_ident.cpu().flatten()[has_candidate],

@@ -132,10 +132,10 @@ class Curvature:
     @torch.enable_grad()
     def _split_generic(self, run: int, v: Tensor, rows: slice) -> Tensor:
         run_x = self.x[run, rows].detach().requires_grad_()
-        total = self.sum_of_gradients(
+        gradient_sum = self.sum_of_gradients(
             run, run_x, self.lam[run, rows].detach(), self.problem.labels_of(run)[rows]
         )
-        return _hessian_product(inner_product(self.residuals[run], total), run_x, v)
+        return _hessian_product(inner_product(self.residuals[run], gradient_sum), run_x, v)
 
     @torch.enable_grad()
     def _full_generic(self, run: int, v: Tensor) -> Tensor:
@@ -201,8 +201,8 @@ def _derivative_along(
     v: Tensor, gradient: Callable[[Candidates], Tensor], candidates: Candidates
 ) -> Tensor:
     """Return the directional derivative along v of a gradient in x, by forward-mode differentiation."""
-    # PyTorch runs the derivative rule of the surrogate only if gradients are enabled. No tensor here requires
-    # a gradient.
+    # PyTorch runs the derivative rule of the surrogate only if gradients are enabled.
+    # No tensor here requires a gradient.
     with torch.enable_grad(), forward_ad.dual_level():
         dual_candidates = replace(candidates, x=forward_ad.make_dual(candidates.x, v.flatten(2)))
         tangent = forward_ad.unpack_dual(gradient(dual_candidates)).tangent
@@ -305,8 +305,8 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
         off_diagonal[..., j] = torch.where(is_new, beta, 0.0)
         q = torch.where(is_new[..., None], w / torch.where(is_new, beta, 1.0)[..., None], 0.0)
     is_zero = basis.square().sum(-1) < 0.5
-    # The first vector never counts as zero. If the start vector is zero, the result is therefore the
-    # eigenvalue 0 with a zero eigenvector.
+    # The first vector never counts as zero.
+    # If the start vector is zero, the result is therefore the eigenvalue 0 with a zero eigenvector.
     is_zero[..., 0] = False
     diagonal = torch.where(is_zero, 4 * largest_entry[..., None] + 1, diagonal)
     side_diagonal = off_diagonal[..., : iterations - 1]
@@ -317,8 +317,8 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
     )
     values, vectors = torch.linalg.eigh(matrix)
     eigenvectors = (vectors[..., :, :1] * basis).sum(-2)
-    length = eigenvectors.norm(dim=-1, keepdim=True)
-    return values[..., 0], eigenvectors / torch.where(length > 0.5, length, 1.0)
+    lengths = eigenvectors.norm(dim=-1, keepdim=True)
+    return values[..., 0], eigenvectors / torch.where(lengths > 0.5, lengths, 1.0)
 
 
 def measure_stationarity(

@@ -20,8 +20,8 @@ from residuum.surfaces.surface import CHANGE, MOMENT, SURFACES
 TYPED = 0.01  # weight of the prior that pulls each column of a table to its known type
 # Weight of the sparse prior for images, and the learning rate of the multipliers if this prior is used.
 SPARSE, SLOW = 60.0, 0.003
-# Weights of the sparse prior for photographs and for pen strokes, if multipliers can be negative. The
-# learning rate of such multipliers is not reduced, because they must find their sign first.
+# Weights of the sparse prior for photographs and for pen strokes, if multipliers can be negative.
+# The learning rate of such multipliers is not reduced, because they must find their sign first.
 SIGNED_SPARSE, SIGNED_STROKES = 6.0, 0.6
 # Thresholds that separate the kinds of images in ``Appearance``: about half way between the measured values.
 NEIGHBORS, STROKES = 0.5, 5.0

@@ -198,9 +198,9 @@ class Grower:
     def _is_due(self, state: SolverState, run: int, sharpness: float | Tensor) -> bool:
         """Return True if candidates of this run may be merged and added now.
 
-        The settings decide whether this depends on the step, on the gradient or on a stagnating loss. A loss
-        stagnates if its smallest value in the second half of a period is hardly smaller than in the first
-        half.
+        A setting decides whether a round of growth depends on the step, on the gradient or on a stagnating
+        loss. A loss stagnates if its smallest value in the second half of a period is hardly smaller than in
+        the first half.
 
         Args:
             state: State of the search.
@@ -221,8 +221,8 @@ class Grower:
         if state.step - period_start < settings.split_every:
             return False
         if settings.split_trigger == "gradient":
-            gradient = self._evaluate(state, sharpness).grad_x[run]
-            return float(gradient.norm()) <= settings.split_tolerance
+            run_gradient = self._evaluate(state, sharpness).grad_x[run]
+            return float(run_gradient.norm()) <= settings.split_tolerance
         period_start = max(period_start, state.step - settings.split_every)
         middle = (period_start + state.step) / 2
         history = list(zip(state.steps, state.loss, strict=True))
@@ -369,12 +369,14 @@ class Grower:
         # No round of growth uses the random numbers of this step.
         unused_step = self.solver.config.steps + 1
         generators = [self.create_generator(unused_step, run) for run in range(len(state.x))]
-        start = self.draw_noise(state.x, generators)
-        is_candidate = population.best_active.view(*start.shape[:2], *[1] * (start.ndim - 2))
+        start_vectors = self.draw_noise(state.x, generators)
+        is_candidate = population.best_active.view(
+            *start_vectors.shape[:2], *[1] * (start_vectors.ndim - 2)
+        )
         sharpness, lam = self.solver.sharpness_at(state.step), state.best_lam * self.scale
         with self.solver.precision(False):
             gradient, lowest = measure_stationarity(
-                problem, state.best_x, lam, sharpness, start * is_candidate
+                problem, state.best_x, lam, sharpness, start_vectors * is_candidate
             )
         eps, rows = self.settings.split_eps, []
         for norm, value in zip(gradient.tolist(), lowest.tolist(), strict=True):

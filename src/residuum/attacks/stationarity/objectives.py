@@ -299,7 +299,8 @@ class MulticlassKKT(MarginKKT):
 
     Attributes:
         rivals: "tied" gives a multiplier to every rival class whose output is within ``tolerance`` of the
-            largest one. "best" gives one multiplier, to the rival with the largest output, as published.
+            largest rival output. "best" gives one multiplier, to the rival with the largest output, as
+            published.
         tolerance: Largest distance of a rival's output from the largest rival output, relative to the margin.
     """
 

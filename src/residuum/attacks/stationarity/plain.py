@@ -80,8 +80,8 @@ def residual(
     for k, theta in enumerate(thetas):
         outputs = functional_call(Phi, theta, (x,))
         u = objective.covectors(k, outputs, y, lam)
-        # One vector-Jacobian product computes the sum over all candidates. It treats u as a constant in
-        # theta.
+        # One vector-Jacobian product computes the sum over all candidates.
+        # It treats u as a constant in theta.
         gradients = torch.autograd.grad(
             outputs, list(theta.values()), u, create_graph=True, materialize_grads=True
         )
@@ -118,7 +118,7 @@ def attack(
         steps: Number of steps of Adam.
         lr_x: Learning rate of the candidates at the first step.
         lr_lam: Learning rate of the multipliers at the first step.
-        lr_decay: Ratio of the last to the first learning rate. Between them, the rates follow a cosine.
+        lr_decay: Ratio of the last to the first learning rate. The rates fall along a cosine.
         sigma: Standard deviation of the random initial candidates.
         sharpness: Sharpness alpha of the ReLU's surrogate at the first and at the last step, geometric in
             between.
@@ -175,8 +175,8 @@ def attack(
     def r(x: Tensor, lam: Tensor, alpha: float) -> Theta:
         return residual(gated(alpha), thetas, target, objective, x, y, lam)
 
-    # The search uses mu = lam / scale. Choose the scale so that at mu = 1, the weighted sum of gradients at
-    # random samples is as large as the target.
+    # The search uses mu = lam / scale.
+    # Choose the scale so that at mu = 1, the sum of gradients at random samples is as large as the target.
     low, high = knowledge.value_range or (0.0, 1.0)
     x = (high - low) / 4 * torch.randn(m, *shape, generator=stream("scale"), dtype=dtype)
     mu = torch.ones(m, *objective.multiplier_shape(C), dtype=dtype)

@@ -21,7 +21,7 @@ from residuum.errors import InputError
 from residuum.plugins import Table
 from residuum.records import Knowledge
 
-# If the weight of a prior changes during the search, this is the ratio of the smallest to the largest weight.
+# Ratio of the smallest to the largest weight of a prior whose weight changes during the search.
 FADE = 1e-3
 # Differences of neighboring pixels below 1/20 of the value range count as noise, larger ones as edges.
 STEEPNESS = 20.0

@@ -107,8 +107,8 @@ class Problem:
         # A smooth activation needs no surrogate, because surrogates replace the derivatives of ReLUs.
         self.surrogate = "none" if is_smooth else surrogate
         self.labels = labels.to(device)
-        # The target is converted to the number format of the search. Whether training changed a layer is
-        # decided before this conversion, from the released weights.
+        # The target is converted to the number format of the search.
+        # Whether training changed a layer is decided before this conversion, from the released weights.
         surface = objective.create_surface(parameters(model), knowledge)
         self.target = objective.create_surface(parameters(converted_model), knowledge).target
         self.groups = by_layer(self.target)
@@ -292,16 +292,16 @@ class Problem:
         """
         fixed_weights = parameters(model)
         leaf_weights = {name: t.clone().requires_grad_() for name, t in fixed_weights.items()}
-        # u is computed with weights that require no gradient. The derivative in theta therefore treats u as a
-        # constant.
+        # u is computed with weights that require no gradient.
+        # The derivative in theta therefore treats u as a constant.
         u = self.objective.covectors(
             point, functional_call(model, fixed_weights, (x,)), labels, lam
         )
         inner_product = (u * functional_call(model, leaf_weights, (x,))).sum()
-        grads = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             inner_product, list(leaf_weights.values()), create_graph=True, materialize_grads=True
         )
-        return dict(zip(leaf_weights, grads, strict=True))
+        return dict(zip(leaf_weights, gradients, strict=True))
 
 
 def fit_multipliers(
@@ -340,9 +340,10 @@ def fit_multipliers(
             result = problem.evaluate(candidates, values.view_as(current) * scale, sharpness)
             return result.grad_lam.flatten().double() * scale
 
-        # For the matrix G of gradients, the loss is |target - G lam|^2 with layer weights, and its gradient
-        # is 2 (G'G lam - G'target). The gradient at lam = 0 gives the right side G'target. The gradient at
-        # the i-th unit vector gives the i-th column of the Gram matrix G'G.
+        # For the matrix G of gradients, the loss is |target - G lam|^2 with layer weights.
+        # The gradient of the loss is 2 (G'G lam - G'target).
+        # The gradient at lam = 0 gives the right side G'target.
+        # The gradient at the i-th unit vector gives the i-th column of the Gram matrix G'G.
         right_side = -gradient(torch.zeros_like(current)) / 2
         gram, shift = (
             torch.stack([gradient(e) / 2 + right_side for e in unit_vectors]).cpu(),
@@ -374,8 +375,8 @@ def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpne
         The multiplier, 1 if the sum of gradients is zero.
     """
     ones = torch.ones(*x.shape[:2], *shape, dtype=x.dtype, device=x.device)
-    # With a common multiplier s, the residual is target - s T for a sum of gradients T. The squared residuals
-    # at s = -1, 0 and 1 give the norm of T.
+    # With a common multiplier s, the residual is target - s T for a sum of gradients T.
+    # The squared residuals at s = -1, 0 and 1 give the norm of T.
     first_layer = next((i for i, weight in enumerate(problem.layer_weights) if weight > 0), 0)
     squared_residuals = [
         problem.evaluate(x, s * ones, sharpness).layers[0, first_layer] for s in (-1.0, 0.0, 1.0)

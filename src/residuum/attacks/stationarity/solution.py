@@ -75,15 +75,17 @@ def build_solution(
     if which == "selected" and selection is not None and len(selection):
         has_agreement = selection.support > 1
         is_kept = has_agreement if bool(has_agreement.any()) else torch.ones_like(has_agreement)
-        rows = selection.index[is_kept]
-        kkt = build_kkt_set(
+        row_numbers = selection.index[is_kept]
+        candidate_set = build_kkt_set(
             model,
             reconstruction,
             selection.x[is_kept],
             selection.labels[is_kept],
-            reconstruction.lam[rows],
+            reconstruction.lam[row_numbers],
         )
-        return Solution(kkt, rows, selection.support[is_kept], selection.confidence[is_kept])
+        return Solution(
+            candidate_set, row_numbers, selection.support[is_kept], selection.confidence[is_kept]
+        )
     best_rows = select_best_rows(reconstruction)
     if best_rows is None:
         raise InputError(
@@ -108,9 +110,13 @@ def select_best_rows(reconstruction: Reconstruction) -> Tensor | None:
         return None
     weight = reconstruction.weight
     is_finite = reconstruction.x.flatten(1).isfinite().all(1)
-    mask = (reconstruction.run == run) & is_finite & (weight > 0)
-    rows = mask.nonzero().flatten()
-    return rows[weight[rows].argsort(descending=True, stable=True)] if len(rows) else None
+    is_in_best_restart = (reconstruction.run == run) & is_finite & (weight > 0)
+    row_numbers = is_in_best_restart.nonzero().flatten()
+    return (
+        row_numbers[weight[row_numbers].argsort(descending=True, stable=True)]
+        if len(row_numbers)
+        else None
+    )
 
 
 def find_best_residual(
@@ -128,13 +134,13 @@ def find_best_residual(
     """
     best_residuals: dict[str, float] = {}
     for reconstruction in reconstructions:
-        rows = select_best_rows(reconstruction)
-        if rows is None:
+        row_numbers = select_best_rows(reconstruction)
+        if row_numbers is None:
             continue
         objective = restore_objective(model, reconstruction)
         if objective.follows_outputs:
             continue
-        candidate_set = _kkt_set_of_rows(model, reconstruction, rows)
+        candidate_set = _kkt_set_of_rows(model, reconstruction, row_numbers)
         layer = next(iter(candidate_set.layer_residuals))
         is_comparable = objective.surface == BinaryKKT.surface
         if is_comparable and (
@@ -265,17 +271,20 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
         )
     run, step, _ = best_record
     objective = attack.objective.from_settings(attack, reconstruction.knowledge)
-    mask = reconstruction.run == run
+    is_in_best_restart = reconstruction.run == run
     problem = Problem(
         surface.copy_module(),
         objective,
         reconstruction.knowledge,
-        reconstruction.labels[mask],
+        reconstruction.labels[is_in_best_restart],
         surrogate=attack.surrogate,
         layers="all",
         dtype=torch.float64,
     )
-    x, lam = reconstruction.x[mask].double()[None], reconstruction.lam[mask].double()[None]
+    x, lam = (
+        reconstruction.x[is_in_best_restart].double()[None],
+        reconstruction.lam[is_in_best_restart].double()[None],
+    )
     squared_residuals = problem.evaluate(x, lam, sharpness_at(attack, step)).layers[0].tolist()
     squares_by_layer = dict(zip(problem.layer_names, squared_residuals, strict=True))
     finite_residuals = {

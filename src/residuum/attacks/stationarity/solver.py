@@ -211,8 +211,8 @@ class Solver:
         self.fingerprint = compute_fingerprint(model, objective, knowledge, configs, candidates)
         self.problem = self._problem(model, candidates)
         is_projected = config.constraint == "project" and knowledge.value_range is not None
-        # Knowledge of the value range, into which candidates are projected after every step. None: no
-        # projection.
+        # Knowledge of the value range, into which candidates are projected after every step.
+        # None: no projection.
         self.box = knowledge if is_projected else None
         self.sizes = (config.restarts, candidates)
         self.lam_shape = objective.multiplier_shape(outputs)
@@ -258,13 +258,13 @@ class Solver:
         if not state.steps:  # the attack starts, and its initial point is evaluated
             state = self._evaluate(state)
         while not state.stopped and state.step < until:
-            end = state.step + self._affordable_steps(state)
-            end = min(self.next_evaluation_step(state.step), until, end)
-            start = time.monotonic()
-            x, lam, moments = self.advance(state, end - state.step)
-            self.step_seconds = (time.monotonic() - start) / (end - state.step)
-            state = self._evaluate(state.replace(x=x, lam=lam, moments=moments, step=end))
-            if end == config.steps or not bool(state.alive.any()):
+            end_step = state.step + self._affordable_steps(state)
+            end_step = min(self.next_evaluation_step(state.step), until, end_step)
+            start_time = time.monotonic()
+            x, lam, moments = self.advance(state, end_step - state.step)
+            self.step_seconds = (time.monotonic() - start_time) / (end_step - state.step)
+            state = self._evaluate(state.replace(x=x, lam=lam, moments=moments, step=end_step))
+            if end_step == config.steps or not bool(state.alive.any()):
                 state = state.replace(stopped="finished")
             if time.monotonic() >= self.deadline:
                 break
@@ -282,9 +282,9 @@ class Solver:
         if on_gpu or self.deadline == math.inf:
             return self.config.steps
         if not self.step_seconds:
-            start = time.monotonic()
+            start_time = time.monotonic()
             self.advance(state, 1)
-            self.step_seconds = time.monotonic() - start
+            self.step_seconds = time.monotonic() - start_time
         return max(1, int((self.deadline - time.monotonic()) / self.step_seconds))
 
     def advance(
@@ -300,8 +300,8 @@ class Solver:
         Returns:
             The candidates, the stored multipliers and the optimizer state after the steps.
         """
-        end = state.step + count
-        fast = self.is_fast(end) if fast is None else fast
+        end_step = state.step + count
+        fast = self.is_fast(end_step) if fast is None else fast
         with self.precision(fast):
             if self.config.device.startswith("cuda"):
                 if self._closed_form_due(state.step):
@@ -309,7 +309,7 @@ class Solver:
                 return self._static.run(state, count, fast)
             x, lam = state.x.clone(), state.lam.clone()
             moments = {name: moment.clone() for name, moment in state.moments.items()}
-            for step in range(state.step, end):
+            for step in range(state.step, end_step):
                 if self._closed_form_due(step):
                     lam = self._closed_form(x, lam, step)
                 self.step(x, lam, moments, step, state.moving)
@@ -333,9 +333,11 @@ class Solver:
         _, _, gx, gl = self.gradients(x, lam, step, measure=False)
         rate, updates = rate_at(self.config, step), []
         for name, variable, gradient in (("x", x, gx), ("lam", lam, gl)):
-            mask = _expand(moving, variable)
-            direction = self._direction(name, gradient.masked_fill_(~mask, 0.0), moments, step)
-            updates.append((variable, torch.where(mask, direction, 0.0), self.rates[name]))
+            may_change = _expand(moving, variable)
+            direction = self._direction(
+                name, gradient.masked_fill_(~may_change, 0.0), moments, step
+            )
+            updates.append((variable, torch.where(may_change, direction, 0.0), self.rates[name]))
         for variable, direction, variable_rate in updates:
             variable.sub_(direction.mul_(variable_rate * rate))
         if self.config.constraint != "project":
@@ -360,11 +362,11 @@ class Solver:
         Returns:
             The number of the evaluation step.
         """
-        end = min(step + self.check_every, self.config.steps)
+        next_step = min(step + self.check_every, self.config.steps)
         lam_every = self.config.lam_every
         if lam_every and self.config.device.startswith("cuda"):
-            end = min(end, (step // lam_every + 1) * lam_every)
-        return end
+            next_step = min(next_step, (step // lam_every + 1) * lam_every)
+        return next_step
 
     def is_fast(self, step: int) -> bool:
         """Return True if matrix products may use tf32 or bf16 precision up to this step.
@@ -388,9 +390,11 @@ class Solver:
                 return list(x)
             return [x[run][population.active[run]] for run in range(len(x))]
 
-        names = self.problem.layer_names
+        layer_names = self.problem.layer_names
         loss, layers = state.loss[-1], state.layers[-1]
-        return AttackProgress(state.step, self.config.steps, loss, layers, names, active_candidates)
+        return AttackProgress(
+            state.step, self.config.steps, loss, layers, layer_names, active_candidates
+        )
 
     def multipliers(self, lam: Tensor) -> Tensor:
         """Return the multipliers of the gradients: stored multipliers times the solver's scale."""
@@ -502,12 +506,12 @@ class Solver:
             lam.
         """
         share, sharpness = share_at(self.config, step), self.sharpness_at(step)
-        result = self.problem.evaluate(x, lam * self.scale, sharpness, measure)
-        loss, gx, gl = result.loss, result.grad_x, result.grad_lam * self.scale
+        evaluation = self.problem.evaluate(x, lam * self.scale, sharpness, measure)
+        loss, gx, gl = evaluation.loss, evaluation.grad_x, evaluation.grad_lam * self.scale
         if self.priors:
             total, prior_x, prior_lam = derivatives(self.priors, x, lam, share)
             gx, gl, loss = gx.add_(prior_x), gl.add_(prior_lam), loss + (total - self.padding)
-        return loss, result.layers, gx, gl
+        return loss, evaluation.layers, gx, gl
 
     def _direction(self, name: str, g: Tensor, moments: Moments, step: Step) -> Tensor:
         """Return the descent direction of one variable, by SGD with momentum or by Adam.
@@ -765,21 +769,21 @@ class PerRun:
         """
         if name not in self._tensors:
             return getattr(self.for_run(0), name)
-        tensor = self._tensors[name]
-        return tensor.view(-1, *[1] * (ndim - 1))
+        run_values = self._tensors[name]
+        return run_values.view(-1, *[1] * (ndim - 1))
 
     def priors(self) -> list[tuple[str, float | Tensor]]:
         """Return the priors of all runs with their weights: a number, or a tensor (R,) if runs differ."""
         if len({run.priors for run in self.runs}) < 2:
             return list(self.for_run(0).priors or ())
         priors_by_run = [dict(run.priors or ()) for run in self.runs]
-        names = dict.fromkeys(name for priors in priors_by_run for name in priors)
+        prior_names = dict.fromkeys(name for priors in priors_by_run for name in priors)
         return [
             (
                 name,
                 torch.tensor([priors.get(name, 0.0) for priors in priors_by_run], **self._numbers),
             )
-            for name in names
+            for name in prior_names
         ]
 
     def for_run(self, run: int) -> StationaritySettings:

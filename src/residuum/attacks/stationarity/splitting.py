@@ -74,25 +74,25 @@ class SampleSplitting(GrowthStrategy):
         settings, is_exact = now.config, has_exact_degree(now.solver.model)
         curvature = Curvature(now.problem, now.x, now.lam, now.sharpness)
         lowest_pairs = find_lowest_pairs(curvature, now.noise, now.free)
-        values = lowest_pairs.values.masked_fill(~now.active, torch.inf)
-        values = torch.where(torch.isfinite(values) | ~now.active, values, torch.inf)
+        eigenvalues = lowest_pairs.values.masked_fill(~now.active, torch.inf)
+        eigenvalues = torch.where(torch.isfinite(eigenvalues) | ~now.active, eigenvalues, torch.inf)
         threshold = now.x.new_full((now.runs,), settings.split_threshold)
         if settings.split_relative:
             loss = now.problem.evaluate(now.x, now.lam, now.sharpness).loss
             threshold = threshold * loss / now.median_length().square().clamp(min=1e-12)
-        rank = values.argsort(1).argsort(1)  # 0 for the smallest eigenvalue of a run
+        rank = eigenvalues.argsort(1).argsort(1)  # 0 for the smallest eigenvalue of a run
         quota = torch.tensor(now.quota, device=now.x.device)
-        is_chosen = (values < -threshold[:, None]) & (rank < quota[:, None])
+        is_chosen = (eigenvalues < -threshold[:, None]) & (rank < quota[:, None])
         max_step = torch.full_like(threshold, torch.inf) if is_exact else now.median_length() / 2
         if settings.split_eta > 0:
             max_step = torch.full_like(threshold, settings.split_eta)
-        curvatures = values.nan_to_num(posinf=0.0)
-        step = joint_step(
+        curvatures = eigenvalues.nan_to_num(posinf=0.0)
+        split_step = joint_step(
             curvature, lowest_pairs.vectors, curvatures, is_chosen, max_step, is_exact, now.clamp
         )
         newcomers: list[list[Newcomer]] = [[] for _ in range(now.runs)]
-        for run, slot in step.eta.nonzero().tolist():
-            eta, value = step.eta[run, slot], values[run, slot]
+        for run, slot in split_step.eta.nonzero().tolist():
+            eta, value = split_step.eta[run, slot], eigenvalues[run, slot]
             x, shift = now.x[run, slot], eta * lowest_pairs.vectors[run, slot]
             plus, minus = (now.clamp((x + sign * shift)[None, None])[0, 0] for sign in (1, -1))
             half, label = now.lam[run, slot] / 2, now.problem.labels_of(run)[slot]
@@ -104,7 +104,11 @@ class SampleSplitting(GrowthStrategy):
             }
             newcomers[run].append(Newcomer(minus, half, label, slot, plus, figures))
         return Proposal(
-            newcomers, step.before, step.after, values.amin(1), note_vanishing_curvature(now)
+            newcomers,
+            split_step.before,
+            split_step.after,
+            eigenvalues.amin(1),
+            note_vanishing_curvature(now),
         )
 
 
@@ -177,7 +181,7 @@ def joint_step(
         clamp: Projects candidates into the value range that the attacker knows.
 
     Returns:
-        The step lengths of the splits. They are 0 in runs whose loss would not fall.
+        The step lengths of the splits. If the loss of a run would not fall, its step lengths are 0.
     """
     x, lam, problem = curvature.x, curvature.lam, curvature.problem
     descent = (-bend).clamp(min=0) * chosen
@@ -192,8 +196,8 @@ def joint_step(
             longest[:, None]
             * (descent / torch.where(largest_descent > 0, largest_descent, 1.0)).sqrt()
         )
-    before = problem.evaluate(x, lam, curvature.sharpness).loss
-    best, eta = before.clone(), torch.zeros_like(longest_steps)
+    loss_before = problem.evaluate(x, lam, curvature.sharpness).loss
+    best, eta = loss_before.clone(), torch.zeros_like(longest_steps)
     for halving in range(MAX_HALVINGS):
         trial_steps = longest_steps / 2**halving
         split_result = split_candidates(problem, x, lam, v, trial_steps, clamp)
@@ -205,7 +209,7 @@ def joint_step(
         )
         if exact and bool((is_better | ~chosen.any(1)).all()):
             break  # these step lengths minimize the loss, so shorter steps are not tried
-    return JointStep(eta, before, best)
+    return JointStep(eta, loss_before, best)
 
 
 def split_candidates(
@@ -234,11 +238,11 @@ def split_candidates(
     """
     shift = eta.view(*eta.shape, *[1] * (x.ndim - 2)) * v
     is_split = (eta > 0).view(*eta.shape, *[1] * (lam.ndim - 2))
-    half = lam / 2
+    half_lam = lam / 2
     labels = problem.labels.expand(len(x), -1)
     return (
         torch.cat([clamp(x + shift), clamp(x - shift)], 1),
-        torch.cat([torch.where(is_split, half, lam), torch.where(is_split, half, 0.0)], 1),
+        torch.cat([torch.where(is_split, half_lam, lam), torch.where(is_split, half_lam, 0.0)], 1),
         problem.with_labels(torch.cat([labels, labels], 1)),
     )
 

@@ -5,7 +5,8 @@ hyperplanes, and the boundaries of the layers above, onto training samples. A tr
 called a kink. Any d hyperplanes meet in a point in d dimensions. A further hyperplane through the same point
 is unlikely by chance. The attack needs neither labels nor multipliers:
 
-    draw    d - 1 of the hyperplanes closest to a random point of the known range. They meet in a line.
+    draw    d - 1 of the hyperplanes closest to a random point of the known range. These hyperplanes meet in a
+    line.
             Hyperplanes through the same two samples contain the line between the samples. Let l be the number
             of further hyperplanes that contain the line.
     cross   the line with the other hyperplanes nearby. If m hyperplanes cross the line within WIDTH of each
@@ -77,10 +78,11 @@ OUTSIDE = 0.02  # distance by which a recovered row may lie outside the value ra
 MARGIN_PENALTY, MAX_DEVIATION = 20.0, 0.5
 BEST_CORNERS, SHARED_MARGIN = 12, 0.15
 CANDIDATES = 240  # maximum number of returned candidates
-# Constants (a, b) of the probability that a corner is within 5% of a table row in every column. This
-# probability is sigmoid(a + b s), where s is the score of the corner. The constants were fitted on 960
-# corners of four networks (80 rows of five columns) that appear in no published result. Of the 29 corners
-# with a probability above 0.95, 28 were rows.
+# Constants (a, b) of the probability that a corner is within 5% of a table row in every column.
+# This probability is sigmoid(a + b s), where s is the score of the corner.
+# The constants were fitted on 960 corners of four networks (80 rows of five columns) that appear in no
+# published result.
+# Of the 29 corners with a probability above 0.95, 28 were rows.
 CONFIDENCE = (-5.2, 0.18)
 ASSUMES = (
     "corners assumes that training moved the activation boundaries of a ReLU network onto training samples. "
@@ -166,12 +168,12 @@ class Planes:
         d, widest = x.shape[1], EPS[-1]
         outer_products = (self.normals[:, :, None] * self.normals[:, None]).flatten(1)
         for share in (1, 2, 3):
-            distance = x @ self.normals.T + self.offsets
-            is_close = (distance.abs() < widest / share).double()
+            distances = x @ self.normals.T + self.offsets
+            is_close = (distances.abs() < widest / share).double()
             normal_matrix = (is_close @ outer_products).reshape(-1, d, d) + 1e-4 * torch.eye(
                 d, dtype=x.dtype
             )
-            step = torch.linalg.solve(normal_matrix, -(is_close * distance) @ self.normals)
+            step = torch.linalg.solve(normal_matrix, -(is_close * distances) @ self.normals)
             x = x + step.clamp(-widest, widest)
         return x
 
@@ -215,8 +217,8 @@ def make_upper_counter(chain: MLP, low: Tensor, high: Tensor) -> Counter:
             z = z.relu() @ weight.T + bias
             importance = weight.norm(dim=1) * outgoing_norm
             is_live = importance > DEAD * importance.max()
-            distance = (z.abs() / z_gradient.norm(dim=2).clamp(min=1e-30))[:, is_live]
-            result.append(torch.stack([(distance < eps).sum(1) for eps in EPS], 1))
+            distances = (z.abs() / z_gradient.norm(dim=2).clamp(min=1e-30))[:, is_live]
+            result.append(torch.stack([(distances < eps).sum(1) for eps in EPS], 1))
         return result
 
     return counts
@@ -255,8 +257,8 @@ def search_corners(
         lines: Minimum number of random lines to draw.
         seed: Seed of the random lines.
         count_upper: Function that counts the boundaries of the layers above (:func:`make_upper_counter`).
-        margin: Function from points (n, d) to margins (n,) of the network. Without it, margins do not change
-            the score.
+        margin: Function from points (n, d) to margins (n,) of the network. If None, margins do not change the
+            score.
 
     Returns:
         The distinct corners, best first.
@@ -278,17 +280,21 @@ def search_corners(
     score = torch.zeros(len(x), dtype=torch.float64)
     for counts, chance in zip(count_layers(x), chance_counts, strict=True):
         # Training samples among the random corners would raise the mean, so large counts are clamped.
-        rates = chance.clamp(max=3).double().sum(0) / max(1, len(chance))
+        chance_rates = chance.clamp(max=3).double().sum(0) / max(1, len(chance))
         # The tail is the probability that a Poisson variable with the chance rate reaches the count.
-        tails = torch.from_numpy(gammainc(counts.numpy(), rates.clamp(min=1e-6).numpy()))
-        score -= tails.log().amin(1).clamp(min=-700.0)
+        tail_probabilities = torch.from_numpy(
+            gammainc(counts.numpy(), chance_rates.clamp(min=1e-6).numpy())
+        )
+        score -= tail_probabilities.log().amin(1).clamp(min=-700.0)
     if margin is not None and len(x):
-        margin_of_x, best = margin(x), _select_distinct(x, score)[:BEST_CORNERS]
-        deviation = (margin_of_x / margin_of_x[best].median().clamp(min=1e-30) - 1).abs()
-        if deviation[best].median() < SHARED_MARGIN:
-            score -= MARGIN_PENALTY * deviation.clamp(max=MAX_DEVIATION)
-    index = _select_distinct(x, score)
-    return Corners(x[index], score[index], lines_drawn)
+        margin_of_x, best_corners = margin(x), _select_distinct(x, score)[:BEST_CORNERS]
+        margin_deviation = (
+            margin_of_x / margin_of_x[best_corners].median().clamp(min=1e-30) - 1
+        ).abs()
+        if margin_deviation[best_corners].median() < SHARED_MARGIN:
+            score -= MARGIN_PENALTY * margin_deviation.clamp(max=MAX_DEVIATION)
+    distinct_index = _select_distinct(x, score)
+    return Corners(x[distinct_index], score[distinct_index], lines_drawn)
 
 
 def _thin(planes: Planes, x: Tensor, max_points: int) -> Tensor:
@@ -337,10 +343,10 @@ def sample_chance_corners(planes: Planes, generator: torch.Generator) -> Tensor:
     d = planes.normals.shape[1]
     random_points = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
     near_planes = planes.nearest(random_points, CROSSING)
-    orders = [
+    random_orders = [
         torch.rand(near_planes.shape, generator=generator).argsort(1)[:, :d] for _ in range(DRAWS)
     ]
-    return torch.cat([planes.intersect(near_planes.gather(1, index)) for index in orders])
+    return torch.cat([planes.intersect(near_planes.gather(1, index)) for index in random_orders])
 
 
 def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -> Tensor:
@@ -363,13 +369,13 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
     # The offsets c are relative to the points in ``around``.
     c = planes.offsets[near_planes] + (A @ around[..., None])[..., 0]
     choice_count = min(d + SPARE, near_planes.shape[1])
-    chosen = torch.rand(n, DRAWS, choice_count, generator=generator).topk(d - 1, 2).indices
+    chosen_planes = torch.rand(n, DRAWS, choice_count, generator=generator).topk(d - 1, 2).indices
     point_index = torch.arange(n)[:, None, None]
     random_direction = torch.randn(n, DRAWS, 1, d, generator=generator, dtype=torch.float64)
     right_sides = torch.zeros(n, DRAWS, d, 2, dtype=torch.float64)
-    right_sides[:, :, :-1, 0], right_sides[:, :, -1, 1] = -c[point_index, chosen], 1
+    right_sides[:, :, :-1, 0], right_sides[:, :, -1, 1] = -c[point_index, chosen_planes], 1
     solutions = torch.linalg.solve_ex(
-        torch.cat([A[point_index, chosen], random_direction], 2), right_sides
+        torch.cat([A[point_index, chosen_planes], random_direction], 2), right_sides
     ).result
     x, u = solutions[..., 0], F.normalize(solutions[..., 1], dim=2)
     slope, distance = u @ A.mT, x @ A.mT + c[:, None]
@@ -377,10 +383,10 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
     containing_count = contains_line.sum(2) - (d - 1)
     t = -distance / slope
     # Missing crossings get positions far from each other, so that they form no group.
-    missing = NO_CROSSING * (1 + torch.arange(t.shape[2], dtype=torch.float64))
-    crosses = (slope.abs() > FLAT) & (t.abs() < MAX_DISTANCE)
-    t = torch.where(crosses, t, missing).sort(2).values
-    points = [around[:0]]
+    missing_positions = NO_CROSSING * (1 + torch.arange(t.shape[2], dtype=torch.float64))
+    is_crossing = (slope.abs() > FLAT) & (t.abs() < MAX_DISTANCE)
+    t = torch.where(is_crossing, t, missing_positions).sort(2).values
+    corner_points = [around[:0]]
     for crossing in range(1, GROUP + 1):
         i, k = (crossing + containing_count.clamp(min=0) >= GROUP).nonzero(as_tuple=True)
         first_crossing = t[i, k][:, : t.shape[2] + 1 - crossing]
@@ -390,8 +396,8 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
         ).nonzero(as_tuple=True)
         middle = (first_crossing[row, j] + last_crossing[row, j]) / 2
         i, k = i[row], k[row]
-        points.append(around[i] + x[i, k] + u[i, k] * middle[:, None])
-    x = torch.cat(points)
+        corner_points.append(around[i] + x[i, k] + u[i, k] * middle[:, None])
+    x = torch.cat(corner_points)
     return x[is_inside(x)]
 
 
@@ -496,10 +502,12 @@ class Hyperplanes(OneShotAttack):
                 "The corners attack found no point at which enough activation boundaries meet.",
                 "Use another attack.",
             )
-        limit = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES
-        x = (low + (high - low) * corners.x[:limit]).reshape(-1, *shape)
-        labels = predict_labels(outputs(corners.x[:limit]))
-        confidence = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * corners.score[:limit]).float()
+        max_candidates = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES
+        x = (low + (high - low) * corners.x[:max_candidates]).reshape(-1, *shape)
+        labels = predict_labels(outputs(corners.x[:max_candidates]))
+        confidence = torch.sigmoid(
+            CONFIDENCE[0] + CONFIDENCE[1] * corners.score[:max_candidates]
+        ).float()
         selection = Selection.from_candidates(x, labels, torch.arange(len(x)), confidence)
         note = (
             f"corners drew {corners.lines} lines from {len(planes.offsets)} hyperplanes. According to "

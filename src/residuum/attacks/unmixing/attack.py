@@ -41,8 +41,9 @@ CONFIDENCE, BASE_RATE = (-2.8, 5.4), 0.56
 # images. With 400 and 250 images and 150 neurons, the runs agreed on 6.2% and 7.9% of the rank, and 14 of
 # these 20 candidates were training images.
 AGREED = 0.055
-# Minimum number of values of a sample for which a confidence is shown. On 20 and 60 digits of 64 values, 1 of
-# 40 candidates was a training sample, although the confidence predicted 26.
+# Minimum number of values of a sample for which a confidence is shown.
+# On 20 and 60 digits of 64 values, 1 of 40 candidates was a training sample, although the confidence
+# predicted 26.
 CONFIDENT_VALUES = 784
 SMALL = (
     f"no confidence is shown. For samples with fewer than {CONFIDENT_VALUES} values, repeated runs of the "
@@ -103,7 +104,8 @@ def runs_disagree(share: Tensor, runs: int, rank: int) -> bool:
 def choose_effort(seconds: float, rank: int, values: int, device: str) -> Effort:
     """Choose the largest amount of computation that should finish within the time limit.
 
-    The choice uses a fixed speed for each kind of device and never measures time, so it is reproducible.
+    The function assumes a fixed speed for each kind of device and measures no time, so the choice is
+    reproducible.
 
     Args:
         seconds: Time limit.
@@ -295,22 +297,22 @@ class Unmix(UnmixSettings, OneShotAttack):
         x = (sources.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
         labels = torch.zeros(len(x))
         run_count = sources.support * sources.runs[0] + sources.cluster_support * sources.runs[1]
-        runs = sum(sources.runs)
-        share = run_count / runs
+        total_runs = sum(sources.runs)
+        run_share = run_count / total_runs
         value_count = math.prod(layer.shape)
-        confidence = confidence_by_share(share[centers], runs, value_count, sources.rank)
+        confidence = confidence_by_share(run_share[centers], total_runs, value_count, sources.rank)
         support = run_count[centers].round().long()
         selection = Selection.from_candidates(x, labels, centers, confidence, support=support)
         notes = self._notes(layer, sources, domain, evidence)
         if value_count < CONFIDENT_VALUES:
             notes += (f"{self.name}: {SMALL}",)
-        elif runs > 1 and runs_disagree(share[centers], runs, sources.rank):
+        elif total_runs > 1 and runs_disagree(run_share[centers], total_runs, sources.rank):
             notes += (f"{self.name}: {DISAGREEING}",)
         result = Reconstruction.from_candidates(self.name, x, labels, torch.ones(len(x)), knowledge)
         return result.replace(
-            status=("finished",) * runs,
-            loss=torch.zeros(runs, 0),
-            layers=torch.zeros(runs, 0, 0),
+            status=("finished",) * total_runs,
+            loss=torch.zeros(total_runs, 0),
+            layers=torch.zeros(total_runs, 0, 0),
             selection=selection,
             notes=notes,
         )

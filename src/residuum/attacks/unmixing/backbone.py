@@ -1,9 +1,9 @@
 """Trunk: recover training images whose features lie in the span of the first dense layer.
 
-Convolutions and pooling form the backbone t of a network. Behind it, the rows of the first dense layer mix
-the features of training images, in the same way as the rows of an input layer mix samples (``ica.py``). This
-holds for the weights minus their initial weights, and for an optimizer state. The features have thousands of
-directions, but the rows span only a few dozen of these directions:
+Convolutions and pooling form the backbone t of a network. Behind the backbone, the rows of the first dense
+layer mix the features of training images, in the same way as the rows of an input layer mix samples
+(``ica.py``). These mixtures appear in the weights minus their initial weights, and in an optimizer state. The
+features have thousands of directions, but the rows span only a few dozen of these directions:
 
     rows = C t(X),     t(x_i) in span(V),   V (r, D) the leading right singular vectors
 
@@ -48,15 +48,15 @@ from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.surfaces.surface import MOMENT, WEIGHTS, Surface
 
-# The attack unmixes the leading singular directions of the first dense layer. Their singular values exceed
-# this share of the largest singular value.
+# The attack unmixes the leading singular directions of the first dense layer.
+# Their singular values exceed this share of the largest singular value.
 LEADING = 0.03
 # The features of an image change during training, so the trained features lie in a wider span of directions.
-# The last step of the attack moves images onto this span. It contains the directions with singular values
-# above this share of the largest singular value.
+# The last step of the attack moves images onto this span.
+# The span contains the directions with singular values above this share of the largest singular value.
 DRIFT = 3e-4
-# Maximum number of leading singular directions, as a share of the number of neurons of the layer. In layers
-# with more leading directions, the samples cannot be separated.
+# Maximum number of leading singular directions, as a share of the number of neurons of the layer.
+# In layers with more leading directions, the samples cannot be separated.
 MAX_RANK_SHARE = 0.5
 CANDIDATES = 32  # maximum number of separated feature vectors that the attack inverts to images
 UNMIXING = 0.3  # share of the time limit that the attack spends on unmixing
@@ -155,10 +155,10 @@ class _FeatureMaps(TorchFunctionMode):
         self.maps: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if type(out) is Tensor and out.ndim == 4 and min(out.shape[2:]) > 1:
-            self.maps.append(out)
-        return out
+        output = func(*args, **(kwargs or {}))
+        if type(output) is Tensor and output.ndim == 4 and min(output.shape[2:]) > 1:
+            self.maps.append(output)
+        return output
 
 
 def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
@@ -174,7 +174,7 @@ def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
         The name of the layer, and the shape of the feature maps that form its input. The result is ("", ())
         if the network has no dense layer behind a backbone.
     """
-    probe = torch.randn(2, *shape, generator=stream("probe")).to(next(model.parameters()))
+    random_samples = torch.randn(2, *shape, generator=stream("probe")).to(next(model.parameters()))
     inputs: dict[str, Tensor] = {}
 
     def record(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -187,16 +187,18 @@ def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
     ]
     try:
         with torch.no_grad(), _FeatureMaps() as recorded:
-            model(probe)
+            model(random_samples)
     finally:
         for hook in hooks:
             hook.remove()
     for name, x in inputs.items():
         # Skip layers that receive several vectors for each sample, such as one vector for each token of a
         # text.
-        if x.ndim != 2 or len(x) != len(probe):
+        if x.ndim != 2 or len(x) != len(random_samples):
             continue
-        if x.numel() == probe.numel() and torch.equal(x.flatten(), probe.flatten()):
+        if x.numel() == random_samples.numel() and torch.equal(
+            x.flatten(), random_samples.flatten()
+        ):
             return "", ()
         for feature_map in reversed(recorded.maps):
             if feature_map.numel() == x.numel() and torch.equal(feature_map.flatten(), x.flatten()):
@@ -239,9 +241,9 @@ def read_backbone_layer(surface: Surface, knowledge: Knowledge) -> BackboneLayer
         )
     initial_share, theta0 = 1.0, knowledge.theta0
     if theta0 is not None and surface.name == WEIGHTS:
-        initial = theta0[f"{name}.weight"].to(rows)
-        initial_share, size = estimate_initial_share(rows, initial), rows.norm()
-        rows = rows - initial_share * initial
+        initial_weights = theta0[f"{name}.weight"].to(rows)
+        initial_share, size = estimate_initial_share(rows, initial_weights), rows.norm()
+        rows = rows - initial_share * initial_weights
         if rows.norm() <= 10 * ROUNDING * size:
             return "the first dense layer equals its initial weights up to a factor and rounding"
     if not bool(rows.any()):
@@ -286,8 +288,8 @@ def invert_features(
     ones, adam = x.new_ones(1, len(x)), torch.optim.Adam([x], descent.rate)
     for step in range(descent.steps):
         progress = step / descent.steps
-        cosine = (1 + math.cos(math.pi * progress)) / 2
-        adam.param_groups[0]["lr"] = descent.rate * (0.1 + 0.9 * cosine)
+        cosine_factor = (1 + math.cos(math.pi * progress)) / 2
+        adam.param_groups[0]["lr"] = descent.rate * (0.1 + 0.9 * cosine_factor)
         prior_weight = descent.prior * PRIOR_DECAY**progress
         loss = distance(backbone(x)).mean() + prior_weight * prior.penalty(x[None], ones)[0]
         adam.zero_grad()
@@ -364,8 +366,8 @@ class BehindBackbone(OneShotAttack):
         centers = separated.centers
         is_version = torch.ones(len(separated.x), dtype=torch.bool)
         is_version[centers] = False
-        # Each source has several versions, one of them a mean. The means come first, and then the other
-        # versions.
+        # Each source has several versions, one of them a mean.
+        # The means come first, and then the other versions.
         order = torch.cat([centers, is_version.nonzero().flatten()])
         sources = orient_sources(separated.x[order[:CANDIDATES]].to(device))
         model = surface.copy_module().to(device, torch.float32).requires_grad_(False)

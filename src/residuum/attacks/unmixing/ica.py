@@ -1,8 +1,8 @@
 """Unmix: recover training samples from one weight matrix by independent component analysis.
 
-Every step of gradient descent adds multiples of training samples to the rows of the input layer. This
-holds for every loss, for all labels and for all layers above. Momentum and Adam store averages of such
-steps. If the initial weights are small or known, the rows are therefore mixtures of samples:
+Every step of gradient descent adds multiples of training samples to the rows of the input layer, whatever the
+loss, the labels and the layers above. Momentum and Adam store averages of such steps. If the initial weights
+are small or known, the rows are therefore mixtures of samples:
 
     W - c W0 = C X,   b - c b0 = C 1       c = 1, or less if weight decay shrank the initial weights
 
@@ -189,14 +189,14 @@ def unmix(
             )
             clusters = [rows[neurons] for neurons in cluster_neurons(layer, k, generator)]
             layers = [Layer.from_rows(cluster) for cluster in clusters if bool(cluster.any())]
-            # The clusters of a partition can contain the same samples, so they are not independent runs. All
-            # clusters together count as one run for each strength.
+            # The clusters of a partition can contain the same samples, so they are not independent runs.
+            # All clusters together count as one run for each strength.
             if sources := separate(layers, share, strengths, generator):
                 stride = len(strengths)
                 sources_by_run += [torch.cat(sources[i::stride]) for i in range(stride)]
     versions, run = torch.cat(sources_by_run), _run_numbers(sources_by_run)
-    # If the layer mixes too many samples (more partitions than planned), some sources are unseparated
-    # mixtures. Mixtures are smooth, so the attack drops smooth sources.
+    # If the layer mixes too many samples (more partitions than planned), some sources are mixtures.
+    # Mixtures are smooth, so the attack drops smooth sources.
     if len(partitions) > len(effort.partitions):
         source_roughness = roughness(versions.reshape(-1, *shape), sparse_domain)
         is_rough = (
@@ -369,9 +369,9 @@ def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
         value.
     """
     rank, edge = noise_edge(values, h, d)
-    floor = ROUNDING * float(values[0])
-    rank = min(rank, int((values > floor).sum()))
-    clamped = values.clamp(min=floor)[1 : rank + 1]
+    rounding_threshold = ROUNDING * float(values[0])
+    rank = min(rank, int((values > rounding_threshold).sum()))
+    clamped = values.clamp(min=rounding_threshold)[1 : rank + 1]
     ratios = clamped[:-1] / clamped[1:]
     if len(ratios) and float(ratios.max()) >= CLIFF:
         rank = 2 + int(ratios.argmax())
@@ -459,9 +459,9 @@ def polar(P: Tensor, tolerance: float = 1e-4, max_iterations: int = 40) -> Tenso
     """
     if P.device.type == "cpu":
         squares, vectors = torch.linalg.eigh(P @ P.mT)
-        floor = torch.finfo(P.dtype).eps * squares[..., -1:]
-        scaled = vectors * torch.maximum(squares, floor).rsqrt()[..., None, :]
-        return scaled @ (vectors.mT @ P)
+        smallest_square = torch.finfo(P.dtype).eps * squares[..., -1:]
+        scaled_vectors = vectors * torch.maximum(squares, smallest_square).rsqrt()[..., None, :]
+        return scaled_vectors @ (vectors.mT @ P)
     norms = torch.linalg.matrix_norm(P, 1) * torch.linalg.matrix_norm(P, math.inf)
     Q = P / norms.sqrt()[..., None, None]
     identity = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
@@ -536,9 +536,11 @@ def run_population(
         Q = fastica(Z, Q, a, iterations)
         contrasts = contrast(Z, Q, a)
         if remaining and starts > 1:
-            pairs = zip(Q.cpu(), contrasts.cpu(), strict=True)
-            children = torch.stack([cross_solutions(q, s, generator) for q, s in pairs])
-            Q = polar(children.to(Z), max_iterations=100)
+            solutions_with_contrasts = zip(Q.cpu(), contrasts.cpu(), strict=True)
+            new_starts = torch.stack(
+                [cross_solutions(q, s, generator) for q, s in solutions_with_contrasts]
+            )
+            Q = polar(new_starts.to(Z), max_iterations=100)
     return Q[torch.arange(P, device=Q.device), contrasts.sum(2).argmin(1)]
 
 
@@ -559,17 +561,17 @@ def cross_solutions(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Te
     """
     B, r, _ = Q.shape
     pool, score = Q.reshape(B * r, r), sparse.flatten()
-    owner = torch.arange(B).repeat_interleave(r)
-    children = []
+    solution_of_source = torch.arange(B).repeat_interleave(r)
+    new_starts = []
     for b in range(B):
         is_parent = torch.rand(B, generator=generator) < 0.6
         is_parent[b] = True
-        pool_index = is_parent[owner].nonzero().flatten()
+        pool_index = is_parent[solution_of_source].nonzero().flatten()
         pool_index = pool_index[score[pool_index].argsort()]
         sources = pool[pool_index[find_distinct(pool[pool_index], DISTINCT)[:r]]]
         noise = 0.01 * torch.randn(r - len(sources), r, generator=generator)
-        children.append(torch.cat([sources, noise]))
-    return torch.stack(children)
+        new_starts.append(torch.cat([sources, noise]))
+    return torch.stack(new_starts)
 
 
 def find_distinct(rows: Tensor, similarity: float) -> Tensor:
@@ -583,12 +585,12 @@ def find_distinct(rows: Tensor, similarity: float) -> Tensor:
         Indices of the selected rows, in ascending order.
     """
     is_similar = ((rows @ rows.T).abs() >= similarity).numpy()
-    selected, is_selectable = [], np.ones(len(rows), dtype=bool)
+    selected_rows, is_selectable = [], np.ones(len(rows), dtype=bool)
     for i in range(len(rows)):
         if is_selectable[i]:
-            selected.append(i)
+            selected_rows.append(i)
             is_selectable &= ~is_similar[i]
-    return torch.tensor(selected)
+    return torch.tensor(selected_rows)
 
 
 def cluster_neurons(layer: Layer, k: int, generator: torch.Generator) -> list[Tensor]:
