@@ -3,11 +3,11 @@
 Candidates, training samples and held-out samples are stored in one :class:`ScoringData`. A gain is the
 similarity of a candidate and a sample, with the sign such that higher is better. Gains are matrices (m, n):
 candidates are rows, and samples are columns. A gain of -inf marks a pair that may not be matched. A matching
-assigns a candidate to every sample. A sample without a candidate has candidate -1 and gain -inf, so
-thresholds need no special case.
+assigns a candidate to every sample. A sample without a candidate has candidate -1 and gain -inf. So its gain
+exceeds no threshold.
 
-A metric says how good a reconstruction is. It says whether higher values are better. If the paper that
-introduced the metric states a threshold, the metric has this threshold. A metric has two functions:
+A metric says how good a reconstruction is, and whether higher values are better. If the paper that introduced
+the metric states a threshold, the metric has this threshold. A metric has two functions:
 
     search    compares all candidates with all samples, to decide which candidate is matched with which
               sample

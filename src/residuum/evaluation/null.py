@@ -270,8 +270,8 @@ def draw_sets(labels: Array, like: Array, count: int, rng: np.random.Generator) 
         positions_with_label = np.flatnonzero(labels == label)
         if len(positions_with_label) < size:
             raise InputError(
-                f"Label-matched subsets need {size} held-out samples of label {label}; the held-out set has "
-                f"{len(positions_with_label)}.",
+                f"Random subsets with the labels of the training set need {size} held-out samples of label "
+                f"{label}; the held-out set has {len(positions_with_label)}.",
                 "Add held-out samples of this label, or pass match_labels=False.",
             )
         random_keys = rng.random((count, len(positions_with_label)))

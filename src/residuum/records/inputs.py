@@ -113,7 +113,7 @@ class Dataset(Record):
             value = getattr(self, name)
             entry_count = value.numel() if isinstance(value, Tensor) else len(value or ())
             if value is not None and entry_count not in sizes:
-                raise DataError(f"{name!r} must {rule}, {sizes[1]}; got {entry_count}.", remedy)
+                raise DataError(f"{name!r} must {rule} ({sizes[1]}); got {entry_count}.", remedy)
 
     def __len__(self) -> int:
         return len(self.x)

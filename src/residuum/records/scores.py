@@ -181,7 +181,7 @@ class Scores(Record):
         return self.metrics[self.deciding].p_value
 
     def table(self) -> str:
-        """Return a text table with a row per metric, which compares calibrated and published counts."""
+        """Return a text table with a row per metric: counts compared with chance, and published counts."""
         table_lines = [HEAD]
         for name, metric in self.metrics.items():
             comparison_sign = ">" if metric.higher_is_better else "<"

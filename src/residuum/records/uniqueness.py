@@ -141,18 +141,20 @@ class Uniqueness(Record):
     def sentences(self) -> tuple[str, ...]:
         """Sentences about the proved statement, the training sets it covers, and their residuals."""
         pinned, free = int(self.pinned.sum()), self.sums.free
-        dimensions_text = "not counted" if free is None else f"{free} dimensions"
+        dimension_text = "not computed" if free is None else f"{free}"
         return (
             f"proved: {self.claim}",
-            f"the weights determine the sums of {self.sums.pinned} of {self.sums.patterns} patterns, with "
-            f"{pinned} of {len(self)} samples; moves across patterns: {dimensions_text}",
-            f"residual by layer of this set: {_by_layer(self.residual)}; of the best set of an attack: "
+            f"the weights determine the sums over the samples of {self.sums.pinned} of {self.sums.patterns} "
+            f"activation patterns, with {pinned} of {len(self)} samples; dimension of other changes of the "
+            f"sums: {dimension_text}",
+            f"residual by layer of this set: {_by_layer(self.residual)}; of the candidates that fit best: "
             f"{_by_layer(self.best_residual)}",
             "these bounds hold for stationary sets; for full KKT sets, which keep every margin, they are at "
             f"least {float(self.full_at_least.mean()):.3g} on average"
             if self.margins
-            else "multipliers have no sign here, so only the cell bounds an image",
-            "not covered, and may keep less: samples with new patterns, canceling pairs of opposite labels",
+            else "multipliers can have any sign here, so only the activation pattern bounds an image",
+            "not covered, and may keep less: samples with new patterns, and pairs of opposite labels that "
+            "cancel",
         )
 
     def to_json(self) -> dict[str, Any]:

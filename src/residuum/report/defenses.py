@@ -261,14 +261,15 @@ def _describe_inference(strategy: str, adapted: Attacked) -> str:
 def _explain_columns(outcomes: Sequence[Outcome]) -> str:
     n = outcomes[0].n if outcomes else 0
     return (
-        f"The table counts how many of {n} training samples are recovered, which means closer than 99% of "
-        "chance. The unaware attacker does not know the defense. The strongest attack is the best of those "
-        "that know the defense and the initial weights but not the secret of the defense, including the "
-        "unaware attack. The p-value of the strongest attack is multiplied by the number of attacks tried. "
-        "KKT: relative residual at the training samples. Others keep: the share of a sample's energy that "
-        "all other training sets with the same activation patterns and labels keep in an image with at least "
-        f"{SHARE:.0%} of its weight, as proved and as found in an example, averaged over a few samples. "
-        "Accuracy and loss: on held-out samples."
+        f"The table counts how many of {n} training samples are recovered. A sample is recovered if its "
+        "match is closer than 99% of the matches of held-out samples. The unaware attacker does not know the "
+        "defense. The strongest attack is the best of two kinds: attacks that know the defense and the "
+        "initial weights but not the secret of the defense, and the unaware attack. The p-value of the "
+        "strongest attack is multiplied by the number of attacks tried. KKT: relative residual at the "
+        "training samples. Others keep: the share of a sample's energy that an image with at least "
+        f"{SHARE:.0%} of its weight keeps in all other training sets with the same activation patterns and "
+        "labels. The first number is proved, and the second number was found in an example. Both are "
+        "averaged over a few samples. Accuracy and loss: on held-out samples."
     )
 
 
