@@ -142,7 +142,8 @@ class Network(Record):
         last_column = max((columns.last for columns in knowledge.typed_columns), default=0)
         if last_column >= inputs:
             raise InputError(
-                f"Only columns 0 to {inputs - 1} of a sample can have types; got a type for column {last_column}.",
+                f"Only columns 0 to {inputs - 1} of a sample can have a type; got a type for column "
+                f"{last_column}.",
                 "Correct --columns.",
             )
         return shape

@@ -979,11 +979,15 @@ class Twice(Own):
         (
             nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(3, 1)),
             (),
-            "of shape (2,); the forward of Sequential raised: mat1 and mat2",
+            "of shape (2,); the forward method of Sequential raised: mat1 and mat2",
         ),
-        (nn.Sequential(nn.Linear(2, 1), nn.GELU()), (3,), "of shape (3,); the forward of Seq"),
+        (
+            nn.Sequential(nn.Linear(2, 1), nn.GELU()),
+            (3,),
+            "of shape (3,); the forward method of Seq",
+        ),
         (CNN, (), "needs the shape of one sample"),
-        (CNN, (1, 5, 5), "of shape (1, 5, 5); the forward of Sequential raised:"),
+        (CNN, (1, 5, 5), "of shape (1, 5, 5); the forward method of Sequential raised:"),
         (
             nn.Sequential(nn.Linear(2, 2), nn.GELU(), nn.Flatten(0)),
             (),
