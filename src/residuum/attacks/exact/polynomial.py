@@ -463,8 +463,8 @@ def build_polynomial_network(
     layer_tensors = _read_tensors(arch, released.theta)
     if layer_tensors is None or (coefficients is None and arch.kind != "polynomial"):
         raise InputError(
-            "Samples can be identified only from sum_j a_j sigma(W_j.x) with a polynomial sigma; "
-            f"this network is {arch}.",
+            "Samples can be identified only from a network of the form sum_j a_j sigma(W_j.x) with a "
+            f"polynomial sigma; this network is {arch}.",
             "Pass --activation with the activation of the network, for example --activation cubic."
             if layer_tensors is not None
             else "Pass a polynomial network, or a network d-m-1 with --activation.",

@@ -256,17 +256,17 @@ def find_lowest_pairs(
     chunk_size = max(1, workspace // candidate_bytes)
     values, vectors = [], []
     for i in range(0, x.shape[1], chunk_size):
-        rows = slice(i, min(i + chunk_size, x.shape[1]))
-        mask = x.new_ones(()) if free is None else free[:, rows]
+        chunk = slice(i, min(i + chunk_size, x.shape[1]))
+        is_free = x.new_ones(()) if free is None else free[:, chunk]
 
-        def product(v: Tensor, rows: slice = rows, mask: Tensor = mask) -> Tensor:
+        def product(v: Tensor, chunk: slice = chunk, is_free: Tensor = is_free) -> Tensor:
             return (
-                curvature.multiply_splitting(v.view_as(x[:, rows]) * mask, rows) * mask
+                curvature.multiply_splitting(v.view_as(x[:, chunk]) * is_free, chunk) * is_free
             ).flatten(2)
 
-        value, vector = lanczos(product, (start[:, rows] * mask).flatten(2), iterations)
+        value, vector = lanczos(product, (start[:, chunk] * is_free).flatten(2), iterations)
         values.append(value)
-        vectors.append(vector.view_as(x[:, rows]))
+        vectors.append(vector.view_as(x[:, chunk]))
     return LowestPairs(torch.cat(values, 1), torch.cat(vectors, 1))
 
 

@@ -2,6 +2,10 @@
 
     L(x, lam) = sum_l w_l || target_l - sum_i grad_l <u_i, Phi(x_i)> ||^2,   u = covectors(lam, ...)
 
+Phi is the network with released weights theta and initial weights theta0. x_i are candidates with labels y_i
+and multipliers lam_i. The covectors u_i weight the outputs of the network in the gradients, and w_l weights
+layer l. The target comes from the attack surface (``surfaces/surface.py``).
+
 ==================  ===============  ==================================  ==========================
 attack              target           u_i                                 multipliers
 ==================  ===============  ==================================  ==========================
@@ -12,12 +16,10 @@ NTK [L]             theta - theta0   lam_i at theta, theta0 or both      free, o
 moment              m                -lam_i y_i, -sum_c lam_ic (e_y-e_c) lam >= 0, per rival
 ==================  ===============  ==================================  ==========================
 
-[H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. Phi is the network with released weights
-theta and initial weights theta0, and m is an optimizer state. x_i are candidates with labels y_i, and e are
-unit vectors. The covectors u_i weight the outputs of the network in the gradients, and w_l weights layer l.
-"Per rival" means one multiplier for each class c that competes with the label. "One set per point" means
-separate multipliers for the gradients at theta and at theta0. Free multipliers can have any sign. The target
-comes from the attack surface (``surfaces/surface.py``).
+[H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. Here m is an optimizer state, and e are
+unit vectors. "Per rival" means one multiplier for each class c that competes with the label. "One set per
+point" means separate multipliers for the gradients at theta and at theta0. Free multipliers can have any
+sign.
 
 To add an objective, write one frozen class with a ``covectors`` method, here or in an installed package, and
 add one line to ``OBJECTIVES``. The class also defines its options and when it applies. Try it first with

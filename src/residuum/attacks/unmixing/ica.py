@@ -694,12 +694,17 @@ def merge_sources(
             i, group_index
         ].sign()  # the majority of the sources decides the sign of the group
         aligned_sources = x[group_index] * (sign * (1.0 if sign.sum() >= 0 else -1.0))[:, None]
-        mean, n = torch.nn.functional.normalize(aligned_sources.mean(0), dim=0), len(members)
-        if n and float((means[:n] @ mean).abs().max()) >= SAME:
+        mean = torch.nn.functional.normalize(aligned_sources.mean(0), dim=0)
+        group_count = len(members)
+        if group_count and float((means[:group_count] @ mean).abs().max()) >= SAME:
             continue
-        means[n] = mean
+        means[group_count] = mean
         members.append(aligned_sources[sparse[group_index].argmin()])
-    n = len(members)
-    group_numbers = [*range(n), *range(n), *range(n, n + len(singles))]
-    x = torch.stack([*means[:n], *members, *singles][:max_sources])
+    group_count = len(members)
+    group_numbers = [
+        *range(group_count),
+        *range(group_count),
+        *range(group_count, group_count + len(singles)),
+    ]
+    x = torch.stack([*means[:group_count], *members, *singles][:max_sources])
     return x, torch.tensor(group_numbers[:max_sources])
