@@ -36,15 +36,12 @@ WIDTH, HEIGHT = 480, 280  # units of the SVG view box, equal to matplotlib's poi
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44  # margins around the axes
 TEXT = 11.5  # font size in points
 BINS = 36  # bins of a histogram, which are a few pixels wide
-MAX_POINTS = (
-    1500  # largest number of points in a scatter plot; more points would only cover each other
-)
+MAX_POINTS = 1500  # largest number of points in a scatter plot; more points would cover each other
 MAX_STEPS = 240  # largest number of points of a curve over the steps of an attack
 STOPS = 200  # number of positions of the slider for the threshold
 WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300  # layout of parallel coordinates
-MAX_LINES = (
-    400  # largest number of lines in parallel coordinates; more lines would only cover each other
-)
+# Largest number of lines in parallel coordinates. More lines would only cover each other.
+MAX_LINES = 400
 BEST_SHARE = 0.1  # share of the trials of a sweep that is drawn in color
 MAX_KINDS = 6  # number of marker shapes and of dash patterns that the style sheet defines
 POINTS_PER_INCH = 72
@@ -416,8 +413,8 @@ def render_svg(figure: Figure) -> Markup:
 
 def _elements(parent: ElementTree.Element, css_class: str = "") -> Iterator[Markup]:
     """Yield paths, marks and texts of an element. ``css_class`` is the class of the group around them."""
-    # Names that matplotlib gives to groups end in an underscore and a number, so they are no classes. Markers
-    # refer to shapes that the page defines.
+    # If the name of a group contains an underscore, such as "axes_1", matplotlib made the name. Such a name is
+    # not used as a class. A marker refers to a shape that the page defines.
     for element in parent:
         tag, name = element.tag.removeprefix(TAG), element.get("id", "")
         # One decimal is enough, because nobody sees a tenth of a unit of the view box.
