@@ -413,8 +413,8 @@ def render_svg(figure: Figure) -> Markup:
 
 def _elements(parent: ElementTree.Element, css_class: str = "") -> Iterator[Markup]:
     """Yield paths, marks and texts of an element. ``css_class`` is the class of the group around them."""
-    # If the name of a group contains an underscore, such as "axes_1", matplotlib made the name. Such a name is
-    # not used as a class. A marker refers to a shape that the page defines.
+    # If the name of a group contains an underscore, such as "axes_1", matplotlib made the name. Such a name
+    # is not used as a class. A marker refers to a shape that the page defines.
     for element in parent:
         tag, name = element.tag.removeprefix(TAG), element.get("id", "")
         # One decimal is enough, because nobody sees a tenth of a unit of the view box.
