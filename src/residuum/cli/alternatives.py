@@ -79,7 +79,7 @@ def _command(
         )
     samples = Dataset.from_npz(find_training_samples(checkpoint, data))
     with split_progress(output.visible) as watch:
-        result = alternatives(
+        alternative_sets = alternatives(
             checkpoint,
             samples,
             distance=distance,
@@ -91,7 +91,7 @@ def _command(
             out=out,
             watch=watch,
         )
-    summary, title = result.to_json(), f"{result.arch}, {len(samples)} samples"
+    summary, title = alternative_sets.to_json(), f"{alternative_sets.arch}, {len(samples)} samples"
     output.print_result(summary, lambda: _show(summary, title, out))
 
 
@@ -105,7 +105,7 @@ def _show(summary: dict[str, Any], title: str, out: Path) -> None:
         else "the network is nearly a KKT point"
     )
     sample_counts = f"{summary['in_use']} with a multiplier, {summary['changed']} changed"
-    rows = [
+    table_rows = [
         ("samples", f"{summary['n_before']} -> {summary['n_after']}", sample_counts),
         ("KKT residual", f"{texts['residual_before']} -> {texts['residual_after']}", kkt_status),
         ("smallest distance", texts["min_distance"], "from true to alternative samples"),
@@ -126,7 +126,7 @@ def _show(summary: dict[str, Any], title: str, out: Path) -> None:
             f"{summary['budgets_unlimited']} samples have no limit",
         ),
     ]
-    print_table(title, ("what", "value", "meaning"), rows)
+    print_table(title, ("what", "value", "meaning"), table_rows)
     blocked_samples = summary["blocked"]
     blocked_message = "sample {sample} cannot move: blocked by {neurons} neurons, {names}"
     for sample in blocked_samples[:MAX_BLOCKED]:

@@ -264,16 +264,16 @@ def show(reconstruction: Reconstruction, out: Path) -> None:
         out: Folder of the attack.
     """
     summary = reconstruction.to_json()
-    rows = []
+    restart_rows = []
     for run, restart in enumerate(summary["runs"][:MAX_ROWS]):
         losses = format_number(restart["final_loss"]), format_number(restart["loss"])
         residuals = (format_number(value, 3) for value in restart["residuals"].values())
-        rows.append((str(run), restart["status"], *losses, *residuals))
+        restart_rows.append((str(run), restart["status"], *losses, *residuals))
     columns = ("restart", "status", "final loss", "best loss", *reconstruction.layer_names)
     print_table(
         f"{reconstruction.attack}: loss of every restart, and relative residual of every layer",
         columns,
-        rows,
+        restart_rows,
     )
     if reconstruction.restarts > MAX_ROWS:
         print_line(f"{reconstruction.restarts - MAX_ROWS} more restarts are in attack.json")
@@ -309,7 +309,7 @@ def _show_cost(cost: Estimate) -> None:
     flops_by_layer = ", ".join(
         f"{name} {flops / 1e9:.4g}" for name, flops in cost.flops_by_layer.items()
     )
-    rows = [
+    cost_rows = [
         ("network", cost.arch),
         ("parameters", str(cost.parameters)),
         ("candidates", f"{cost.restarts} x {cost.candidates}, {cost.dimensions} numbers each"),
@@ -324,5 +324,5 @@ def _show_cost(cost: Estimate) -> None:
         ("rate", f"{cost.flops_per_second / 1e9:.4g} GFLOP/s"),
         ("whole attack", f"about {cost.seconds:.3g} seconds"),
     ]
-    print_table("dry run: nothing was attacked", ("figure", "value"), rows)
+    print_table("dry run: nothing was attacked", ("figure", "value"), cost_rows)
     print_notes(cost.notes)

@@ -189,14 +189,14 @@ def _command(
         "trust_code": trust_code,
     }
     if dry_run:
-        plan = dryrun.dry_run(audit_request.checkpoint, **inputs, **audit_request.options())
-        output.print_result(plan.to_json(), lambda: _show_dry_run(plan))
-        return plan.exit_code
+        dry_run_plan = dryrun.dry_run(audit_request.checkpoint, **inputs, **audit_request.options())
+        output.print_result(dry_run_plan.to_json(), lambda: _show_dry_run(dry_run_plan))
+        return dry_run_plan.exit_code
     if out is None:
         raise InputError("An audit needs a folder to write.", "Pass --out runs/a.")
     options.check_device(audit_request.device)
     with listener_for(output.visible) as listener:
-        result = audit(
+        audit_result = audit(
             audit_request.checkpoint,
             **inputs,
             **audit_request.options(),
@@ -205,13 +205,15 @@ def _command(
             expected_hashes=audit_request.sha256,
             listener=listener,
         )
-    output.print_result(read_result(out), lambda: show(result, out, explain))
+    output.print_result(read_result(out), lambda: show(audit_result, out, explain))
     if open_report:
         import webbrowser
 
         webbrowser.open((out / "report.html").resolve().as_uri())
     has_only_comparisons = bool(comparisons) and not grade
-    return 0 if exit_zero else exit_code(result.verdict, comparisons, only=has_only_comparisons)
+    return (
+        0 if exit_zero else exit_code(audit_result.verdict, comparisons, only=has_only_comparisons)
+    )
 
 
 def read_attack(text: str) -> str | dict[str, Any]:
@@ -289,8 +291,10 @@ def _explain(result: AuditResult) -> None:
             control_rows.append(
                 (negative.name, str(negative.candidates), recovered_cell, p_value_cell)
             )
-        title = "negative controls: candidates that were not reconstructed from the network"
-        print_table(title, ("control", "candidates", "recovered\n(chance)", "p"), control_rows)
+        control_title = "negative controls: candidates that were not reconstructed from the network"
+        print_table(
+            control_title, ("control", "candidates", "recovered\n(chance)", "p"), control_rows
+        )
     for control in result.checks.positive_controls:
         print_wrapped(control.sentence, "positive controls: ", "  ")
     if (certificate := result.certificate) is not None:
@@ -339,7 +343,7 @@ def listener_for(visible: bool) -> Iterator[AuditListener]:
     from residuum.auditing.listener import SILENT, AuditListener
 
     with ExitStack() as stack:
-        start = time.monotonic()
+        start_time = time.monotonic()
 
         def describe(
             attack: str, done: int, restarts: int, progress: AttackProgress
@@ -350,7 +354,7 @@ def listener_for(visible: bool) -> Iterator[AuditListener]:
                 if parallel_restarts == 1
                 else f"{done + 1}-{done + parallel_restarts}"
             )
-            elapsed = duration(time.monotonic() - start)
+            elapsed = duration(time.monotonic() - start_time)
             state_line = (
                 f"{attack}  restart {restart_numbers} of {restarts}  "
                 f"step {progress.step} of {progress.steps}"
@@ -375,7 +379,7 @@ def listener_for(visible: bool) -> Iterator[AuditListener]:
                 if console.is_terminal:
                     stack.enter_context(console.status(STAGE_MESSAGES[name]))
                 else:
-                    elapsed = duration(time.monotonic() - start)
+                    elapsed = duration(time.monotonic() - start_time)
                     sys.stderr.write(f"{STAGE_MESSAGES[name]}, {elapsed}\n")
 
             def watch_attack(self, attack: str, restarts_done: int, restarts: int) -> Any:

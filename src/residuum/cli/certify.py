@@ -172,7 +172,7 @@ def show(certificate: Certificate, title: str) -> None:
     kink_text = (
         f"{certificate.kinks_freed} of {certificate.kinks} neurons with a kink may count partly"
     )
-    rows = [
+    table_rows = [
         (
             "KKT residual, plain",
             n(certificate.residual_plain),
@@ -198,7 +198,7 @@ def show(certificate: Certificate, title: str) -> None:
         ("balance gap", n(certificate.balance), "0 at a KKT point"),
         ("status", certificate.status, ""),
     ]
-    print_table(title, ("what", "value", "meaning"), rows)
+    print_table(title, ("what", "value", "meaning"), table_rows)
     print_notes(certificate.notes)
 
 

@@ -94,7 +94,7 @@ def _command(
 def _show(outcomes: list[Outcome], out: Path) -> None:
     from residuum.report import defenses as report
 
-    rows = report.make_rows(outcomes)
+    table_rows = report.make_rows(outcomes)
     for title, columns in (
         (
             f"samples recovered of {outcomes[0].n}, before and after each defense",
@@ -103,7 +103,7 @@ def _show(outcomes: list[Outcome], out: Path) -> None:
         ("what each defense leaves to attackers, and what it costs", (0, 6, 7, 8, 9, 10)),
     ):
         headers = [report.HEADER[k] for k in columns]
-        print_table(title, headers, [[row[k] for k in columns] for row in rows])
+        print_table(title, headers, [[row[k] for k in columns] for row in table_rows])
     for text in report.make_notes(outcomes):
         print_line(text)
     print_line(report.LIMIT)

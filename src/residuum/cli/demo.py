@@ -76,10 +76,10 @@ def _command(
             with attack_progress(output.visible) as watch:
                 _audit(out, name, watch)
         photos = _unmix_photos(out, output.visible)
-    results = {audit: AuditResult.load(out / audit) for audit in NETWORKS}
-    summary = _write_summary(out, split, trained_network, results, photos)
-    output.print_result(summary, lambda: _show(results, summary))
-    _check_verdicts(results)
+    result_of_audit = {audit: AuditResult.load(out / audit) for audit in NETWORKS}
+    summary = _write_summary(out, split, trained_network, result_of_audit, photos)
+    output.print_result(summary, lambda: _show(result_of_audit, summary))
+    _check_verdicts(result_of_audit)
     if output.visible:
         print_line(f"report: {out / 'trained' / 'report.html'}")
 
@@ -94,13 +94,13 @@ def _write_networks(out: Path, split: Split, visible: bool) -> Network:
 
     config = TrainingConfig(steps=STEPS)
     with training_progress(visible) as watch:
-        state = train(ARCH, split.train, config, watch=watch)
+        training_state = train(ARCH, split.train, config, watch=watch)
     (out / "network" / "private").mkdir(parents=True, exist_ok=True)
-    write_run(out / "network", ARCH, split, config, state, "binary", "cpu")
-    trained_network = make_release(state, ARCH, split.train, "binary")
-    model = initialize(Architecture.parse(ARCH), TrainingConfig(init="default"))
-    file = out / NETWORKS["untrained"] / "model.safetensors"
-    save_checkpoint(trained_network.replace(theta=parameters(model)), file)
+    write_run(out / "network", ARCH, split, config, training_state, "binary", "cpu")
+    trained_network = make_release(training_state, ARCH, split.train, "binary")
+    untrained_model = initialize(Architecture.parse(ARCH), TrainingConfig(init="default"))
+    untrained_file = out / NETWORKS["untrained"] / "model.safetensors"
+    save_checkpoint(trained_network.replace(theta=parameters(untrained_model)), untrained_file)
     return trained_network
 
 
@@ -122,8 +122,8 @@ def _unmix_photos(out: Path, visible: bool) -> dict[str, Any]:
     split = load_dataset("photos", PHOTOS, seed=0)
     config = TrainingConfig(steps=PHOTO_STEPS, dtype="float32")
     with training_progress(visible) as watch:
-        state = train(PHOTO_ARCH, split.train, config, watch=watch)
-    trained_network = make_release(state, PHOTO_ARCH, split.train, "binary")
+        training_state = train(PHOTO_ARCH, split.train, config, watch=watch)
+    trained_network = make_release(training_state, PHOTO_ARCH, split.train, "binary")
     save_checkpoint(trained_network, out / "photos-network" / "model.safetensors")
     mean, shape = split.train.mean, split.train.shape
     knowledge = Knowledge(shape, value_range=(0, 1), mean=mean, provenance={"mean": "train"})
@@ -257,9 +257,10 @@ def _check_verdicts(results: dict[str, AuditResult]) -> None:
     from residuum.auditing.verdict import LEAK
     from residuum.errors import InconclusiveError
 
-    outcomes = {audit: result.verdict.outcome for audit, result in results.items()}
-    if outcomes["trained"] != LEAK or outcomes["untrained"] == LEAK:
+    verdict_of_audit = {audit: result.verdict.outcome for audit, result in results.items()}
+    if verdict_of_audit["trained"] != LEAK or verdict_of_audit["untrained"] == LEAK:
         raise InconclusiveError(
-            f"The demo must find a leak in the trained network, not in the untrained one; got {outcomes}.",
+            f"The demo must find a leak in the trained network, not in the untrained one; "
+            f"got {verdict_of_audit}.",
             "Report this error with the output of residuum --version --verbose.",
         )

@@ -129,17 +129,17 @@ def _command(
         )
     release = open_release(checkpoint)
     network = load_checkpoint(release, request.arch)
-    file = locate_samples(data, "data")
-    records, _ = read_samples(file)
+    data_file = locate_samples(data, "data")
+    records, _ = read_samples(data_file)
     held_out = read_samples(locate_samples(holdout, "holdout"))[0] if holdout else None
     knowledge = build_knowledge(release, network, init=init, weight_decay=weight_decay)
     with exposure_progress(output.visible) as watch:
-        result = exposure(
+        record_risks = exposure(
             network,
             records,
             held_out,
             knowledge=knowledge,
-            groups=read_groups(file, group_by, len(records)) if group_by else (),
+            groups=read_groups(data_file, group_by, len(records)) if group_by else (),
             grouped_by=group_by or "",
             reconstruction=attack,
             canaries=canaries,
@@ -147,22 +147,23 @@ def _command(
             watch=watch,
             **settings,
         )
-    if fail_above is not None and result.uncalibrated:
+    if fail_above is not None and record_risks.uncalibrated:
         raise InputError(
             "--fail-above needs calibrated probabilities, which agree with attacks on similar networks; got "
-            f"probabilities that are not calibrated: {result.uncalibrated}.",
+            f"probabilities that are not calibrated: {record_risks.uncalibrated}.",
             "Leave --fail-above out and read the ranking, or use the exit code of residuum audit.",
         )
-    above_count = 0 if fail_above is None else int((result.probability > fail_above).sum())
+    above_count = 0 if fail_above is None else int((record_risks.probability > fail_above).sum())
 
     def show_all() -> None:
-        show(result, out)
+        show(record_risks, out)
         if above_count:
             print_line(
-                f"exit code 1: {above_count} of {len(result)} records are above --fail-above {fail_above:g}"
+                f"exit code 1: {above_count} of {len(record_risks)} records are above --fail-above "
+                f"{fail_above:g}"
             )
 
-    output.print_result(result.to_json(), show_all)
+    output.print_result(record_risks.to_json(), show_all)
     return 1 if above_count else 0
 
 
@@ -186,8 +187,8 @@ def show(result: Exposure, out: Path | None) -> None:
     headers = ("record", result.grouped_by or "group", *columns)
     record_rows = []
     for row in result.rows(len(result.top)):
-        values = map(row.get, columns.values())
-        cells = [str(v) if isinstance(v, int) else format_number(v, 2) for v in values]
+        record_values = map(row.get, columns.values())
+        cells = [str(v) if isinstance(v, int) else format_number(v, 2) for v in record_values]
         record_rows.append((str(row["index"]), row["group"] or "-", *cells))
     if record_rows:
         print_table(

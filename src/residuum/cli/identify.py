@@ -74,7 +74,7 @@ def _command(
     from residuum.verbs.identifying import identify
 
     samples = Dataset.from_npz(data) if data is not None else None
-    result = identify(
+    identification = identify(
         checkpoint,
         activation,
         rank=rank,
@@ -85,7 +85,7 @@ def _command(
         arch=arch,
         out=out,
     )
-    output.print_result(result.to_json(), lambda: show(result))
+    output.print_result(identification.to_json(), lambda: show(identification))
 
 
 def show(result: Identification) -> None:
@@ -94,7 +94,7 @@ def show(result: Identification) -> None:
     weight_share = f"{result.carrying} neurons hold 99.9% of |theta|^2"
     normalized_margin = f"normalized margin {format_number(result.normalized_margin)}"
     margin = "needs --data" if result.min_margin is None else format_number(result.min_margin)
-    rows = [
+    table_rows = [
         ("order", str(result.order), f"degree {degree} + 1"),
         (
             "r",
@@ -117,7 +117,7 @@ def show(result: Identification) -> None:
         ("|theta|, min margin", f"{format_number(result.theta_norm)}, {margin}", normalized_margin),
         ("method", result.method, f"relative residual {format_number(result.residual)}"),
     ]
-    print_table(result.arch, ("what", "value", "meaning"), rows)
+    print_table(result.arch, ("what", "value", "meaning"), table_rows)
     if len(result.x):
         certified_count = int(result.certified.sum())
         sample_values = zip(result.weights, result.residuals, result.certified, strict=True)

@@ -48,8 +48,8 @@ def command_app(name: str, doc: str | None) -> App:
     Returns:
         The application. The function that runs the command must still be registered.
     """
-    text = (doc or "").strip().replace("Examples:\n", "Examples:\n\n")
-    _, *paragraphs = text.split("\n\n")
+    help_text = (doc or "").strip().replace("Examples:\n", "Examples:\n\n")
+    _, *paragraphs = help_text.split("\n\n")
     details = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     return App(name=name, help_epilogue=details, group_parameters=BASIC)
 

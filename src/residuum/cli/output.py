@@ -68,12 +68,13 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]
 
 def _column_widths(headers: list[str], rows: list[list[str]], available: int) -> list[int] | None:
     """Return column widths whose sum is at most ``available``, or None if words would be broken."""
-    columns = [[head, *cells] for head, *cells in zip(headers, *rows, strict=True)]
+    cells_by_column = [[head, *cells] for head, *cells in zip(headers, *rows, strict=True)]
     preferred_widths = [
-        max(len(line) for cell in cells for line in cell.split("\n")) for cells in columns
+        max(len(line) for cell in cells for line in cell.split("\n")) for cells in cells_by_column
     ]
     minimal_widths = [
-        max((len(word) for cell in cells for word in cell.split()), default=1) for cells in columns
+        max((len(word) for cell in cells for word in cell.split()), default=1)
+        for cells in cells_by_column
     ]
     if sum(minimal_widths) > available:
         return None
@@ -174,13 +175,13 @@ def show_progress(title: str, describe: Callable[..., State], visible: bool) -> 
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     state_column = TextColumn("{task.fields[state]}", markup=False)
-    columns = (TextColumn(title), BarColumn(bar_width=10), state_column, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(title, total=None, state="")
+    bar_columns = (TextColumn(title), BarColumn(bar_width=10), state_column, TimeRemainingColumn())
+    with Progress(*bar_columns, console=Console(stderr=True), transient=True) as bars:
+        progress_task = bars.add_task(title, total=None, state="")
 
         def update_bar(*progress: Any) -> None:
             step, steps, line = describe(*progress)
-            bars.update(task, total=steps, completed=step, state=line)
+            bars.update(progress_task, total=steps, completed=step, state=line)
 
         yield update_bar
 

@@ -77,22 +77,24 @@ def _command(
     from residuum.records import write_json
     from residuum.scanning.scan import scan
 
-    kinds = [] if fail_on == "none" else [kind.strip() for kind in fail_on.split(",")]
+    failing_kinds = [] if fail_on == "none" else [kind.strip() for kind in fail_on.split(",")]
     with scan_progress(output.visible) as watch:
-        result = scan(release, base=base, fail_on=kinds, watch=watch)
+        scan_result = scan(release, base=base, fail_on=failing_kinds, watch=watch)
     if sarif is not None:
         from residuum.report.sarif import scan_sarif
 
-        write_json(sarif, scan_sarif(result.to_json()))
-    output.print_result(result.to_json(), lambda: show(result))
-    return result.exit_code
+        write_json(sarif, scan_sarif(scan_result.to_json()))
+    output.print_result(scan_result.to_json(), lambda: show(scan_result))
+    return scan_result.exit_code
 
 
 def show(result: Scan) -> None:
     """Print every finding of a scan with its place, its reason and its remedy."""
     for file in result.files:
-        title = f"{file.file} ({file.kind}, {file.bytes} bytes)"
-        print_wrapped(title if file.findings else f"{title}: no finding, apart from the weights")
+        file_line = f"{file.file} ({file.kind}, {file.bytes} bytes)"
+        print_wrapped(
+            file_line if file.findings else f"{file_line}: no finding, apart from the weights"
+        )
         for finding in file.findings:
             count_text = "" if finding.count is None else f", {finding.count} in total"
             more_places = f" and {finding.places - 1} more places" if finding.places > 1 else ""
@@ -119,7 +121,7 @@ def show(result: Scan) -> None:
 
 def show_network(network: Inspection) -> None:
     """Print the measurements of a network that a scan has read."""
-    order = network.homogeneity_order
+    homogeneity_order = network.homogeneity_order
     rank_texts = (f"{rank} above {100 * float(share):g}%" for share, rank in network.ranks.items())
     directions = "unknown" if network.directions is None else str(network.directions)
     balance_text = (
@@ -128,7 +130,12 @@ def show_network(network: Inspection) -> None:
     lines = [
         f"inputs: {network.inputs}, outputs: {network.outputs}, weights: {network.parameters} "
         f"({network.dtype})",
-        ("not homogeneous" if order is None else f"homogeneous of order {order:g}") + balance_text,
+        (
+            "not homogeneous"
+            if homogeneity_order is None
+            else f"homogeneous of order {homogeneity_order:g}"
+        )
+        + balance_text,
         f"directions that training left in the first layer: {directions} ({network.directions_of})",
         "number of singular values of the first layer, relative to the largest: "
         + ", ".join(rank_texts),

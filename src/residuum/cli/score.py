@@ -122,7 +122,7 @@ def show(
 
 
 def _table(title: str, scores: Scores) -> None:
-    rows = []
+    metric_rows = []
     for name, metric in scores.metrics.items():
         published_cell = "-"
         if metric.published_threshold is not None:
@@ -139,7 +139,7 @@ def _table(title: str, scores: Scores) -> None:
         )
         chance_cells = format_number(metric.expected_by_chance, 3), format_number(metric.p_value, 3)
         top10_cell = format_number(metric.top10_mean, 3)
-        rows.append(
+        metric_rows.append(
             (
                 metric_cell,
                 recovered_cell,
@@ -151,4 +151,4 @@ def _table(title: str, scores: Scores) -> None:
         )
     columns = ["metric", "recovered", "chance", "p", "threshold", "published:\ntrain/held-out"]
     columns += ["mean of\ntop 10"]
-    print_table(title, columns, rows)
+    print_table(title, columns, metric_rows)

@@ -138,11 +138,11 @@ def _command(
     knowledge = build_knowledge(release, network, **vars(knowledge_options))
     if dry_run:  # estimate the cost of the sweep from the measured cost of one trial
         sweep_cost = estimate_cost(request, estimate(network, knowledge, trial_attack))
-        rows = [
+        cost_rows = [
             (name.replace("_", " "), format_number(value)) for name, value in sweep_cost.items()
         ]
         title = "dry run: no trial was run"
-        output.print_result(sweep_cost, lambda: print_table(title, ("figure", "value"), rows))
+        output.print_result(sweep_cost, lambda: print_table(title, ("figure", "value"), cost_rows))
         return
     if out is None:
         raise InputError("A sweep needs a folder to write.", "Pass --out runs/s, or --dry-run.")
@@ -207,13 +207,13 @@ def show(done: Sweep, out: Path) -> None:
     """
     summary, scored = done.summary, done.scored
     names, objective = tuple(done.request.space), done.request.objectives[0]
-    rows = []
+    trial_rows = []
     for place, t in enumerate(done.order[:MAX_ROWS]):
         statistic_cells = format_number(getattr(t, objective), 3), format_number(t.agreement, 3)
         setting_cells = (format_number(t.params[name], 2) for name in names)
-        rows.append((str(place + 1), str(t.number), *statistic_cells, *setting_cells))
+        trial_rows.append((str(place + 1), str(t.number), *statistic_cells, *setting_cells))
     columns = ("rank", "trial", objective, "agreement", *names)
-    print_table("best trials, ranked by the weights alone", columns, rows)
+    print_table("best trials, ranked by the weights alone", columns, trial_rows)
     state_counts = summary["counts"]
     print_line(
         f"{state_counts['complete']} complete, {state_counts['pruned']} stopped early, "

@@ -116,7 +116,7 @@ def _show(summary: dict[str, Any], out: Path, is_default_n: bool) -> None:
     accuracies = (
         f"{format_number(summary['train_accuracy'])} / {format_number(summary['holdout_accuracy'])}"
     )
-    rows = [
+    table_rows = [
         ("why training ended", str(summary["status"])),
         ("steps", str(summary["steps"])),
         ("loss", format_number(summary["loss"])),
@@ -125,7 +125,7 @@ def _show(summary: dict[str, Any], out: Path, is_default_n: bool) -> None:
         ("released", str(out / "model.safetensors")),
         ("private", str(out / "private")),
     ]
-    print_table(f"{summary['arch']} on {summary['samples']} samples", ("what", "value"), rows)
+    print_table(f"{summary['arch']} on {summary['samples']} samples", ("what", "value"), table_rows)
     used, available = summary["samples"], summary["available_samples"]
     if (
         is_default_n and available > used

@@ -23,28 +23,28 @@ def show_versions() -> None:
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     environment_facts = environment(device)
-    step = _time_step(device)
+    step_time = _time_step(device)
     print_table(
         "versions",
         ("what", "version"),
         [("python", environment_facts["python"]), *environment_facts["packages"].items()],
     )
-    rows = [
+    machine_rows = [
         (
             "device",
             f"{device}, {environment_facts['cpus']} CPUs, {environment_facts['threads']} threads",
         ),
         (
             "self-test",
-            f"one attack step takes {format_number(1e3 * step['seconds'], 3)} ms ({ARCH}, "
-            f"{CANDIDATES} candidates, {step['dtype']})",
+            f"one attack step takes {format_number(1e3 * step_time['seconds'], 3)} ms ({ARCH}, "
+            f"{CANDIDATES} candidates, {step_time['dtype']})",
         ),
     ]
-    rows += [(f"data {name}", _find_dataset(name)) for name in DATASETS]
+    machine_rows += [(f"data {name}", _find_dataset(name)) for name in DATASETS]
     for name, package in EXTRAS.items():
         not_installed = f'not installed (in a clone: pip install ".[{name}]")'
-        rows.append((f"extra {name}", "installed" if find_spec(package) else not_installed))
-    print_table("this machine", ("what", "state"), rows)
+        machine_rows.append((f"extra {name}", "installed" if find_spec(package) else not_installed))
+    print_table("this machine", ("what", "state"), machine_rows)
     if device == "cpu":
         print_line("No CUDA device was found. All computations run on the CPU.")
 

@@ -155,9 +155,9 @@ def find_strongest(
         recovered, p = results[name]
         return recovered or 0, -1.0 if p is None else -p
 
-    best = max(results, key=strength)
-    p = results[best][1]
-    return best, None if p is None else min(1.0, len(results) * p), len(results)
+    strongest = max(results, key=strength)
+    p = results[strongest][1]
+    return strongest, None if p is None else min(1.0, len(results) * p), len(results)
 
 
 def add_negated(attacker: str, x: Tensor) -> Tensor:

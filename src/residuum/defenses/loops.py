@@ -103,8 +103,8 @@ def train_capped(job: Job, *, cap: float) -> tuple[TrainingState, TrainingFacts]
         skipped_steps.add_(~is_used)
         return (losses * is_used).mean(), losses.mean()
 
-    state = _descend(job, objective)
-    return state, {"held_share": int(skipped_steps.sum()) / (job.config.steps * n)}
+    training_state = _descend(job, objective)
+    return training_state, {"held_share": int(skipped_steps.sum()) / (job.config.steps * n)}
 
 
 def train_without_exposed(job: Job, *, strength: float) -> tuple[TrainingState, TrainingFacts]:
@@ -131,14 +131,14 @@ def train_without_exposed(job: Job, *, strength: float) -> tuple[TrainingState, 
     first_exposure = _expose(job, job.train())
     omitted_records = first_exposure.order[:count]
     second_job = replace(job, data=job.data.take(first_exposure.order[count:].sort().values))
-    state = second_job.train()
+    second_state = second_job.train()
     training_facts = {
         "left_out": sorted(omitted_records.tolist()),
         "mean_score_before": float(first_exposure.score.mean()),
         "mean_score_of_left_out": float(first_exposure.score[omitted_records].mean()),
-        "mean_score_after": float(_expose(second_job, state).score.mean()),
+        "mean_score_after": float(_expose(second_job, second_state).score.mean()),
     }
-    return state, training_facts
+    return second_state, training_facts
 
 
 def _expose(job: Job, state: TrainingState) -> Exposure:

@@ -328,7 +328,7 @@ def run_trial(
     """
     defense = defense or UNDEFENDED
     stage("training")
-    start = time.monotonic()
+    start_time = time.monotonic()
     defended = release(conditions, name, defense, strength)
     network, secret = defended.released, defended.secret
     training_end = time.monotonic()
@@ -349,7 +349,7 @@ def run_trial(
     measurements = _measure(conditions, network, secret)
     shift, rewrite = _measure_shift(conditions, defended, defense)
     seconds = {
-        "train": training_end - start,
+        "train": training_end - start_time,
         "strategy": strategy_seconds,
         "unaware": attacks[0].seconds,
         "adaptive": sum(result.seconds for result in attacks[1:]),
@@ -412,14 +412,14 @@ def _measure_shift(
 
 def _find_best(attacks: Iterable[Attacked]) -> Attacked | None:
     """Return the strongest attack, with its p-value corrected for the number of attacks, or None."""
-    results = {result.attacker: result for result in attacks if not result.refused}
+    result_of_attacker = {result.attacker: result for result in attacks if not result.refused}
     strongest = find_strongest(
-        {name: (result.recovered, result.p_value) for name, result in results.items()}
+        {name: (result.recovered, result.p_value) for name, result in result_of_attacker.items()}
     )
     return (
         None
         if strongest is None
-        else results[strongest[0]].replace(p_value=strongest[1], tried=strongest[2])
+        else result_of_attacker[strongest[0]].replace(p_value=strongest[1], tried=strongest[2])
     )
 
 
@@ -434,17 +434,17 @@ def _run_attacks(
     last_end = time.monotonic()
     in_biases = defense.release is not None
     for name, attacker in make_attackers(released, defense.adaptive, secret, in_biases):
-        start = time.monotonic()
-        strategy_seconds += start - last_end
+        attack_start = time.monotonic()
+        strategy_seconds += attack_start - last_end
         stage(f"attack {name}")
-        result = run_attacker(attacker, shape)
-        seconds = time.monotonic() - start
-        if isinstance(result, str):
+        result_or_reason = run_attacker(attacker, shape)
+        seconds = time.monotonic() - attack_start
+        if isinstance(result_or_reason, str):
             no_images = torch.zeros(0, 2, *shape)
-            attacks.append(Attacked(name, no_images, seconds=seconds, refused=result))
+            attacks.append(Attacked(name, no_images, seconds=seconds, refused=result_or_reason))
         else:
             findings = attacker.findings if isinstance(attacker, Adapted) else {}
-            attacked = _score_attack(conditions, name, result)
+            attacked = _score_attack(conditions, name, result_or_reason)
             attacks.append(attacked.replace(findings=dict(findings), seconds=seconds))
         last_end = time.monotonic()
     if all(attacked.refused for attacked in attacks):
@@ -458,8 +458,10 @@ def _score_attack(conditions: Conditions, attacker: str, result: Reconstruction)
     x, train = add_negated(attacker, all_candidates(result).x), conditions.split.train
     settings: dict[str, Any] = {"metrics": ["ncc"], "seed": conditions.seed}
     scores = score(x, train, conditions.split.holdout, subsets=conditions.subsets, **settings)
-    matches = [(row.index, row.matches[scores.deciding]) for row in scores.per_sample]
-    matched_pairs = [(i, m) for i, m in matches if m.score is not None and m.candidate is not None]
+    best_match_of_sample = [(row.index, row.matches[scores.deciding]) for row in scores.per_sample]
+    matched_pairs = [
+        (i, m) for i, m in best_match_of_sample if m.score is not None and m.candidate is not None
+    ]
     best_pairs = sorted(matched_pairs, key=lambda pair: -float(pair[1].score or 0.0))[:MAX_PAIRS]
     images = [torch.stack([x[m.candidate].double(), train.x[i].double()]) for i, m in best_pairs]
     data_mean = 0.0 if train.mean is None else train.mean.double()

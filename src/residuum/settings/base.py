@@ -46,8 +46,8 @@ class Settings(BaseModel):
         Returns:
             The copy with the new values.
         """
-        values = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self)(**{**values, **changes})
+        set_values = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**set_values, **changes})
 
     def to_json(self) -> dict[str, Any]:
         """Return all settings as values for JSON. An infinite number becomes None."""
@@ -78,7 +78,7 @@ def input_error(model: type[BaseModel], problem: ValidationError) -> InputError:
     name, fields = setting_path[0] if setting_path else "", model.model_fields
     if first_fault["type"] == "extra_forbidden":
         return InputError(f"There is no setting {name!r}.", did_you_mean(name, tuple(fields)))
-    value = repr(first_fault["input"])[:MAX_VALUE_LENGTH]
+    refused_value = repr(first_fault["input"])[:MAX_VALUE_LENGTH]
     if (
         name not in fields
     ):  # the error belongs to no single setting, but to a rule about several settings
@@ -90,7 +90,7 @@ def input_error(model: type[BaseModel], problem: ValidationError) -> InputError:
     if choices := choices_of(field):
         allowed_words = ", ".join(map(str, choices))
         return InputError(
-            f"{name} must be one of {allowed_words}; got {value}.",
+            f"{name} must be one of {allowed_words}; got {refused_value}.",
             did_you_mean(str(first_fault["input"]), tuple(map(str, choices))),
         )
     rule = bounds_in_words(field)
@@ -99,8 +99,10 @@ def input_error(model: type[BaseModel], problem: ValidationError) -> InputError:
     if rule and (
         first_fault["type"] == "finite_number" or isinstance(first_fault["input"], int | float)
     ):
-        return InputError(f"{name} must be {rule}; got {value}.", remedy)
-    return InputError(f"{name} is refused: {_sentence(first_fault['msg'])} Got {value}.", remedy)
+        return InputError(f"{name} must be {rule}; got {refused_value}.", remedy)
+    return InputError(
+        f"{name} is refused: {_sentence(first_fault['msg'])} Got {refused_value}.", remedy
+    )
 
 
 def choices_of(field: FieldInfo) -> tuple[Any, ...]:

@@ -144,25 +144,25 @@ def run_job(task: Task, job: Job) -> Outcome:
     Returns:
         The outcome of the job. If the job failed, the outcome holds the reason.
     """
-    start = time.perf_counter()
+    start_time = time.perf_counter()
     torch.set_num_threads(task.threads)
     try:
         outcome = _run_attack(task, job)
     except Exception as problem:  # noqa: BLE001  a trial that fails is recorded with its reason
         outcome = Outcome(job, reason=_reason(problem))
-    return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
+    return dataclasses.replace(outcome, seconds=time.perf_counter() - start_time)
 
 
 def _reason(problem: BaseException) -> str:
     """Return the reason of a failure as one line. If memory ran out, the line starts with ``MEMORY``."""
-    text = " ".join(str(problem).split())[:300]
+    problem_text = " ".join(str(problem).split())[:300]
     if isinstance(problem, WorkerDiedError):
-        return text
+        return problem_text
     # The errors of PyTorch and of Ray are both called OutOfMemoryError.
     is_memory_error = type(problem).__name__ in ("MemoryError", "OutOfMemoryError")
-    if is_memory_error or "allocate memory" in text:
-        return f"{MEMORY}: {text}"
-    return f"{type(problem).__name__}: {text}"
+    if is_memory_error or "allocate memory" in problem_text:
+        return f"{MEMORY}: {problem_text}"
+    return f"{type(problem).__name__}: {problem_text}"
 
 
 def first_layer_residual(loss: Tensor, layers: Tensor) -> float | None:
@@ -271,8 +271,8 @@ def _run_attack(task: Task, job: Job) -> Outcome:
         )
     if len(attacks) == 1:
         return Outcome(job, (combined,))
-    results = (_extract_trial(combined, i, attack) for i, attack in enumerate(attacks))
-    return Outcome(job, tuple(results))
+    reconstructions = (_extract_trial(combined, i, attack) for i, attack in enumerate(attacks))
+    return Outcome(job, tuple(reconstructions))
 
 
 def _extract_trial(combined: Reconstruction, index: int, attack: Attack) -> Reconstruction:

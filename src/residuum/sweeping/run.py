@@ -175,12 +175,12 @@ def _samples(data: Dataset | str | Path, name: str) -> Dataset:
 def _write(out: Path, done: Sweep, source: dict[str, Any], subject: str) -> None:
     """Write the summary of the attack (for ``residuum score``), the report and the summary of the sweep."""
     if done.reconstruction is not None:
-        summary = {
+        attack_summary = {
             **done.reconstruction.to_json(),
             "request": {"settings": done.reconstruction.settings, **source},
             "sha256": {POOLED: sha256(out / POOLED)},
         }
-        write_json(out / ATTACK, summary)
+        write_json(out / ATTACK, attack_summary)
     if done.scored is not None:
         write_json(out / RANKINGS, done.scored.to_json())
     write_atomic(out / REPORT, render_report(done, subject))
@@ -232,7 +232,7 @@ class Driver:
         if consensus is not None:
             consensus.save(self.folder.path / POOLED)
         state_counts = Counter(trial.state for trial in trials)
-        summary = {
+        sweep_summary = {
             "plan": plan,
             "request": source,
             "engine": self.request.engine,
@@ -256,7 +256,7 @@ class Driver:
             },
             "environment": environment(self.request.attack.device),
         }
-        return Sweep(self.request, self.task, trials, consensus, pool, summary)
+        return Sweep(self.request, self.task, trials, consensus, pool, sweep_summary)
 
     def _restore_lines(self, params: dict[int, Params]) -> None:
         """Record finished trials that have a file of candidates but are missing in the study.
@@ -266,8 +266,10 @@ class Driver:
         """
         for number in params.keys() - self.trials.keys():
             if (saved := self.folder.load(number)) is not None:
-                values = {name: saved.settings[name] for name in self.request.space}
-                self.study.tell(judge_trial(number, values, saved, self.request.objectives))
+                varied_settings = {name: saved.settings[name] for name in self.request.space}
+                self.study.tell(
+                    judge_trial(number, varied_settings, saved, self.request.objectives)
+                )
 
     def _advance(self, engine: Engine, params: dict[int, Params], until: int = 0) -> None:
         """Run the trials in ``params`` until the step ``until`` of the attack, or to their end if it is 0.
@@ -296,9 +298,11 @@ class Driver:
 
     def _resume(self, job: Job, until: int) -> Job:
         """Return a copy of the job that continues the saved state of its trial to the step ``until``."""
-        path = self.folder.state(job.numbers[0])
-        state = path.read_bytes() if len(job.numbers) == 1 and path.is_file() else None
-        return dataclasses.replace(job, state=state, until=until)
+        state_file = self.folder.state(job.numbers[0])
+        saved_state = (
+            state_file.read_bytes() if len(job.numbers) == 1 and state_file.is_file() else None
+        )
+        return dataclasses.replace(job, state=saved_state, until=until)
 
     def _halve(self, params: dict[int, Params], until: int) -> None:
         """Stop all except the best trials in ``params``, which paused at the step ``until``.

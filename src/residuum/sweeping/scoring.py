@@ -266,15 +266,15 @@ def _table_rows(done: Sweep) -> list[tuple[str, ...]]:
     recovered_cells = (
         {row["number"]: _format_count(row) for row in done.scored.rows} if done.scored else {}
     )
-    rows = []
+    table_rows = []
     for trial in trials:
         rank = f"{order.index(trial) + 1}{' front' if trial in front else ''}"
-        values = (trial.residual, trial.agreement, trial.expected, *trial.params.values())
-        cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in values)]
+        trial_values = (trial.residual, trial.agreement, trial.expected, *trial.params.values())
+        cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in trial_values)]
         if done.scored:
             cells.append(recovered_cells.get(trial.number, "–"))
-        rows.append((rank, *cells))
-    return rows
+        table_rows.append((rank, *cells))
+    return table_rows
 
 
 def choice_lines(scored: Rankings) -> tuple[str, ...]:

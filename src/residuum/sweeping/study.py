@@ -60,9 +60,12 @@ class Study:
             self._stored.set_user_attr(PLAN_ATTRIBUTE, json.dumps(identity, sort_keys=True))
         for stored in self._stored.get_trials(deepcopy=False):
             # Trials that another program added to the study do not have this attribute.
-            if fields := stored.user_attrs.get(TRIAL_ATTRIBUTE):
-                fields = fields | {"params": dict(stored.params), "values": tuple(fields["values"])}
-                self.trials[fields["number"]] = Trial(**fields)
+            if trial_fields := stored.user_attrs.get(TRIAL_ATTRIBUTE):
+                trial_fields = trial_fields | {
+                    "params": dict(stored.params),
+                    "values": tuple(trial_fields["values"]),
+                }
+                self.trials[trial_fields["number"]] = Trial(**trial_fields)
 
     def ask(self, wave: range) -> dict[int, Params]:
         """Draw the settings of a wave of trials, and return the settings by trial number."""

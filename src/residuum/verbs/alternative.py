@@ -117,21 +117,23 @@ def alternatives(
     else:
         share = SHARE if share is None else share
         alternative = kinds.build_budget_alternative(true_set, share, direction, watch)
-    result = Alternatives(true_set, alternative, direction, network.arch)
+    alternative_sets = Alternatives(true_set, alternative, direction, network.arch)
     if out is not None:
-        _write(Path(out), data, result)
-    return result
+        _write(Path(out), data, alternative_sets)
+    return alternative_sets
 
 
 def _write(out: Path, samples: Dataset, result: Alternatives) -> None:
     """Write the alternative training set and its picture, and then the summary."""
     alternative, after = result.alternative, result.alternative.after
-    y = after.y
+    labels = after.y
     if result.true_set.task == "binary" and bool((samples.y >= 0).all()):
-        y = (y + 1) / 2  # convert the labels -1 and 1 to the labels 0 and 1 of the given samples
+        labels = (
+            labels + 1
+        ) / 2  # convert the labels -1 and 1 to the labels 0 and 1 of the given samples
     # With several classes, ``lam`` has one column per class. The column of the right class is 0.
     lam = -after.u[:, 0].clamp(max=0) if result.true_set.task == "multiclass" else after.lam
-    arrays = {"x": after.x.numpy(), "y": y.to(samples.y.dtype).numpy(), "lam": lam.numpy()}
+    arrays = {"x": after.x.numpy(), "y": labels.to(samples.y.dtype).numpy(), "lam": lam.numpy()}
     if samples.mean is not None:
         arrays["mean"] = samples.mean.numpy()
     write_atomic(out / ".gitignore", "*\n")

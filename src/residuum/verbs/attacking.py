@@ -47,10 +47,14 @@ class AttackRun(RunDir):
         """
         if not self.is_complete:
             return None
-        result = load_run(self.path)
-        if read_request(self.path) != request or not same(result.knowledge, knowledge):
+        reconstruction = load_run(self.path)
+        if read_request(self.path) != request or not same(reconstruction.knowledge, knowledge):
             rundir.refuse_other_run(self.path, self.what, "settings or weights")
-        return None if "time" in result.status and (self.path / STATE).is_file() else result
+        return (
+            None
+            if "time" in reconstruction.status and (self.path / STATE).is_file()
+            else reconstruction
+        )
 
     def attack(
         self,
@@ -78,25 +82,25 @@ class AttackRun(RunDir):
             The reconstruction.
         """
         state, out = self.path / STATE, self.path
-        result = attack.run(released, knowledge, state_path=state, watch=watch)
-        result.save(out / RECONSTRUCTION)
+        reconstruction = attack.run(released, knowledge, state_path=state, watch=watch)
+        reconstruction.save(out / RECONSTRUCTION)
         pictures = {
-            "selected.png": figures.selected_figure(result),
-            "loss.png": figures.loss_figure(result),
-            "family.png": figures.family_figure(result),
+            "selected.png": figures.selected_figure(reconstruction),
+            "loss.png": figures.loss_figure(reconstruction),
+            "family.png": figures.family_figure(reconstruction),
         }
         write_figures(out, pictures)
         summary = {
-            **result.to_json(),
+            **reconstruction.to_json(),
             "preset": preset,
             "request": request,
             "sha256": {RECONSTRUCTION: sha256(out / RECONSTRUCTION)},
-            "environment": rundir.environment(result.settings["device"]),
+            "environment": rundir.environment(reconstruction.settings["device"]),
         }
         write_json(out / SUMMARY, summary)
-        if "time" not in result.status:
+        if "time" not in reconstruction.status:
             state.unlink(missing_ok=True)
-        return result
+        return reconstruction
 
 
 def make_request(release: Release, released: Network, attack: Attack) -> dict[str, Any]:
@@ -188,8 +192,8 @@ def score_run(
         return score(pool.x, train, holdout, multipliers=pool.lam, outputs=outputs, **options)
 
     selected_pool = selected_candidates(result)
-    pool = all_candidates(result) if candidates == "all" else selected_pool
-    scores = score_pool(pool)
+    scored_pool = all_candidates(result) if candidates == "all" else selected_pool
+    scores = score_pool(scored_pool)
     if is_other_checkpoint:
         scores = scores.replace(notes=(*scores.notes, OTHER))
     has_separate_scores = candidates == "all" and len(selected_pool.x) > 0
@@ -203,7 +207,7 @@ def score_run(
         "knowledge": dict(result.knowledge.provenance),
     }
     write_json(run / SCORES, summary)
-    pictures = {"matches.png": figures.matches_figure(pool.x, train, scores)}
+    pictures = {"matches.png": figures.matches_figure(scored_pool.x, train, scores)}
     if outputs is not None:
         metrics = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
         pictures["output_score.png"] = figures.output_figure(scores, outputs, metrics)

@@ -216,9 +216,9 @@ def certify_reconstruction(
     has_paths = isinstance(model, str | Path) and not isinstance(reconstruction, Reconstruction)
     if has_paths and attacked_other(Path(str(model)), Path(str(reconstruction))):
         certificate = certificate.replace(notes=(*certificate.notes, OTHER))
-    result = CertifiedReconstruction(
+    certified_reconstruction = CertifiedReconstruction(
         certificate, solution, attack_result, candidates, cost.seconds, released.arch
     )
     if out is not None:
-        result.write(Path(out))
-    return result
+        certified_reconstruction.write(Path(out))
+    return certified_reconstruction

@@ -166,7 +166,7 @@ def exposure(
             finished_result = Exposure.load_or_none(run.path / RECORD) if run.is_complete else None
             if finished_result is not None:
                 return finished_result
-        result = expose(
+        record_risks = expose(
             network,
             data,
             holdout,
@@ -181,8 +181,8 @@ def exposure(
             watch=watch,
         )
         if run is not None:
-            run.finish(result, data, identity, request.device)
-    return result
+            run.finish(record_risks, data, identity, request.device)
+    return record_risks
 
 
 def read_canaries(path: str | Path) -> tuple[Dataset, Tensor]:
@@ -227,10 +227,10 @@ def read_groups(path: str | Path, column: str, n: int) -> tuple[str, ...]:
     arrays = read_npz(path)
     group_names = arrays.get(column)
     if group_names is None or group_names.shape != (n,):
-        columns = sorted(name for name, array in arrays.items() if array.shape == (n,))
+        possible_columns = sorted(name for name, array in arrays.items() if array.shape == (n,))
         raise DataError(
             f"The groups must be an array of {n} values; {str(path)!r} has no such array {column!r}.",
-            f"Choose an array of this length: {', '.join(columns) or 'the file has none'}.",
+            f"Choose an array of this length: {', '.join(possible_columns) or 'the file has none'}.",
         )
     return tuple(
         f"{v:g}" if group_names.dtype.kind in "fiub" else str(v) for v in group_names.tolist()

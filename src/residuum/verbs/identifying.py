@@ -49,7 +49,7 @@ def identify(
     Example:
         >>> rs.identify("cubic.safetensors", rank=8).x.shape
     """
-    result = attacks.identify(
+    identification = attacks.identify(
         as_network(model, arch),
         activation,
         rank=rank,
@@ -61,7 +61,7 @@ def identify(
     if out is not None:
         folder = make_directory(out)
         write_atomic(folder / ".gitignore", "*\n")  # samples are private
-        result.save(folder / SAMPLES)
-        write_figures(folder, {PICTURE: identified_figure(result)})
-        write_json(folder / SUMMARY, result.to_json())
-    return result
+        identification.save(folder / SAMPLES)
+        write_figures(folder, {PICTURE: identified_figure(identification)})
+        write_json(folder / SUMMARY, identification.to_json())
+    return identification
