@@ -194,7 +194,7 @@ def set_aside_repeats(train: Dataset, holdout: Dataset | None) -> SampleSets:
         return SampleSets(train, holdout, failure=failure)
     set_aside = train.take(in_holdout)
     listed_rows = ", ".join(map(str, set_aside.rows[:20])) + (", ..." if repeat_count > 20 else "")
-    note = f"{sentence} (rows {listed_rows}, counted from 0). They were not judged"
+    note = f"{sentence} (rows {listed_rows}, counted from 0). These samples were not judged"
     return SampleSets(train.take(~in_holdout), holdout.take(~in_train), set_aside, "", (note,))
 
 

@@ -392,7 +392,9 @@ def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
     if excess > MAX_EXCESS:
         raise DataError(f"{sentence}, by more than the width of this range.", remedy)
     share = float(((train_values < low) | (train_values > high)).double().mean())
-    return (f"{sentence} ({share:.0%} of the values). Attacks cannot reconstruct these. {remedy}",)
+    return (
+        f"{sentence} ({share:.0%} of the values). Attacks cannot reconstruct such values. {remedy}",
+    )
 
 
 def _note_on_scale(train: Dataset, holdout: Dataset | None) -> tuple[str, ...]:

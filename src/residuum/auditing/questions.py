@@ -127,7 +127,8 @@ def _stored(row: AttackOutcome | None) -> Answer:
         evidence = f"The file stores {row.candidates or 'some'} records ({row.reason})."
         if answer == UNKNOWN:
             evidence += (
-                " Without training samples we cannot tell whether they are training records."
+                " Without training samples we cannot tell whether the stored records are training "
+                "records."
             )
         return _answer(STORED, answer, evidence, count=row.candidates or None)
     chance_text = (
@@ -206,14 +207,17 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> 
     needed_text = ""
     if len(test.named):
         needed_text = (
-            f" A finding needs {min_named(test.records)} ({MIN_SHARE:.0%} of them, at least three)."
+            f" A finding needs at least {min_named(test.records)} named samples ({MIN_SHARE:.0%} of all "
+            "training samples, but at least three)."
         )
     evidence = (
         f"{len(test.named)} of {test.records} training samples are named at a false discovery rate of "
         f"5%.{needed_text}"
     )
     if test.loss is not None and test.loss.memorization == SHOWN:
-        evidence += " But their losses show that the network memorizes them."
+        evidence += (
+            " But the losses of the training samples show that the network memorizes these samples."
+        )
     answer = UNKNOWN if test.loss is not None and test.loss.memorization == SHOWN else NO
     return _answer(MEMBERSHIP, answer, evidence + loss_text, **counts)
 

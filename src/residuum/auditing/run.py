@@ -57,7 +57,7 @@ from residuum.risk.membership import MembershipTest
 
 STOPPED = "the time limit stopped the audit after {} before all planned work was done"
 QUICK = "the effort quick can show a leak and cannot rule one out"
-CHOSEN = "only the standard plan can rule out a leak, and {} changed it"
+CHOSEN = "only the standard plan can rule out a leak, and these settings changed the plan: {}"
 NO_SAMPLES = "there are no training samples to compare with (--data)"
 NO_HOLDOUT = "there are no samples that the network never saw (--holdout)"
 FEW_HELD_OUT = "at least {} samples that the network never saw are needed, and there are {}"

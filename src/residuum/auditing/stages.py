@@ -28,7 +28,7 @@ NO_NETWORK = "the file holds no network"
 NO_RECORDS = "the release stores no records"
 NO_SAMPLES = "there are no training samples to compare with"
 NO_TRAINING_SAMPLES = "there are no training samples to rank"
-DECIDED = "the verdict does not need it"
+DECIDED = "positive controls cannot change this verdict"
 SWITCHED_OFF = "switched off with --no-positive-controls"
 OTHER_SHAPE = "training and held-out samples have different shapes"
 

@@ -94,11 +94,13 @@ class Checks(Record):
         """Why nothing shows that the network was trained on these samples, () if the losses show it."""
         reasons = []
         if self.told_apart is None:
-            reasons.append("there are no labels or samples to compare its losses with")
+            reasons.append(
+                "there are no labels or held-out samples with which losses can be compared"
+            )
         elif self.told_apart > SIGNIFICANCE:
             p_text = format_p(self.told_apart)
             reasons.append(
-                f"its losses on them do not differ from those on held-out samples ({p_text})"
+                f"the losses on these samples do not differ from the losses on held-out samples ({p_text})"
             )
         unproven_text = "nothing shows that the network was trained on these samples"
         return tuple(f"{unproven_text}: {reason}" for reason in reasons)
