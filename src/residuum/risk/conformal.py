@@ -69,8 +69,8 @@ def group_p_value(statistic: Tensor, holdout: Tensor) -> float:
         holdout: Statistic of the held-out records, (N,).
 
     Returns:
-        The p-value. If n of all n + N records were drawn at random as the tested records, this is the
-        probability that at least as many of them exceed the percentile of the other N records.
+        The p-value. Suppose that the n tested records were drawn at random from all n + N records. The
+        p-value is the probability that at least as many of them exceed the percentile of the other N records.
     """
     n, count, k = len(statistic), count_above_tail(statistic, holdout), _count_tail(len(holdout))
     return float(betabinom.sf(count - 1, n, k + 1, len(holdout) - k))

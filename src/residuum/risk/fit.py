@@ -70,11 +70,13 @@ class Fit:
         Raises:
             InconclusiveError: If PyTorch cannot compute the gradient of one record without the others.
         """
-        rows = case.rows(samples)
+        gradient_rows = case.rows(samples)
         try:
-            gradients = compute_gradients(case.model, samples.x, rows, case.layers)
+            gradients = compute_gradients(case.model, samples.x, gradient_rows, case.layers)
             may_be_negative = case.task == "regression"
-            multipliers = fit_multipliers(gradients, case.target, len(rows), may_be_negative, watch)
+            multipliers = fit_multipliers(
+                gradients, case.target, len(gradient_rows), may_be_negative, watch
+            )
         # The forward method of a user's network may raise these exceptions under ``torch.func``.
         except (RuntimeError, NotImplementedError) as problem:
             raise InconclusiveError(
@@ -86,7 +88,7 @@ class Fit:
         weighted_sum = gradients.combine(multipliers.lam)
         residual = {name: case.target[name] - t for name, t in weighted_sum.items()}
         input_weight = case.input_weight if case.input_weight in residual else ""
-        return cls(gradients, rows, multipliers, residual, input_weight)
+        return cls(gradients, gradient_rows, multipliers, residual, input_weight)
 
     @property
     def signal_to_residual(self) -> Tensor:

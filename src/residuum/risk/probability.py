@@ -46,7 +46,7 @@ STATIONARITY = (-5.081, -2.230, 0.254)
 # Log odds of recovery by unmixing: intercept, then the coefficients of log(1 - reach_ncc^2),
 # log(signal-to-residual ratio), log(values per record / records) and log(records / clean directions).
 UNMIXING = (-9.267, -0.755, 0.361, 2.109, 2.835)
-# Log odds of recovery by any attack: intercept, then the coefficient of logit(q), where q is the probability
+# Log odds of recovery by any attack: intercept, then the coefficient of logit(q). Here q is the probability
 # that at least one of two independent attacks recovers the record.
 COMBINED = (-0.486, 0.923)
 # Log odds without clean directions: intercept, then the coefficients of log(signal-to-residual ratio) and

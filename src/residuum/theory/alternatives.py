@@ -115,8 +115,8 @@ def build_far_alternative(
     directions = used.directions(direction, watch=watch)
     budgets = used.budgets(directions)
     # (n, k): the component of each of n samples along each of k directions.
-    components = kkt_set.x.flatten(1) @ directions.T
-    lengths = r * (1 + 1e-12) + components.amax(0) - components.amin(0)
+    components_along = kkt_set.x.flatten(1) @ directions.T
+    lengths = r * (1 + 1e-12) + components_along.amax(0) - components_along.amin(0)
     return _split("far", used, index, directions, budgets, lengths, budgets.least > lengths)
 
 

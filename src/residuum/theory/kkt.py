@@ -404,20 +404,20 @@ def _free_layer(
     for _ in range(ROUNDS if len(pairs) > limit else 1):
         if (room := limit - int(is_freed.sum())) <= 0:
             break
-        most_useful = torch.arange(len(pairs))
+        gates_to_free = torch.arange(len(pairs))
         if len(pairs) > limit:
             gains = _first_order_gain(model, trace, rows, pairs, residual)
             gains = torch.where(is_open, -gains, gains).masked_fill(is_freed, -torch.inf)
             # Each round adds only half of the gates that the limit still allows. Later rounds know a smaller
             # residual, and therefore choose more useful gates.
-            most_useful = gains.topk(max(1, room // 2)).indices
-            most_useful = most_useful[gains[most_useful] > 1e-12 * norm(plain) ** 2]
-        if not len(most_useful):
+            gates_to_free = gains.topk(max(1, room // 2)).indices
+            gates_to_free = gates_to_free[gains[gates_to_free] > 1e-12 * norm(plain) ** 2]
+        if not len(gates_to_free):
             break
         if time.monotonic() >= end:
             is_solved = False
             break
-        is_freed[most_useful] = True
+        is_freed[gates_to_free] = True
         freed_residual, is_solved = _solve_freed(model, trace, rows, pairs.take(is_freed), end)
         if norm(freed_residual) < smallest_norm:
             residual, smallest_norm = freed_residual, norm(freed_residual)
@@ -431,10 +431,10 @@ def _first_order_gain(
 
     A gate is the derivative of a ReLU. Opening a gate means that it changes from 0 to 1, which adds a vector
     to the gradient of the constraint. The gain of the gate is the inner product of the residual with this
-    vector. It equals the product of two numbers: the derivative of the constraint's output with respect to
-    the neuron's activation, and the change of the neuron's pre-activation if the weights change by the
-    residual. So one forward pass computes the gains of all K gates, while K gradients would not fit into
-    memory.
+    vector. This inner product has two factors. The first is the derivative of the
+    constraint's output with respect to the neuron's activation. The second is the change of the neuron's
+    pre-activation if the weights change by the residual. So one forward pass computes the gains of all K
+    gates, while K gradients would not fit into memory.
 
     Args:
         model: The network.
@@ -603,8 +603,10 @@ def _solve_quadratic_program(
         ),
         shape=(kinks, columns),
     )
-    equations = sparse.hstack([sparse.csc_matrix(matrix / column_norms), sparse.identity(k)])
-    inequalities = sparse.hstack(
+    equality_constraints = sparse.hstack(
+        [sparse.csc_matrix(matrix / column_norms), sparse.identity(k)]
+    )
+    inequality_constraints = sparse.hstack(
         [
             sparse.vstack([-sparse.identity(columns), upper_bounds]),
             sparse.csc_matrix((columns + kinks, k)),
@@ -617,7 +619,7 @@ def _solve_quadratic_program(
     solver = clarabel.DefaultSolver(
         sparse.block_diag([sparse.csc_matrix((columns, columns)), 2 * sparse.identity(k)], "csc"),
         np.zeros(columns + k),
-        sparse.vstack([equations, inequalities], "csc"),
+        sparse.vstack([equality_constraints, inequality_constraints], "csc"),
         np.concatenate([target / target_norm, np.zeros(columns + kinks)]),
         [clarabel.ZeroConeT(k), clarabel.NonnegativeConeT(columns + kinks)],
         settings,

@@ -20,9 +20,9 @@ So
 
 do not change the sum of gradients, for any depth and objective. A set can have two properties. A set is
 stationary if its sum of gradients equals the target and its multipliers have the right signs. An attack can
-check only this property. A stationary set is a full KKT set if its margins also stay in the range of the
-original set, and if its delta is at most that of the original set. To keep the margins, the direction nu of a
-split must be orthogonal to grad_x Phi.
+check only this property. A stationary set is a full KKT set if it meets two more conditions. Its
+margins stay in the range of the original set, and its delta is at most that of the original set. To keep the
+margins, the direction nu of a split must be orthogonal to grad_x Phi.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class KKTSet:
 
         Each product u is factorized into a multiplier and a covector. For a binary network, the covector is
         the label -1/+1. For several classes, the multiplier is the sum of the multipliers of all rival
-        classes, and the covector contains the share of each rival class in this sum. In all other cases the
+        classes. The covector contains the share of each rival class in this sum. In all other cases the
         multiplier is the norm of u. Negative multipliers of margins are set to zero, because KKT points have
         none.
 
@@ -174,11 +174,13 @@ class KKTSet:
     @cached_property
     def remainder(self) -> Theta:
         """The difference between the target and the weighted sum of gradients, by parameter."""
-        difference = dict(self.target)
+        target_minus_sum = dict(self.target)
         for p, model in enumerate(self.models):
-            gradient = weighted_gradient(model, self.x, self.u[:, p])
-            difference = {name: difference[name] - gradient[name] for name in difference}
-        return difference
+            weighted_sum = weighted_gradient(model, self.x, self.u[:, p])
+            target_minus_sum = {
+                name: target_minus_sum[name] - weighted_sum[name] for name in target_minus_sum
+            }
+        return target_minus_sum
 
     @property
     def residual(self) -> float:
@@ -491,8 +493,8 @@ class KKTSet:
         """Split each sample into two halves, along a direction and by lengths of its own.
 
         The first half of x is x + alpha nu with multiplier lam beta / (alpha + beta). The second half is
-        x - beta nu with the remaining multiplier. The sum of gradients does not change, because gradients are
-        affine in x, and because the sum of multipliers and the weighted mean of the samples do not change. In
+        x - beta nu with the remaining multiplier. The sum of multipliers and the weighted mean of the samples
+        do not change. Gradients are affine in x, so the weighted sum of gradients does not change either. In
         the new set, the two halves take the place of their sample.
 
         Args:

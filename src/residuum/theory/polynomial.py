@@ -272,12 +272,12 @@ def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
     # The kernel matrix has no negative eigenvalues, because it is a Gram matrix of monomials.
     is_nonzero = eigenvalues > KERNEL_TOLERANCE * eigenvalues[-1]
     eigenvalues, vectors = eigenvalues[is_nonzero], vectors[:, is_nonzero]
-    coefficients = vectors @ ((vectors.T @ values) / eigenvalues[:, None])
+    interpolant_coefficients = vectors @ ((vectors.T @ values) / eigenvalues[:, None])
     condition_number = float(eigenvalues[-1] / eigenvalues[0])
     return Interpolant(
         directions,
         values,
-        coefficients,
+        interpolant_coefficients,
         equation_factors[:, 0].abs(),
         alpha,
         len(eigenvalues),
@@ -337,9 +337,9 @@ def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant)
     """
     alpha, r = neurons.degree, signal.rank
     coefficient_count = count_form_coefficients(r, alpha)
-    aggregate = eigenvalues = eigenvectors = None
+    sum_over_samples = eigenvalues = eigenvectors = None
     if alpha == 1:
-        aggregate = signal.basis @ f(torch.zeros(1, r, dtype=torch.float64))[0]
+        sum_over_samples = signal.basis @ f(torch.zeros(1, r, dtype=torch.float64))[0]
     if alpha == 2:
         eigenvalues, vectors = torch.linalg.eigh(f.slice(torch.ones(r, dtype=torch.float64)))
         eigenvectors = signal.basis @ vectors
@@ -362,7 +362,7 @@ def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant)
         weights=empty,
         residuals=empty,
         certified=empty.bool(),
-        aggregate=aggregate,
+        aggregate=sum_over_samples,
         eigenvalues=eigenvalues,
         eigenvectors=eigenvectors,
         notes=tuple(_describe_notes(neurons, f.rank, coefficient_count)),
@@ -395,9 +395,10 @@ def _describe_notes(neurons: Neurons, rank: int, full: int) -> list[str]:
             "for each sample on the margin"
         )
     if neurons.balance_gap > BALANCE_TOLERANCE:
-        gap_text = f"{neurons.balance_gap:.1e}"
+        balance_gap_text = f"{neurons.balance_gap:.1e}"
         notes.append(
-            f"the weights are not a KKT point of the highest power: |W|^2 and alpha a^2 differ by {gap_text}"
+            "the weights are not a KKT point of the highest power: |W|^2 and alpha a^2 differ by "
+            f"{balance_gap_text}"
         )
     if not neurons.homogeneous:
         notes.append(

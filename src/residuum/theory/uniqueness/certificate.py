@@ -26,7 +26,7 @@ condition is then necessary, and it is sufficient if the multipliers of the riva
     full_...              the same for sets that also keep the margins (full KKT, not only stationary)
     radius_most, pixels   proved: the largest distance of x' from x_i that value range and sums allow
 
-The bounds do not hold for two kinds of sets: sets with samples in other activation patterns, and sets with
+The bounds do not hold for sets with samples in other activation patterns. They also do not hold for sets with
 pairs of samples of opposite labels whose gradients cancel (docs/uniqueness.md).
 """
 

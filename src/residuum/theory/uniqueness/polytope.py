@@ -325,10 +325,10 @@ class _State:
         outside_span = outside_span - self.basis @ inside_coordinates
         # If rows have a large stiffness, this difference consists mostly of rounding errors. So it is
         # projected again.
-        correction = self.basis.mT @ outside_span
-        outside_span = outside_span - self.basis @ correction
+        second_projection = self.basis.mT @ outside_span
+        outside_span = outside_span - self.basis @ second_projection
         solution = outside_span + self.basis @ torch.cholesky_solve(
-            inside_coordinates + correction, self.factor
+            inside_coordinates + second_projection, self.factor
         )
         return solution[..., 0] * self.diagonal.rsqrt()
 

@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
 # Singular values below this share of the largest singular value count as zero.
 RANK_TOLERANCE = 1e-10
-# The sums of a group are fixed if the part of its indicator (1 in the rows of the group, 0 elsewhere) outside
-# the range of the backward signals is at most this share of the indicator's norm.
+# The indicator of a group is 1 in the rows of the group and 0 elsewhere. The sums of a group are fixed if at
+# most this share of its indicator lies outside the range of the backward signals.
 FIXED_TOLERANCE = 1e-8
 # The linear map from sums to weights is not decomposed if it has more than 3000 columns or 5e7 entries.
 MAX_UNKNOWNS, MAX_ENTRIES = 3000, 5 * 10**7
@@ -65,7 +65,7 @@ STEP_FRACTION = 1 - 1e-7
 WALL_TOLERANCE = 1e-9
 # A group has no samples if its mass (sum of multipliers) is below this share of the largest multiplier.
 EMPTY_TOLERANCE = 1e-12
-SIGNED = ("binary", "multiclass")  # tasks whose multipliers are nonnegative
+NONNEGATIVE_TASKS = ("binary", "multiclass")  # tasks whose multipliers are nonnegative
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class Groups:
         Returns:
             The groups.
         """
-        labels = kkt_set.y if kkt_set.task in SIGNED else torch.zeros_like(kkt_set.lam)
+        labels = kkt_set.y if kkt_set.task in NONNEGATIVE_TASKS else torch.zeros_like(kkt_set.lam)
         keys = torch.cat([kkt_set.switches.pattern.double(), labels[:, None].double()], 1)
         index = torch.unique(keys, dim=0, return_inverse=True)[1]
         group_count = int(index.max()) + 1
@@ -151,7 +151,7 @@ def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
         The groups with fixed sums.
     """
     group_count = len(groups)
-    if kkt_set.task not in SIGNED:
+    if kkt_set.task not in NONNEGATIVE_TASKS:
         none_pinned = torch.zeros(group_count, dtype=torch.bool, device=kkt_set.x.device)
         return Pinned(none_pinned, Sums(group_count, 0, None, None, "multipliers of either sign"))
     rows = _rows(kkt_set, groups)
@@ -205,8 +205,9 @@ def _by_first_layer(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor
         rows: A constraint for each group and rival class.
 
     Returns:
-        (G,) whether the sums of each group are fixed, and the smallest nonzero singular value of the backward
-        signals relative to the largest, or None if the first layer has no bias or no active neuron.
+        (G,) whether the sums of each group are fixed. Then the smallest nonzero singular value of the
+        backward signals relative to the largest. It is None if the first layer has no bias or no active
+        neuron.
     """
     chain = dense_chain(kkt_set.models[0])
     if chain is None or chain.linears[0].bias is None:
@@ -247,7 +248,7 @@ def null_space(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, flo
     model, theta = kkt_set.models[0], parameters(kkt_set.models[0])
     x = kkt_set.x[groups.first][rows.index].flatten(1)
 
-    def total(x: Tensor, lam: Tensor) -> Tensor:
+    def weighted_gradients(x: Tensor, lam: Tensor) -> Tensor:
         def value(t: Theta) -> Tensor:
             outputs = functional_call(model, t, (x.reshape(len(x), *kkt_set.x.shape[1:]),))
             return (lam * rows.covectors * outputs).sum()
@@ -260,7 +261,7 @@ def null_space(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, flo
     moves = unit_moves.reshape(len(unit_moves), len(x), -1)
 
     def parameter_change(move: Tensor) -> Tensor:
-        return jvp(total, (x, unit_multipliers), (move[:, :-1], move[:, -1:]))[1]
+        return jvp(weighted_gradients, (x, unit_multipliers), (move[:, :-1], move[:, -1:]))[1]
 
     # The linear map from sums to weights, (P, Q (d + 1)) for P weights and Q constraints.
     linear_map = vmap(parameter_change, chunk_size=64)(moves).T
@@ -501,10 +502,10 @@ def _check_example(
     if any(row.tobytes() not in allowed_patterns for row in patterns):
         return None
     low, high = (end[is_replaced] for end in (cells.low, cells.high))
-    tolerance = WALL_TOLERANCE * x.flatten(1).norm(dim=1).max()
+    range_tolerance = WALL_TOLERANCE * x.flatten(1).norm(dim=1).max()
     if bool(
-        (x.flatten(1) < low.amin(0) - tolerance).any()
-        | (x.flatten(1) > high.amax(0) + tolerance).any()
+        (x.flatten(1) < low.amin(0) - range_tolerance).any()
+        | (x.flatten(1) > high.amax(0) + range_tolerance).any()
     ):
         return None
     weighted_covectors = torch.cat(
