@@ -431,10 +431,10 @@ def _first_order_gain(
 
     A gate is the derivative of a ReLU. Opening a gate means that it changes from 0 to 1, which adds a vector
     to the gradient of the constraint. The gain of the gate is the inner product of the residual with this
-    vector. This inner product has two factors. The first is the derivative of the
-    constraint's output with respect to the neuron's activation. The second is the change of the neuron's
-    pre-activation if the weights change by the residual. So one forward pass computes the gains of all K
-    gates, while K gradients would not fit into memory.
+    vector. This inner product has two factors. The first is the derivative of the constraint's output with
+    respect to the neuron's activation. The second is the change of the neuron's pre-activation if the weights
+    change by the residual. So one forward pass computes the gains of all K gates, while K gradients would not
+    fit into memory.
 
     Args:
         model: The network.
