@@ -51,7 +51,7 @@ def build_knowledge(
     """Return what an attacker knows: the passed arguments, and what the release itself stores.
 
     Args:
-        release: The release that holds the weights. It can also store initial weights and optimizer state.
+        release: The model file with the weights, which can also store initial weights and optimizer state.
         network: The network that was loaded from ``release``.
         shape: Shape of one sample.
         value_range: Minimum and maximum value of a sample before a mean was subtracted.

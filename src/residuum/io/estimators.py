@@ -1,7 +1,7 @@
 """Read scikit-learn networks from memory or a pickle: weights, scalers, optimizer state, initial weights.
 
-The pickle is not run. It holds the attributes of the fitted estimator. We copy these attributes to a plain
-namespace without methods, and read this namespace in the same way as an estimator in memory.
+The pickle is not run. We copy the attributes of the fitted estimator to a plain namespace without methods. We
+read this namespace in the same way as an estimator in memory.
 
 The initial weights are stored in the file, or they can be drawn again from an integer seed. scikit-learn
 draws them with Glorot's rule, layer after layer from one generator (``MLPClassifier._initialize``):

@@ -29,7 +29,7 @@ from residuum.records.inputs import MAX_GROWTH, open_zip
 ZIP_MAGIC = b"PK\x03\x04"
 LEGACY_PROTOCOL = 1001
 LEGACY_HEAD = pickle.dumps(LEGACY_MAGIC, protocol=2)
-# Largest size in bytes of data.pkl, the pickle in an archive. It does not hold the numbers of tensors.
+# Largest size in bytes of data.pkl, the pickle in an archive. The numbers of tensors are in other files.
 MAX_DATA_PKL = 64 << 20
 EXPORT_ADVICE = (
     "Export the weights alone: torch.save(model.state_dict(), path), or "
@@ -175,7 +175,7 @@ def read_pickle(
 
 
 def cache_last_storage(read: Callable[[Storage], bytearray]) -> Callable[[Storage], bytearray]:
-    """Return a function that reads storages and caches the last one, because tensors often share it."""
+    """Return a function that reads storages and caches the last storage, which the next tensor may share."""
     last: list[tuple[Storage, bytearray]] = []
 
     def read_cached(storage: Storage) -> bytearray:
@@ -257,13 +257,13 @@ def _check_members(members: list[zipfile.ZipInfo], size: int) -> None:
 
 def _find_folder(members: dict[str, zipfile.ZipInfo], file: str) -> str:
     """Return the folder that holds all members of an archive, with a slash at its end."""
-    pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
-    if len(pickles) != 1:
+    pickle_names = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
+    if len(pickle_names) != 1:
         raise CheckpointError(
             f"A torch archive must hold one data.pkl in its folder; {file!r} does not.",
             "Write the archive with torch.save.",
         )
-    return pickles[0].removesuffix("data.pkl")
+    return pickle_names[0].removesuffix("data.pkl")
 
 
 def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> bytearray:

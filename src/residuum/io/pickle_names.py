@@ -12,8 +12,8 @@ FOREIGN    the same as KNOWN, but the scan reports the name     ``mypackage.Net`
 UNLISTED   nothing: the name is a finding of the kind `code`    ``os.system``
 ========== ==================================================== ========================================
 
-Names in the standard library and in the packages of ``COMMON`` are never FOREIGN. They are installed
-almost everywhere, so an attacker can count on them.
+Names in the standard library and in the packages of ``COMMON`` are never FOREIGN. These packages are
+installed almost everywhere, so an attacker can rely on them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HARMLESS, KNOWN, FOREIGN, UNLISTED = "harmless", "known", "foreign", "unlisted"
 COMMON = {
     "numpy", "scipy", "pandas", "sklearn", "torch", "torchvision", "joblib", "PIL", "matplotlib",
     "setuptools", "pkg_resources", "pip", "distutils", "cloudpickle", "dill", "six",
-    # Modules of Python 2 that old pickles name. Python 3 replaces them by its own modules.
+    # Modules of Python 2 that old pickles name, and that Python 3 replaces by other modules.
     "commands", "exceptions", "cPickle", "__builtin__", "copy_reg", "nt", "dumbdbm",
 }  # fmt: skip
 
@@ -36,7 +36,7 @@ def _join(module: str, names: str) -> set[str]:
     return {f"{module}.{name}" for name in names.split()}
 
 
-# Functions whose first argument is a class. They make an instance of the class without calling ``__init__``.
+# Functions that make an instance of a class, their first argument, without calling ``__init__``.
 # ``copyreg._reconstructor`` also calls the ``__init__`` of its second argument, which the reader checks.
 MAKE_INSTANCE = (
     _join("copyreg", "_reconstructor __newobj__")
@@ -196,7 +196,7 @@ NAMES = (
 )  # fmt: skip
 
 # Modules whose classes set their state without running text or bytes of the file as code.
-# As an exception, scipy.stats runs a text as code. The reader compares it with the text that scipy writes.
+# scipy.stats runs a text as code, but the reader allows only the text that scipy writes.
 MODULES = (
     "sklearn.",
     "scipy.sparse.", "scipy.stats.", "scipy.interpolate.", "scipy.spatial.", "scipy.special.",

@@ -13,7 +13,7 @@ The reader also collects what loading the file with ``pickle`` would do besides 
 ``PickleReader.foreign`` lists classes and functions of other packages that the file names.
 
 The alternative is ``pickle.Unpickler`` with inert classes, in a child process with a memory limit. We built
-and measured this alternative. It has these problems:
+and measured this alternative, which has these problems:
 
 - An unpickler shows calls but not plain instructions. Only time and memory limits can then stop dict keys
   that hash forever and endless containers. These limits differ between machines and are missing on Windows
@@ -91,8 +91,9 @@ TEMPLATE = re.compile(
     rf"def _parse_args_rvs\(self, {SLOT}\):\n    return self\._argcheck_rvs\({SLOT}\)\n\n"
     rf"def _parse_args_stats\(self, {SLOT}moments='mv'\):\n    return \({SLOT}\), {SLOT}\n?"
 )
-# The memo of a pickle holds objects that later instructions refer to by number.
-SPARSE_MEMO_BYTES = 100  # bytes of a memo entry whose number does not follow the previous number
+# Bytes of an entry of the memo (objects that later instructions refer to by number), if its number does not
+# follow the previous number.
+SPARSE_MEMO_BYTES = 100
 # Instructions that push a text, each with the number of bytes of its length field.
 TEXTS = {"SHORT_BINUNICODE": 1, "BINUNICODE": 4, "BINUNICODE8": 8}
 OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
@@ -114,7 +115,7 @@ def describe_unsafe(unsafe: Iterable[str]) -> tuple[str, str]:
 
 
 class PickleReader:
-    """Run the instructions of a pickle, with inert values in place of the objects that it would make.
+    """Run the instructions of a pickle, but make inert values instead of the objects of the pickle.
 
     Args:
         read_storage: Returns the bytes of a torch storage.
@@ -277,7 +278,7 @@ class PickleReader:
         """Record an action that loading the file would run, such as "call os.system"."""
         self.charge(0, NAME_BYTES)
         self.unsafe[action[:200]] = None
-        # A call of a function is worse than the use of its name, so the call replaces the action "use".
+        # The action "call a function" is worse than the action "use its name", and replaces this action.
         if action.startswith("call "):
             self.unsafe.pop(f"use {action.removeprefix('call ')}", None)
 
@@ -353,7 +354,7 @@ class PickleReader:
         return result
 
     def _check_arguments(self, callee: GlobalName, arguments: tuple[Any, ...]) -> None:
-        """Record arguments that would run code, because a harmless function calls or iterates over them."""
+        """Record arguments that a harmless function would call or iterate over, which could run code."""
         for argument in arguments:
             if isinstance(argument, GlobalName) and callee.name not in MAKE_ARRAY:
                 if argument.kind in (FOREIGN, UNLISTED):

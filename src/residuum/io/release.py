@@ -35,7 +35,7 @@ from residuum.io.safetensors_files import read_safetensors
 from residuum.io.streams import UNPACKERS
 from residuum.records.rundir import sha256
 
-# Largest size of a file in bytes. It can be large, because opening a file reads only headers and pickles.
+# Largest size of a file in bytes. Even for large files, only headers and pickles are read at first.
 DEFAULT_MAX_BYTES = 64 << 30
 MAX_CONFIG = 1 << 20  # largest size of adapter_config.json in bytes
 RUN_FILE = "model.safetensors"  # the weights in a directory of ``residuum train``

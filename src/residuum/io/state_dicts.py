@@ -36,7 +36,7 @@ PREFIXES = ("module.", "_orig_mod.")  # prefixes that DataParallel and torch.com
 DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 MAX_DEPTH = 8  # largest nesting depth of state dicts
 MAX_NAME = 256  # largest length of a tensor name in characters
-# Largest number of tensors of a network. It limits the time to recognize an architecture by pairs of tensors.
+# Largest number of tensors of a network. To recognize an architecture, residuum compares pairs of tensors.
 MAX_TENSORS = 1000
 # Largest size of all tensors as a multiple of the file size. Tied weights appear under a few names, but a
 # memory bomb shows the same memory under thousands of names.
@@ -146,7 +146,7 @@ def clean_state(
 
 
 def _describe_tensor(value: Tensor | Block) -> Tensor:
-    """Return a tensor in memory itself. For a block, return a tensor of its shape and dtype without data."""
+    """Return ``value`` if it is a tensor, or a tensor without data with the shape and dtype of a block."""
     if isinstance(value, Tensor):
         return value
     dtype = getattr(torch, value.kind, None)

@@ -122,7 +122,7 @@ def _is_comparable(block: Block, other: Block) -> bool:
 def _find_touched_rows(
     shared: Mapping[str, tuple[Block, Block]], after: Mapping[str, Block]
 ) -> Iterator[Finding]:
-    """Find rows of embedding tables that training changed. They show what was in the training data."""
+    """Find rows of embedding tables that training changed. Such rows show what was in the training data."""
     # A table that is also the output head gets a finding of low severity, because all its rows change.
     for name, (block, other) in shared.items():
         if len(block.shape) != 2 or block.shape[0] < MIN_TABLE_ROWS or not TABLES.search(name):
@@ -239,8 +239,8 @@ class TouchedRows:
         rows: Indices of the rows that changed.
         rule: The rule that all other rows follow, such as "equal" (to the base) or "one factor".
         total: Number of rows in the table.
-        coarse: Whether the numbers have so few digits that small steps are lost in rounding. Then changed
-            rows may be missed.
+        coarse: Whether the numbers have so few digits that small steps are lost in rounding. If this is
+            true, changed rows may be missed.
     """
 
     rows: tuple[int, ...]

@@ -1,7 +1,8 @@
 """Find what in a release can reveal training data. This needs no attack and no data, and runs no code.
 
-Each rule inspects one place in the tree of values that :mod:`residuum.io.release` reads. It reports what is
-stored there, why it matters and what to do. Places of the same kind and class are merged into one finding.
+Each rule inspects one place in the tree of values that :mod:`residuum.io.release` reads. The rule reports
+what is stored there, why this matters and what to do. Places of the same kind and class are merged into one
+finding.
 
 ================  ====================================================  =============================
 kind              what                                                  what it reveals
@@ -317,7 +318,7 @@ def _dense(sparse: InertObject) -> Tensor | None:
 def _find_stored(place: Place) -> Iterator[Finding]:
     """Find stored records: in attributes of estimators, in search trees, in tables, or by name."""
     value, rows, where, name = place.value, rows_of(place.value), place.path, place.name[:40]
-    # The name of an array alone is weak evidence. It counts only outside of estimators and optimizers.
+    # The name of an array alone is weak evidence, so names count only outside of estimators and optimizers.
     searched_path = where[-60:] if rows and not place.section else ""
     if isinstance(value, InertObject) and TREES.search(value.class_name) and rows:
         what = f"records in the {value.class_name} of {place.owner}"

@@ -1,7 +1,7 @@
 """Scan a file or folder for everything that can reveal training data, without an attack.
 
-A scan needs no data and never executes anything in a file. It searches a folder within limits and does not
-follow links. The result lists files that cannot be read, so no model is skipped silently.
+A scan needs no data and never executes anything in a file. A folder is searched within limits, and links are
+not followed. The result lists files that cannot be read, so no model is skipped silently.
 
 If a file holds a network that residuum can read, the scan also measures the weights of this network, such as
 their size and singular values. A file that is not safe to load is never read as a network.
@@ -141,7 +141,7 @@ def scan(
 
     Args:
         path: A file or a folder of files.
-        base: The file with the weights that training started from. It shows which rows and layers changed.
+        base: The file with the weights before training, which shows which rows and layers changed.
         fail_on: Kinds of findings (``scanning.findings.KINDS``) that make ``exit_code`` 1.
         watch: Function that is called with the number of the file, the number of all files, and the name of
             the file.

@@ -1,7 +1,7 @@
 """Treat the layers above the frozen layers of an MLP as a network of their own: the head.
 
 The inputs of the head are the features that the frozen layers compute. So the candidates (guesses of training
-samples) of an attack on the head are features. They are compared with the features of the data.
+samples) of an attack on the head are features. These candidates are compared with the features of the data.
 """
 
 from __future__ import annotations
