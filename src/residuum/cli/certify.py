@@ -170,7 +170,7 @@ def show(certificate: Certificate, title: str) -> None:
     """
     lam, n = certificate.to_json()["multipliers"], format_number
     kink_text = (
-        f"{certificate.kinks_freed} of {certificate.kinks} neurons with a kink may count partly"
+        f"{certificate.kinks_freed} of {certificate.kinks} neurons with a kink may be partly active"
     )
     table_rows = [
         (

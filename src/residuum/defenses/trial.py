@@ -57,9 +57,7 @@ RETRAINED = "retrain: training data shifted before training"
 # Number of training samples in the uniqueness certificate, and its time limit in seconds.
 CERTIFIED_SAMPLES, CERTIFICATE_SECONDS = 4, 3.0
 NO_KINKS = -1.0  # no pre-activation is this small, so no pre-activation counts as a kink (as zero)
-MAX_PAIRS = (
-    8  # maximal number of stored pairs of a candidate and the training sample that it matches
-)
+MAX_PAIRS = 8  # maximal number of stored matches (a candidate and its training sample)
 Stage = Callable[[str], None]
 
 

@@ -118,8 +118,8 @@ class StationaritySettings(RestartSettings):
     )
     lam_init: tuple[float, float] = Field(
         default=(0.0, 1.0),
-        description="Lowest and highest initial multiplier, divided by lam_scale. If lam_distribution is "
-        "normal, the two numbers are the mean and the standard deviation.",
+        description="Lowest and highest initial multiplier, in units of the scale that lam_scale sets. "
+        "If lam_distribution is normal, the two numbers are the mean and the standard deviation.",
     )
     lam_distribution: Literal["uniform", "normal"] = Field(
         default="uniform", description="Distribution of the initial multipliers."
@@ -131,7 +131,8 @@ class StationaritySettings(RestartSettings):
         "the sum must fit are equally large at the first step.",
     )
     lam_min: float = Field(
-        default=0.0, description="Smallest allowed multiplier, divided by lam_scale."
+        default=0.0,
+        description="Smallest allowed multiplier, in units of the scale that lam_scale sets.",
     )
     lam_every: int = Field(
         default=0,
