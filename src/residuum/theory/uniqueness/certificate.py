@@ -6,10 +6,10 @@ activation patterns of candidates with the same label and a positive multiplier.
 different an image can be that replaces a candidate in such a set.
 
 A group consists of all candidates with the same activation pattern and label. The mass L of a group is the
-sum of its multipliers. Its moment M is the sum of its images times multipliers. The weights often determine L
-and M, but not always (residuum.theory.uniqueness.sums). Let K be the set of all images within the value range
-that have the pattern of the group (with its boundary). An image x' replaces candidate i if it gets the
-multiplier w = t lam_i in an alternative set, for a given share t. This is possible if and only if
+sum of its multipliers. Its moment M is the sum of its images times multipliers. The weights may determine L
+and M, depending on the network (residuum.theory.uniqueness.sums). Let K be the set of all images within the
+value range that have the pattern of the group (with its boundary). An image x' replaces candidate i if it
+gets the multiplier w = t lam_i in an alternative set, for a given share t. This is possible if and only if
 
     x' in K   and   (M - w x') / (L - w) in K.
 
