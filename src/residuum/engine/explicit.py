@@ -243,9 +243,8 @@ class ExplicitEquation:
         candidate_bytes = LIVE_TENSORS * bytes_per_unit * (sum(hidden_widths) + outputs)
         chunk_size = max(1, min(candidates, self.chunk // candidate_bytes))
         chunk_count = -(-candidates // chunk_size)
-        chunk_size = -(
-            -candidates // chunk_count
-        )  # all chunks have this size, but the last one can be smaller
+        # All chunks have the same size, but the last chunk can be smaller.
+        chunk_size = -(-candidates // chunk_count)
         cached_chunks = self.workspace // (
             chunk_size * bytes_per_unit * (2 * sum(hidden_widths) + outputs)
         )
@@ -713,11 +712,8 @@ def evaluation_cost(
     cached_width = 2 * sum(widths[1:-1]) + widths[-1]
     cached_bytes = element_bytes * points * runs * plan.cached * plan.size * cached_width
     memory = {
-        "weights": element_bytes
-        * parameter_count
-        * (
-            points + 1 + 2 * runs
-        ),  # all weights, the target, and two sums of gradients for each run
+        # The sets of weights, the target, and two sums of gradients for each run.
+        "weights": element_bytes * parameter_count * (points + 1 + 2 * runs),
         "candidates": element_bytes * rows * widths[0] * CANDIDATE_COPIES,
         "workspace": live_bytes + (cached_bytes if plan.count > 1 else 0),
     }

@@ -51,9 +51,8 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Largest number of balancing sweeps over all layers. Networks with 2 hidden layers need about 20 sweeps,
 # networks with 20 hidden layers about 1000.
 MAX_SWEEPS = 10_000
-CONVERGED = (
-    1e-13  # balancing stops after a sweep in which no log factor changes by more than this limit
-)
+# Balancing stops after a sweep in which no log factor changes by more than this limit.
+CONVERGED = 1e-13
 UNCHANGED = 1e-10  # a float64 network counts as balanced if no log factor exceeds this limit
 # A float32, float16 or bfloat16 network counts as balanced if no log factor exceeds this number of rounding
 # errors (eps of the number format).

@@ -109,9 +109,8 @@ def same_function(
             outputs_of_model = _outputs(network, x, (arch.inputs,))
         if not isinstance(outputs_of_model, Tensor):
             continue
-        if (
-            outputs_of_model.ndim == 1 and arch.outputs == 1
-        ):  # the network returns (n,) instead of (n, 1)
+        # Some networks with one output return a tensor of shape (n,) instead of (n, 1).
+        if outputs_of_model.ndim == 1 and arch.outputs == 1:
             outputs_of_model = outputs_of_model[:, None]
         theta = {name: state[source].detach().cpu().double() for name, source in names.items()}
         for activation in ACTIVATIONS:
