@@ -51,13 +51,13 @@ from residuum.theory.rows import choose_task, normalize_labels
 
 # A negative control fails at this p-value, so each control raises a false alarm in 1 of 1000 audits.
 LEVEL = 0.001
-# A training sample repeats a held-out sample if their distance is at most this share of the median distance
-# between a training sample and its nearest held-out sample.
+# Let d be the median distance between a training sample and its nearest held-out sample. A training sample
+# repeats a held-out sample if their distance is at most this share of d.
 REPEAT_DISTANCE = 0.01
 # Samples with at least MIN_NCC_VALUES values are repeats if their NCC exceeds REPEAT_NCC, whatever their
 # brightness. In a table that is not standardized, every pair of rows has an NCC above REPEAT_NCC, because the
-# column with the largest values dominates. If the median NCC of a training sample with its nearest held-out
-# sample exceeds REPEAT_NCC, 1 - NCC of a repeat must be below a hundredth of the median 1 - NCC.
+# column with the largest values dominates. Let d be the median of 1 - NCC between a training sample and its
+# nearest held-out sample. If d is below 1 - REPEAT_NCC, 1 - NCC of a repeat must be below d / 100.
 REPEAT_NCC, MIN_NCC_VALUES = 0.99, 30
 MAX_REPEATS = 0.1  # largest share of training or held-out samples that may be set aside as repeats
 CANDIDATE_SHARE = 5  # at most one in five held-out samples is a candidate of a control

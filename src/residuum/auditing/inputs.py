@@ -37,8 +37,8 @@ MAX_ROUNDING, MAX_EXCESS = 0.01, 1.0
 # Shapes of common images as text for --shape. The key is the number of values of an image.
 IMAGE_SHAPES = {64: "1,8,8", 256: "1,16,16", 784: "1,28,28", 1024: "1,32,32", 3072: "3,32,32"}
 BYTES = 255.0  # the largest value of a pixel in an image file
-# Training and held-out samples are on one scale if the ratio of their standard deviations is at most 2, and
-# if the difference of their means is at most half of the larger standard deviation.
+# Training and held-out samples are on one scale if two conditions hold: The ratio of their standard
+# deviations is at most 2. The difference of their means is at most half of the larger standard deviation.
 MAX_SPREAD_RATIO, MAX_SHIFT = 2.0, 0.5
 # A network fits its samples if its accuracy or R^2 is at least halfway from a constant prediction to 1.
 MIN_FIT = 0.5

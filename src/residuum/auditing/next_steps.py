@@ -57,10 +57,9 @@ class Row(NamedTuple):
 
     Attributes:
         applies: Returns True if the row is meant for this audit.
-        text: What to do. The text may contain placeholders for ``str.format``: ``budget`` (a budget that is
-            large enough), ``larger_budget`` (a budget for more positive controls), ``needed`` and
-            ``holdout`` (the required and the actual number of held-out samples), and ``not_covered`` (what
-            the audit did not test).
+        text: What to do, with placeholders for ``str.format``. ``budget`` is a budget that is large enough,
+            and ``larger_budget`` allows larger positive controls. ``needed`` and ``holdout`` are the required
+            and the actual number of held-out samples. ``not_covered`` lists what the audit did not test.
         commands: Functions that return a command, or "" if the command would not work after this audit.
     """
 

@@ -5,13 +5,13 @@ trained on held-out samples until its loss vanishes (:mod:`.control_training`), 
 the audited network. We know which samples each control memorizes. No control sees the remaining held-out
 samples.
 
-The test of membership (does the network treat training samples differently from other samples?) is run on ten
-controls, and the attacks are run on three controls. Controls are trained on as many samples as the audited
-network, or on as many as the held-out file and the budget allow. The tests must detect a leak in seven of ten
-controls, or in three of three. With a confidence of 95%, the tests then detect a leak in at least 1/3 of such
-networks (:mod:`.power`). If the tests detect a leak in too few controls, the number of samples is halved and
-new controls are trained. The result is the largest number of samples at which a leak is detected in enough
-controls.
+The test of membership asks whether the network treats training samples differently from other samples. This
+test is run on ten controls, and the attacks are run on three controls. Controls are trained on as many
+samples as the audited network, or on as many as the held-out file and the budget allow. The tests must detect
+a leak in seven of ten controls, or in three of three. With a confidence of 95%, the tests then detect a leak
+in at least 1/3 of such networks (:mod:`.power`). If the tests detect a leak in too few controls, the number
+of samples is halved and new controls are trained. The result is the largest number of samples at which a leak
+is detected in enough controls.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ The attacks cannot read the samples: ``run_attacks`` gives them the network and 
 module of ``residuum.attacks`` may import data sets.
 
 With ``out``, the outputs of every finished stage are saved. If an audit is interrupted and started again with
-the same inputs and settings, the saved outputs of finished stages are read, and all other stages run. Attacks
+the same inputs and settings, the finished stages do not run again. Their saved outputs are read. Attacks
 save their state, so that they continue where they stopped. All work is planned before the audit starts
 (:mod:`.plan`), so an interruption does not change the result.
 """

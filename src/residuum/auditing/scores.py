@@ -45,10 +45,9 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Record, Scores
 from residuum.theory.kkt import evaluate
 
-# The distance of two images is 1 - NCC. A reconstruction counts as closer to a sample than a held-out image
-# if its distance is at most this share of the distance of the held-out image. We chose the value on digits:
-# if two means of the same class are compared with a sample, one mean is closer by a quarter in 1% of the
-# cases.
+# The distance of two images is 1 - NCC. A reconstruction counts as closer to a sample than another image if
+# its distance is at most this share of the other distance. We chose the value on digits. Two means of the
+# same class were compared with a sample. One mean was closer by a quarter in 1% of the cases, by chance.
 MAX_DISTANCE_RATIO = 0.75
 
 
@@ -228,8 +227,8 @@ def grades(test: AttackTest, labels: Array | None) -> dict[int, str]:
     The distance of two samples is 1 - NCC. The class mean is the mean of the held-out samples of the same
     class.
 
-    - near-copy: the distance of the reconstruction is at most 3/4 of the distance of the nearest held-out
-      sample, and at most 3/4 of the distance of the class mean.
+    - near-copy: the distance of the reconstruction is at most 3/4 of two distances: that of the nearest
+      held-out sample, and that of the class mean.
     - resemblance: the distance of the reconstruction is at most 3/4 of the distance of the class mean.
     - class-level: the distance of the reconstruction is more than 3/4 of the distance of the class mean.
 

@@ -1,7 +1,7 @@
 """Search for training records that a release stores. Such records decide the verdict without any attack.
 
-A nearest-neighbor model, a support vector machine or a Gaussian process consists of its training records,
-and a checkpoint may hold the arrays that it was trained on. If the user passes samples, we search for each
+A nearest-neighbor model, a support vector machine or a Gaussian process consists of its training records. A
+checkpoint may hold the arrays that it was trained on. If the user passes samples, we search for each
 sample in the release. If the release has scalers, we also search for the scaled sample. A record matches a
 sample if all values are equal, except for rounding errors. We search for held-out samples in the same way, as
 a negative control.
@@ -195,9 +195,9 @@ def _after_each_scaler(x: Tensor, scalings: tuple[tuple[Tensor, Tensor], ...]) -
 def distance_to_records(x: Tensor, records: Tensor) -> Tensor:
     """Return the distance of each sample to its nearest stored record.
 
-    The distance is the largest difference between a value of the sample and the same value of the record,
-    divided by the largest absolute value of the sample. To save time, samples and records are projected on a
-    random line, and only neighbors on this line are compared. Equal samples and records have equal
+    The distance is the largest difference between a value of the sample and the same value of the record. It
+    is divided by the largest absolute value of the sample. To save time, samples and records are projected on
+    a random line, and only neighbors on this line are compared. Equal samples and records have equal
     projections. If values differ by rounding errors, positive and negative errors partly cancel. The
     projections then differ at most by about the rounding error times the length of the vector that defines
     the line.
