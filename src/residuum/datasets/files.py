@@ -63,9 +63,9 @@ def npz(request: Request, path: Path) -> Pool:
     labels, classes = _labels(
         [arrays[f"y{s}"] for s in array_suffixes], arrays.get("classes"), path
     )
-    scale = 255.0 if images[0].dtype == torch.uint8 else 1.0
+    pixel_scale = 255.0 if images[0].dtype == torch.uint8 else 1.0
     mean = torch.from_numpy(arrays["mean"]).double() if "mean" in arrays else None
-    if mean is not None and (mean.shape != images[0].shape[1:] or scale != 1.0):
+    if mean is not None and (mean.shape != images[0].shape[1:] or pixel_scale != 1.0):
         raise DataError(
             f"The array 'mean' must have the shape of one sample of a floating-point 'x'; got a mean of "
             f"shape {tuple(mean.shape)} and an 'x' of shape {tuple(images[0].shape)} and type "
@@ -74,8 +74,12 @@ def npz(request: Request, path: Path) -> Pool:
         )
     test_set = None
     if len(array_suffixes) == 2:
-        test_set = Pool(path.stem, images[1].to(images[0].dtype), labels[1], classes, scale=scale)
-    return Pool(path.stem, images[0], labels[0], classes, scale=scale, mean=mean, test=test_set)
+        test_set = Pool(
+            path.stem, images[1].to(images[0].dtype), labels[1], classes, scale=pixel_scale
+        )
+    return Pool(
+        path.stem, images[0], labels[0], classes, scale=pixel_scale, mean=mean, test=test_set
+    )
 
 
 def _samples(array: np.ndarray, path: Path) -> Tensor:

@@ -54,17 +54,17 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
                 raise DataError(*_explain_broken(IDX, path, defect))
             shape = struct.unpack(f">{ndim}I", header[4:])
             size, limit = math.prod(shape), min(MAX_BYTES, max_memory(length) // 8)
-            body = stream.read(min(size, limit if is_gzipped else length) + 1)
+            array_bytes = stream.read(min(size, limit if is_gzipped else length) + 1)
     except (OSError, EOFError, zlib.error) as problem:
         defect = f"reading it failed ({problem})"
         raise DataError(*_explain_broken(IDX, path, defect)) from problem
-    if len(body) != size:
-        actual_size = "more" if len(body) > size else f"only {len(body)}"
+    if len(array_bytes) != size:
+        actual_size = "more" if len(array_bytes) > size else f"only {len(array_bytes)}"
         defect = (
             f"the header claims {shape}, {size} bytes of data, and the file holds {actual_size}"
         )
         raise DataError(*_explain_broken(IDX, path, defect))
-    return np.frombuffer(bytearray(body), np.uint8).reshape(shape)
+    return np.frombuffer(bytearray(array_bytes), np.uint8).reshape(shape)
 
 
 def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:

@@ -219,8 +219,8 @@ class ExplicitEquation:
     @property
     def widths(self) -> tuple[int, ...]:
         """Number of inputs, widths of the hidden layers, and number of outputs of the MLP."""
-        weights = [weight for weight, _ in self.points[0]]
-        return (weights[0].shape[1], *(len(weight) for weight in weights))
+        weight_matrices = [weight for weight, _ in self.points[0]]
+        return (weight_matrices[0].shape[1], *(len(weight) for weight in weight_matrices))
 
     def plan(self, runs: int, candidates: int) -> ChunkPlan:
         """Divide the candidates into chunks that fit into the workspace.

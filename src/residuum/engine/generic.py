@@ -177,17 +177,17 @@ class GenericEquation:
         chunks = [slice(start, start + chunk_size) for start in range(0, len(x), chunk_size)]
         if len(chunks) == 1:
             gradient_sums = sum_gradients(chunks[0], True)
-            residual = {name: t - gradient_sums[name] for name, t in self.target.items()}
-            squared_residuals = layer_squares(residual, self.groups)
+            residual_by_name = {name: t - gradient_sums[name] for name, t in self.target.items()}
+            squared_residuals = layer_squares(residual_by_name, self.groups)
             grad_x, grad_lam = gradients(squared_residuals @ self.weights)
             return squared_residuals.detach(), grad_x, grad_lam
-        residual = dict(self.target)
+        residual_by_name = dict(self.target)
         for rows in chunks:
             for name, term in sum_gradients(rows, False).items():
-                residual[name] = residual[name] - term
+                residual_by_name[name] = residual_by_name[name] - term
         weighted_groups = zip(self.groups, self.weights.unbind(), strict=True)
         v = {
-            name: -2 * weight * residual[name]
+            name: -2 * weight * residual_by_name[name]
             for names, weight in weighted_groups
             for name in names
         }
@@ -198,7 +198,7 @@ class GenericEquation:
             ).sum()
             chunk_x, chunk_lam = gradients(inner_product)
             grad_x[rows], grad_lam[rows] = chunk_x[rows], chunk_lam[rows]
-        return layer_squares(residual, self.groups), grad_x, grad_lam
+        return layer_squares(residual_by_name, self.groups), grad_x, grad_lam
 
     def _evaluate_together(
         self, models: Sequence[nn.Module], objective: Covectors, candidates: Candidates
@@ -223,12 +223,14 @@ class GenericEquation:
 
         def evaluate_run(x: Tensor, lam: Tensor, labels: Tensor) -> Derivatives:
             def loss(x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
-                residual = dict(self.target)
+                residual_by_name = dict(self.target)
                 for k, (model, theta) in enumerate(zip(models, self.thetas, strict=True)):
                     outputs, pull, *_ = vjp(partial(_outputs, model, x), theta)
                     (gradient_sums,) = pull(objective.covectors(k, outputs, labels, lam))
-                    residual = {name: t - gradient_sums[name] for name, t in residual.items()}
-                squared_residuals = layer_squares(residual, self.groups)
+                    residual_by_name = {
+                        name: t - gradient_sums[name] for name, t in residual_by_name.items()
+                    }
+                squared_residuals = layer_squares(residual_by_name, self.groups)
                 return squared_residuals @ self.weights, squared_residuals
 
             (grad_x, grad_lam), squared_residuals = grad(loss, argnums=(0, 1), has_aux=True)(x, lam)

@@ -170,7 +170,10 @@ class Softplus(Surrogate):
         return torch.logaddexp(self.sharpness * z, torch.zeros_like(z)) / self.sharpness
 
     def maximum(self, z: Tensor) -> Tensor:
-        """Return the smooth maximum log(sum exp(beta z)) / beta over the first dimension of z."""
+        """Return log(sum exp(beta z)) / beta, a smooth maximum over the first dimension of z.
+
+        beta is the sharpness.
+        """
         return torch.logsumexp(self.sharpness * z, 0) / self.sharpness
 
 

@@ -226,8 +226,8 @@ def _alive(tensors: list[_Tensors]) -> list[Tensor]:
     If a neuron is removed, its neighbors lose weights and may become dead too. So the search repeats until
     nothing changes.
     """
-    alive = [torch.ones_like(layer.bias, dtype=torch.bool) for layer in tensors]
-    masks = [torch.ones(1, dtype=torch.bool), *alive]  # masks of the input and of every layer
+    alive_masks = [torch.ones_like(layer.bias, dtype=torch.bool) for layer in tensors]
+    masks = [torch.ones(1, dtype=torch.bool), *alive_masks]  # masks of the input and of every layer
     nonzero = [layer.weight.ne(0).any(2) for layer in tensors]
     while True:
         alive_count = sum(int(mask.sum()) for mask in masks)
@@ -263,6 +263,7 @@ def _log_factors(tensors: list[_Tensors]) -> list[Tensor] | None:
     outer_factors = torch.ones(1, dtype=torch.float64), torch.ones_like(tensors[-1].bias)
     # The largest weights are balanced first, so that squares of extreme weights stay within range.
     max_weights = [layer.weight.abs().amax(2) for layer in tensors]
+    # a holds the factors of the network input, of the neurons of every hidden layer, and of the outputs.
     a = [
         outer_factors[0],
         *(torch.ones_like(layer.bias) for layer in tensors[:-1]),

@@ -221,17 +221,18 @@ class _Sums:
     def layer(self, n: int) -> Layer:
         has_products = self.products.ndim == 2
         squared_sums = self.products.diagonal() if has_products else self.products
-        scale = (squared_sums / n).sqrt()
-        scaled_effect = self.effects.sqrt() * scale  # does not change if a neuron is rescaled
+        root_mean_square = (squared_sums / n).sqrt()
+        # This product does not change if a neuron is rescaled.
+        scaled_effect = self.effects.sqrt() * root_mean_square
         is_used = scaled_effect > NEGLIGIBLE * scaled_effect.max()
-        inverse_scale = torch.where(is_used, 1 / scale.where(is_used, 1), 0)
+        inverse_scale = torch.where(is_used, 1 / root_mean_square.where(is_used, 1), 0)
         if not has_products:
             return Layer(inverse_scale, is_used.double(), None)
         inverse_norm = squared_sums.rsqrt().where(is_used, 0)
         parallel = (inverse_norm[:, None] * self.products * inverse_norm).abs() > PARALLEL
         parallel.fill_diagonal_(False)
-        weight = torch.where(is_used, 1 / (1 + parallel.sum(1)).double(), 0)
-        return Layer(inverse_scale, weight, parallel.triu() if parallel.any() else None)
+        neuron_weight = torch.where(is_used, 1 / (1 + parallel.sum(1)).double(), 0)
+        return Layer(inverse_scale, neuron_weight, parallel.triu() if parallel.any() else None)
 
 
 def _score_layer(z: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
@@ -254,9 +255,8 @@ class _Recorder(TorchFunctionMode):
     """A context that records the inputs of all piecewise linear activations during a forward pass.
 
     layers: for each activation a pair of tensors (n, h). The first tensor is the input of the activation
-    minus the
-        point where the activation bends. The second tensor is zero and is added to the output of the
-        activation. The derivative of the network's output in this second tensor is the effect of each neuron.
+        minus the point where the activation bends. The second tensor is zero and is added to the output of
+        the activation. The derivative of the network's output in the second tensor is the effect of a neuron.
     numbers: total number of elements of the tensors that the forward pass computed.
     """
 
@@ -273,25 +273,25 @@ class _Recorder(TorchFunctionMode):
         z = args[0] if args else kwargs.get("input")
         bend_points = _bends(getattr(func, "__name__", ""), args, kwargs)
         if not bend_points or not isinstance(z, Tensor) or not self._counts(z):
-            result = func(*args, **kwargs)
-            self.numbers += result.numel() if isinstance(result, Tensor) else 0
-            return result
+            output = func(*args, **kwargs)
+            self.numbers += output.numel() if isinstance(output, Tensor) else 0
+            return output
         z_before, copied = z.detach().clone(), z.clone()
         args, kwargs = (copied, *args[1:]), {k: v for k, v in kwargs.items() if k != "input"}
-        result = func(*args, **kwargs)
-        is_in_place = result is copied
-        offset = torch.zeros_like(result, requires_grad=self.with_effects)
+        output = func(*args, **kwargs)
+        is_in_place = output is copied
+        offset = torch.zeros_like(output, requires_grad=self.with_effects)
         if self.with_effects:
-            result = result + offset
+            output = output + offset
         if is_in_place:  # autograd saved the copied input, so the original input may change
-            result = z.copy_(result)
+            output = z.copy_(output)
         self.layers += [
             (z_before - bend_point if bend_point else z_before, offset)
             for bend_point in bend_points
         ]
         # Estimate of the memory for the copies of z above, and for the tensors of the statistic.
         self.numbers += 6 * z.numel()
-        return result
+        return output
 
     def _counts(self, z: Tensor) -> bool:
         return z.is_floating_point() and z.ndim == 2 and len(z) == self.n

@@ -173,14 +173,16 @@ def match_architecture(state: Mapping[str, Tensor], arch: Architecture) -> dict[
         n: t.shape for n, t in expected_tensors.items()
     }:
         return {name: name for name in expected_tensors}
-    layers = kinds.attach_vectors(*kinds.split_vectors(expected_tensors)) or []
-    layer_shapes = [expected_tensors[layer[0]].shape for layer in layers]
+    expected_layers = kinds.attach_vectors(*kinds.split_vectors(expected_tensors)) or []
+    layer_shapes = [expected_tensors[layer[0]].shape for layer in expected_layers]
     weights, vectors = kinds.split_vectors(state)
     for order in (*kinds.likely_orders(weights), *_order_by_shape(weights, layer_shapes)):
         has_same_shapes = [w.shape for _, w in order] == layer_shapes
         source_layers = kinds.attach_vectors(order, vectors) if has_same_shapes else None
-        if source_layers and [*map(len, layers)] == [*map(len, source_layers)]:
-            return dict(zip(itertools.chain(*layers), itertools.chain(*source_layers), strict=True))
+        if source_layers and [*map(len, expected_layers)] == [*map(len, source_layers)]:
+            return dict(
+                zip(itertools.chain(*expected_layers), itertools.chain(*source_layers), strict=True)
+            )
     raise ArchitectureError(*_explain_mismatch(state, arch))
 
 

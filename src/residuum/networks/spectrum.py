@@ -167,6 +167,6 @@ def noise_quantiles(h: int, d: int, grid: int = 20_000) -> Tensor:
     u = (torch.arange(grid, dtype=torch.float64) + 0.5) * (math.pi / grid)
     t = (a + b) / 2 + (b - a) / 2 * u.cos()
     cumulative_density = (u.sin().square() / t).cumsum(0)
-    count = min(h, d)
-    probabilities = (torch.arange(count, dtype=torch.float64) + 0.5) / count
+    value_count = min(h, d)
+    probabilities = (torch.arange(value_count, dtype=torch.float64) + 0.5) / value_count
     return t[torch.searchsorted(cumulative_density, probabilities * cumulative_density[-1])].sqrt()
