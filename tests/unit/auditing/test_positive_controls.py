@@ -463,7 +463,9 @@ def test_attacks_on_controls_stop_at_their_share_of_the_budget() -> None:
     test = AttacksOnControl(factory, 2.5 * seconds)
     test.run(control)
     test.run(control)
-    with pytest.raises(Exception, match="the budget is too small for more attacks on positive controls"):
+    with pytest.raises(
+        Exception, match="the budget is too small for more attacks on positive controls"
+    ):
         test.run(control)
 
 
