@@ -434,14 +434,16 @@ def _test_controls(audit: Audit, holdout: Dataset, samples: int) -> ControlSize:
     for number in range(NETWORKS["reconstruction"]):
         generator = torch.Generator().manual_seed(1000 * audit.request.seed + number)
         order = torch.randperm(len(holdout), generator=generator)
-        members, others = holdout.take(order[:samples]), holdout.take(order[samples:])
-        count, is_leak = _test_control(audit, members, others, number)
+        members, outsiders = holdout.take(order[:samples]), holdout.take(order[samples:])
+        count, is_leak = _test_control(audit, members, outsiders, number)
         counts.append(count)
         detected += is_leak
     return ControlSize(samples, tuple(counts), detected, 0.0)
 
 
-def _test_control(audit: Audit, members: Dataset, others: Dataset, seed: int) -> tuple[int, bool]:
+def _test_control(
+    audit: Audit, members: Dataset, outsiders: Dataset, seed: int
+) -> tuple[int, bool]:
     """Train a forest on members, and return how many of them are recovered and whether this shows a leak."""
     assert audit.case.forest is not None
     model = train_control(audit.case.forest, members, seed)
@@ -452,7 +454,7 @@ def _test_control(audit: Audit, members: Dataset, others: Dataset, seed: int) ->
         y = members.y.double().numpy()
         test = compare_labels(table.targets[:, 0].numpy(), y, 2 * QUESTIONS_OF_TESTS, seed)
         return test.recovered, test.is_finding(level)
-    comparison = RowComparison(table, SampleSets(members, others), seed, audit.request.subsets)
+    comparison = RowComparison(table, SampleSets(members, outsiders), seed, audit.request.subsets)
     row_test, _ = comparison.test(audit.deadline.seconds_left, level)
     if row_test is None:
         return 0, False

@@ -79,12 +79,12 @@ def compare_targets(targets: Array, train: Array, holdout: Array, tests: int) ->
     Returns:
         The test.
     """
-    known = np.sort(targets[~np.isnan(targets)])
-    if not len(known):
+    recovered = np.sort(targets[~np.isnan(targets)])
+    if not len(recovered):
         return TargetTest("targets", n=len(train), reason="the file determines no target")
     scale = float(np.ptp(np.concatenate([train, holdout]))) or 1.0
     matched, matched_holdout = (
-        _is_among(y, known, ROUNDING * scale) for y in (np.asarray(train), np.asarray(holdout))
+        _is_among(y, recovered, ROUNDING * scale) for y in (np.asarray(train), np.asarray(holdout))
     )
     n, total = len(train), len(train) + len(holdout)
     count, all_matched = int(matched.sum()), int(matched.sum() + matched_holdout.sum())
