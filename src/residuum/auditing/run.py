@@ -193,7 +193,7 @@ FOREST_STAGES = (
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
     Stage("membership", forests.measure_losses, stages.skip_without_train),
     Stage("attacks", forests.recover_tables, stages.never_skip),
-    Stage("negative controls", stages.run_negative_controls, stages.skip_without_train),
+    Stage("negative controls", forests.run_negative_controls, stages.skip_without_train),
     Stage("scores", forests.score_table, stages.skip_without_train),
     Stage("positive controls", forests.test_positive_controls, stages.skip_if_decided),
 )
