@@ -18,6 +18,7 @@ import pickle
 import resource
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +128,15 @@ def draw_table(setting: dict[str, Any], seed: int) -> Table:
         table = with_missing(table, setting["missing"], seed)
     if "levels" in setting:
         edges = np.quantile(table.y, np.linspace(0, 1, setting["levels"] + 1)[1:-1])
-        table = Table(table.x, np.digitize(table.y, edges).astype(float), table.holdout)
+        table = replace(table, y=np.digitize(table.y, edges).astype(float))
     if "duplicates" in setting:
         copies = rng.permutation(len(table.x))[: 2 * int(setting["duplicates"] * len(table.x))]
         x = table.x.copy()
         x[copies[::2]] = x[copies[1::2]]
-        table = Table(x, table.y, table.holdout)
+        table = replace(table, x=x)
     if "targets" in setting:
         second = table.x @ rng.normal(size=table.x.shape[1]) + rng.normal(size=len(table.x))
-        table = Table(table.x, np.stack([table.y, second], 1), table.holdout)
+        table = replace(table, y=np.stack([table.y, second], 1))
     return table
 
 
