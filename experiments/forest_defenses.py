@@ -202,8 +202,8 @@ def guess_cells(x: np.ndarray) -> float:
 
 def summarize(rows: list[Case]) -> str:
     lines = [
-        "defense | exact targets of 500 | targets within 2% of their deviation | exact cells % | cells within "
-        "5% of the range % | R2 on held-out rows"
+        "defense | exact targets of 500 | targets within 2% of their deviation | exact cells % | cells "
+        "within 5% of the range % | R2 on held-out rows"
     ]
     for name in DEFENSES:
         fits = [row for row in rows if row["case"]["defense"] == name]

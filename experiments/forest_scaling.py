@@ -6,11 +6,17 @@ process of its own, on one core. The bar at n = 10,000: under 2 minutes and 2 GB
 
 from __future__ import annotations
 
+import json
 import math
-import multiprocessing
+import os
+import pickle
 import resource
+import subprocess
+import sys
+import tempfile
 import time
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
 from experiments.common import Case, run_cases
 from experiments.forest_tables import compare
@@ -25,32 +31,41 @@ def cases() -> list[Case]:
 
 
 def measure(case: Case) -> Case:
-    from sklearn.ensemble import RandomForestRegressor
-
-    from experiments.private_tables import make_table
-    from residuum.io.forest_files import forest_of_estimator
-
-    table = make_table("friedman1-20", case["n"], case["seed"])
-    model = RandomForestRegressor(random_state=case["seed"]).fit(table.x, table.y)
-    context = multiprocessing.get_context("spawn")
-    queue = context.Queue()
-    worker = context.Process(target=recover, args=(forest_of_estimator(model), table, queue))
-    worker.start()
-    result: Case = queue.get()
-    worker.join()
+    command = (
+        f"from experiments.forest_scaling import recover; recover({case['n']}, {case['seed']})"
+    )
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(
+        [sys.executable, "-c", command], check=True, capture_output=True, text=True, env=environment
+    )
+    result: Case = json.loads(process.stdout)
     return result
 
 
-def recover(forest: Any, table: Any, queue: Any) -> None:
-    """Recover a table and send the counts, the seconds of one core and the largest memory to the caller."""
+def recover(n: int, seed: int) -> None:
+    """Fit a forest, recover its table, and print the counts, the seconds of one core and the largest memory.
+
+    The memory includes the model itself.
+    """
+    from sklearn.ensemble import RandomForestRegressor
+
+    from experiments.private_tables import make_table
+    from residuum.io.forests import read_forests
+    from residuum.io.release import open_release
     from residuum.trees.recovery import recover_table
 
+    table = make_table("friedman1-20", n, seed)
+    model = RandomForestRegressor(random_state=seed).fit(table.x, table.y)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "forest.pkl"
+        path.write_bytes(pickle.dumps(model))
+        forest = read_forests(open_release(path))[0].forest
     start = time.process_time()
     recovered = recover_table(forest, table.ranges)
     seconds = time.process_time() - start
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    counts = compare(recovered, table)
-    queue.put({**counts, "cpu_seconds": round(seconds, 1), "gib": round(memory, 2)})
+    counts = compare(recovered, replace(table, holdout=table.holdout[:100]))
+    print(json.dumps({**counts, "cpu_seconds": round(seconds, 1), "gib": round(memory, 2)}))
 
 
 def summarize(rows: list[Case]) -> str:
