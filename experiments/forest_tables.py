@@ -238,7 +238,7 @@ def held_out_matches(
         held-out row with one recovered row, averaged over the held-out rows.
     """
     rows, shares = 0, []
-    for row in table.holdout:
+    for row in table.holdout if len(stated) else ():
         agrees = stated & (np.abs(recovered.x - row) <= TOLERANCE * width)
         is_duplicate = (np.abs(table.x - row) <= TOLERANCE * width).all(1).any()
         rows += bool(agrees.all(1).any()) and not is_duplicate

@@ -20,7 +20,6 @@ from residuum.auditing.applicability import (
     list_other_checks,
 )
 from residuum.auditing.case import Case
-from residuum.auditing.forests import RowComparison
 from residuum.auditing.result import SUITE, AuditResult
 from residuum.auditing.stages import NO_NETWORK, certificates_or_reason
 from residuum.auditing.stored_records import NAME
@@ -182,11 +181,6 @@ def _assemble_for_forest(audit: Audit) -> AuditResult:
     forest, name = case.forest.forest, case.forest.name
     shape = (forest.columns,)
     shown_scores = None if scores is None else scores.scores
-    reconstructions: tuple[Reconstruction, ...] = ()
-    if table is not None and scores is not None and scores.evidence is not None:
-        assert case.sample_sets is not None
-        comparison = RowComparison(table, case.sample_sets, audit.request.seed, 0)
-        reconstructions = (comparison.reconstruction(case.knowledge),)
     return AuditResult(
         subject=_subject(audit, name),
         created=_now(),
@@ -195,7 +189,7 @@ def _assemble_for_forest(audit: Audit) -> AuditResult:
         inspection=_empty_inspection(name, shape),
         knowledge=case.knowledge,
         attacks=audit.outcomes,
-        reconstructions=reconstructions,
+        reconstructions=audit.attacks.reconstructions,
         certificate_of=NO_NETWORK,
         uniqueness_reason=NO_NETWORK,
         settings={**_settings(audit), "file": _release_path(case)},

@@ -178,6 +178,8 @@ def score_table(audit: Audit) -> Audit:
         n = len(sets.train)
         return replace(audit, scores=AttackScores(rows, Findings(n, reason, metric=DIGITS.name)))
     comparison = RowComparison(table, _limited(sets), audit.request.seed, audit.request.subsets)
+    reconstruction = comparison.reconstruction(audit.case.knowledge)
+    audit = replace(audit, attacks=audit.attacks.replace(reconstructions=(reconstruction,)))
     scores = comparison.scores(
         audit.attacks.outcomes[0], audit.deadline.seconds_left, audit.negative_controls.level
     )

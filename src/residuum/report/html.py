@@ -35,6 +35,7 @@ from residuum.evaluation.scoring import all_candidates, join_pools
 from residuum.records.inputs import add_mean
 from residuum.report import charts, drawing
 from residuum.report.drawing import Array
+from residuum.report.forest import summarize_columns
 from residuum.report.glossary import GLOSSARY, compile_pattern, find_entry
 from residuum.report.members import named_samples
 from residuum.similarity import cosine, ncc
@@ -161,6 +162,9 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         "template.html",
         script="report.js",
         page=result,
+        columns=[]
+        if result.table is None
+        else summarize_columns(result.table, _column_names(result)),
         verdict=result.verdict,
         screen=result.screen,
         best=best_cards,
@@ -202,6 +206,11 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
             "ascending": ["number", "margin", *lower_is_better_keys],
         },
     )
+
+
+def _column_names(result: AuditResult) -> tuple[str, ...]:
+    """Return the names of the columns in the samples, () if they have none."""
+    return () if result.evidence is None else result.evidence.features
 
 
 def _without_answers(result: AuditResult) -> str:
