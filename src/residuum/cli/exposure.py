@@ -32,6 +32,7 @@ from residuum.settings import ExposureRequest
 if TYPE_CHECKING:
     from residuum.records import Exposure
     from residuum.records.exposure import GroupExposure
+    from residuum.risk.forests import ForestExposure
 
 MAX_GROUPS = 20  # maximal number of groups in the printed table
 
@@ -113,8 +114,10 @@ def _command(
     from residuum.datasets.given import locate_samples, read_samples
     from residuum.io.attacker_knowledge import build_knowledge
     from residuum.io.checkpoints import load_checkpoint
+    from residuum.io.forests import read_forests
     from residuum.io.release import open_release
     from residuum.verbs.exposing import exposure, read_groups
+    from residuum.verbs.forests import forest_exposure
 
     settings = settings or {}
     request = options.make_from_options(ExposureRequest, settings)
@@ -128,6 +131,10 @@ def _command(
             f"--fail-above must be from 0 to 1; got {fail_above:g}.", "Example: --fail-above 0.5."
         )
     release = open_release(checkpoint)
+    if read_forests(release):
+        ranking = forest_exposure(release, data, out)
+        output.print_result(ranking.to_json(), lambda: show_forest(ranking, request.top, out))
+        return 0
     network = load_checkpoint(release, request.arch)
     data_file = locate_samples(data, "data")
     records, _ = read_samples(data_file)
@@ -165,6 +172,30 @@ def _command(
 
     output.print_result(record_risks.to_json(), show_all)
     return 1 if above_count else 0
+
+
+def show_forest(ranking: ForestExposure, top: int, out: Path | None) -> None:
+    """Print how much of each record the trees of a forest determine.
+
+    Args:
+        ranking: The ranking.
+        top: Number of records in the table.
+        out: Folder that was written, None if no folder was written.
+    """
+    rows = [
+        (
+            str(row["id"] or row["record"]),
+            f"{row['exact_columns']} of {ranking.columns}",
+            f"{row['right_digits']:.2f}",
+            "yes" if row["target"] else "no",
+        )
+        for row in ranking.per_record[:top]
+    ]
+    headers = ("record", "exact columns", "right digits", "target")
+    print_table(f"{ranking.model}: the most exposed of {len(ranking)} records", headers, rows)
+    print_notes(ranking.lines)
+    if out is not None:
+        print_line(f"written to {out}")
 
 
 def show(result: Exposure, out: Path | None) -> None:
