@@ -12,7 +12,8 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from benchmarks.harness import Report, median_time, only_on
+from experiments.report import Report, only_on
+from experiments.timing import median_time
 from residuum.datasets import load_dataset
 from residuum.networks import MLP
 from residuum.stationarity import Rows, flatten, jacobian, norm, parameters, residual

@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Report, clock
+from experiments.report import Report
+from experiments.timing import clock
 from residuum.datasets import load_dataset
 from residuum.networks import MLP
 from residuum.records import Dataset, Uniqueness

@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Report, device_name
 from benchmarks.step import ours
+from experiments.report import Report, device_name
 
 BASE = {"m": 1000, "d": 784, "width": 1000, "restarts": 1}
 VARIED = {

@@ -15,7 +15,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.harness import Report, clock, threads
+from experiments.report import Report
+from experiments.timing import clock, threads
 from residuum.datasets import load_dataset
 from residuum.networks import Architecture, homogeneity_order, probe_inputs
 from residuum.records import Dataset

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Report
+from experiments.report import Report
 from residuum.attacks import Auto
 from residuum.attacks.stationarity.objectives import BinaryKKT
 from residuum.attacks.stationarity.solver import Solver

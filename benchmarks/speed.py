@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 import residuum as rs
-from benchmarks.harness import Report, WrongDevice, clock, only_on, threads
-from benchmarks.stationarity import MARGIN, quick
 from benchmarks.step import SHAPES, floor, ours, published
 from benchmarks.sweep import TINY_STEPS, TINY_TRIALS, victim
-from benchmarks.unmix import speed as unmixing
+from experiments.report import Report, WrongDevice, only_on
+from experiments.stationarity import MARGIN, quick
+from experiments.timing import clock, threads
+from experiments.unmix import speed as unmixing
 from residuum.datasets import load_dataset
 from residuum.errors import DataError
 from residuum.sweeping import sweep

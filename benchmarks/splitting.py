@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from benchmarks.harness import Report, median_time, only_on
+from experiments.report import Report, only_on
+from experiments.timing import median_time
 from residuum import attacks
 from residuum.attacks.stationarity.growth import Grower
 from residuum.attacks.stationarity.objectives import BinaryKKT

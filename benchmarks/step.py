@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Report, clock
 from benchmarks.published import PublishedAttack
+from experiments.report import Report
+from experiments.timing import clock
 from residuum.attacks import Auto
 from residuum.attacks.stationarity.objectives import BinaryKKT
 from residuum.attacks.stationarity.solver import Solver

@@ -20,7 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Report, clock, only_on, threads
+from experiments.report import Report, only_on
+from experiments.timing import clock, threads
 from residuum.attacks import Attack, Auto
 from residuum.datasets import load_dataset
 from residuum.evaluation import score

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from benchmarks.verdict import granted
 
 import residuum as rs
+from experiments.attack_options import knowledge_with_mean
 from experiments.common import Case, run_cases
 from residuum.auditing.controls import explain_by_knowledge, run_controls, set_aside_repeats
 from residuum.auditing.scores import findings, run_tests
@@ -41,7 +41,7 @@ def run_case(seed: int, n: int, pool: int) -> Case:
     network = rs.Network(state.theta, arch, own.shape, task="binary")
     attacked = rs.audit(
         network,
-        knowledge=granted(own, mean=True),
+        knowledge=knowledge_with_mean(own),
         attacks=[
             {"attack": "binary-kkt", "restarts": RESTARTS, "steps": ATTACK_STEPS},
             {"attack": "unmix"},
@@ -59,7 +59,7 @@ def run_case(seed: int, n: int, pool: int) -> Case:
             center_by(unseen.take(rows), mean) for rows in (order[:n], order[n : n + pool])
         )
         claim = set_aside_repeats(tested, holdout)
-        controls = run_controls(claim, granted(tested, mean=True), seed=number)
+        controls = run_controls(claim, knowledge_with_mean(tested), seed=number)
         level = controls.level
         tests, _ = run_tests(pools, claim, number, SUBSETS, float("inf"), level=level)
         found = findings(tests, len(claim.train), row_numbers=claim.train.rows)

@@ -13,9 +13,9 @@ import json
 from pathlib import Path
 
 import torch
-from benchmarks.counting import counted, held_out
 
 import residuum as rs
+from experiments.counting import counted, held_out
 from residuum.similarity import ncc
 
 SIZES, SEEDS = (100, 500), (9601, 9602, 9603)

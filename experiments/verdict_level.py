@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common import RESULTS, Case, run_cases
+from experiments import RESULTS
+from experiments.common import Case, run_cases
 
 CANDIDATES = RESULTS / "level_candidates"
 SETS = 8

@@ -1,13 +1,14 @@
-"""The faults that benchmarks/mutants.py puts into the code: that they are faults, and which."""
+"""The faults that tools/mutants.py puts into the code: that they are faults, and which."""
 
 from __future__ import annotations
 
 import ast
 
 import pytest
-from benchmarks import mutations
-from benchmarks.mutants import ROOT, TABLE, _reviewed, covering
-from benchmarks.mutations import PACKAGE, mutants_of
+
+from tools import mutations
+from tools.mutants import ROOT, TABLE, _reviewed, covering
+from tools.mutations import PACKAGE, mutants_of
 
 SOURCE = '''
 """A docstring with 1 and True."""

@@ -345,7 +345,7 @@ def estimate_candidate_count(network: Network, knowledge: Knowledge) -> int:
     number of neurons in the first layer, between MIN_CANDIDATES and MAX_CANDIDATES. A first layer with h
     neurons and rank r gives about h r equations for the m (r + 1) unknowns of m samples, so the equations can
     determine about h samples at most. With h / 2 candidates, an attack recovered as many digits as with h
-    candidates (``benchmarks/candidates.py``).
+    candidates (``experiments/candidate_counts.py``).
 
     Args:
         network: The network to attack.

@@ -11,7 +11,7 @@ are not independent, so the score is a + b logit(q). In three cases the score us
 ratio) and log(d / n): the network has no dense layer on whole samples, the initial weights hide the samples,
 or the clean directions fill the input space. In the last case all inputs lie in the clean directions, whether
 or not training used them. The coefficients were fitted on networks of the pool ``tune`` of
-``benchmarks/exposure.py`` and on nothing else.
+``experiments/exposure_ranking.py`` and on nothing else.
 
 The score ranks the records of every network. Its logistic is a probability only for networks like those on
 which it was checked (:func:`explain_uncalibrated`).

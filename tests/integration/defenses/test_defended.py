@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks import defenses as benchmark
-from benchmarks import tables_of_defenses as tables
-from benchmarks.defenses import AFTER, CASES, Kept, groups
 
+from experiments import defenses as benchmark
+from experiments.defenses import AFTER, CASES, Kept, groups
+from experiments.pages import defenses as tables
 from papers.buzaglo2023 import WEIGHT_DECAY, gradients
 from residuum.attacks.defense_aware.strategies import Released
 from residuum.defenses import parse_defense, release, run_trial, trial
@@ -32,7 +32,7 @@ def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
             "told": attacked(20, 0.001),
         }
     }
-    best, told = tables.best_of(row), tables.best_of(row, told=True)
+    best, told = tables.best_of(row), tables.best_of(row, knows_secret=True)
     assert best is not None
     assert told is not None
     assert (best["name"], best["recovered"]) == ("unmix", 9)
@@ -41,7 +41,7 @@ def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
     assert tables.count(best | {"p_value": 3 * 0.004}) == "9"
     assert (told["name"], told["p_value"], told["tried"]) == ("told", 3 * 0.001, 3)
     row["attacks"]["told"] = attacked(2, 0.001)
-    told = tables.best_of(row, told=True)
+    told = tables.best_of(row, knows_secret=True)
     assert told is not None
     assert (told["name"], told["recovered"]) == ("unmix", 9), "one who was told has every other way"
 
@@ -59,7 +59,7 @@ def test_a_table_tells_what_was_refused_and_where_a_secret_made_a_difference(
         {"defense": "none", "seed": k, "held_out_accuracy": 0.5, "train_loss": 1.0, "attacks": one}
         for k, one in enumerate(attacks)
     ]
-    assert tables.best_of(made[0]) is tables.best_of(made[0], told=True) is None
+    assert tables.best_of(made[0]) is tables.best_of(made[0], knows_secret=True) is None
     monkeypatch.setattr(tables, "FILES", ["one"])
     monkeypatch.setattr(tables, "ordered", lambda: ["none"])
     monkeypatch.setattr(tables, "read", lambda file: {"data": "digits", "n": 10})

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.rows import OPTIMIZERS, SEEN, tuned
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import residuum as rs
+from experiments.embedding_rows import OPTIMIZERS, SEEN, tuned
 from residuum.cli.main import main
 from residuum.errors import CheckpointError
 from residuum.scanning.base_comparison import CURVE, NONE, find_touched_rows

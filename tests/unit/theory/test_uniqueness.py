@@ -13,7 +13,12 @@ import clarabel
 import numpy as np
 import pytest
 import torch
-from benchmarks.falsifier import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from experiments.falsifier import (
     BEYOND,
     Falsifier,
     canceling_pair,
@@ -24,11 +29,6 @@ from benchmarks.falsifier import (
     trained,
     two_groups,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors.torch import save_file
-from torch import Tensor, nn
-
 from papers.points import relu_point, steep_point
 from residuum.attacks.stationarity.solution import build_solution, find_best_residual
 from residuum.cli.main import main

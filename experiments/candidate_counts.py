@@ -1,0 +1,155 @@
+"""How many candidates should an attack have that does not know the number of training samples?
+
+Networks trained on digits are attacked with the number of candidates that each rule gives; range and
+mean are granted, the number of samples is not. Two comparisons: equal steps, two restarts for every
+rule; equal work, as many restarts as give the same number of candidates in all, since a step costs
+about that. The rule is chosen on the first seed and looked at again on the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
+from statistics import mean
+from typing import Any
+
+from experiments import RESULTS
+from experiments.networks import first_layer_rank
+from experiments.programs import parse_paths
+from experiments.timing import threads
+from residuum.attacks import Auto, attack
+from residuum.datasets import load_dataset
+from residuum.evaluation import score
+from residuum.networks.network import Network, first_layer
+from residuum.records import Knowledge, Reconstruction, Split, write_json
+from residuum.records.rundir import environment
+from residuum.training import TrainingConfig, make_release, train
+
+SEEDS = {  # of data, training and attack
+    "mlp:64-100-1": (0, 1),
+    "mlp:64-100-100-1": (0, 1),
+    "mlp:64-50-50-1": (0,),
+    "mlp:64-200-1": (0,),
+}
+SAMPLES, INITS, TRAINING = (20, 40, 80), ("small", "default"), 800
+STEPS, RESTARTS, WORK = 1000, 2, 400  # WORK: candidates of all restarts together
+FEWEST = 20
+# Of a network, its width h and the number of its samples, which only the last rule looks at.
+RULES: dict[str, Callable[[Network, int, int], float]] = {
+    "h/4": lambda net, h, n: h / 4,
+    "h/2": lambda net, h, n: h / 2,
+    "h": lambda net, h, n: h,
+    "2 h": lambda net, h, n: 2 * h,
+    "2 rank(W1) at 1%": lambda net, h, n: 2 * first_layer_rank(net.theta),
+    "2 n, if n were known": lambda net, h, n: 2 * n,
+}
+Row = dict[str, Any]
+
+
+def victims() -> Iterator[tuple[Row, Network, Split]]:
+    """Every network: architecture, seed, samples and initialization."""
+    for arch, seeds in SEEDS.items():
+        for seed, n, init in product(seeds, SAMPLES, INITS):
+            split = load_dataset("digits", n, seed=100 + seed)
+            state = train(arch, split.train, TrainingConfig(steps=TRAINING, init=init, seed=seed))
+            facts = {"arch": arch, "seed": seed, "n": n, "init": init}
+            yield facts, make_release(state, arch, split.train, "binary"), split
+
+
+def counts(net: Network, n: int) -> dict[str, int]:
+    """Candidates by every rule."""
+    h = len(first_layer(net.theta))
+    return {name: max(FEWEST, round(rule(net, h, n))) for name, rule in RULES.items()}
+
+
+def attacked(net: Network, split: Split, m: int, seed: int) -> Row:
+    """What m candidates recover with two restarts, and with equal work."""
+    alike = max(1, round(WORK / m))
+    restarts = max(RESTARTS, alike)
+    config = Auto(candidates=m, restarts=restarts, steps=STEPS, dtype="float32", seed=seed)
+    start = time.process_time()
+    found = attack(net, Knowledge(value_range=(0.0, 1.0), mean=split.train.mean), config)
+    seconds = time.process_time() - start
+    return {
+        "candidates": m,
+        "equal steps": scored(found, split, RESTARTS),
+        "equal work": {"restarts": alike, **scored(found, split, alike)},
+        "cpu_seconds_of_a_restart": round(seconds / restarts, 2),
+    }
+
+
+def scored(found: Reconstruction, split: Split, restarts: int) -> Row:
+    """Recovered samples of the first ``restarts``."""
+    x = found.x[found.run < restarts].double()
+    ncc = score(x, split.train, split.holdout, metrics=("ncc",), subsets=200).metrics["ncc"]
+    assert ncc.recovered is not None
+    assert ncc.expected_by_chance is not None
+    return {
+        "recovered": ncc.recovered,
+        "expected_by_chance": ncc.expected_by_chance,
+        "p_value": ncc.p_value,
+        "threshold": ncc.threshold_null99,
+    }
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Row]:
+    """Means over networks, by rule; shares are of what the best rule found on that network."""
+    found = {}
+    for name in RULES:
+        parts = [row["rules"][name] for row in rows]
+        found[name] = {"candidates": mean(part["candidates"] for part in parts)}
+        for case in ("equal steps", "equal work"):
+            found[name][case] = {
+                "recovered": mean(part[case]["recovered"] for part in parts),
+                "expected_by_chance": mean(part[case]["expected_by_chance"] for part in parts),
+                "share_of_best": mean(
+                    part[case]["recovered"]
+                    / max(1, *(other[case]["recovered"] for other in row["rules"].values()))
+                    for part, row in zip(parts, rows, strict=True)
+                ),
+            }
+    return found
+
+
+def main() -> None:
+    """Attack every network with every rule; the file is written anew after each."""
+    rows: list[Row] = []
+    start = time.process_time()
+    with threads(1):
+        for facts, net, split in victims():
+            wanted = counts(net, facts["n"])
+            done = {m: attacked(net, split, m, facts["seed"]) for m in {*wanted.values()}}
+            rows.append({**facts, "rules": {name: done[m] for name, m in wanted.items()}})
+            first = [row for row in rows if row["seed"] == 0]
+            others = [row for row in rows if row["seed"] != 0]
+            content = {
+                "what": "number of candidates when the number of samples is not known",
+                "settings": {
+                    "training": TRAINING,
+                    "steps": STEPS,
+                    "restarts": RESTARTS,
+                    "work": WORK,
+                },
+                "chosen_on": {"networks": len(first), **summary(first)},
+                "looked_at_again_on": {"networks": len(others), **summary(others)}
+                if others
+                else {},
+                "rows": rows,
+                "cpu_seconds": round(time.process_time() - start, 1),
+                "environment": environment("cpu"),
+            }
+            write_json(RESULTS / "candidates.json", content)
+            print(
+                *facts.values(), *(_brief(*item) for item in rows[-1]["rules"].items()), flush=True
+            )
+
+
+def _brief(name: str, part: Row) -> str:
+    found = "/".join(str(part[case]["recovered"]) for case in ("equal steps", "equal work"))
+    return f"{name}: {part['candidates']} {found};"
+
+
+if __name__ == "__main__":
+    parse_paths(__doc__)
+    main()

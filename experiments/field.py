@@ -1,0 +1,470 @@
+"""The field's table: every attack on the same victims, by one rule, beside chance.
+
+    python -m experiments.field                                what needs no data, into runs/field
+    python -m experiments.image_data SOURCE FOLDER             MNIST and CIFAR, images that no tuning saw
+    python -m experiments.field run OUT                        the same, into OUT
+    python -m experiments.field run FOLDER OUT --device cuda   every row; resumable, attack by attack
+    python -m experiments.field page OUT PAGE                  docs/field.md with what was found
+    python -m experiments.field picture OUT PNG                the best of some rows above their samples
+    python -m experiments.field draw                           seeds, settings being committed
+
+Rows, attacks and their settings are those of ``field_rows.py``. Attacks of installed packages
+(entry point ``residuum.plugins``) are run on every row as well, by themselves with ``--attacks NAME``.
+
+The rule: candidates and samples are matched one-to-one by NCC at full resolution, up to sign (rows of tables
+by 1 - the largest error over the range of its column); a sample counts above 0.7, 0.8 and 0.9. ``ssim3`` is
+the published rule, color images alone: the candidate nearest at half resolution, mean added, above 0.4.
+Beside each stands the same for as many samples that the network never saw. At most 8n candidates of an attack
+count, the first. Seconds are those of an attack among as many others as there are workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
+from itertools import product
+from multiprocessing import active_children, get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import residuum as rs
+from experiments import RESULTS
+from experiments.counting import LEVELS, counted, held_out
+from experiments.field_rows import (
+    ARMS,
+    CHOSEN,
+    MOST,
+    ROWS,
+    TRUE,
+    WITHOUT_DATA,
+    Row,
+    arm_of,
+    frozen,
+    identity,
+    pooled,
+    settings,
+)
+from experiments.field_victims import Victim, from_file, kept
+from experiments.pages import field as tables_of_field
+from experiments.programs import run_program
+from experiments.seeds import draw_seeds
+from residuum import plugins
+from residuum.attacks.registry import every_attack
+from residuum.errors import InputError, PluginError, ResiduumError, require_known
+from residuum.evaluation.matching import display, greedy
+from residuum.records import Reconstruction, write_json
+from residuum.records.inputs import read_npz, write_npz
+from residuum.records.rundir import digest, environment, read_json, require_device, write_atomic
+from residuum.similarity import ncc
+
+SEEDS_FILE = RESULTS / "field-seeds.json"
+SHOWN = 6  # best pairs kept for pictures
+ROOT = Path(rs.__file__).parent
+# Of the code of residuum as this process has it.
+PACKAGE = digest(
+    *(f"{file.relative_to(ROOT)}\n{file.read_text('utf-8')}" for file in sorted(ROOT.rglob("*.py")))
+)
+Found = tuple[Tensor, Tensor, dict[str, Any]]  # candidates, those chosen without the data, facts
+
+
+def alike(x: Tensor, samples: Tensor, span: Tensor | None) -> Tensor:
+    """(m, n) how similar candidates and samples are, at most 1."""
+    if span is None:
+        return ncc(x, samples).abs()
+    far = (x.flatten(1)[:, None] - samples.flatten(1)[None]).abs() / span
+    return 1 - far.amax(2)
+
+
+def figures(x: Tensor, chosen: Tensor, victim: Victim, device: str) -> dict[str, Any]:
+    """Counts above fixed levels, of the training set and of as many others, and what the choice is worth."""
+    n, x = len(victim.x), x.to(device).float()
+    span = None if victim.span is None else victim.span.to(device)
+    both = []
+    for samples in (victim.x.to(device), victim.held[:n].to(device)):
+        one = counted(x, samples, victim.mean, alike(x, samples, span))
+        if len(chosen):
+            best = alike(chosen.to(device).float(), samples, span).amax(1)
+            one["right"] = int((best > TRUE).sum())
+        both.append(one)
+    return {"candidates": len(x), "chosen": len(chosen), **both[0], **held_out(both[1])}
+
+
+def pairs(x: Tensor, victim: Victim) -> np.ndarray:
+    """(2, SHOWN, *shape) bytes: the best candidates, right way up, and the samples they match."""
+    similar = ncc(x.float(), victim.x)
+    match = greedy(similar.abs().double().numpy())
+    best = np.argsort(-match.value)[:SHOWN]
+    candidate = match.candidate[best]
+    sign = similar[candidate, best].sign().reshape(-1, *[1] * (x.ndim - 1))
+    shown = [display(part, None) for part in (x[candidate].float() * sign, victim.x[best])]
+    return (255 * torch.stack(shown)).round().to(torch.uint8).numpy()
+
+
+class Attacked:
+    """One victim and its attacks, one after the other; candidates are kept beside it for who pools them."""
+
+    def __init__(self, row: Row, victim: Victim, cache: Path, device: str, tiny: bool) -> None:
+        self.row, self.victim, self.cache = row, victim, cache
+        self.device, self.tiny = device, tiny
+
+    def found(self, arm: str) -> Found:
+        """Candidates of an attack, from their file or found anew."""
+        told = digest(*code(self.row, arm).values())
+        path = self.cache.with_name(f"{self.cache.stem}-{told[:12]}.found")
+        return from_file(path, partial(self.run, arm))
+
+    def run(self, arm: str) -> Found:
+        """An attack by its settings; refused where it does not apply."""
+        n, nothing = len(self.victim.x), self.victim.x[:0]
+        if arm == "other images":
+            return self.victim.held[n : 3 * n], nothing, {"seconds": 0.0}
+        if arm == "together":
+            parts = [self.found(one) for one in pooled(self.row)]
+            ran = [part for part in parts if "refused" not in part[2]]
+            seconds = sum(part[2]["seconds"] for part in ran)
+            x = torch.cat([nothing, *(part[0] for part in ran)])
+            chosen = torch.cat([nothing, *(part[1] for part in ran)])
+            return x, chosen, {"seconds": seconds}
+        seed = self.victim.facts["seed"] % 1000
+        device = "cpu" if arm == "corners" else self.device
+        config = settings(self.row, arm).changed(seed=seed, device=device)
+        if self.tiny:
+            config = config.changed(
+                **config.select_settings({"steps": 20, "restarts": 1, "seconds": 2.0})
+            )
+        try:
+            made = rs.attack(self.victim.network, self.victim.knowledge(arm_of(arm).grants), config)
+        except PluginError:  # a fault, which the next run tries again, and no refusal
+            raise
+        except ResiduumError as problem:
+            return nothing, nothing, {"refused": problem.message}
+        shape = self.victim.x.shape[1:]
+        x = made.x.float().cpu()[: MOST * n].reshape(-1, *shape)
+        return x, best_of(made).cpu().reshape(-1, *shape), facts(made)
+
+
+def best_of(made: Reconstruction) -> Tensor:
+    """What the attack itself takes for true, without the data."""
+    if made.selection is None:
+        return made.x[:0].float()
+    return made.selection.x[made.selection.confidence >= CHOSEN].float()
+
+
+def facts(made: Reconstruction) -> dict[str, Any]:
+    """Of one run."""
+    granted = [fact for fact in made.knowledge.known_names if fact != "provenance"]
+    return {
+        "seconds": made.seconds,
+        "granted": granted,
+        "status": sorted({*made.status}),
+        "settings": made.settings,
+    }
+
+
+def job(
+    name: str,
+    k: int,
+    seeds: list[int],
+    arms: Sequence[str],
+    folder: str,
+    out: str,
+    device: str,
+    tiny: bool,
+    end: float,
+) -> list[str]:
+    """What is missing of one victim, or was run with other settings; every attack leaves a file of its own
+    as soon as it is scored. Those that failed are returned.
+    """
+    torch.set_num_threads(1)
+    row, key = (ROWS[name].tiny if tiny else ROWS[name]), f"{name}-{k}"
+    parts, made = Path(out) / "parts", digest(identity(row), seeds)[:12]
+    cache = Path(out) / "victims" / f"{key}-{made}.pt"
+    missing = [arm for arm in arms if not there(parts / f"{key}-{arm}.json", row, arm, seeds[k])]
+    failed: list[str] = []
+    if not missing or time.time() > end:
+        return failed
+    victim = kept(row, k, seeds, folder, device, cache)
+    attacked = Attacked(row, victim, cache, device, tiny)
+    for arm in missing:
+        if time.time() > end:
+            break
+        try:
+            x, chosen, said = attacked.found(arm)
+            picture = parts / f"{key}-{arm}.npz"
+            picture.unlink(missing_ok=True)
+            if len(x):
+                said |= figures(x, chosen, victim, device)
+                if k == 0 and victim.x.ndim == 4:
+                    write_npz(picture, {"pairs": pairs(x, victim)})
+        except Exception as problem:  # noqa: BLE001  the others go on, the next run tries again
+            print(f"{key} {arm}: FAILED, {plugins.describe(problem)}", flush=True)
+            failed.append(f"{arm} on {key}")
+            continue
+        part = {"row": name, "victim": k, "arm": arm, "of": victim.facts, "found": said}
+        where = {"environment": environment(device), **code(row, arm)}
+        write_json(parts / f"{key}-{arm}.json", {**part, **where})
+        shown = " ".join(f"{v} {said[str(v)]} ({said[f'{v} held out']})" for v in LEVELS if len(x))
+        took = said.get("refused") or f"{said['seconds']:.1f} s, {shown}"
+        print(f"{time.strftime('%H:%M:%S')} {key} {arm}: {took}", flush=True)
+    return failed
+
+
+def code(row: Row, arm: str) -> dict[str, Any]:
+    """What computes a part: sha256 of residuum and of the settings; of an attack of others, versions."""
+    brought = [f"{one.name} {one.version}" for one in plugins.load() if not one.error]
+    own = [] if arm in ARMS else brought
+    return {"package": PACKAGE, "settings": frozen(row, arm), "plugins": own}
+
+
+def there(path: Path, row: Row, arm: str, seed: int) -> bool:
+    """Whether a part is of this victim and attack; another version of residuum is told, not run again."""
+    part = read_json(path)
+    same = all(part.get(key) == code(row, arm)[key] for key in ("settings", "plugins"))
+    return same and part["of"]["seed"] == seed
+
+
+def run(
+    folder: Path | None,
+    out: Path,
+    *,
+    device: str = "cpu",
+    workers: int = 2,
+    cores: int = 1,
+    names: Sequence[str] = WITHOUT_DATA,
+    attacks: Sequence[str] = (),
+    tiny: bool = False,
+    seconds: float = float("inf"),
+) -> dict[str, Any]:
+    """Every attack that is not in ``out`` yet, convnets on ``cores`` processors beside the others."""
+    for one in plugins.load():
+        if one.error:
+            print(f"plug-in {one.name} {one.version} is left out, {one.error}", file=sys.stderr)
+    brought = [name for name, one in every_attack().items() if one().is_plugin]
+    asked_for(folder, device, min(workers, cores), names, attacks, brought)
+    for part in ("parts", "victims"):
+        (out / part).mkdir(parents=True, exist_ok=True)
+    seeds = json.loads(SEEDS_FILE.read_text())["victims"]
+    start, context = time.time(), get_context("spawn")
+    root = "" if folder is None else str(folder / "claim")
+    with (
+        ProcessPoolExecutor(workers, context, end_with, (os.getpid(),)) as shared,
+        ProcessPoolExecutor(cores, context, end_with, (os.getpid(),)) as apart,
+    ):
+        futures, failed = [], list[str]()
+        rows = {name: ROWS[name].tiny if tiny else ROWS[name] for name in names}
+        # The first victim of every row before the second of any: a run cut short has all rows.
+        for k, (name, row) in product(range(3), rows.items()):
+            if k < row.victims:
+                arms = [arm for arm in (*row.arms, *brought) if not attacks or arm in attacks]
+                where, place = (apart, "cpu") if row.made == "convnet" else (shared, device)
+                told = (arms, root, str(out), place, tiny, start + seconds)
+                futures.append(where.submit(job, name, k, seeds[name], *told))
+        try:
+            for finished in as_completed(futures):
+                failed += finished.result()
+                collect(out)
+        except BaseException:  # Ctrl-C, a victim that cannot be made: what waits is not begun
+            for pool in (shared, apart):
+                pool.shutdown(wait=False, cancel_futures=True)
+            for worker in active_children():
+                worker.terminate()
+            raise
+    print(f"{time.time() - start:.0f} s in all", flush=True)
+    return {**collect(out), "failed": failed}
+
+
+def asked_for(
+    folder: Path | None,
+    device: str,
+    workers: int,
+    names: Sequence[str],
+    attacks: Sequence[str],
+    brought: Sequence[str],
+) -> None:
+    """Refuse before anything is computed what cannot be run."""
+    require_device(device)
+    if workers < 1:
+        raise InputError(f"At least one process is needed; got {workers}.", "Raise --workers.")
+    known = [*ARMS, *brought]
+    for name in attacks:
+        require_known(name, known, "No attack")
+        if name not in brought and not any(name in ROWS[row].arms for row in names):
+            raise InputError(f"{name} is run on none of these rows.", "Choose other --rows.")
+    for name in names:
+        if name not in WITHOUT_DATA:
+            file = "FOLDER" if folder is None else folder / "claim" / f"{ROWS[name].data}.npz"
+            if folder is None or not Path(file).is_file():
+                make = "Make it by python -m experiments.image_data SOURCE FOLDER."
+                raise InputError(f"{name} needs images; there is no {file}.", make)
+
+
+def end_with(parent: int) -> None:
+    """A worker does not outlive who started it, however that ended."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def collect(out: Path) -> dict[str, Any]:
+    """All that was found so far as one file, and the pictures as another."""
+    done: dict[str, Any] = {"environments": [], "victims": {}, "settings": {}}
+    found = [read_json(path) for path in sorted((out / "parts").glob("*.json"))]
+    parts = [
+        part for part in found if part.get("row") in ROWS
+    ]  # others are damaged, or of old rows
+    done["plugins"] = sorted({one for part in parts for one in part["plugins"]})
+    # As every part was run: a folder may hold some from before a change and some from after it.
+    sums: dict[str, Any] = {"package": sorted({part["package"] for part in parts}), "settings": {}}
+    done["sha256"] = sums
+    for part in sorted(parts, key=place):
+        found, name, arm = part["found"], part["row"], part["arm"]
+        ran = sums["settings"].setdefault(name, {}).setdefault(arm, [])
+        ran += [part["settings"]] * (part["settings"] not in ran)
+        if part["environment"] not in done["environments"]:
+            done["environments"].append(part["environment"])
+        entry = done["victims"].setdefault(f"{name}/{part['victim']}", {"victim": part["of"]})
+        told = found.pop("settings", None)
+        if told is not None and part["victim"] == 0:
+            done["settings"].setdefault(name, {})[arm] = trimmed(told)
+        entry.setdefault("arms", {})[arm] = found
+    write_json(out / "field.json", done)
+    shown = {path.stem: read_npz(path)["pairs"] for path in sorted((out / "parts").glob("*.npz"))}
+    write_npz(out / "field-pictures.npz", shown)
+    return done
+
+
+def trimmed(told: dict[str, Any]) -> dict[str, Any]:
+    """Settings that are not the defaults, and the sizes of an attack."""
+    usual = rs.attacks.attack_class(told["attack"])().to_json() | {"attack": None}
+    sizes = ("restarts", "candidates", "steps")
+    return {k: v for k, v in told.items() if k in sizes or v != usual.get(k)}
+
+
+def place(part: dict[str, Any]) -> tuple[int, int, int]:
+    """Where a part stands in the file: rows, victims and attacks in their order, those of others last."""
+    arms, arm = list(ROWS[part["row"]].arms), part["arm"]
+    return [*ROWS].index(part["row"]), part["victim"], (*arms, arm).index(arm)
+
+
+def draw() -> None:
+    """Of every victim."""
+    draw_seeds(SEEDS_FILE, victims={name: row.victims for name, row in ROWS.items()})
+
+
+def picture(archive: Path, out: Path, shown: Sequence[str]) -> None:
+    """Of each victim and attack named, the best candidates above the samples they match, in two columns."""
+    from PIL import Image
+
+    side, wide, high = 33, SHOWN * 33 + 8, 2 * 33 + 6
+    canvas = np.full((-(-len(shown) // 2) * high, 2 * wide, 3), 255, np.uint8)
+    with np.load(archive) as kept_pairs:
+        for k, name in enumerate(shown):
+            require_known(name, kept_pairs, "No pictures of")
+            for line, column in np.ndindex(2, SHOWN):
+                image = kept_pairs[name][line, column]
+                color = np.repeat(image.transpose(1, 2, 0), 3 // image.shape[0], axis=2)
+                large = Image.fromarray(color).resize((32, 32), Image.Resampling.NEAREST)
+                top, left = k // 2 * high + line * side, k % 2 * wide + column * side
+                canvas[top : top + 32, left : left + 32] = np.asarray(large)
+    Image.fromarray(canvas).quantize(256).save(out, optimize=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """See the head of this file."""
+    text = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.field", description=__doc__, formatter_class=text
+    )
+    commands = parser.add_subparsers(dest="command")
+    commands.add_parser("draw", help="seeds, once, settings being committed")
+    one = commands.add_parser("run", help="victims, attacks, scores; resumable")
+    one.add_argument("folder", type=Path, nargs="?", help="images of benchmarks.unmix data")
+    one.add_argument("out", type=Path)
+    one.add_argument("--device", default="cpu")
+    one.add_argument("--workers", type=int, default=2, help="processes on the device")
+    one.add_argument("--cores", type=int, default=1, help="processes for convnets, on the CPU")
+    one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=None)
+    one.add_argument("--attacks", nargs="*", default=[], help="no others")
+    one.add_argument(
+        "--tiny", action="store_true", help="the whole path, into OUT/tiny; measures nothing"
+    )
+    one.add_argument("--seconds", type=float, default=float("inf"), help="no attack begins after")
+    one = commands.add_parser("page", help="docs/field.md with what was found")
+    one.add_argument("out", type=Path)
+    one.add_argument("page", type=Path)
+    one = commands.add_parser("picture", help="the best pairs")
+    one.add_argument("out", type=Path)
+    one.add_argument("png", type=Path)
+    one.add_argument("--shown", nargs="*", default=PICTURED)
+    words = sys.argv[1:] if arguments is None else arguments
+    return run_program(partial(perform, parser.parse_args(words or ["run", "runs/field"])))
+
+
+def perform(options: argparse.Namespace) -> int:
+    """One command."""
+    if options.command == "draw":
+        draw()
+    elif options.command == "picture":
+        picture(made_by(options.out / "field-pictures.npz"), options.png, options.shown)
+    elif options.command == "page":
+        done = read_json(made_by(options.out / "field.json"))
+        if not done.get("victims"):
+            raise InputError(f"{options.out} holds nothing that was found.", "Run attacks first.")
+        text = tables_of_field.PAGE.read_text(encoding="utf-8")
+        write_atomic(options.page, tables_of_field.page(done, text))
+    else:
+        folder = options.folder if str(options.folder or ".") != "." else None
+        names = options.rows or (WITHOUT_DATA if folder is None else tuple(ROWS))
+        done = run(
+            folder,
+            options.out / "tiny" if options.tiny else options.out,
+            device=options.device,
+            workers=options.workers,
+            cores=options.cores,
+            names=names,
+            attacks=options.attacks,
+            tiny=options.tiny,
+            seconds=options.seconds,
+        )
+        print(tables_of_field.field(done))
+        if done["failed"]:
+            print(f"FAILED: {', '.join(done['failed'])}", file=sys.stderr)
+        return 1 if done["failed"] else 0
+    return 0
+
+
+def made_by(path: Path) -> Path:
+    """A file that ``run`` writes."""
+    if not path.is_file():
+        raise InputError(f"There is no {path}.", "Run the attacks into that folder first.")
+    return path
+
+
+PICTURED = (
+    "cifar-500-0-haim2022",
+    "cifar-500-0-together",
+    "cifar-100-0-haim2022",
+    "cifar-100-0-together",
+    "cifar-1000-0-together",
+    "mnist-500-0-together",
+    "sklearn-100-0-together",
+    "convnet-20-0-together",
+)
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,494 @@
+"""What comes back from files as people save them: optimizer state, weights alone, pickled estimators.
+
+    python -m experiments.image_data SOURCE FOLDER            images for claims, others for tuning
+    python -m experiments.surfaces variants FOLDER OUT           settings of the attack on a moment, tune pool
+    python -m experiments.surfaces draw                          seeds of a claim, settings being committed
+    python -m experiments.surfaces run FOLDER OUT --device cuda  files, attacks, scores; resumable
+    python -m experiments.surfaces table OUT                     what was found beside what was wanted
+    python -m experiments.surfaces picture PICTURES.npz PNG      the best of each file above their images
+    python -m experiments.surfaces gates FOLDER                  why raw pixels give less, into RESULTS
+
+A victim is a file: ``torch.save({"model_state_dict": ..., "optimizer_state_dict": ...})`` after a plain
+loop with torch.optim, or ``joblib.dump`` of an MLPClassifier with its defaults. It is attacked by path
+(``rs.attack(file)``) with every surface that it shows, and once more after ``residuum strip``, with the
+attacks that are left and as much time. Pools, seeds and counting are those of ``unmix.py``: settings are
+chosen on FOLDER/tune and seeds from 9101 on; a sample counts by its one-to-one match over all
+candidates, sign-free NCC at full resolution; held out: the same against as many images never seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import joblib
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import residuum as rs
+from experiments import RESULTS
+from experiments.programs import run_program
+from experiments.seeds import draw_seeds
+from experiments.timing import clock
+from experiments.unmix import HELD_OUT, LEVELS, SHOWN, VICTIMS, judge, picture
+from residuum.attacks import OptimizerState, Unmix, UnmixOptimizerState, attack_class
+from residuum.datasets import load_dataset
+from residuum.errors import InputError
+from residuum.evaluation.matching import greedy
+from residuum.io.release import open_release
+from residuum.io.release_knowledge import add_stored_knowledge, read_stored_knowledge
+from residuum.records import Split, write_json
+from residuum.records.rundir import environment, require_device
+from residuum.similarity import ncc
+from residuum.training import TrainingConfig, initialize
+
+SEEDS_FILE = RESULTS / "surfaces-seeds.json"
+TUNING_SEEDS = tuple(range(9101, 9200))
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of file, and what must come back from it at least, mean of three.
+
+    made: momentum (SGD, binary, first layer small), adam (ten classes, torch's own start) or sklearn
+    (MLPClassifier); widths: hidden layers; centered: the training mean is subtracted.
+    """
+
+    n: int
+    made: str
+    widths: tuple[int, ...]
+    centered: bool
+    wanted: dict[str, float]
+
+
+ROWS = {
+    "momentum-500": Row(500, "momentum", (1000, 1000), True, {"0.9": 25}),
+    "sklearn-100": Row(100, "sklearn", (200,), True, {"0.8": 40}),
+    "sklearn-100-raw": Row(100, "sklearn", (200,), False, {}),
+    "adam-100": Row(100, "adam", (1000,), True, {"0.8": 40}),
+    "adam-100-raw": Row(100, "adam", (1000,), False, {}),
+}
+BATCH = {"momentum": 50, "adam": 32}
+RATE = {"momentum": 0.01, "adam": 1e-3}
+STEPS = {"momentum": 4000, "adam": 5000}
+ENOUGH = {"momentum": 0.0, "adam": 1e-3}  # mean loss at which training ends
+# Candidates in multiples of n; restarts and steps of the stationarity attacks, twice as many restarts where
+# the weights are all there is; seconds that unmix is sized by.
+CANDIDATES, RESTARTS, ATTACK_STEPS, UNMIX_SECONDS = 2, 1, 6000, 600.0
+# A neuron tells samples apart that is on for this share of them and off for it; ways of mixing are counted
+# above this share of the strongest.
+TELLS, WAYS = 0.05, 0.01
+sizes = {"unmix": UNMIX_SECONDS}  # less where one core is all there is: --seconds
+
+
+def make(name: str, seed: int, root: str, device: str, folder: Path, tiny: bool) -> Path:
+    """The file of a victim, and ``.npz`` of its images beside it."""
+    row = ROWS[name]
+    row = replace(row, n=20, widths=tuple(60 for _ in row.widths)) if tiny else row
+    task = "binary" if row.made == "momentum" else "multiclass"
+    split = load_dataset(
+        "cifar10", row.n, seed=seed, root=root, task=task, holdout=HELD_OUT, center=row.centered
+    )
+    suffix = "joblib" if row.made == "sklearn" else "pt"
+    path = folder / f"{name}-{seed}.{suffix}"
+    if row.made == "sklearn":
+        x, y = split.train.x.flatten(1).float().numpy(), split.train.y.numpy()
+        from sklearn.neural_network import MLPClassifier
+
+        model = MLPClassifier(row.widths, random_state=seed % 2**32, max_iter=1000)
+        joblib.dump(model.fit(x, y), path)
+    else:
+        torch.save(trained(row, split, seed, device, tiny), path)
+    held = split.holdout.x.float().numpy()
+    np.savez(path.with_suffix(".npz"), x=split.train.x.float().numpy(), held=held)
+    return path
+
+
+def trained(row: Row, split: Split, seed: int, device: str, tiny: bool) -> dict[str, Any]:
+    """The checkpoint of a plain loop, optimizer and all."""
+    x, y = split.train.x.flatten(1).float().to(device), split.train.y.to(device)
+    outputs = 1 if row.made == "momentum" else len(split.train.classes)
+    sizes = "-".join(map(str, (x.shape[1], *row.widths, outputs)))
+    start = TrainingConfig(
+        init="small" if row.made == "momentum" else "default", seed=seed, dtype="float32"
+    )
+    bias = "hidden" if row.made == "momentum" else "all"
+    model = initialize(rs.Architecture.parse(f"mlp:{sizes},bias={bias}"), start).to(device)
+    rate, batch = RATE[row.made], min(BATCH[row.made], len(x))
+    if row.made == "momentum":
+        optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), rate)
+    order = torch.Generator().manual_seed(seed)
+    steps, losses = 60 if tiny else STEPS[row.made], list[float]()
+    for _ in range(steps * batch // len(x)):
+        losses = []
+        for part in torch.randperm(len(x), generator=order).split(batch):
+            optimizer.zero_grad()
+            loss = loss_of(model(x[part.to(device)]), y[part.to(device)])
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        if np.mean(losses) < ENOUGH[row.made]:
+            break
+    return {
+        "model_state_dict": {k: t.cpu() for k, t in model.state_dict().items()},
+        "optimizer_state_dict": optimizer.state_dict(),
+        "loss": float(np.mean(losses)),
+    }
+
+
+def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
+    """Logistic of labels -1 and 1, cross-entropy of classes."""
+    if outputs.shape[1] == 1:
+        return F.softplus(-y.float() * outputs[:, 0]).mean()
+    return F.cross_entropy(outputs, y.long())
+
+
+def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: int) -> list[Any]:
+    """Settings of every attack that applies to what the file shows, weights first."""
+    released = rs.load_checkpoint(path)
+    outputs = released.architecture.outputs
+    dtype = "tf32" if device.startswith("cuda") else "float32"
+    common = rs.attacks.Auto(
+        candidates=CANDIDATES * n,
+        restarts=restarts,
+        steps=30 if tiny else ATTACK_STEPS,
+        device=device,
+        seed=seed,
+        dtype=dtype,
+    )
+    sized = common.changed(seconds=1.0 if tiny else sizes["unmix"])
+    kkt = "binary-kkt" if outputs == 1 else "multiclass-kkt"
+    found = [Unmix.like(sized), attack_class(kkt).like(common)]
+    if read_stored_knowledge(open_release(path), released).moment is not None:
+        found += [UnmixOptimizerState.like(sized), OptimizerState.like(common)]
+    return found
+
+
+def attacked(
+    path: Path, n: int, device: str, seed: int, tiny: bool, restarts: int, only: list[str]
+) -> dict[str, Any]:
+    """Candidates of every attack on a file, and how long each took; why not where one does not apply."""
+    shape = (3, 32, 32)
+    found: dict[str, Any] = {}
+    for attack in attacks(path, n, device, seed, tiny, restarts):
+        if only and attack.name not in only:
+            continue
+        try:
+            result, seconds = clock(
+                lambda attack=attack: attack.run(path, rs.Knowledge(shape=shape)), device
+            )
+        except InputError as problem:
+            found[attack.name] = {"why not": problem.message}
+            continue
+        x = result.x.float()[: 3 * n] if "unmix" in attack.name else result.x.float()
+        found[attack.name] = {"seconds": seconds, "x": x.reshape(-1, *shape).numpy()}
+    return found
+
+
+def run(
+    folder: Path,
+    out: Path,
+    device: str,
+    pool: str,
+    workers: int,
+    names: list[str],
+    tiny: bool,
+    only: list[str],
+) -> None:
+    """Every victim that is not in ``out`` yet."""
+    out.mkdir(parents=True, exist_ok=True)
+    (cache := folder / "files").mkdir(parents=True, exist_ok=True)
+    seeds, record = _seeds(pool), out / f"surfaces-{pool}.json"
+    done: dict[str, Any] = (
+        json.loads(record.read_text())
+        if record.exists()
+        else {
+            "pool": pool,
+            "seeds": seeds,
+            "tiny": tiny,
+            "environment": environment(device),
+            "settings": {
+                "candidates": CANDIDATES,
+                "restarts": RESTARTS,
+                "steps": ATTACK_STEPS,
+                "unmix seconds": sizes["unmix"],
+                "batch": BATCH,
+                "rate": RATE,
+                "steps of training": STEPS,
+                "enough": ENOUGH,
+            },
+            "victims": {},
+        }
+    )
+    if done["seeds"] != seeds or done["tiny"] != tiny:
+        raise InputError(f"{record} is of another run.", "Name another folder.")
+    start = time.time()
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
+        for name in names:
+            for k in range(1 if tiny else VICTIMS):
+                if (key := f"{name}/{k}") in done["victims"]:
+                    continue
+                seed = seeds["victims"][name][k]
+                path = make(name, seed, str(folder / pool), device, cache, tiny)
+                with np.load(path.with_suffix(".npz")) as images:
+                    true, held = images["x"], images["held"]
+                entry: dict[str, Any] = {}
+                whole = attacked(path, len(true), device, seed, tiny, RESTARTS, only)
+                entry["as saved"] = _judged(processes, whole, true, held, seed)
+                keep_pictures(out, f"{name} as saved", whole, true)
+                bare = cache / f"bare-{path.stem}.pt"
+                bare.unlink(missing_ok=True)
+                if path.suffix == ".pt":
+                    entry["loss"] = torch.load(path, weights_only=True)["loss"]
+                    rs.strip(path, bare)
+                    entry["bits"] = same_bits(path, bare)
+                else:
+                    torch.save(rs.load_checkpoint(path).theta, bare)
+                alone = attacked(bare, len(true), device, seed, tiny, 2 * RESTARTS, only)
+                if any("x" in part for part in alone.values()):
+                    entry["weights alone"] = _judged(processes, alone, true, held, seed)
+                    keep_pictures(out, f"{name} weights alone", alone, true)
+                done["victims"][key] = entry
+                write_json(record, done)
+                print(f"{key}: {time.time() - start:.0f} s in all", flush=True)
+
+
+def keep_pictures(out: Path, name: str, found: dict[str, Any], true: np.ndarray) -> None:
+    """(2, SHOWN, ...) the best of all attacks on the first file of a kind, and the images they match."""
+    path = out / "surfaces-pictures.npz"
+    with np.load(path) if path.exists() else nullcontext({}) as before:
+        kept = dict(before)
+    if name in kept:
+        return
+    x = torch.from_numpy(np.concatenate([part["x"] for part in found.values() if "x" in part]))
+    similarity = ncc(x, torch.from_numpy(true))
+    match = greedy(similarity.abs().numpy())
+    best = np.argsort(-match.value)[:SHOWN]
+    sign = similarity[match.candidate[best], best].sign().reshape(-1, 1, 1, 1)
+    pairs = torch.stack([x[match.candidate[best]] * sign, torch.from_numpy(true)[best]])
+    np.savez_compressed(path, **kept, **{name: pairs.half().numpy()})
+
+
+def same_bits(path: Path, bare: Path) -> bool:
+    """Whether the stripped file holds the weights of the other, bit for bit."""
+    whole = torch.load(path, weights_only=True)["model_state_dict"]
+    left = torch.load(bare, weights_only=True)
+    return {*whole} == {*left} and all(torch.equal(whole[n], t) for n, t in left.items())
+
+
+def _judged(
+    processes: ProcessPoolExecutor,
+    found: dict[str, Any],
+    true: np.ndarray,
+    held: np.ndarray,
+    seed: int,
+) -> dict[str, Any]:
+    """Counts of every attack, and of all their candidates together."""
+    ran = {name: part for name, part in found.items() if "x" in part}
+    pools = {name: part["x"] for name, part in ran.items()}
+    pools["all"] = np.concatenate(list(pools.values()))
+    futures = {
+        name: processes.submit(judge, x, true, held, seed)
+        for name, x in pools.items()
+        if len(held) >= len(true)
+    }
+    rows = {name: one.result() for name, one in futures.items()}
+    for name, part in ran.items():
+        rows[name]["seconds"] = part["seconds"]
+    rows["all"]["seconds"] = sum(part["seconds"] for part in ran.values())
+    return rows | {name: part for name, part in found.items() if name not in ran}
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "as it is": {},
+    "no prior": {"priors": (), "lr_lam": 0.01},
+    "no prior, slow": {"priors": (), "lr_lam": 0.003},
+    "1 x n": {"candidates": 1},
+    "4 x n": {"candidates": 4},
+    "15000 steps": {"steps": 15000},
+    "3 restarts": {"restarts": 3},
+    "rate 0.003": {"lr_x": 0.003},
+    "quick multipliers": {"lr_lam": 0.01},
+    **{f"sparse {w:g}": {"priors": (("sparse-gradients", w),)} for w in (6.0, 20.0, 200.0)},
+}
+
+
+def variants(folder: Path, out: Path, device: str, names: list[str], tiny: bool) -> None:
+    """The attack on the moment of the first file for tuning, one setting after another."""
+    out.mkdir(parents=True, exist_ok=True)
+    (cache := folder / "files").mkdir(parents=True, exist_ok=True)
+    record = out / "surfaces-variants.json"
+    done: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
+    dtype = "tf32" if device.startswith("cuda") else "float32"
+    for row in names:
+        seed = _seeds("tune")["victims"][row][0]
+        path = make(row, seed, str(folder / "tune"), device, cache, tiny)
+        with np.load(path.with_suffix(".npz")) as images:
+            true, held = images["x"], images["held"]
+        for name, changes in VARIANTS.items():
+            if f"{row}: {name}" in done:
+                continue
+            told = {"steps": ATTACK_STEPS, "restarts": 1, **changes}
+            told["candidates"] = changes.get("candidates", CANDIDATES) * len(true)
+            told["steps"] = 20 if tiny else told["steps"]
+            config = rs.attacks.OptimizerState(device=device, seed=seed, dtype=dtype, **told)
+            knowledge = rs.Knowledge(shape=(3, 32, 32))
+            found, seconds = clock(lambda c=config, p=path, k=knowledge: rs.attack(p, k, c), device)
+            x = found.x.float().reshape(-1, 3, 32, 32).numpy()
+            last = found.layers[0, -1].clamp(min=0).sqrt().tolist()
+            counts = judge(x, true, held, seed) | {"seconds": seconds, "residuals": last}
+            done[f"{row}: {name}"] = counts
+            write_json(record, done)
+            print(f"{row}: {name}:", json.dumps(counts), flush=True)
+
+
+def gates(folder: Path) -> None:
+    """How many ways of mixing samples a moment shows: with C X = M, singular values of C.
+
+    A neuron that is on, or off, for every sample mixes them all alike, whatever its weights are.
+    """
+    (cache := folder / "files").mkdir(parents=True, exist_ok=True)
+    found: dict[str, list[dict[str, float]]] = {}
+    for name, row in ROWS.items():
+        for seed in _seeds("claim")["victims"][name] if row.made != "momentum" else ():
+            there = [p for p in cache.glob(f"{name}-{seed}.*") if p.suffix != ".npz"]
+            path = (
+                there[0] if there else make(name, seed, str(folder / "claim"), "cpu", cache, False)
+            )
+            released = rs.load_checkpoint(path)
+            with np.load(path.with_suffix(".npz")) as images:
+                x = torch.from_numpy(images["x"]).flatten(1).double()
+            moment = add_stored_knowledge(open_release(path), released, rs.Knowledge()).moment
+            assert moment is not None
+            theta, rows = released.theta, moment["layers.0.weight"].double()
+            on = (x @ theta["layers.0.weight"].double().T + theta["layers.0.bias"]) > 0  # (n, h)
+            share = on.double().mean(0)
+            ways = torch.linalg.svdvals(
+                rows @ torch.linalg.pinv(x, rtol=1e-4)
+            )  # centered: rank n - 1
+            mean = F.normalize(x.mean(0), dim=0)
+            found.setdefault(name, []).append(
+                {
+                    "silent": float((share == 0).double().mean()),
+                    "telling": float(((share > TELLS) & (share < 1 - TELLS)).double().mean()),
+                    "ways": int((ways > WAYS * ways[0]).sum()),
+                    "along the mean": float((rows @ mean).norm() / rows.norm()) ** 2,
+                }
+            )
+            print(name, seed, found[name][-1], flush=True)
+    write_json(
+        RESULTS / "surfaces-gates.json", {"victims": found, "environment": environment("cpu")}
+    )
+
+
+def draw() -> None:
+    """Of every victim."""
+    draw_seeds(SEEDS_FILE, victims=dict.fromkeys(ROWS, VICTIMS))
+
+
+def _seeds(pool: str) -> dict[str, Any]:
+    if pool == "claim":
+        return dict(json.loads(SEEDS_FILE.read_text()))
+    seeds = iter(TUNING_SEEDS)
+    return {"commit": "", "victims": {name: [next(seeds) for _ in range(VICTIMS)] for name in ROWS}}
+
+
+def table(out: Path, pool: str) -> None:
+    """Means of the victims beside what was wanted."""
+    done = json.loads((out / f"surfaces-{pool}.json").read_text())
+    for name, row in ROWS.items():
+        entries = [v for key, v in done["victims"].items() if key.split("/")[0] == name]
+        for arm in ("as saved", "weights alone") if entries else ():
+            for attack in entries[0].get(arm, ()):
+                rows = [e[arm][attack] for e in entries if "0.9" in e[arm].get(attack, {})]
+                if not rows:
+                    print(f"{name:16} {arm:14} {attack:15} {entries[0][arm][attack]}")
+                    continue
+                keys = (
+                    "recovered",
+                    "expected",
+                    "threshold",
+                    *map(str, LEVELS),
+                    "0.8 held out",
+                    "0.9 held out",
+                    "seconds",
+                )
+                means = {k: sum(r[k] for r in rows) / len(rows) for k in keys}
+                shown = " ".join(f"{k} {v:.4g}" for k, v in means.items())
+                print(f"{name:16} {arm:14} {attack:15} {shown}")
+                if (arm, attack) == ("as saved", "all"):
+                    met = all(means[k] >= least for k, least in row.wanted.items())
+                    print(f"{'':16} wanted {row.wanted}: {'met' if met else 'MISSED'}")
+
+
+def main() -> int:
+    """See the head of this file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("draw")
+    one = commands.add_parser("run")
+    one.add_argument("folder", type=Path)
+    one.add_argument("out", type=Path)
+    one.add_argument("--device", default="cpu")
+    one.add_argument("--pool", choices=("claim", "tune"), default="claim")
+    one.add_argument("--workers", type=int, default=4)
+    one.add_argument("--tiny", action="store_true")
+    one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=tuple(ROWS))
+    one.add_argument("--seconds", type=float, default=UNMIX_SECONDS, help="that unmix is sized by")
+    one.add_argument("--attacks", nargs="*", default=(), help="these alone, of those that apply")
+    one = commands.add_parser("variants")
+    one.add_argument("folder", type=Path)
+    one.add_argument("out", type=Path)
+    one.add_argument("--device", default="cpu")
+    one.add_argument("--tiny", action="store_true")
+    one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=("momentum-500",))
+    one = commands.add_parser("picture")
+    one.add_argument("archive", type=Path)
+    one.add_argument("out", type=Path)
+    one = commands.add_parser("gates")
+    one.add_argument("folder", type=Path)
+    one = commands.add_parser("table")
+    one.add_argument("out", type=Path)
+    one.add_argument("--pool", choices=("claim", "tune"), default="claim")
+    options = parser.parse_args()
+    require_device(getattr(options, "device", "cpu"))
+    if options.command == "draw":
+        draw()
+    elif options.command == "variants":
+        variants(options.folder, options.out, options.device, list(options.rows), options.tiny)
+    elif options.command == "gates":
+        gates(options.folder)
+    elif options.command == "picture":
+        picture(options.archive, options.out, np.load(options.archive).files)
+    elif options.command == "table":
+        table(options.out, options.pool)
+    else:
+        sizes["unmix"] = options.seconds
+        run(
+            options.folder,
+            options.out,
+            options.device,
+            options.pool,
+            options.workers,
+            list(options.rows),
+            options.tiny,
+            list(options.attacks),
+        )
+        table(options.out, options.pool)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main))

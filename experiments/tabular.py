@@ -1,0 +1,309 @@
+"""Rows of tables from weights, beside chance: all columns within a tolerance, against rows never seen.
+
+    python -m experiments.tabular draw                    seeds of a claim, settings being committed
+    python -m experiments.tabular run OUT --jobs 2        victims, attacks, counts; resumable
+
+A row counts where some candidate lies within TOLERANCE of every column's range at once; the same for as
+many rows of the same kind that the network never saw is the count by chance. Synthetic rows are uniform in
+[0, 1]^d with random labels; of mixed ones three columns are one-hot, one a whole number up to 9, over 9, and
+attacks with and without these types granted take equal steps, whatever the clock says. Heads are MLPs on a
+frozen encoder of digits, with random weights: embeddings are scored by NCC beside held-out ones and looked
+up in a public pool, half of which was trained on. breast_cancer, wine, diabetes and digits are those of
+scikit-learn, columns standardized. Granted: the range and mean of the columns, of heads nothing. Settings
+were chosen with seeds 9001-9099, which no claim uses; rows that came later have seeds of their own.
+OUT/tables.json goes to benchmarks/results; ``tables_of_convnets`` shows it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn, optim
+from torch.nn import functional as F
+
+import residuum as rs
+from experiments import RESULTS
+from experiments.attack_options import attack_with
+from experiments.programs import run_program
+from experiments.seeds import draw_seeds
+from experiments.timing import threads
+from experiments.unmix import HELD_OUT, TUNING_SEEDS, judge
+from residuum.errors import InputError
+from residuum.evaluation import lookup
+from residuum.records import Dataset, Knowledge, write_json
+from residuum.records.rundir import environment
+from residuum.training import TrainingConfig, train
+
+SEEDS_FILES = tuple(RESULTS / f"tables-seeds{part}.json" for part in ("", "-more"))
+LATER = ("mixed-6-40", "heads-64-40")  # rows of the second file
+WITH = " with columns"  # an attack that is granted their types
+TOLERANCE, SECONDS, STEPS = 0.05, 20.0, 5000
+
+
+@dataclass(frozen=True)
+class Row:
+    """data: uniform, or a name of scikit-learn; d: columns; n: rows; hidden: widths; attacks; victims."""
+
+    data: str
+    d: int
+    n: int
+    hidden: str
+    attacks: tuple[str, ...]
+    victims: int = 3
+
+
+GRANTED = ("unmix", "unmix-moment", "moment")  # the start, then the optimizer's state
+ROWS = {
+    f"{row.data}-{row.d}-{row.n}": row
+    for row in (
+        Row("uniform", 5, 80, "400-400", ("corners", "binary-kkt")),
+        Row("uniform", 5, 10, "400-400", ("corners", "binary-kkt")),
+        Row("uniform", 8, 80, "400-400", ("corners", "binary-kkt")),
+        Row("breast_cancer", 30, 60, "64-64", ("binary-kkt", *GRANTED)),
+        Row("wine", 13, 60, "64-64", ("multiclass-kkt", *GRANTED)),
+        Row("diabetes", 10, 60, "64-64", ("corners", *GRANTED)),
+        Row("digits", 64, 60, "64-64", ("multiclass-kkt", *GRANTED)),
+        Row("mixed", 6, 40, "200-200", ("binary-kkt", f"binary-kkt{WITH}")),
+        Row("heads", 64, 40, "200", ("unmix", "binary-kkt")),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Victim:
+    """A network, what is granted, its rows and as many others as there are, as it is given them."""
+
+    network: rs.Network
+    knowledge: Knowledge
+    start: dict[str, Tensor] | None
+    x: Tensor
+    others: Tensor
+    facts: dict[str, Any]
+
+
+def made(row: Row, seed: int) -> Victim:
+    """Uniform rows by descent to the margin from a small start, others as people train."""
+    generator = torch.Generator().manual_seed(seed)
+    if row.data == "heads":
+        return head(row, seed)
+    if row.data in ("uniform", "mixed"):
+        x = torch.rand(11 * row.n, row.d, generator=generator).double()
+        if row.data == "mixed":
+            x[:, :3] = F.one_hot(x[:, :3].argmax(1), 3)
+            x[:, 3] = (10 * x[:, 3]).floor() / 9
+        y = torch.where(torch.rand(row.n, generator=generator) < 0.5, -1.0, 1.0)
+        x, others = x[: row.n], x[row.n :]
+        mean = x.mean(0)
+        arch = f"mlp:{row.d}-{row.hidden}-1"
+        state = train(arch, Dataset(x - mean, y), TrainingConfig(steps=STEPS, seed=seed))
+        types = "0-2:onehot,3:integer/9" if row.data == "mixed" else None
+        known = Knowledge(
+            value_range=(0.0, 1.0), mean=mean, columns=types, provenance={"mean": "train"}
+        )
+        network = rs.Network(dict(state.theta), arch)
+        return Victim(network, known, None, x - mean, others - mean, dict(state.history[-1]))
+    return fitted(row, seed, generator)
+
+
+def head(row: Row, seed: int) -> Victim:
+    """Digits behind a frozen random encoder, standardized by those of the public, a head at its margin."""
+    split = rs.load_dataset("digits", row.n, seed=seed % 2**31, holdout=HELD_OUT)
+    torch.manual_seed(seed)
+    encoder = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, row.d)).double()
+    every = torch.cat([split.train.x, split.holdout.x]).double().flatten(1)
+    with torch.no_grad():
+        every = encoder(every)
+    public = every[row.n :]
+    every = (every - public.mean(0)) / public.std(0)
+    x, others = every[: row.n], every[row.n :]
+    arch = f"mlp:{row.d}-{row.hidden}-1"
+    config = TrainingConfig(steps=STEPS, seed=seed)
+    state = train(arch, Dataset(x, split.train.y.double()), config)
+    network = rs.Network(dict(state.theta), arch)
+    return Victim(network, Knowledge(), None, x, others, dict(state.history[-1]))
+
+
+def named(found: Tensor, victim: Victim) -> dict[str, int]:
+    """Of a pool with the training records and as many others: those that candidates are named as."""
+    n = len(victim.x)
+    answer = lookup(found, torch.cat([victim.x, victim.others[-n:]]))
+    names = {int(index) for index in answer.index[answer.match]}
+    return {"named": len(names), "named rightly": sum(name < n for name in names)}
+
+
+def fitted(row: Row, seed: int, generator: torch.Generator) -> Victim:
+    """Default initialization, Adam in batches of 10, to a loss of 1e-5."""
+    from sklearn import datasets
+
+    table = getattr(datasets, f"load_{row.data}")()
+    every, label = torch.tensor(table.data).double(), torch.tensor(table.target)
+    every = (every - every.mean(0)) / every.std(0).clamp(min=1e-9)
+    order = torch.randperm(len(every), generator=generator)
+    every, label = every[order], label[order]
+    x, y = every[: row.n].float(), label[: row.n]
+    classes = {"breast_cancer": 1, "diabetes": 1}.get(row.data, int(label.max()) + 1)
+    torch.manual_seed(seed)
+    wide = [int(w) for w in row.hidden.split("-")]
+    sizes = [row.d, *wide, classes]
+    layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
+    model = nn.Sequential(
+        *[part for layer in layers[:-1] for part in (layer, nn.ReLU())], layers[-1]
+    )
+    start = dict(rs.checkpoint_from_module(model).theta)
+    adam, loss = optim.Adam(model.parameters(), 3e-3), torch.zeros(())
+    for _ in range(600):
+        mean = 0.0
+        for rows in torch.randperm(row.n).split(10):
+            adam.zero_grad()
+            out = model(x[rows])
+            if row.data == "diabetes":
+                loss = F.mse_loss(out[:, 0], (y[rows].float() - 152) / 77)
+            elif classes == 1:
+                loss = F.binary_cross_entropy_with_logits(out[:, 0], y[rows].float())
+            else:
+                loss = F.cross_entropy(out, y[rows].long())
+            loss.backward()
+            adam.step()
+            mean += float(loss.detach()) * len(rows) / row.n
+        if mean < 1e-5:
+            break
+    task = "regression" if row.data == "diabetes" else ""
+    network = rs.checkpoint_from_module(model, task=task)
+    low, high = float(every.min()), float(every.max())
+    known = Knowledge(value_range=(low, high), moment=rs.read_moment(adam, model))
+    return Victim(network, known, start, x.double(), every[row.n :], {"loss": mean})
+
+
+def counted(found: Tensor, rows: Tensor, width: Tensor) -> int:
+    """Rows with a candidate within the tolerance in all columns."""
+    far = torch.stack([((found - row).abs() / width).amax(1).amin() for row in rows])
+    return int((far < TOLERANCE).sum())
+
+
+def attacked(name: str, seed: int, attacks: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Train once, attack by each."""
+    with threads(1):
+        victim = made(ROWS[name], seed)
+        return {attack: one(ROWS[name], victim, attack, seed) for attack in attacks}
+
+
+def one(row: Row, victim: Victim, attack: str, seed: int) -> dict[str, Any]:
+    """Rows that an attack brings back; at most 3n candidates count."""
+    by_steps = row.data in ("mixed", "heads")
+    config = attack_with(
+        attack.removesuffix(WITH),
+        candidates=2 * row.n,
+        restarts=1,
+        steps=2000,
+        seconds=math.inf if by_steps and attack != "unmix" else SECONDS,
+        seed=seed % 2**31,
+    )
+    known = victim.knowledge.replace(theta0=victim.start if attack == "unmix" else None)
+    if not attack.endswith(WITH):
+        sources = {fact: where for fact, where in known.provenance.items() if fact != "columns"}
+        known = known.replace(columns=None, provenance=sources)
+    try:
+        found = rs.attack(victim.network, known, config)
+    except InputError as problem:
+        return {"victim": victim.facts, "refused": problem.message}
+    chosen = found.selection.x if found.selection is not None else found.x
+    x = chosen[: 3 * row.n].double().flatten(1)
+    if row.data == "heads":
+        held = victim.others[: -row.n]
+        scores = judge(x.numpy(), victim.x.numpy(), held.numpy(), seed % 2**31)
+        facts = {"victim": victim.facts, "seconds": found.seconds, "notes": found.notes}
+        return {**facts, **scores, **named(x, victim)}
+    low, high = (torch.cat([victim.x, victim.others]).quantile(q, dim=0) for q in (0.0, 1.0))
+    width = (high - low).clamp(min=1e-9)
+    n = min(row.n, len(victim.others))
+    chance = [counted(x, part, width) for part in victim.others.split(n)[:10] if len(part) == n]
+    return {
+        "victim": victim.facts,
+        "seconds": found.seconds,
+        "candidates": len(x),
+        "recovered": counted(x, victim.x, width),
+        "others": sum(chance) / max(1, len(chance)),
+        "others at most": max(chance, default=0),
+        "notes": found.notes,
+    }
+
+
+def draw() -> None:
+    """Of every victim; rows that came later on their own."""
+    for path, later in zip(SEEDS_FILES, (False, True), strict=True):
+        if not path.exists():
+            rows = {name: row.victims for name, row in ROWS.items() if (name in LATER) == later}
+            draw_seeds(path, victims=rows)
+
+
+def _seeds(pool: str) -> dict[str, list[int]]:
+    if pool == "claim":
+        parts = [json.loads(path.read_text())["victims"] for path in SEEDS_FILES]
+        return {name: seeds for part in parts for name, seeds in part.items()}
+    seeds = iter(TUNING_SEEDS)
+    return {name: [next(seeds) for _ in range(row.victims)] for name, row in ROWS.items()}
+
+
+def run(out: Path, pool: str, jobs: int, only: list[str]) -> None:
+    """What is not in OUT yet."""
+    path, seeds = out / "tables.json", _seeds(pool)
+    done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"victims": {}}
+    waiting = {
+        (name, seed): tuple(
+            attack for attack in row.attacks if f"{name}/{seed}/{attack}" not in done["victims"]
+        )
+        for name, row in ROWS.items()
+        for seed in seeds[name]
+        if not only or any(part in f"{name}/{seed}" for part in only)
+    }
+    out.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
+        futures = {
+            processes.submit(attacked, *key, attacks): key
+            for key, attacks in waiting.items()
+            if attacks
+        }
+        for count, finished in enumerate(as_completed(futures), 1):
+            name, seed = futures[finished]
+            for attack, found in finished.result().items():
+                done["victims"][f"{name}/{seed}/{attack}"] = found
+                shown = {k: v for k, v in found.items() if k not in ("notes", "victim")}
+                print(f"{count}/{len(futures)} {name}/{seed}/{attack}", shown, flush=True)
+            done["settings"] = {"tolerance": TOLERANCE, "seconds": SECONDS, "pool": pool}
+            done["environment"] = environment("cpu")
+            done["written"] = time.strftime("%Y-%m-%d")
+            write_json(path, done)
+
+
+def main() -> int:
+    """See the head of this file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("draw")
+    one = commands.add_parser("run")
+    one.add_argument("out", type=Path)
+    one.add_argument("--pool", choices=("claim", "tune"), default="claim")
+    one.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    one.add_argument("--only", nargs="*", default=[], help="parts of names")
+    options = parser.parse_args()
+    if options.command == "draw":
+        draw()
+    else:
+        run(options.out, options.pool, options.jobs, options.only)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_program(main))

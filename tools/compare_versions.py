@@ -1,0 +1,131 @@
+"""Old code against new code, bit by bit: ``python -m tools.compare_versions OLD``.
+
+OLD, a tag or commit, is checked out into a worktree of its own; ``scenarios.py`` runs under that code and
+under this one (CPU, float64, one thread, the same machine), and everything that came back must be equal.
+The exit code is 1 on any difference. A change in the order of a sum is allowed by name:
+``--tolerance 1e-12 --steps 50``, relative to the size of each tensor, over the first 50 steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROOT = Path(__file__).resolve().parents[1]
+SCENARIOS = Path(__file__).with_name("scenarios.py")
+Results = dict[str, dict[str, Any]]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print a row for every scenario; 1 where the two versions differ."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.compare_versions", description=__doc__.split("\n")[0]
+    )
+    parser.add_argument("old", help="tag or commit to compare with")
+    parser.add_argument("--new", help="tag or commit to compare; the working tree by default")
+    parser.add_argument("--tolerance", type=float, default=0.0, help="relative; 0: every bit")
+    parser.add_argument("--steps", type=int, help="at most so many for each attack")
+    parser.add_argument("--only", default="", help="scenarios whose name contains this")
+    options = parser.parse_args(arguments)
+    extra = ["--only", options.only]
+    extra += [] if options.steps is None else ["--steps", str(options.steps)]
+    with tree(options.old) as old, tree(options.new) as new, ThreadPoolExecutor() as pool:
+        results = list(pool.map(lambda code: run(code, extra), (old, new)))
+    rows = compare(*results, options.tolerance)
+    width = max(map(len, rows), default=0)
+    for name, difference in rows.items():
+        print(f"{name:{width}}  {difference or 'equal'}")
+    wrong = sum(bool(difference) for difference in rows.values())
+    against = f"{options.old} and {options.new or 'the working tree'}"
+    print(f"{len(rows)} scenarios, {wrong} differ between {against}")
+    return 1 if wrong or not rows else 0
+
+
+@contextmanager
+def tree(commit: str | None) -> Iterator[Path]:
+    """The code at a commit, in a worktree that is removed afterwards; without one, as it lies here."""
+    if commit is None:
+        yield ROOT
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "code"
+        git = ["git", "-C", str(ROOT), "worktree"]
+        subprocess.run([*git, "add", "--quiet", "--detach", str(path), commit], check=True)
+        try:
+            yield path
+        finally:
+            subprocess.run([*git, "remove", "--force", str(path)], check=True)
+
+
+def run(code: Path, extra: list[str]) -> Results:
+    """What the scenarios find with this code."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "found.pt"
+        one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        environment = {
+            **os.environ,
+            **one,
+            "PYTHONPATH": str(code / "src"),
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        command = [sys.executable, str(SCENARIOS), str(out), *extra]
+        subprocess.run(command, env=environment, cwd=folder, check=True)
+        found = torch.load(out, weights_only=True)
+    if not Path(found["code"]).is_relative_to(code):
+        raise RuntimeError(f"the code in {code} was to run; {found['code']} did")
+    return found["results"]
+
+
+def compare(old: Results, new: Results, tolerance: float = 0.0) -> dict[str, str]:
+    """How each scenario differs, "" where it does not."""
+    return {name: difference(old.get(name), new.get(name), tolerance) for name in {**old, **new}}
+
+
+def difference(old: dict[str, Any] | None, new: dict[str, Any] | None, tolerance: float) -> str:
+    """The first thing in which two results differ, "" where they are equal."""
+    if old is None or new is None:
+        return f"only in the {'new' if old is None else 'old'} code"
+    words = [json.loads(result["words"]) for result in (old, new)]
+    for version, said in zip(("old", "new"), words, strict=True):
+        if "failed" in said:
+            return f"fails in the {version} code: {said['failed']}"
+    for key in {**words[0], **words[1]}:
+        before, after = (said.get(key) for said in words)
+        if before != after:
+            return f"{key}: {before!r} became {after!r}"
+    numbers = (old["numbers"], new["numbers"])
+    for key in {**numbers[0], **numbers[1]}:
+        before, after = (found.get(key) for found in numbers)
+        if before is None or after is None:
+            return f"{key}: only in the {'new' if before is None else 'old'} code"
+        if said := _apart(before, after, tolerance):
+            return f"{key}: {said}"
+    return ""
+
+
+def _apart(a: Tensor, b: Tensor, tolerance: float) -> str:
+    if (a.shape, a.dtype) != (b.shape, b.dtype):
+        return f"{tuple(a.shape)} {a.dtype} became {tuple(b.shape)} {b.dtype}"
+    if torch.equal(a.nan_to_num(nan=1e300), b.nan_to_num(nan=1e300)):
+        return ""
+    size = max(float(a.double().norm()), float(b.double().norm()))
+    relative = float((a.double() - b.double()).norm()) / size
+    if a.is_floating_point() and relative <= tolerance:
+        return ""
+    return f"{int((a != b).sum())} of {a.numel()} numbers differ, by {relative:.1e} of their size"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+"""The tests that need a GPU, run where there is one, and what became of them kept as a file.
+
+``python -m tools.gpu_tests`` writes ``results/gpu-DEVICE.json``: every test of tests/slow/test_gpu.py with
+its outcome and seconds, and the environment. Needs pytest alone; it exits as pytest does.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from experiments.programs import parse_paths, run_program
+from experiments.report import device_name
+from residuum.errors import InputError
+from residuum.records import write_json
+from residuum.records.rundir import environment
+from tools import RESULTS
+
+TESTS = Path(__file__).parents[1] / "tests" / "slow" / "test_gpu.py"
+
+
+class Kept:
+    """A pytest plug-in that remembers outcomes."""
+
+    def __init__(self) -> None:
+        self.tests: dict[str, dict[str, Any]] = {}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """A test that was skipped or failed before its call is kept too."""
+        if report.when == "call" or report.outcome != "passed":
+            name = report.nodeid.partition("::")[2]
+            self.tests[name] = {"outcome": report.outcome, "seconds": round(report.duration, 2)}
+
+
+def main() -> int:
+    """Run and write."""
+    import pytest
+
+    if not torch.cuda.is_available():
+        raise InputError("Tests of the CUDA path need a GPU; there is none.", "Run where one is.")
+    kept = Kept()
+    plain = ["-q", "--noconftest", "-o", "addopts=", "-p", "no:cacheprovider"]
+    code = int(pytest.main([str(TESTS), *plain], plugins=[kept]))
+    content = {"benchmark": "gpu", "tests": kept.tests, "environment": environment("cuda")}
+    print("written:", write_json(RESULTS / f"gpu-{device_name('cuda')}.json", content).name)
+    return code
+
+
+if __name__ == "__main__":
+    parse_paths(__doc__)
+    sys.exit(run_program(main))
