@@ -66,7 +66,7 @@ def convnets() -> str:
                     ),
                 ]
             )
-    return grid(f"network | attack | granted | {HEAD}", once(rows), left=3)
+    return grid(f"network | attack | granted | {HEAD}", once(rows), text_columns=3)
 
 
 @table
@@ -81,7 +81,7 @@ def trunks() -> str:
         for attack in ("trunk-moment", "trunk", "invert-moment", "invert")
         for level in ("0.7", "0.9")
     ]
-    return grid(f"attack | NCC above | {HEAD}", once(rows), left=2)
+    return grid(f"attack | NCC above | {HEAD}", once(rows), text_columns=2)
 
 
 @table
@@ -121,7 +121,7 @@ def floor() -> str:
             ]
         )
     head = "network | granted | `invert` | `geiping2020` | chance | rows behind | by at most"
-    return grid(head, once(rows), left=2)
+    return grid(head, once(rows), text_columns=2)
 
 
 @table
@@ -157,7 +157,7 @@ def rows_of_tables() -> str:
                     title = f"{data}, {columns} columns, {n} rows"
                     rows.append([title, f"`{attack}`", claim, *counts])
     head = "data | attack | claim | mean (others) | each | candidates"
-    return grid(head, once(rows), left=3)
+    return grid(head, once(rows), text_columns=3)
 
 
 @table
@@ -179,4 +179,4 @@ def heads() -> str:
         ]
         rows.append([f"`{attack}`", *cells, join_figures(victims, "named rightly"), wrongly])
     head = "attack | recovered (chance) | each | NCC 0.7 (held out) | 0.8 | 0.9 | named rightly | wrongly"
-    return grid(head, rows, left=1)
+    return grid(head, rows, text_columns=1)

@@ -86,16 +86,15 @@ def defenses() -> str:
             if not networks:
                 cells.append("")
                 continue
-            knows, secret = (
-                [best_of(row, knows_secret=choice) for row in networks] for choice in (False, True)
-            )
-            ran = [one for one in knows if one is not None]
-            names.update(one["name"] for one in ran)
+            knows = [best_of(row) for row in networks]
+            secret = [best_of(row, knows_secret=True) for row in networks]
+            ran = [scores for scores in knows if scores is not None]
+            names.update(scores["name"] for scores in ran)
             stars = [stars[0] + sum(map(leaks, ran)), stars[1] + len(ran)]
             unaware = (row["attacks"].get("unaware") for row in networks)
             lines = [counts(unaware), f"→&nbsp;{counts(knows)}"]
-            helped = any(one is not None and one["name"] in INFORMED for one in secret)
-            if helped and counts(secret) != counts(knows):
+            names_secret = {scores["name"] for scores in secret if scores is not None}
+            if names_secret & {*INFORMED} and counts(secret) != counts(knows):
                 lines.append(f"told&nbsp;{counts(secret)}")
             cells.append("<br>".join(lines))
             before = {row["seed"]: row["held_out_accuracy"] for row in plain}
@@ -127,13 +126,13 @@ def intervals() -> str:
             if not networks:
                 cells.append("")
                 continue
-            best = [one for row in networks if (one := best_of(row)) is not None]
+            best = [scores for row in networks if (scores := best_of(row)) is not None]
             if not best:
                 cells.append("-")
                 continue
-            total, hits = read(file)["n"] * len(best), sum(one["recovered"] for one in best)
+            total, hits = read(file)["n"] * len(best), sum(scores["recovered"] for scores in best)
             low, high = binomtest(hits, total).proportion_ci(method="exact")
-            chance = sum(one["expected"] for one in best)
+            chance = sum(scores["expected"] for scores in best)
             cells.append(f"{hits} of {total} ({short(chance)}), {low:.0%} to {high:.0%}")
             losses.append(f"{mean(row['train_loss'] for row in networks):.2g}")
             right.append(f"{mean(row['held_out_accuracy'] for row in networks):.0%}")

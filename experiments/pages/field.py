@@ -55,7 +55,9 @@ def field(done: Figures) -> str:
                 ]
             )
     head = "victims | attack (granted more) | NCC > 0.7/0.8/0.9 (held out)"
-    return grid(f"{head} | ssim3 > 0.4 (held out) | own choice right | seconds", once(rows), left=2)
+    return grid(
+        f"{head} | ssim3 > 0.4 (held out) | own choice right | seconds", once(rows), text_columns=2
+    )
 
 
 def counts(figures: dict[str, float], *keys: str) -> str:
@@ -108,7 +110,7 @@ def field_granted(done: Figures) -> str:
         sizes = ["", "", ""] if attack.attack in NO_STEPS else sizes
         rows.append([attack.title, attack.whose, KNOWLEDGE[attack.grants], f"`{arm}`", *sizes])
     head = "attack | whose | granted beside the weights | name"
-    return grid(f"{head} | restarts | candidates each | steps", rows, left=4)
+    return grid(f"{head} | restarts | candidates each | steps", rows, text_columns=4)
 
 
 NO_STEPS = ("unmix", "unmix-moment", "first-layer-weights", "corners", "trunk-moment")
@@ -142,7 +144,7 @@ def field_provenance(done: Figures) -> str:
         rows.append(["run with other settings than today's", ", ".join(changed)])
     digests = [entry["victim"]["sha256"] for entry in done["victims"].values()]
     rows.append([f"sha256 of the {len(digests)} victims", f"`{digest(digests)}`"])
-    return grid("what | value", rows, left=2)
+    return grid("what | value", rows, text_columns=2)
 
 
 def page(done: Figures, text: str) -> str:

@@ -98,7 +98,7 @@ def speed() -> str:
         for name in names
         for file in (read(name),)
     ]
-    return grid("benchmark | compared | measured | wanted", rows, left=2)
+    return grid("benchmark | compared | measured | wanted", rows, text_columns=2)
 
 
 @table
@@ -144,7 +144,7 @@ def speed_in_one_run() -> str:
             "",
         ],
     ]
-    return grid("what | beside | takes | residuum | ratio", rows, left=2)
+    return grid("what | beside | takes | residuum | ratio", rows, text_columns=2)
 
 
 def pair(seconds: tuple[float, float], unit: str) -> list[str]:

@@ -56,7 +56,7 @@ def area_of(case: Figures, figure: str, sign: int = 1, known_sign: bool = False)
 def exposure_claims() -> str:
     """List the claims about activation boundaries, records left out, bounds of epsilon and cost."""
     rows = [*kinks(), *left_out(), *bounds(), *cost()]
-    return grid("claim | wanted | measured", rows, left=3)
+    return grid("claim | wanted | measured", rows, text_columns=3)
 
 
 def kinks() -> list[list[str]]:

@@ -35,4 +35,4 @@ def surfaces() -> str:
                     ]
                 )
     head = "file | attacked | NCC > 0.8 (held out) | NCC > 0.9 (held out): per file"
-    return grid(f"{head} | recovered (chance) | seconds", once(rows), left=2)
+    return grid(f"{head} | recovered (chance) | seconds", once(rows), text_columns=2)

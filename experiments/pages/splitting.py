@@ -15,7 +15,9 @@ def growth() -> str:
     arms = ("none", "paper", "curvature", "random", "frank-wolfe")
     rows = []
     for title, file in files.items():
-        arms = read(file)["arms"]
-        counts = [arms[a]["train"]["below_threshold_one_to_one"] if a in arms else [] for a in arms]
+        results = read(file)["arms"]
+        counts = [
+            results[a]["train"]["below_threshold_one_to_one"] if a in results else [] for a in arms
+        ]
         rows.append([title, *(f"{min(seeds)}-{max(seeds)}" if seeds else "" for seeds in counts)])
     return grid("`python -m papers shen2026:` | " + " | ".join(arms), rows)

@@ -10,4 +10,4 @@ from residuum.cli.main import COMMANDS
 def commands() -> str:
     """List what ``residuum --help`` lists."""
     rows = [(f"`residuum {name}`", text) for name, text in COMMANDS.items()]
-    return grid("command | what it does", rows, left=2)
+    return grid("command | what it does", rows, text_columns=2)

@@ -24,19 +24,19 @@ def table(make: Callable[[], str]) -> Callable[[], str]:
     return make
 
 
-def grid(head: str, rows: Iterable[Sequence[object]], left: int = 1) -> str:
+def grid(head: str, rows: Iterable[Sequence[object]], text_columns: int = 1) -> str:
     """Return a Markdown table.
 
     Args:
         head: Names of the columns with bars between them.
         rows: Cells, row by row.
-        left: How many columns hold words. They are aligned on their left side.
+        text_columns: How many columns hold words. They are aligned on their left side.
 
     Returns:
         The table.
     """
     names = head.split(" | ")
-    dashes = ["---" if k < left else "---:" for k in range(len(names))]
+    dashes = ["---" if k < text_columns else "---:" for k in range(len(names))]
     lines = [f"| {' | '.join(map(str, row))} |" for row in (names, *rows)]
     return "\n".join([lines[0], f"|{'|'.join(dashes)}|", *lines[1:]])
 
