@@ -43,11 +43,11 @@ def certificate_uniqueness(device: str) -> Report:
     x = data.x.double()
     mean = torch.zeros(x.shape[1:]) if data.mean is None else data.mean.reshape(x.shape[1:])
     box = (0 - mean.double(), 1 - mean.double())
-    given = KKTSet.from_samples(model, x, data.y, lam)
+    candidates = KKTSet.from_samples(model, x, data.y, lam)
     cases: dict[str, tuple[KKTSet, Box]] = {
-        "no range": (given, None),
-        "0..1": (given, box),
-        "0..1, ten per pattern": (_crowded(given, box), box),
+        "no range": (candidates, None),
+        "0..1": (candidates, box),
+        "0..1, ten per pattern": (_crowded(candidates, box), box),
     }
     rows = [_row(name, *case, device) for name, case in cases.items()]
     allowed = SECONDS[device.split(":")[0]]
@@ -77,19 +77,24 @@ def certificate_uniqueness(device: str) -> Report:
     )
 
 
-def _row(name: str, given: KKTSet, box: Box, device: str) -> dict[str, Any]:
-    cost = estimate_cost(given, box=box, device=device)
+def _row(name: str, candidates: KKTSet, box: Box, device: str) -> dict[str, Any]:
+    cost = estimate_cost(candidates, box=box, device=device)
     print(f"{name}: {cost}", flush=True)
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     start, seen = time.process_time(), []
-    found, seconds = clock(
-        lambda: uniqueness(given, box=box, device=device, watch=lambda i, of: seen.append(i)),
+    certificate, seconds = clock(
+        lambda: uniqueness(
+            candidates, box=box, device=device, watch=lambda i, total: seen.append(i)
+        ),
         device,
     )
     busy = time.process_time() - start
-    gaps, far = found.determined_energy - found.determined_at_least, found.radius_most / found.size
-    chosen = torch.randperm(len(found), generator=torch.Generator().manual_seed(SEED))[:TRIED]
+    gaps, distances = (
+        certificate.determined_energy - certificate.determined_at_least,
+        certificate.radius_most / certificate.size,
+    )
+    chosen = torch.randperm(len(certificate), generator=torch.Generator().manual_seed(SEED))[:TRIED]
     peak = (
         torch.cuda.max_memory_allocated() / 1e9
         if device.startswith("cuda")
@@ -98,54 +103,63 @@ def _row(name: str, given: KKTSet, box: Box, device: str) -> dict[str, Any]:
     return {
         "seed": SEED,
         "case": name,
-        "certified": len(found),
-        "patterns": found.sums.patterns,
-        "pinned": int(found.pinned.sum()),
+        "certified": len(certificate),
+        "patterns": certificate.sums.patterns,
+        "pinned": int(certificate.pinned.sum()),
         "seconds": seconds,
         "processor seconds": busy,
         "estimated seconds": cost.seconds,
         "reports of progress": len(seen),
         "memory, GB": peak,
         "tried": TRIED,
-        "change": max(_change(given, found, int(i)) for i in chosen),
-        "others keep at least, median": float(found.determined_at_least.median()),
-        "least found, median": float(found.determined_energy.median()),
-        "margins kept: at least, median": float(found.full_at_least.median()),
+        "change": max(_change(candidates, certificate, int(i)) for i in chosen),
+        "others keep at least, median": float(certificate.determined_at_least.median()),
+        "least found, median": float(certificate.determined_energy.median()),
+        "margins kept: at least, median": float(certificate.full_at_least.median()),
         "gap, median": float(gaps.median()),
         "gap, largest": float(gaps.max()),
-        "distance at most / |x|, median": None if box is None else float(far.median()),
+        "distance at most / |x|, median": None if box is None else float(distances.median()),
     }
 
 
-def _change(given: KKTSet, found: Uniqueness, i: int) -> float:
+def _change(candidates: KKTSet, certificate: Uniqueness, i: int) -> float:
     """Change of the whole sum when the example takes its share and one image the rest of its group."""
-    pattern = given.switches.pattern
-    same = (pattern == pattern[i]).all(1) & (given.y == given.y[i])
-    w, mass = found.share * given.lam[i], given.lam[same].sum()
-    moment = (given.lam[same, None] * given.x[same].flatten(1)).sum(0)
-    rest = (moment - w * found.least[i].flatten()) / (mass - w)
-    x = torch.cat([given.x[~same], found.least[i][None], rest.reshape(1, *given.x.shape[1:])])
-    y = torch.cat([given.y[~same], given.y[i].repeat(2)])
-    lam = torch.cat([given.lam[~same], torch.stack([w, mass - w])])
-    other = KKTSet(given.models, given.target, x, y, lam, y[:, None, None], given.task)
-    return norm({n: other.remainder[n] - given.remainder[n] for n in given.remainder}) / norm(
-        given.target
+    pattern = candidates.switches.pattern
+    same = (pattern == pattern[i]).all(1) & (candidates.y == candidates.y[i])
+    w, mass = certificate.share * candidates.lam[i], candidates.lam[same].sum()
+    moment = (candidates.lam[same, None] * candidates.x[same].flatten(1)).sum(0)
+    image = (moment - w * certificate.least[i].flatten()) / (mass - w)
+    x = torch.cat(
+        [candidates.x[~same], certificate.least[i][None], image.reshape(1, *candidates.x.shape[1:])]
     )
+    y = torch.cat([candidates.y[~same], candidates.y[i].repeat(2)])
+    lam = torch.cat([candidates.lam[~same], torch.stack([w, mass - w])])
+    other = KKTSet(
+        candidates.models, candidates.target, x, y, lam, y[:, None, None], candidates.task
+    )
+    return norm(
+        {n: other.remainder[n] - candidates.remainder[n] for n in candidates.remainder}
+    ) / norm(candidates.target)
 
 
-def _crowded(given: KKTSet, box: tuple[Tensor, Tensor]) -> KKTSet:
+def _crowded(candidates: KKTSet, box: tuple[Tensor, Tensor]) -> KKTSet:
     """The heaviest samples, and nine images in the pattern and box of each, multipliers at random."""
     rng = torch.Generator().manual_seed(SEED)
-    x = given.x[given.lam.argsort(descending=True)[:PATTERNS]].repeat_interleave(MEMBERS, 0)
-    y = given.y[given.lam.argsort(descending=True)[:PATTERNS]].repeat_interleave(MEMBERS)
+    x = candidates.x[candidates.lam.argsort(descending=True)[:PATTERNS]].repeat_interleave(
+        MEMBERS, 0
+    )
+    y = candidates.y[candidates.lam.argsort(descending=True)[:PATTERNS]].repeat_interleave(MEMBERS)
     v = torch.rand(x.shape, generator=rng, dtype=x.dtype)
     v = torch.where(v < 0.5, box[0], box[1]) - x  # towards a corner of the box
-    speed, value = compute_slopes(given.models, x, v), compute_switches(given.models, x).values
+    speed, value = (
+        compute_slopes(candidates.models, x, v),
+        compute_switches(candidates.models, x).values,
+    )
     reach = torch.where(speed * value < 0, -value / speed, torch.inf).amin(1).clamp(max=1)
     share = torch.rand(len(x), generator=rng, dtype=x.dtype) * 0.9 * reach
     x = x + share.reshape(-1, *[1] * (x.ndim - 1)) * v
     lam = torch.rand(len(x), generator=rng, dtype=x.dtype) + 0.1
-    return KKTSet(given.models, given.target, x, y, lam, y[:, None, None], "binary")
+    return KKTSet(candidates.models, candidates.target, x, y, lam, y[:, None, None], "binary")
 
 
 def _victim() -> tuple[MLP, Dataset, Tensor]:

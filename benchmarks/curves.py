@@ -59,10 +59,10 @@ def draw(rows: list[dict[str, Any]], device: str) -> None:
         "restarts": "restarts R",
     }
     for panel, name in zip(panels, VARIED, strict=True):
-        mine = [r for r in rows if r["varied"] == name]
-        panel.loglog([r["value"] for r in mine], [r["ms"] for r in mine], "o-", color="#0072B2")
+        points = [r for r in rows if r["varied"] == name]
+        panel.loglog([r["value"] for r in points], [r["ms"] for r in points], "o-", color="#0072B2")
         panel.set_xlabel(labels[name])
-        panel.set_xticks([r["value"] for r in mine], [str(r["value"]) for r in mine])
+        panel.set_xticks([r["value"] for r in points], [str(r["value"]) for r in points])
         panel.minorticks_off()
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("milliseconds per step")

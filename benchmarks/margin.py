@@ -71,8 +71,8 @@ def _one_seed(seed: int, device: str) -> tuple[dict[str, Any], bool]:
         reached[rate] = value
         stable, gd_seconds = stable and fine, gd_seconds + seconds
     best = max(reached.values())
-    found, seconds = clock(lambda: _maximize(data, seed, best, LATER, device), device)
-    evaluations = found["reached_at"] or STEPS  # a margin never reached counts as no gain at all
+    progress, seconds = clock(lambda: _maximize(data, seed, best, LATER, device), device)
+    evaluations = progress["reached_at"] or STEPS  # a margin never reached counts as no gain at all
     return {
         "seed": seed,
         **{f"gd margin, rate {rate:g}": value for rate, value in reached.items()},
@@ -80,8 +80,8 @@ def _one_seed(seed: int, device: str) -> tuple[dict[str, Any], bool]:
         "gd seconds per rate": gd_seconds / len(RATES),
         "evaluations to gd best": evaluations,
         "ratio": STEPS / evaluations,
-        f"margin after {LATER} evaluations": found["margin"],
-        "over gd best": found["margin"] / best,
+        f"margin after {LATER} evaluations": progress["margin"],
+        "over gd best": progress["margin"] / best,
         f"seconds of {LATER} evaluations": seconds,
     }, stable
 
@@ -92,8 +92,8 @@ def _count_separated(device: str) -> dict[str, int]:
     for draw in DRAWS:
         data = load_dataset("digits", SAMPLES, seed=draw).train
         for seed in STARTS:
-            found = _maximize(data, seed, 0.0, SHORT_MARGIN, device)
-            counts["margin method"] += found["margin"] > SEPARATED
+            progress = _maximize(data, seed, 0.0, SHORT_MARGIN, device)
+            counts["margin method"] += progress["margin"] > SEPARATED
             for rate in RATES:
                 value, _ = _descend(data, seed, rate, SHORT_GD, device)
                 counts[f"gd, rate {rate:g}"] += value > SEPARATED

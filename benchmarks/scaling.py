@@ -36,15 +36,15 @@ def scaling(device: str) -> Report:
     figures = []
     for layers in ("first", "all"):
         # The small case before and after the large one: a machine that slows down shows.
-        found = [_alone(m, layers, device) for m in (SMALL, LARGE, SMALL)]
-        small = min(found[0], found[2], key=lambda case: case["us per candidate"])
-        large = found[1]
+        costs = [_alone(m, layers, device) for m in (SMALL, LARGE, SMALL)]
+        small = min(costs[0], costs[2], key=lambda case: case["us per candidate"])
+        large = costs[1]
         figures.append(
             {
                 "layers": layers,
                 "us per candidate, m=1000": small["us per candidate"],
                 "us per candidate, m=1000, other run": max(
-                    found[0]["us per candidate"], found[2]["us per candidate"]
+                    costs[0]["us per candidate"], costs[2]["us per candidate"]
                 ),
                 "us per candidate, m=100000": large["us per candidate"],
                 "slower": large["us per candidate"] / small["us per candidate"],

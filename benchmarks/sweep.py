@@ -128,29 +128,29 @@ def searched(
     done = sweep(checkpoint, knowledge, trials=TRIALS, seed=seed, attack=attack, out=out)
     same = preset_trials(checkpoint, knowledge, attack, seed)
     values = [
-        judge_trial(n, {}, found, ("residual",)).residual or float("inf")
-        for n, found in enumerate(same)
+        judge_trial(n, {}, trial, ("residual",)).residual or float("inf")
+        for n, trial in enumerate(same)
     ]
-    both = score_rankings(done, out, split.train, split.holdout)
+    rankings = score_rankings(done, out, split.train, split.holdout)
     pool, _ = pool_trials(
         [same[i] for i in sorted(range(TRIALS), key=values.__getitem__)], knowledge, {}
     )
     assert pool is not None
-    assert both.consensus is not None
-    mine, its = both.consensus.metrics["ncc"], _score(pool, split)
+    assert rankings.consensus is not None
+    consensus, preset_consensus = rankings.consensus.metrics["ncc"], _score(pool, split)
     return {
         "seed": seed,
         "sweep residual": done.order[0].residual,
         "preset residual": statistics.median(values),
         "preset residual, best of 32": min(values),
-        "rank correlation, residual with recovered": both.correlation,
-        "recovered by the trial chosen without data": both.rows[0]["recovered"],
-        "recovered by the trial chosen with data": both.by_data[0]["recovered"],
-        "consensus recovered": mine.recovered,
-        "consensus threshold": mine.threshold_null99,
-        "consensus by chance": mine.expected_by_chance,
-        "consensus p": mine.p_value,
-        "preset's consensus recovered": its.recovered,
+        "rank correlation, residual with recovered": rankings.correlation,
+        "recovered by the trial chosen without data": rankings.rows[0]["recovered"],
+        "recovered by the trial chosen with data": rankings.by_data[0]["recovered"],
+        "consensus recovered": consensus.recovered,
+        "consensus threshold": consensus.threshold_null99,
+        "consensus by chance": consensus.expected_by_chance,
+        "consensus p": consensus.p_value,
+        "preset's consensus recovered": preset_consensus.recovered,
         "best settings": {name: f"{value:.2g}" for name, value in done.order[0].params.items()},
     }
 
@@ -164,6 +164,6 @@ def preset_trials(
     return [run_job(task, job).reconstructions[0] for job in jobs]
 
 
-def _score(found: Reconstruction, split: Split) -> Any:
-    pool = selected_candidates(found)
+def _score(reconstruction: Reconstruction, split: Split) -> Any:
+    pool = selected_candidates(reconstruction)
     return score(pool.x, split.train, split.holdout, metrics=["ncc"]).metrics["ncc"]

@@ -159,14 +159,16 @@ def fit(folder: Path) -> None:
     """Logistic regression on all groups; half of the victims of each kind check the other half."""
     from sklearn.linear_model import LogisticRegression
 
-    parts = [np.load(folder / f"groups-{name}.npz") for name in POOLS]
-    x, y, source = (np.concatenate([part[key] for part in parts]) for key in ("x", "y", "source"))
+    archives = [np.load(folder / f"groups-{name}.npz") for name in POOLS]
+    x, y, source = (
+        np.concatenate([archive[key] for archive in archives]) for key in ("x", "y", "source")
+    )
     model = LogisticRegression(C=1.0, max_iter=1000).fit(x, y)
     unseen = np.zeros(len(y))
     for half in (0, 1):
-        mine = source % 2 == half
-        other = LogisticRegression(C=1.0, max_iter=1000).fit(x[~mine], y[~mine])
-        unseen[mine] = other.predict_proba(x[mine])[:, 1]
+        rows = source % 2 == half
+        other = LogisticRegression(C=1.0, max_iter=1000).fit(x[~rows], y[~rows])
+        unseen[rows] = other.predict_proba(x[rows])[:, 1]
     constants = {
         "features": list(FEATURES),
         "intercept": float(model.intercept_[0]),

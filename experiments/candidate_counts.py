@@ -53,8 +53,8 @@ def victims() -> Iterator[tuple[Row, Network, Split]]:
         for seed, n, init in product(seeds, SAMPLES, INITS):
             split = load_dataset("digits", n, seed=100 + seed)
             state = train(arch, split.train, TrainingConfig(steps=TRAINING, init=init, seed=seed))
-            facts = {"arch": arch, "seed": seed, "n": n, "init": init}
-            yield facts, make_release(state, arch, split.train, "binary"), split
+            case = {"arch": arch, "seed": seed, "n": n, "init": init}
+            yield case, make_release(state, arch, split.train, "binary"), split
 
 
 def counts(net: Network, n: int) -> dict[str, int]:
@@ -65,23 +65,26 @@ def counts(net: Network, n: int) -> dict[str, int]:
 
 def attacked(net: Network, split: Split, m: int, seed: int) -> Row:
     """What m candidates recover with two restarts, and with equal work."""
-    alike = max(1, round(WORK / m))
-    restarts = max(RESTARTS, alike)
+    restarts_of_equal_work = max(1, round(WORK / m))
+    restarts = max(RESTARTS, restarts_of_equal_work)
     config = Auto(candidates=m, restarts=restarts, steps=STEPS, dtype="float32", seed=seed)
     start = time.process_time()
-    found = attack(net, Knowledge(value_range=(0.0, 1.0), mean=split.train.mean), config)
+    reconstruction = attack(net, Knowledge(value_range=(0.0, 1.0), mean=split.train.mean), config)
     seconds = time.process_time() - start
     return {
         "candidates": m,
-        "equal steps": scored(found, split, RESTARTS),
-        "equal work": {"restarts": alike, **scored(found, split, alike)},
+        "equal steps": scored(reconstruction, split, RESTARTS),
+        "equal work": {
+            "restarts": restarts_of_equal_work,
+            **scored(reconstruction, split, restarts_of_equal_work),
+        },
         "cpu_seconds_of_a_restart": round(seconds / restarts, 2),
     }
 
 
-def scored(found: Reconstruction, split: Split, restarts: int) -> Row:
+def scored(reconstruction: Reconstruction, split: Split, restarts: int) -> Row:
     """Recovered samples of the first ``restarts``."""
-    x = found.x[found.run < restarts].double()
+    x = reconstruction.x[reconstruction.run < restarts].double()
     ncc = score(x, split.train, split.holdout, metrics=("ncc",), subsets=200).metrics["ncc"]
     assert ncc.recovered is not None
     assert ncc.expected_by_chance is not None
@@ -95,21 +98,21 @@ def scored(found: Reconstruction, split: Split, restarts: int) -> Row:
 
 def summary(rows: Sequence[Row]) -> dict[str, Row]:
     """Means over networks, by rule; shares are of what the best rule found on that network."""
-    found = {}
+    means = {}
     for name in RULES:
-        parts = [row["rules"][name] for row in rows]
-        found[name] = {"candidates": mean(part["candidates"] for part in parts)}
+        entries = [row["rules"][name] for row in rows]
+        means[name] = {"candidates": mean(entry["candidates"] for entry in entries)}
         for case in ("equal steps", "equal work"):
-            found[name][case] = {
-                "recovered": mean(part[case]["recovered"] for part in parts),
-                "expected_by_chance": mean(part[case]["expected_by_chance"] for part in parts),
+            means[name][case] = {
+                "recovered": mean(entry[case]["recovered"] for entry in entries),
+                "expected_by_chance": mean(entry[case]["expected_by_chance"] for entry in entries),
                 "share_of_best": mean(
-                    part[case]["recovered"]
+                    entry[case]["recovered"]
                     / max(1, *(other[case]["recovered"] for other in row["rules"].values()))
-                    for part, row in zip(parts, rows, strict=True)
+                    for entry, row in zip(entries, rows, strict=True)
                 ),
             }
-    return found
+    return means
 
 
 def main() -> None:
@@ -117,12 +120,12 @@ def main() -> None:
     rows: list[Row] = []
     start = time.process_time()
     with threads(1):
-        for facts, net, split in victims():
-            wanted = counts(net, facts["n"])
-            done = {m: attacked(net, split, m, facts["seed"]) for m in {*wanted.values()}}
-            rows.append({**facts, "rules": {name: done[m] for name, m in wanted.items()}})
+        for case, net, split in victims():
+            sizes = counts(net, case["n"])
+            done = {m: attacked(net, split, m, case["seed"]) for m in {*sizes.values()}}
+            rows.append({**case, "rules": {name: done[m] for name, m in sizes.items()}})
             first = [row for row in rows if row["seed"] == 0]
-            others = [row for row in rows if row["seed"] != 0]
+            repeats = [row for row in rows if row["seed"] != 0]
             content = {
                 "what": "number of candidates when the number of samples is not known",
                 "settings": {
@@ -132,22 +135,22 @@ def main() -> None:
                     "work": WORK,
                 },
                 "chosen_on": {"networks": len(first), **summary(first)},
-                "looked_at_again_on": {"networks": len(others), **summary(others)}
-                if others
+                "looked_at_again_on": {"networks": len(repeats), **summary(repeats)}
+                if repeats
                 else {},
                 "rows": rows,
                 "cpu_seconds": round(time.process_time() - start, 1),
                 "environment": environment("cpu"),
             }
-            write_json(RESULTS / "candidates.json", content)
+            write_json(RESULTS / "candidate_counts.json", content)
             print(
-                *facts.values(), *(_brief(*item) for item in rows[-1]["rules"].items()), flush=True
+                *case.values(), *(_brief(*item) for item in rows[-1]["rules"].items()), flush=True
             )
 
 
-def _brief(name: str, part: Row) -> str:
-    found = "/".join(str(part[case]["recovered"]) for case in ("equal steps", "equal work"))
-    return f"{name}: {part['candidates']} {found};"
+def _brief(name: str, entry: Row) -> str:
+    recovered = "/".join(str(entry[case]["recovered"]) for case in ("equal steps", "equal work"))
+    return f"{name}: {entry['candidates']} {recovered};"
 
 
 if __name__ == "__main__":

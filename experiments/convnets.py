@@ -139,10 +139,10 @@ class Victim:
     moment: dict[str, Tensor]
     x: Tensor
     held: Dataset
-    facts: dict[str, Any]
+    training: dict[str, Any]
 
 
-def made(row: Row, seed: int, root: str, device: str) -> Victim:
+def train_victim(row: Row, seed: int, root: str, device: str) -> Victim:
     """SGD with momentum 0.9 and rate 0.01, Adam for the ViT, batches of 10, to a mean loss of 5e-4."""
     split = load_dataset(
         row.data, row.n, seed=seed, root=root, task="multiclass", holdout=HELD_OUT, center=True
@@ -166,21 +166,21 @@ def made(row: Row, seed: int, root: str, device: str) -> Victim:
             mean += float(loss.detach()) * len(rows) / row.n
     moment = {name: m.cpu() for name, m in rs.read_moment(optimizer, model).items()}
     model.cpu().eval()
-    facts = {"loss": mean, "epochs": epochs, "seconds": time.time() - begun, "seed": seed}
+    training = {"loss": mean, "epochs": epochs, "seconds": time.time() - begun, "seed": seed}
     if row.model == "resnet-folded":
         model, start, moment = folded(model), {}, {}  # neither start nor moment fits it any more
-    return Victim(model, start, moment, x.cpu(), split.holdout, facts)
+    return Victim(model, start, moment, x.cpu(), split.holdout, training)
 
 
-def kept(name: str, seed: int, root: str, cache: str, device: str = "cpu") -> Victim:
+def load_victim(name: str, seed: int, root: str, cache: str, device: str = "cpu") -> Victim:
     """A victim of the cache, trained on ``device`` where it is not there yet."""
     path = Path(cache) / f"{name}-{seed}.pt"
     if not path.exists():
         with threads(1):
-            victim = made(ROWS[name], seed, root, device)
-        part = path.with_suffix(f".{os.getpid()}")
-        torch.save(victim, part)
-        os.replace(part, path)
+            victim = train_victim(ROWS[name], seed, root, device)
+        partial_path = path.with_suffix(f".{os.getpid()}")
+        torch.save(victim, partial_path)
+        os.replace(partial_path, path)
     return torch.load(path, weights_only=False)  # our own file, made above
 
 
@@ -188,8 +188,8 @@ def folded(model: nn.Module) -> nn.Module:
     """Batch norms of evaluation in the convolutions before them, which get a bias by that."""
     model = copy.deepcopy(model)
     for owner in list(model.modules()):
-        parts = list(owner.named_children())
-        pairs = list(itertools.pairwise(parts))
+        modules = list(owner.named_children())
+        pairs = list(itertools.pairwise(modules))
         if hasattr(owner, "c1"):
             pairs = [
                 ((c, getattr(owner, c)), (n, getattr(owner, n)))
@@ -216,7 +216,7 @@ def attacked(
     """One attack on one victim."""
     row = ROWS[name]
     with threads(1):
-        victim = kept(name, seed, root, cache)
+        victim = load_victim(name, seed, root, cache)
         shape = tuple(victim.x.shape[1:])
         config = attack_with(
             attack,
@@ -230,14 +230,19 @@ def attacked(
             seed=seed % 2**31,
         )
         try:
-            found = rs.attack(victim.model, granted(victim, attack, shape), config)
+            reconstruction = rs.attack(victim.model, granted(victim, attack, shape), config)
         except InputError as problem:
-            return {"victim": victim.facts, "refused": problem.message}
-        x, true, held = found.x.float(), victim.x, victim.held.x.float()
+            return {"victim": victim.training, "refused": problem.message}
+        x, true, held = reconstruction.x.float(), victim.x, victim.held.x.float()
         if x.shape[1:] != true.shape[1:]:  # patches are scored against patches
-            true, held = (patches(part, x.shape[-1]) for part in (true, held[: 5 * row.n]))
+            true, held = (patches(images, x.shape[-1]) for images in (true, held[: 5 * row.n]))
         figures = judge(x[: 3 * len(true)].numpy(), true.numpy(), held.numpy(), seed)
-        return {"victim": victim.facts, "seconds": found.seconds, "notes": found.notes, **figures}
+        return {
+            "victim": victim.training,
+            "seconds": reconstruction.seconds,
+            "notes": reconstruction.notes,
+            **figures,
+        }
 
 
 def patches(x: Tensor, side: int) -> Tensor:
@@ -251,20 +256,20 @@ def claimant(model: str, seed: int) -> str:
     return f"{model}-{'mnist' if seed % 2 else 'cifar10'}-20"
 
 
-def claimed(model: str, seed: int, root: str, cache: str, budget: str) -> dict[str, Any]:
+def claimed(network: str, seed: int, root: str, cache: str, budget: str) -> dict[str, Any]:
     """An audit of a network with start and optimizer state on images that it never saw."""
-    row = ROWS[claimant(model, seed)]
+    row = ROWS[claimant(network, seed)]
     with threads(1):
-        victim = kept(claimant(model, seed), seed, root, cache)
-        own, rest = (
-            victim.held.replace(x=victim.held.x[part], y=victim.held.y[part])
-            for part in (slice(0, CLAIMED), slice(CLAIMED, None))
+        victim = load_victim(claimant(network, seed), seed, root, cache)
+        tested, holdout = (
+            victim.held.replace(x=victim.held.x[rows], y=victim.held.y[rows])
+            for rows in (slice(0, CLAIMED), slice(CLAIMED, None))
         )
         shape = tuple(victim.x.shape[1:])
         result = rs.audit(
             victim.model,
-            data=own,
-            holdout=rest,
+            data=tested,
+            holdout=holdout,
             knowledge=Knowledge(shape=shape, theta0=victim.start, moment=victim.moment),
             budget=budget,
             seed=seed % 2**31,
@@ -276,7 +281,7 @@ def claimed(model: str, seed: int, root: str, cache: str, budget: str) -> dict[s
         "recovered": result.verdict.recovered,
         "expected_by_chance": result.verdict.expected_by_chance,
         "p_value": result.verdict.p_value,
-        "ran": [one.name for one in result.attacks if one.ran],
+        "ran": [attack.name for attack in result.attacks if attack.ran],
     }
 
 
@@ -293,9 +298,9 @@ def draw() -> None:
 
 def _seeds(pool: str) -> dict[str, Any]:
     if pool == "claim":
-        drawn = [json.loads(path.read_text()) for path in SEEDS_FILES if path.exists()]
-        victims = {name: seeds for one in drawn for name, seeds in one["victims"].items()}
-        return {"victims": victims, "strangers": drawn[0]["strangers"]}
+        files = [json.loads(path.read_text()) for path in SEEDS_FILES if path.exists()]
+        victims = {name: seeds for file in files for name, seeds in file["victims"].items()}
+        return {"victims": victims, "strangers": files[0]["strangers"]}
     seeds = iter(TUNING_SEEDS)
     victims = {name: [next(seeds) for _ in range(row.victims)] for name, row in ROWS.items()}
     return {"victims": victims, "strangers": {name: [9090 + i] for i, name in enumerate(STRANGERS)}}
@@ -318,31 +323,33 @@ def run(
             done = json.loads(earlier.read_text())
     cache = out / "victims"
     cache.mkdir(parents=True, exist_ok=True)
-    own = (root, str(cache))
-    wanted = [
-        ("victims", f"{name}/{seed}/{attack}", (attacked, name, seed, *own, attack, seconds))
+    folders = (root, str(cache))
+    cases = [
+        ("victims", f"{name}/{seed}/{attack}", (attacked, name, seed, *folders, attack, seconds))
         for name, row in ROWS.items()
         for seed in seeds["victims"][name]
         for attack in ATTACKS[row.model]
     ]
-    first = [one for one in wanted if one[1].startswith(BAR)]
-    others = [one for one in wanted if one not in first]
+    first = [case for case in cases if case[1].startswith(BAR)]
+    later_cases = [case for case in cases if case not in first]
     claims = [
-        ("strangers", f"{model}/{seed}", (claimed, model, seed, *own, BUDGET))
-        for model, drawn in seeds["strangers"].items()
-        for seed in drawn
+        ("strangers", f"{model}/{seed}", (claimed, model, seed, *folders, BUDGET))
+        for model, model_seeds in seeds["strangers"].items()
+        for seed in model_seeds
     ]
     waiting = [
-        one
-        for one in [*first, *claims, *others]
-        if one[1] not in done[one[0]] and (not only or any(part in one[1] for part in only))
+        case
+        for case in [*first, *claims, *later_cases]
+        if case[1] not in done[case[0]] and (not only or any(word in case[1] for word in only))
     ]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
         needed = {
             (call[1] if kind == "victims" else claimant(call[1], call[2]), call[2])
             for kind, _, call in waiting
         }
-        for trained in [processes.submit(kept, *one, *own, device) for one in sorted(needed)]:
+        for trained in [
+            processes.submit(load_victim, *case, *folders, device) for case in sorted(needed)
+        ]:
             trained.result()
         begun = time.monotonic()
         print(f"{len(needed)} victims, {len(waiting)} attacks", flush=True)
@@ -350,11 +357,11 @@ def run(
         for count, finished in enumerate(as_completed(futures), 1):
             kind, key = futures[finished]
             done[kind][key] = finished.result()
-            shown = {
+            figures = {
                 k: v for k, v in done[kind][key].items() if k not in ("notes", "victim", "ran")
             }
             clock = f"{count}/{len(futures)} {time.monotonic() - begun:.0f}s"
-            print(clock, key, shown, flush=True)
+            print(clock, key, figures, flush=True)
             done["settings"] = {"seconds": seconds, "pool": pool, "budget": BUDGET, "loss": LOSS}
             done["environment"] = environment("cpu")
             write_json(path, done)
@@ -365,20 +372,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("draw")
-    one = commands.add_parser("run")
-    one.add_argument("folder", type=Path)
-    one.add_argument("out", type=Path)
-    one.add_argument("--pool", choices=("claim", "tune"), default="claim")
-    one.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    one.add_argument("--seconds", type=float, default=SECONDS, help="of every attack")
-    one.add_argument("--only", nargs="*", default=[], help="parts of names")
-    one.add_argument("--device", default="cpu", help="that victims are trained on")
+    command = commands.add_parser("run")
+    command.add_argument("folder", type=Path)
+    command.add_argument("out", type=Path)
+    command.add_argument("--pool", choices=("claim", "tune"), default="claim")
+    command.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    command.add_argument("--seconds", type=float, default=SECONDS, help="of every attack")
+    command.add_argument("--only", nargs="*", default=[], help="parts of names")
+    command.add_argument("--device", default="cpu", help="that victims are trained on")
     options = parser.parse_args()
     if options.command == "draw":
         draw()
     else:
-        own = {k: v for k, v in vars(options).items() if k != "command"}
-        run(**own)
+        settings = {k: v for k, v in vars(options).items() if k != "command"}
+        run(**settings)
     return 0
 
 

@@ -120,7 +120,7 @@ def prepare(data: str, seed: int, root: str | None, device: str) -> Conditions:
     """Data, settings and knowledge; the attacker knows value range, mean and number of samples."""
     case = CASES[data]
     split = load_dataset(data, case.n, seed=seed, root=root, holdout=HELD_OUT)
-    known = Knowledge(
+    knowledge = Knowledge(
         shape=split.train.shape,
         value_range=(0.0, 1.0),
         mean=split.train.mean,
@@ -130,14 +130,14 @@ def prepare(data: str, seed: int, root: str | None, device: str) -> Conditions:
     training = Training(case.training, case.descent, case.n)
     config = make_attack(device=device, **case.attack)
     arch = f"mlp:{split.train.x[0].numel()}-{case.hidden}-1"
-    setting = Conditions(arch, split, "binary", training, config, known, device=device)
+    setting = Conditions(arch, split, "binary", training, config, knowledge, device=device)
     return with_seed(setting, seed)
 
 
 def settings(data: str) -> str:
     """sha256 of all that networks of a dataset are trained, attacked and scored with but for their seed."""
     case = CASES[data]
-    given = {
+    content = {
         "case": {
             **{name: value for name, value in asdict(case).items() if name != "more"},
             "training": case.training.to_json(),
@@ -146,7 +146,7 @@ def settings(data: str) -> str:
         "attack": make_attack(**case.attack).to_json(),
         "scored": (HELD_OUT, SUBSETS, LEVELS, RELEASES),
     }
-    return hashlib.sha256(json.dumps(plain(given), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(plain(content), sort_keys=True).encode()).hexdigest()
 
 
 def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device: str) -> list[Row]:
@@ -154,10 +154,10 @@ def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device
     torch.set_num_threads(1)
     setting, start = prepare(data, seed, root, device), time.monotonic()
     named = {} if group == AFTER else {"name": group[0].split(":")[0]}
-    given = parse_defense(group[0]) if named else ("none", DEFENSES["noise"], None)
-    defended = release(setting, *given)
+    defense_and_strength = parse_defense(group[0]) if named else ("none", DEFENSES["noise"], None)
+    defended = release(setting, *defense_and_strength)
     checkpoint, secret, state = defended.released, defended.secret, defended.state
-    facts, training = defended.training_facts, defended.training
+    public_facts, training = defended.training_facts, defended.training
     trained = time.monotonic() - start
     public = {
         "theta0": state.theta0,
@@ -170,14 +170,17 @@ def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device
         name, defense, strength = parse_defense(text) if text != "none" else ("none", None, None)
         releases = [checkpoint]
         if not named and defense is not None and strength is not None and defense.release:
-            drawn = [
+            secrets = [
                 defense.draw(strength, setting.split.train.shape, seed + 7919 * k, name)
                 for k in range(RELEASES if defense.releases_differ else 1)
             ]
-            secret, releases = drawn[0], [defense.release(checkpoint, strength, s) for s in drawn]
+            secret, releases = (
+                secrets[0],
+                [defense.release(checkpoint, strength, s) for s in secrets],
+            )
         handed = Released(tuple(releases), setting.knowledge, setting.attack, dict(public))
         row = measured(setting, releases[0], secret) | {"defense": text, "seed": seed}
-        row |= {"arch": setting.arch, "facts": facts, "train_seconds": round(trained, 2)}
+        row |= {"arch": setting.arch, "facts": public_facts, "train_seconds": round(trained, 2)}
         row |= {"settings": settings(data), "environment": environment(device)}
         ways = make_attackers(
             handed, "" if defense is None else defense.adaptive, secret, not named
@@ -185,12 +188,12 @@ def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device
         row["attacks"], row["findings"] = scored(setting, ways)
         rows.append(row)
         if training.config.momentum and name == "plain-gd":
-            kept = {**row, "defense": f"{text}, {STATE}"}
+            with_state = {**row, "defense": f"{text}, {STATE}"}
             buffers = {k: v.cpu() for k, v in state.buffers.items()}
             moment = replace(handed, knowledge=handed.knowledge.replace(moment=buffers))
-            found, _ = scored(setting, moments(moment))
-            kept["attacks"] = row["attacks"] | found
-            rows.append(kept)
+            scores, _ = scored(setting, moments(moment))
+            with_state["attacks"] = row["attacks"] | scores
+            rows.append(with_state)
     return rows
 
 
@@ -203,19 +206,19 @@ def moments(handed: Released) -> Iterator[Attacker]:
 
 def scored(setting: Conditions, ways: Iterator[Attacker]) -> tuple[dict[str, Row], Row]:
     """Counts of every attack beside chance, and what the adaptive one inferred."""
-    found: dict[str, Row] = {}
+    scores: dict[str, Row] = {}
     inferred: Row = {}
     train, held = setting.split.train, setting.split.holdout
     for name, way in ways:
         inferred |= way.findings if isinstance(way, Adapted) else {}
         result = run_attacker(way, train.shape)
         if isinstance(result, str):
-            found[name] = {"refused": result}
+            scores[name] = {"refused": result}
             continue
         pool = all_candidates(result).x.double().cpu()
         x = add_negated(name, pool.reshape(-1, *train.shape))
         ours = score(x, train, held, metrics=["ncc"], seed=setting.seed, subsets=SUBSETS)
-        found[name] = {
+        scores[name] = {
             "recovered": ours.recovered,
             "expected": ours.expected_by_chance,
             "p_value": ours.p_value,
@@ -225,18 +228,18 @@ def scored(setting: Conditions, ways: Iterator[Attacker]) -> tuple[dict[str, Row
         }
         for tag, samples in (("", train.x), (" held out", held.x[: len(train)])):
             value = greedy(ncc(x, samples.double()).numpy()).value
-            found[name] |= {f"{level}{tag}": int((value > level).sum()) for level in LEVELS}
-    return found, plain(inferred)
+            scores[name] |= {f"{level}{tag}": int((value > level).sum()) for level in LEVELS}
+    return scores, plain(inferred)
 
 
 def measured(setting: Conditions, checkpoint: Network, secret: Secret) -> Row:
     """Accuracy on held-out samples, loss on training ones, as the defended network is given them."""
     model, figures = checkpoint.copy_module(torch.float64), {}
-    for part, data in (("train", setting.split.train), ("held_out", setting.split.holdout)):
+    for subset, data in (("train", setting.split.train), ("held_out", setting.split.holdout)):
         outputs = evaluate(model, secret.inputs(data.x.double()))
         y = normalize_labels(data.y, "binary", 1)
-        figures[f"{part}_loss"] = float(LOSSES["logistic"](outputs, y))
-        figures[f"{part}_accuracy"] = accuracy(outputs, y, "binary")
+        figures[f"{subset}_loss"] = float(LOSSES["logistic"](outputs, y))
+        figures[f"{subset}_accuracy"] = accuracy(outputs, y, "binary")
     return figures | {"first_layer_rank": first_layer_rank(checkpoint.theta)}
 
 
@@ -261,7 +264,7 @@ class Kept:
 
     def __init__(self, folder: Path, data: str, device: str) -> None:
         case = CASES[data]
-        self.path, self.settings = folder / f"defended-{data}.json", settings(data)
+        self.path, self.settings = folder / f"defenses-{data}.json", settings(data)
         self.content: Row = {
             "benchmark": "defenses",
             "data": data,
@@ -276,17 +279,17 @@ class Kept:
 
     def rows(self, seed: int, group: tuple[str, ...]) -> list[Row]:
         """What is there of a network."""
-        found = (self.content["rows"].get(f"{text}/{seed}") for text in group)
-        return [row for row in found if row is not None]
+        stored = (self.content["rows"].get(f"{text}/{seed}") for text in group)
+        return [row for row in stored if row is not None]
 
     def has(self, seed: int, group: tuple[str, ...]) -> bool:
         """Whether a network was made and attacked with today's settings; older rows do not say theirs."""
-        made = [
+        measured_rows = [
             row
             for row in self.rows(seed, group)
             if "attacks" in row and row.get("settings", self.settings) == self.settings
         ]
-        return len(made) == len(group)
+        return len(measured_rows) == len(group)
 
     def add(self, rows: list[Row]) -> None:
         """Keep rows, in place of those that were skipped before."""
@@ -310,28 +313,30 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error(
             f"mnist and cifar10 are read from files: name their folder with --root or ${DATA}"
         )
-    known = {text for data in options.data for group in groups(data) for text in group}
-    if unknown := sorted({*options.only} - known):
-        parser.error(f"no such defense: {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    defenses = {text for data in options.data for group in groups(data) for text in group}
+    if unknown := sorted({*options.only} - defenses):
+        parser.error(
+            f"no such defense: {', '.join(unknown)}; there are {', '.join(sorted(defenses))}"
+        )
     where = {data: "cpu" if data == "digits" else options.device for data in options.data}
     for device in where.values():
         require_device(device)
-    kept = {data: Kept(options.out, data, where[data]) for data in options.data}
-    asked = [
+    files = {data: Kept(options.out, data, where[data]) for data in options.data}
+    cases = [
         (data, seed, group)
         for seed in options.seeds
         for group in dict.fromkeys(group for data in options.data for group in groups(data))
         for data in options.data
         if group in groups(data) and (not options.only or {*group} & {*options.only})
     ]
-    there = [one for one in asked if kept[one[0]].has(*one[1:])]
-    missing = [one for one in asked if one not in there]
-    for data, seed, group in there:
-        for row in kept[data].rows(seed, group):
+    finished = [case for case in cases if files[case[0]].has(*case[1:])]
+    missing = [case for case in cases if case not in finished]
+    for data, seed, group in finished:
+        for row in files[data].rows(seed, group):
             print(f"there: {_line(data, row)}")
-    if there:
+    if finished:
         print(
-            f"{len(there)} of {len(asked)} networks are in {options.out} and are not made again; "
+            f"{len(finished)} of {len(cases)} networks are in {options.out} and are not made again; "
             "to measure them anew name another folder with --out",
             flush=True,
         )
@@ -343,9 +348,9 @@ def main(arguments: list[str] | None = None) -> int:
             pool.submit(job, data, seed, group, options.root, where[data]): data
             for data, seed, group in missing
         }
-        for k, one in enumerate(as_completed(waiting), 1):
-            data, rows = waiting[one], one.result()
-            kept[data].add(rows)
+        for k, case in enumerate(as_completed(waiting), 1):
+            data, rows = waiting[case], case.result()
+            files[data].add(rows)
             for row in rows:
                 print(
                     f"{time.monotonic() - start:5.0f} s {k}/{len(missing)} {_line(data, row)}",
@@ -355,7 +360,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _line(data: str, row: Row) -> str:
-    counts = {name: one.get("recovered", "-") for name, one in row.get("attacks", {}).items()}
+    counts = {name: scores.get("recovered", "-") for name, scores in row.get("attacks", {}).items()}
     return f"{data} {row['defense']} seed {row['seed']}: {row.get('skipped') or counts}"
 
 

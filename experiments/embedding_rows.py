@@ -74,26 +74,26 @@ def main() -> int:
         "in float32, saved in bfloat16": (torch.float32, torch.bfloat16),
         "in bfloat16, saved in bfloat16": (torch.bfloat16, torch.bfloat16),
     }
-    found: dict[str, dict[str, dict[str, float | str]]] = {}
+    results: dict[str, dict[str, dict[str, float | str]]] = {}
     for title, (kind, saved) in formats.items():
         for name, (_, optimizer) in OPTIMIZERS.items():
             precision, recall, rule = [], [], ""
             for seed in SEEDS:
                 table, base, seen = tuned(optimizer, kind=kind, seed=seed)
-                one = find_touched_rows(table.to(saved), base.to(saved))
-                right, rule = len(seen & {*one.rows}), one.rule
-                precision.append(right / max(1, len(one.rows)))
+                touched = find_touched_rows(table.to(saved), base.to(saved))
+                right, rule = len(seen & {*touched.rows}), touched.rule
+                precision.append(right / max(1, len(touched.rows)))
                 recall.append(right / len(seen))
             figures = {"rule": rule, "precision": sum(precision) / 3, "recall": sum(recall) / 3}
-            found.setdefault(title, {})[name] = figures
+            results.setdefault(title, {})[name] = figures
             print(f"{title}: {name}: {figures}", flush=True)
     tied = {
         name: find_touched_rows(*tuned(optimizer, tokens=1000, tied=True)[:2]).rule
         for name, (_, optimizer) in OPTIMIZERS.items()
     }
     print(f"tied head: {tied}")
-    path = RESULTS / "rows-cpu.json"
-    write_json(path, {"seeds": SEEDS, "found": found, "tied": tied, "environment": environment()})
+    path = RESULTS / "embedding_rows.json"
+    write_json(path, {"seeds": SEEDS, "found": results, "tied": tied, "environment": environment()})
     return 0
 
 

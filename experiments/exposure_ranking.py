@@ -161,10 +161,10 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
     state = train(arch, split.train, kind.training.changed(seed=seed), device=device)
     took = {"training": time.time() - start}
     released = Network(state.theta, arch, shape)
-    found = expose(released, split.train, split.holdout)
+    exposure = expose(released, split.train, split.holdout)
     # The product withholds the probability where this benchmark found it wrong.
-    checked = found.replace(probability=found.score.sigmoid())
-    took["exposure"] = found.seconds
+    checked = exposure.replace(probability=exposure.score.sigmoid())
+    took["exposure"] = exposure.seconds
     granted = {"value_range": (0, 1), "mean": split.train.mean} if len(shape) > 1 else {}
     knowledge = Knowledge(shape=shape, **granted)
     entry: dict[str, Any] = {
@@ -172,10 +172,10 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
         "n": kind.n,
         "values": math.prod(shape),
         "device": device,
-        "rank": found.rank,
-        "misfit": found.misfit,
-        "called": found.called,
-        "expected": float(found.score.sigmoid().sum()),
+        "rank": exposure.rank,
+        "misfit": exposure.misfit,
+        "called": exposure.called,
+        "expected": float(exposure.score.sigmoid().sum()),
         "loss": state.history[-1]["loss"],
         "records": {name: rounded(getattr(checked, name)) for name in FEATURES},
         "attacks": {},
@@ -203,8 +203,8 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
         if name == "unmix":
             # A source has no sign of its own: it is a candidate with both, for the control as well.
             scores = judge(torch.cat([x, -x]))
-            told = judge(x)
-            more[SIGNED] = [bool(row.recovered) for row in told.per_sample]
+            signed_scores = judge(x)
+            more[SIGNED] = [bool(row.recovered) for row in signed_scores.per_sample]
         else:
             scores = judge(x)
         unit = torch.nn.functional.normalize
@@ -293,10 +293,10 @@ def fit() -> None:
             "crowd": ones * math.log(n / case["rank"]),
         }
 
-    def logistic(names: list[str], some: list[dict[str, Any]], outcome: str) -> Any:
-        x = np.concatenate([np.stack([table(c)[k] for k in names], 1) for c in some])
-        y = np.concatenate([outcomes(c)[outcome] for c in some])
-        weight = np.concatenate([np.full(c["n"], 40 / c["n"]) for c in some])
+    def logistic(names: list[str], chosen: list[dict[str, Any]], outcome: str) -> Any:
+        x = np.concatenate([np.stack([table(c)[k] for k in names], 1) for c in chosen])
+        y = np.concatenate([outcomes(c)[outcome] for c in chosen])
+        weight = np.concatenate([np.full(c["n"], 40 / c["n"]) for c in chosen])
         return LogisticRegression(C=100, max_iter=3000).fit(x, y, sample_weight=weight)
 
     spanned = {
@@ -305,10 +305,10 @@ def fit() -> None:
     models = {"stationarity": ["missed", "own"], "unmix": ["outside", "own", "wide", "crowd"]}
     odds, truth, weight = [], [], []
     for key, case in spanned.items():
-        others = [c for k, c in spanned.items() if k.split("/")[0] != key.split("/")[0]]
+        remaining = [c for k, c in spanned.items() if k.split("/")[0] != key.split("/")[0]]
         neither = np.ones(case["n"])
         for attacked, names in models.items():
-            model = logistic(names, [c for c in others if attacked in outcomes(c)], attacked)
+            model = logistic(names, [c for c in remaining if attacked in outcomes(c)], attacked)
             neither *= model.predict_proba(np.stack([table(case)[k] for k in names], 1))[:, 0]
         either = np.clip(1 - neither, 1e-12, 1 - 1e-12)
         odds.append(np.log(either / (1 - either)))

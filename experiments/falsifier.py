@@ -87,16 +87,16 @@ class Outcome:
 class Falsifier:
     """One set, its value range, and everything in the class around one candidate at a time."""
 
-    def __init__(self, given: KKTSet, box: Box, seed: int = 0) -> None:
-        keep = given.lam > 1e-9 * given.lam.max()
-        self.given, self.rng = given, np.random.default_rng(seed)
-        self.model = given.models[0]
-        self.x = given.x[keep].flatten(1).numpy()
-        self.u = given.u[keep, 0].numpy()
-        self.lam, self.y = given.lam[keep].numpy(), given.y[keep].numpy()
+    def __init__(self, candidates: KKTSet, box: Box, seed: int = 0) -> None:
+        keep = candidates.lam > 1e-9 * candidates.lam.max()
+        self.given, self.rng = candidates, np.random.default_rng(seed)
+        self.model = candidates.models[0]
+        self.x = candidates.x[keep].flatten(1).numpy()
+        self.u = candidates.u[keep, 0].numpy()
+        self.lam, self.y = candidates.lam[keep].numpy(), candidates.y[keep].numpy()
         self.pattern = self.patterns(self.x)
         self.low, self.high = (-np.inf, np.inf) if box is None else self._ends(box)
-        self.size = float(torch.cat([t.flatten() for t in given.target.values()]).norm())
+        self.size = float(torch.cat([t.flatten() for t in candidates.target.values()]).norm())
         same = [
             (self.pattern == p).all(1) & (self.y == y)
             for p, y in zip(self.pattern, self.y, strict=True)
@@ -130,16 +130,16 @@ class Falsifier:
         out = self.model(self.shaped(x)).numpy()
         if out.shape[1] == 1:
             return y * out[:, 0]
-        own = out[np.arange(len(y)), y.astype(int)]
+        own_output = out[np.arange(len(y)), y.astype(int)]
         out[np.arange(len(y)), y.astype(int)] = -np.inf
-        return own - out.max(1)
+        return own_output - out.max(1)
 
     def gradient(self, x: Array, u: Array) -> Array:
         """(P,) sum of gradients of <u_i, Phi(x_i)>."""
         theta = [p.requires_grad_(True) for p in self.model.parameters()]
         value = (self.model(self.shaped(x)) * torch.as_tensor(u)).sum()
-        parts = torch.autograd.grad(value, theta)
-        return torch.cat([p.flatten() for p in parts]).numpy()
+        gradients = torch.autograd.grad(value, theta)
+        return torch.cat([p.flatten() for p in gradients]).numpy()
 
     def cell(self, i: int) -> tuple[Array, Array]:
         """Rows A, b with A x >= b for the closed cell of candidate i and the box."""
@@ -168,8 +168,8 @@ class Falsifier:
         a, b = self.cell(i)
         members = self.members(i)
         w, mass, moment = self._sums(members, share * self.lam[i])
-        rest = (mass - w) / w  # rows of length one
-        return np.concatenate([a, -a]), np.concatenate([b, rest * b - a @ moment / w])
+        ratio = (mass - w) / w  # rows of length one
+        return np.concatenate([a, -a]), np.concatenate([b, ratio * b - a @ moment / w])
 
     def members(self, i: int) -> Array:
         """Candidates that may be rearranged with i: its group, or itself where rivals differ."""
@@ -190,25 +190,27 @@ class Falsifier:
             members, images, lam, lam[:, None] * self.u[i] / self.lam[i], np.repeat(self.y[i], 2)
         )
 
-    def in_class(self, found: Alternative) -> bool:
+    def in_class(self, alternative: Alternative) -> bool:
         """Signs, labels, patterns, value range and the sum, all computed anew."""
-        known = {(p.tobytes(), float(y)) for p, y in zip(self.pattern, self.y, strict=True)}
-        own = zip(self.patterns(found.x), found.labels, strict=True)
-        if (found.lam < 0).any() or any((p.tobytes(), float(y)) not in known for p, y in own):
+        cells = {(p.tobytes(), float(y)) for p, y in zip(self.pattern, self.y, strict=True)}
+        own_cells = zip(self.patterns(alternative.x), alternative.labels, strict=True)
+        if (alternative.lam < 0).any() or any(
+            (p.tobytes(), float(y)) not in cells for p, y in own_cells
+        ):
             return False
-        if (found.x < self.low - CLOSED).any() or (found.x > self.high + CLOSED).any():
+        if (alternative.x < self.low - CLOSED).any() or (alternative.x > self.high + CLOSED).any():
             return False
-        return self.same_sum(found)
+        return self.same_sum(alternative)
 
     def in_cell(self, i: int, image: Array) -> bool:
         """Pattern of candidate i, and the value range."""
         inside = (image >= self.low - CLOSED).all() and (image <= self.high + CLOSED).all()
         return bool(inside and (self.patterns(image[None])[0] == self.pattern[i]).all())
 
-    def same_sum(self, found: Alternative) -> bool:
+    def same_sum(self, alternative: Alternative) -> bool:
         """Whether the sum of gradients of the whole set is that of the candidates."""
-        x = np.concatenate([self.x[found.replaced], found.x])
-        u = np.concatenate([-self.u[found.replaced], found.u])
+        x = np.concatenate([self.x[alternative.replaced], alternative.x])
+        u = np.concatenate([-self.u[alternative.replaced], alternative.u])
         return bool(np.linalg.norm(self.gradient(x, u)) <= SAME * self.size)
 
     def images(self, i: int, a: Array, b: Array) -> Iterator[Array]:
@@ -240,18 +242,18 @@ class Falsifier:
         for rate in (0.1, 0.5, 0.5):  # gradient of |x'|^2 is 2 x': a rate of 1/2 aims at zero
             best = inside(project(a, b, best - 2 * rate * best))
             yield best
-        far = along(self.rng.standard_normal(d))
+        distant = along(self.rng.standard_normal(d))
         for _ in range(CLIMBS):
-            far = inside(project(a, b, x + 3 * (far - x)))
-            yield far
+            distant = inside(project(a, b, x + 3 * (distant - x)))
+            yield distant
         for _ in range(VERTICES):
             for sign in (1, -1):
                 c = sign * self.rng.standard_normal(d)
                 if self.rng.random() < 0.5:
                     c = sign * np.eye(d)[self.rng.integers(d)]
-                found = linprog(c, -a, -b, bounds=(None, None), method="highs")
-                if found.status == 0:
-                    yield inside(found.x)
+                program = linprog(c, -a, -b, bounds=(None, None), method="highs")
+                if program.status == 0:
+                    yield inside(program.x)
 
     def attack(self, i: int, share: float, claims: dict[str, Any]) -> Outcome:
         """Every image tried against the claims of candidate i: at_least, full, radius, low, high.
@@ -264,39 +266,42 @@ class Falsifier:
         if not claims.get("pinned", True):
             tries += [(image, False) for image in self.images(i, *self.cell(i))]
         for image, written in tries:
-            found = self.set_with(i, image, share * self.lam[i])
+            alternative = self.set_with(i, image, share * self.lam[i])
             outcome.tried += 1
-            if not (self.in_class(found) if written else self.in_cell(i, image)):
+            if not (self.in_class(alternative) if written else self.in_cell(i, image)):
                 outcome.refused += 1
                 continue
-            kept = float(image @ image) / size**2
-            best = min(best, kept) if written else best
+            energy = float(image @ image) / size**2
+            best = min(best, energy) if written else best
             over = np.maximum(image - claims["high"], claims["low"] - image).max()
             broken = {
-                "energy": claims["at_least"] - kept,
+                "energy": claims["at_least"] - energy,
                 "radius": (np.linalg.norm(image - x) - claims["radius"]) / size,
                 "pixel": over / size,
             }
-            if written and self.margins(found.x, found.labels).min() >= self.margin - 1e-12:
-                broken["full"] = claims["full"] - kept
+            if (
+                written
+                and self.margins(alternative.x, alternative.labels).min() >= self.margin - 1e-12
+            ):
+                broken["full"] = claims["full"] - energy
             for name, value in broken.items():
                 setattr(outcome, name, max(getattr(outcome, name), float(value)))
         outcome.gaps.append(best - claims["at_least"])
         return outcome
 
-    def check(self, found: Uniqueness, some: range | None = None) -> Outcome:
+    def check(self, certificate: Uniqueness, indices: range | None = None) -> Outcome:
         """All claims of a certificate, about all its candidates or some."""
         total = Outcome()
-        for k in some if some is not None else range(len(found)):
+        for k in indices if indices is not None else range(len(certificate)):
             claims = {
-                "at_least": float(found.determined_at_least[k]),
-                "full": float(found.full_at_least[k]),
-                "radius": float(found.radius_most[k]),
-                "low": found.low[k].flatten().numpy(),
-                "high": found.high[k].flatten().numpy(),
-                "pinned": bool(found.pinned[k]),
+                "at_least": float(certificate.determined_at_least[k]),
+                "full": float(certificate.full_at_least[k]),
+                "radius": float(certificate.radius_most[k]),
+                "low": certificate.low[k].flatten().numpy(),
+                "high": certificate.high[k].flatten().numpy(),
+                "pinned": bool(certificate.pinned[k]),
             }
-            total.join(self.attack(k, found.share, claims))
+            total.join(self.attack(k, certificate.share, claims))
         return total
 
 
@@ -307,16 +312,16 @@ def project(a: Array, b: Array, point: Array) -> Array:
     system = np.concatenate([a.T, h[None] / scale])
     goal = np.zeros(len(system))
     goal[-1] = 1
-    left = system @ nnls(system, goal, maxiter=50 * system.shape[1])[0] - goal
-    return point - scale * left[:-1] / min(left[-1], -1e-300)
+    residual = system @ nnls(system, goal, maxiter=50 * system.shape[1])[0] - goal
+    return point - scale * residual[:-1] / min(residual[-1], -1e-300)
 
 
 def pair_bound(falsifier: Falsifier, i: int) -> float:
     """What the certificate said before: the least energy share of equal pairs x + a, x - a."""
     a, b = falsifier.cell(i)
     x = falsifier.x[i]
-    both, ends = np.concatenate([a, -a]), np.concatenate([b - a @ x, b - a @ x])
-    z = project(both, ends, -x)
+    rows, ends = np.concatenate([a, -a]), np.concatenate([b - a @ x, b - a @ x])
+    z = project(rows, ends, -x)
     return float((x + z) @ (x + z)) / float(x @ x)
 
 
@@ -348,17 +353,17 @@ def two_groups(falsifier: Falsifier, share: float) -> tuple[float, int, Alternat
         image = project(np.concatenate(a), np.concatenate(b) + 1e-9, start)
         images = [image] + [(moment - w * image) / (mass - w) for _, mass, moment in rests]
         lam = np.array([w] + [mass - w for _, mass, _ in rests])
-        found = Alternative(
+        program = Alternative(
             np.concatenate([members for members, _, _ in rests]),
             np.stack(images),
             lam,
             lam[:, None] * f.y[i],
             np.repeat(f.y[i], 3),
         )
-        kept = float(image @ image / (f.x[i] @ f.x[i]))
+        energy = float(image @ image / (f.x[i] @ f.x[i]))
         new = (f.patterns(image[None])[0] == (f.pattern[i] | f.pattern[j])).all()
-        if new and f.same_sum(found) and (best is None or kept < best[0]):
-            best = kept, int(i), found
+        if new and f.same_sum(program) and (best is None or energy < best[0]):
+            best = energy, int(i), program
     return best
 
 
@@ -370,10 +375,10 @@ def canceling_pair(falsifier: Falsifier, i: int) -> tuple[float, Alternative]:
     image = f.x[i] + TRUST * (nearest - f.x[i])
     lam = np.repeat(f.lam[i], 3)
     labels = np.array([f.y[i], f.y[i], -f.y[i]])
-    found = Alternative(
+    pair = Alternative(
         np.array([i]), np.stack([f.x[i], image, image]), lam, (lam * labels)[:, None], labels
     )
-    return float(image @ image / (f.x[i] @ f.x[i])), found
+    return float(image @ image / (f.x[i] @ f.x[i])), pair
 
 
 def exact_points() -> Iterator[tuple[str, KKTSet, dict[str, Box]]]:
@@ -428,22 +433,22 @@ def falsifier(device: str) -> Report:
     gaps: dict[float, list[float]] = {0.1: [], 0.3: []}
     caught = expected = 0
     with threads(1):
-        for name, given, boxes in exact_points():
-            row, _ = _row(name, given, boxes, range(4))
+        for name, candidates, boxes in exact_points():
+            row, _ = _row(name, candidates, boxes, range(4))
             if name == "relu":
                 expected += 1
-                caught += old_bound_breaks(given, boxes["box"])
+                caught += old_bound_breaks(candidates, boxes["box"])
             rows.append(row)
         for seed in range(20):
-            given, boxes = trained(seed)
-            row, own = _row("digits", given, boxes, range(4))
+            candidates, boxes = trained(seed)
+            row, seeds = _row("digits", candidates, boxes, range(4))
             for share in gaps:
-                gaps[share] += own[share]
+                gaps[share] += seeds[share]
             rows.append(row)
             print(f"{len(rows)} of 50: {row}", flush=True)
     outside = two_groups(Falsifier(relu_point(2, 4, 3, 12, seed=7).set, None), 0.1)
     assert outside is not None
-    near = {share: float(np.mean(np.array(v) <= 0.05)) for share, v in gaps.items()}
+    distance = {share: float(np.mean(np.array(v) <= 0.05)) for share, v in gaps.items()}
     return Report(
         what="0.05 over the 80% quantile of the gap between bound and best example, trained networks, box",
         settings={"shares": SHARES, "violation": BEYOND, "samples each": 4},
@@ -457,7 +462,7 @@ def falsifier(device: str) -> Report:
             "outside the class the bound is broken": outside[0] < 0.5 * two_group_bound(),
         },
         also={
-            "share of samples within 0.05 of the bound": near,
+            "share of samples within 0.05 of the bound": distance,
             "gap, quantiles 0.5 0.8 0.9 1": {
                 share: [float(q) for q in np.quantile(v, (0.5, 0.8, 0.9, 1))]
                 for share, v in gaps.items()
@@ -471,14 +476,14 @@ def falsifier(device: str) -> Report:
 def two_group_bound() -> float:
     """What the certificate says of the candidate that :func:`two_groups` breaks."""
     point = relu_point(2, 4, 3, 12, seed=7)
-    found = two_groups(Falsifier(point.set, None), 0.1)
-    assert found is not None
-    return float(uniqueness(point.set).determined_at_least[found[1]])
+    bound = two_groups(Falsifier(point.set, None), 0.1)
+    assert bound is not None
+    return float(uniqueness(point.set).determined_at_least[bound[1]])
 
 
-def old_bound_breaks(given: KKTSet, box: Box) -> bool:
+def old_bound_breaks(candidates: KKTSet, box: Box) -> bool:
     """Whether a set of the class breaks the bound of equal pairs at a tenth of the weight."""
-    judge = Falsifier(given, box)
+    judge = Falsifier(candidates, box)
     nothing = {"full": -1.0, "radius": np.inf, "low": -np.inf, "high": np.inf}
     return any(
         judge.attack(i, 0.1, {"at_least": pair_bound(judge, i), **nothing}).energy > BEYOND
@@ -487,14 +492,14 @@ def old_bound_breaks(given: KKTSet, box: Box) -> bool:
 
 
 def _row(
-    name: str, given: KKTSet, boxes: dict[str, Box], some: range
+    name: str, candidates: KKTSet, boxes: dict[str, Box], indices: range
 ) -> tuple[dict[str, Any], dict[float, list[float]]]:
     total = Outcome()
     gaps: dict[float, list[float]] = {share: [] for share in SHARES}
     for (kind, box), share in itertools.product(boxes.items(), SHARES):
-        found = uniqueness(given, box=box, share=share, samples=some.stop)
-        judge = Falsifier(given, box)
-        outcome = judge.check(found)
+        certificate = uniqueness(candidates, box=box, share=share, samples=indices.stop)
+        judge = Falsifier(candidates, box)
+        outcome = judge.check(certificate)
         if kind != "none":
             gaps[share] += outcome.gaps
         total.join(outcome)
@@ -515,12 +520,15 @@ def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {
             "case": name,
-            "networks": len(part),
-            **{k: sum(r[k] for r in part) for k in ("tried", "not in the class")},
-            **{k: max(r[k] for r in part) for k in ("worst", "energy", "full", "radius", "pixel")},
+            "networks": len(outcomes),
+            **{k: sum(r[k] for r in outcomes) for k in ("tried", "not in the class")},
+            **{
+                k: max(r[k] for r in outcomes)
+                for k in ("worst", "energy", "full", "radius", "pixel")
+            },
         }
         for name in ("relu", "classes", "digits")
-        if (part := [row for row in rows if row["case"] == name])
+        if (outcomes := [row for row in rows if row["case"] == name])
     ]
 
 

@@ -55,7 +55,7 @@ from experiments.field_rows import (
     pooled,
     settings,
 )
-from experiments.field_victims import Victim, from_file, kept
+from experiments.field_victims import Victim, from_file, load_victim
 from experiments.pages import field as tables_of_field
 from experiments.programs import run_program
 from experiments.seeds import draw_seeds
@@ -78,26 +78,26 @@ PACKAGE = digest(
 Found = tuple[Tensor, Tensor, dict[str, Any]]  # candidates, those chosen without the data, facts
 
 
-def alike(x: Tensor, samples: Tensor, span: Tensor | None) -> Tensor:
+def similarity(x: Tensor, samples: Tensor, span: Tensor | None) -> Tensor:
     """(m, n) how similar candidates and samples are, at most 1."""
     if span is None:
         return ncc(x, samples).abs()
-    far = (x.flatten(1)[:, None] - samples.flatten(1)[None]).abs() / span
-    return 1 - far.amax(2)
+    errors = (x.flatten(1)[:, None] - samples.flatten(1)[None]).abs() / span
+    return 1 - errors.amax(2)
 
 
 def figures(x: Tensor, chosen: Tensor, victim: Victim, device: str) -> dict[str, Any]:
     """Counts above fixed levels, of the training set and of as many others, and what the choice is worth."""
     n, x = len(victim.x), x.to(device).float()
     span = None if victim.span is None else victim.span.to(device)
-    both = []
+    counts_of = []
     for samples in (victim.x.to(device), victim.held[:n].to(device)):
-        one = counted(x, samples, victim.mean, alike(x, samples, span))
+        counts = counted(x, samples, victim.mean, similarity(x, samples, span))
         if len(chosen):
-            best = alike(chosen.to(device).float(), samples, span).amax(1)
-            one["right"] = int((best > TRUE).sum())
-        both.append(one)
-    return {"candidates": len(x), "chosen": len(chosen), **both[0], **held_out(both[1])}
+            best = similarity(chosen.to(device).float(), samples, span).amax(1)
+            counts["right"] = int((best > TRUE).sum())
+        counts_of.append(counts)
+    return {"candidates": len(x), "chosen": len(chosen), **counts_of[0], **held_out(counts_of[1])}
 
 
 def pairs(x: Tensor, victim: Victim) -> np.ndarray:
@@ -107,8 +107,8 @@ def pairs(x: Tensor, victim: Victim) -> np.ndarray:
     best = np.argsort(-match.value)[:SHOWN]
     candidate = match.candidate[best]
     sign = similar[candidate, best].sign().reshape(-1, *[1] * (x.ndim - 1))
-    shown = [display(part, None) for part in (x[candidate].float() * sign, victim.x[best])]
-    return (255 * torch.stack(shown)).round().to(torch.uint8).numpy()
+    images = [display(samples, None) for samples in (x[candidate].float() * sign, victim.x[best])]
+    return (255 * torch.stack(images)).round().to(torch.uint8).numpy()
 
 
 class Attacked:
@@ -118,10 +118,10 @@ class Attacked:
         self.row, self.victim, self.cache = row, victim, cache
         self.device, self.tiny = device, tiny
 
-    def found(self, arm: str) -> Found:
+    def candidates(self, arm: str) -> Found:
         """Candidates of an attack, from their file or found anew."""
-        told = digest(*code(self.row, arm).values())
-        path = self.cache.with_name(f"{self.cache.stem}-{told[:12]}.found")
+        code_digest = digest(*code(self.row, arm).values())
+        path = self.cache.with_name(f"{self.cache.stem}-{code_digest[:12]}.candidates")
         return from_file(path, partial(self.run, arm))
 
     def run(self, arm: str) -> Found:
@@ -130,13 +130,13 @@ class Attacked:
         if arm == "other images":
             return self.victim.held[n : 3 * n], nothing, {"seconds": 0.0}
         if arm == "together":
-            parts = [self.found(one) for one in pooled(self.row)]
-            ran = [part for part in parts if "refused" not in part[2]]
-            seconds = sum(part[2]["seconds"] for part in ran)
-            x = torch.cat([nothing, *(part[0] for part in ran)])
-            chosen = torch.cat([nothing, *(part[1] for part in ran)])
+            results = [self.candidates(arm_name) for arm_name in pooled(self.row)]
+            ran = [result for result in results if "refused" not in result[2]]
+            seconds = sum(result[2]["seconds"] for result in ran)
+            x = torch.cat([nothing, *(result[0] for result in ran)])
+            chosen = torch.cat([nothing, *(result[1] for result in ran)])
             return x, chosen, {"seconds": seconds}
-        seed = self.victim.facts["seed"] % 1000
+        seed = self.victim.training["seed"] % 1000
         device = "cpu" if arm == "corners" else self.device
         config = settings(self.row, arm).changed(seed=seed, device=device)
         if self.tiny:
@@ -144,31 +144,33 @@ class Attacked:
                 **config.select_settings({"steps": 20, "restarts": 1, "seconds": 2.0})
             )
         try:
-            made = rs.attack(self.victim.network, self.victim.knowledge(arm_of(arm).grants), config)
+            reconstruction = rs.attack(
+                self.victim.network, self.victim.knowledge(arm_of(arm).grants), config
+            )
         except PluginError:  # a fault, which the next run tries again, and no refusal
             raise
         except ResiduumError as problem:
             return nothing, nothing, {"refused": problem.message}
         shape = self.victim.x.shape[1:]
-        x = made.x.float().cpu()[: MOST * n].reshape(-1, *shape)
-        return x, best_of(made).cpu().reshape(-1, *shape), facts(made)
+        x = reconstruction.x.float().cpu()[: MOST * n].reshape(-1, *shape)
+        return x, best_of(reconstruction).cpu().reshape(-1, *shape), description(reconstruction)
 
 
-def best_of(made: Reconstruction) -> Tensor:
+def best_of(reconstruction: Reconstruction) -> Tensor:
     """What the attack itself takes for true, without the data."""
-    if made.selection is None:
-        return made.x[:0].float()
-    return made.selection.x[made.selection.confidence >= CHOSEN].float()
+    if reconstruction.selection is None:
+        return reconstruction.x[:0].float()
+    return reconstruction.selection.x[reconstruction.selection.confidence >= CHOSEN].float()
 
 
-def facts(made: Reconstruction) -> dict[str, Any]:
+def description(reconstruction: Reconstruction) -> dict[str, Any]:
     """Of one run."""
-    granted = [fact for fact in made.knowledge.known_names if fact != "provenance"]
+    granted = [fact for fact in reconstruction.knowledge.known_names if fact != "provenance"]
     return {
-        "seconds": made.seconds,
+        "seconds": reconstruction.seconds,
         "granted": granted,
-        "status": sorted({*made.status}),
-        "settings": made.settings,
+        "status": sorted({*reconstruction.status}),
+        "settings": reconstruction.settings,
     }
 
 
@@ -188,50 +190,56 @@ def job(
     """
     torch.set_num_threads(1)
     row, key = (ROWS[name].tiny if tiny else ROWS[name]), f"{name}-{k}"
-    parts, made = Path(out) / "parts", digest(identity(row), seeds)[:12]
-    cache = Path(out) / "victims" / f"{key}-{made}.pt"
-    missing = [arm for arm in arms if not there(parts / f"{key}-{arm}.json", row, arm, seeds[k])]
+    folder_of_results, victim_digest = Path(out) / "parts", digest(identity(row), seeds)[:12]
+    cache = Path(out) / "victims" / f"{key}-{victim_digest}.pt"
+    missing = [
+        arm
+        for arm in arms
+        if not is_finished(folder_of_results / f"{key}-{arm}.json", row, arm, seeds[k])
+    ]
     failed: list[str] = []
     if not missing or time.time() > end:
         return failed
-    victim = kept(row, k, seeds, folder, device, cache)
+    victim = load_victim(row, k, seeds, folder, device, cache)
     attacked = Attacked(row, victim, cache, device, tiny)
     for arm in missing:
         if time.time() > end:
             break
         try:
-            x, chosen, said = attacked.found(arm)
-            picture = parts / f"{key}-{arm}.npz"
+            x, chosen, result = attacked.candidates(arm)
+            picture = folder_of_results / f"{key}-{arm}.npz"
             picture.unlink(missing_ok=True)
             if len(x):
-                said |= figures(x, chosen, victim, device)
+                result |= figures(x, chosen, victim, device)
                 if k == 0 and victim.x.ndim == 4:
                     write_npz(picture, {"pairs": pairs(x, victim)})
         except Exception as problem:  # noqa: BLE001  the others go on, the next run tries again
             print(f"{key} {arm}: FAILED, {plugins.describe(problem)}", flush=True)
             failed.append(f"{arm} on {key}")
             continue
-        part = {"row": name, "victim": k, "arm": arm, "of": victim.facts, "found": said}
+        entry = {"row": name, "victim": k, "arm": arm, "of": victim.training, "found": result}
         where = {"environment": environment(device), **code(row, arm)}
-        write_json(parts / f"{key}-{arm}.json", {**part, **where})
-        shown = " ".join(f"{v} {said[str(v)]} ({said[f'{v} held out']})" for v in LEVELS if len(x))
-        took = said.get("refused") or f"{said['seconds']:.1f} s, {shown}"
+        write_json(folder_of_results / f"{key}-{arm}.json", {**entry, **where})
+        text = " ".join(
+            f"{v} {result[str(v)]} ({result[f'{v} held out']})" for v in LEVELS if len(x)
+        )
+        took = result.get("refused") or f"{result['seconds']:.1f} s, {text}"
         print(f"{time.strftime('%H:%M:%S')} {key} {arm}: {took}", flush=True)
     return failed
 
 
 def code(row: Row, arm: str) -> dict[str, Any]:
     """What computes a part: sha256 of residuum and of the settings; of an attack of others, versions."""
-    brought = [f"{one.name} {one.version}" for one in plugins.load() if not one.error]
-    own = [] if arm in ARMS else brought
-    return {"package": PACKAGE, "settings": frozen(row, arm), "plugins": own}
+    brought = [f"{plugin.name} {plugin.version}" for plugin in plugins.load() if not plugin.error]
+    versions = [] if arm in ARMS else brought
+    return {"package": PACKAGE, "settings": frozen(row, arm), "plugins": versions}
 
 
-def there(path: Path, row: Row, arm: str, seed: int) -> bool:
+def is_finished(path: Path, row: Row, arm: str, seed: int) -> bool:
     """Whether a part is of this victim and attack; another version of residuum is told, not run again."""
-    part = read_json(path)
-    same = all(part.get(key) == code(row, arm)[key] for key in ("settings", "plugins"))
-    return same and part["of"]["seed"] == seed
+    entry = read_json(path)
+    same = all(entry.get(key) == code(row, arm)[key] for key in ("settings", "plugins"))
+    return same and entry["of"]["seed"] == seed
 
 
 def run(
@@ -247,19 +255,22 @@ def run(
     seconds: float = float("inf"),
 ) -> dict[str, Any]:
     """Every attack that is not in ``out`` yet, convnets on ``cores`` processors beside the others."""
-    for one in plugins.load():
-        if one.error:
-            print(f"plug-in {one.name} {one.version} is left out, {one.error}", file=sys.stderr)
-    brought = [name for name, one in every_attack().items() if one().is_plugin]
+    for plugin in plugins.load():
+        if plugin.error:
+            print(
+                f"plug-in {plugin.name} {plugin.version} is left out, {plugin.error}",
+                file=sys.stderr,
+            )
+    brought = [name for name, plugin in every_attack().items() if plugin().is_plugin]
     asked_for(folder, device, min(workers, cores), names, attacks, brought)
-    for part in ("parts", "victims"):
-        (out / part).mkdir(parents=True, exist_ok=True)
+    for subfolder in ("parts", "victims"):
+        (out / subfolder).mkdir(parents=True, exist_ok=True)
     seeds = json.loads(SEEDS_FILE.read_text())["victims"]
     start, context = time.time(), get_context("spawn")
     root = "" if folder is None else str(folder / "claim")
     with (
         ProcessPoolExecutor(workers, context, end_with, (os.getpid(),)) as shared,
-        ProcessPoolExecutor(cores, context, end_with, (os.getpid(),)) as apart,
+        ProcessPoolExecutor(cores, context, end_with, (os.getpid(),)) as convnet_workers,
     ):
         futures, failed = [], list[str]()
         rows = {name: ROWS[name].tiny if tiny else ROWS[name] for name in names}
@@ -267,15 +278,17 @@ def run(
         for k, (name, row) in product(range(3), rows.items()):
             if k < row.victims:
                 arms = [arm for arm in (*row.arms, *brought) if not attacks or arm in attacks]
-                where, place = (apart, "cpu") if row.made == "convnet" else (shared, device)
-                told = (arms, root, str(out), place, tiny, start + seconds)
-                futures.append(where.submit(job, name, k, seeds[name], *told))
+                where, place = (
+                    (convnet_workers, "cpu") if row.kind == "convnet" else (shared, device)
+                )
+                arguments = (arms, root, str(out), place, tiny, start + seconds)
+                futures.append(where.submit(job, name, k, seeds[name], *arguments))
         try:
             for finished in as_completed(futures):
                 failed += finished.result()
                 collect(out)
         except BaseException:  # Ctrl-C, a victim that cannot be made: what waits is not begun
-            for pool in (shared, apart):
+            for pool in (shared, convnet_workers):
                 pool.shutdown(wait=False, cancel_futures=True)
             for worker in active_children():
                 worker.terminate()
@@ -296,9 +309,9 @@ def asked_for(
     require_device(device)
     if workers < 1:
         raise InputError(f"At least one process is needed; got {workers}.", "Raise --workers.")
-    known = [*ARMS, *brought]
+    names_of_attacks = [*ARMS, *brought]
     for name in attacks:
-        require_known(name, known, "No attack")
+        require_known(name, names_of_attacks, "No attack")
         if name not in brought and not any(name in ROWS[row].arms for row in names):
             raise InputError(f"{name} is run on none of these rows.", "Choose other --rows.")
     for name in names:
@@ -323,42 +336,47 @@ def end_with(parent: int) -> None:
 def collect(out: Path) -> dict[str, Any]:
     """All that was found so far as one file, and the pictures as another."""
     done: dict[str, Any] = {"environments": [], "victims": {}, "settings": {}}
-    found = [read_json(path) for path in sorted((out / "parts").glob("*.json"))]
-    parts = [
-        part for part in found if part.get("row") in ROWS
+    files = [read_json(path) for path in sorted((out / "parts").glob("*.json"))]
+    entries = [
+        entry for entry in files if entry.get("row") in ROWS
     ]  # others are damaged, or of old rows
-    done["plugins"] = sorted({one for part in parts for one in part["plugins"]})
+    done["plugins"] = sorted({plugin for entry in entries for plugin in entry["plugins"]})
     # As every part was run: a folder may hold some from before a change and some from after it.
-    sums: dict[str, Any] = {"package": sorted({part["package"] for part in parts}), "settings": {}}
+    sums: dict[str, Any] = {
+        "package": sorted({entry["package"] for entry in entries}),
+        "settings": {},
+    }
     done["sha256"] = sums
-    for part in sorted(parts, key=place):
-        found, name, arm = part["found"], part["row"], part["arm"]
+    for entry in sorted(entries, key=place):
+        scores, name, arm = entry["found"], entry["row"], entry["arm"]
         ran = sums["settings"].setdefault(name, {}).setdefault(arm, [])
-        ran += [part["settings"]] * (part["settings"] not in ran)
-        if part["environment"] not in done["environments"]:
-            done["environments"].append(part["environment"])
-        entry = done["victims"].setdefault(f"{name}/{part['victim']}", {"victim": part["of"]})
-        told = found.pop("settings", None)
-        if told is not None and part["victim"] == 0:
-            done["settings"].setdefault(name, {})[arm] = trimmed(told)
-        entry.setdefault("arms", {})[arm] = found
+        ran += [entry["settings"]] * (entry["settings"] not in ran)
+        if entry["environment"] not in done["environments"]:
+            done["environments"].append(entry["environment"])
+        victim = done["victims"].setdefault(f"{name}/{entry['victim']}", {"victim": entry["of"]})
+        settings = scores.pop("settings", None)
+        if settings is not None and entry["victim"] == 0:
+            done["settings"].setdefault(name, {})[arm] = trimmed(settings)
+        victim.setdefault("arms", {})[arm] = scores
     write_json(out / "field.json", done)
-    shown = {path.stem: read_npz(path)["pairs"] for path in sorted((out / "parts").glob("*.npz"))}
-    write_npz(out / "field-pictures.npz", shown)
+    pictures = {
+        path.stem: read_npz(path)["pairs"] for path in sorted((out / "parts").glob("*.npz"))
+    }
+    write_npz(out / "field-pictures.npz", pictures)
     return done
 
 
-def trimmed(told: dict[str, Any]) -> dict[str, Any]:
+def trimmed(settings: dict[str, Any]) -> dict[str, Any]:
     """Settings that are not the defaults, and the sizes of an attack."""
-    usual = rs.attacks.attack_class(told["attack"])().to_json() | {"attack": None}
+    usual = rs.attacks.attack_class(settings["attack"])().to_json() | {"attack": None}
     sizes = ("restarts", "candidates", "steps")
-    return {k: v for k, v in told.items() if k in sizes or v != usual.get(k)}
+    return {k: v for k, v in settings.items() if k in sizes or v != usual.get(k)}
 
 
-def place(part: dict[str, Any]) -> tuple[int, int, int]:
+def place(entry: dict[str, Any]) -> tuple[int, int, int]:
     """Where a part stands in the file: rows, victims and attacks in their order, those of others last."""
-    arms, arm = list(ROWS[part["row"]].arms), part["arm"]
-    return [*ROWS].index(part["row"]), part["victim"], (*arms, arm).index(arm)
+    arms, arm = list(ROWS[entry["row"]].arms), entry["arm"]
+    return [*ROWS].index(entry["row"]), entry["victim"], (*arms, arm).index(arm)
 
 
 def draw() -> None:
@@ -366,21 +384,21 @@ def draw() -> None:
     draw_seeds(SEEDS_FILE, victims={name: row.victims for name, row in ROWS.items()})
 
 
-def picture(archive: Path, out: Path, shown: Sequence[str]) -> None:
+def picture(archive: Path, out: Path, names: Sequence[str]) -> None:
     """Of each victim and attack named, the best candidates above the samples they match, in two columns."""
     from PIL import Image
 
     side, wide, high = 33, SHOWN * 33 + 8, 2 * 33 + 6
-    canvas = np.full((-(-len(shown) // 2) * high, 2 * wide, 3), 255, np.uint8)
+    canvas = np.full((-(-len(names) // 2) * high, 2 * wide, 3), 255, np.uint8)
     with np.load(archive) as kept_pairs:
-        for k, name in enumerate(shown):
+        for k, name in enumerate(names):
             require_known(name, kept_pairs, "No pictures of")
             for line, column in np.ndindex(2, SHOWN):
                 image = kept_pairs[name][line, column]
                 color = np.repeat(image.transpose(1, 2, 0), 3 // image.shape[0], axis=2)
                 large = Image.fromarray(color).resize((32, 32), Image.Resampling.NEAREST)
-                top, left = k // 2 * high + line * side, k % 2 * wide + column * side
-                canvas[top : top + 32, left : left + 32] = np.asarray(large)
+                top, column_offset = k // 2 * high + line * side, k % 2 * wide + column * side
+                canvas[top : top + 32, column_offset : column_offset + 32] = np.asarray(large)
     Image.fromarray(canvas).quantize(256).save(out, optimize=True)
 
 
@@ -392,25 +410,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     commands = parser.add_subparsers(dest="command")
     commands.add_parser("draw", help="seeds, once, settings being committed")
-    one = commands.add_parser("run", help="victims, attacks, scores; resumable")
-    one.add_argument("folder", type=Path, nargs="?", help="images of benchmarks.unmix data")
-    one.add_argument("out", type=Path)
-    one.add_argument("--device", default="cpu")
-    one.add_argument("--workers", type=int, default=2, help="processes on the device")
-    one.add_argument("--cores", type=int, default=1, help="processes for convnets, on the CPU")
-    one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=None)
-    one.add_argument("--attacks", nargs="*", default=[], help="no others")
-    one.add_argument(
+    command = commands.add_parser("run", help="victims, attacks, scores; resumable")
+    command.add_argument("folder", type=Path, nargs="?", help="images of benchmarks.unmix data")
+    command.add_argument("out", type=Path)
+    command.add_argument("--device", default="cpu")
+    command.add_argument("--workers", type=int, default=2, help="processes on the device")
+    command.add_argument("--cores", type=int, default=1, help="processes for convnets, on the CPU")
+    command.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=None)
+    command.add_argument("--attacks", nargs="*", default=[], help="no others")
+    command.add_argument(
         "--tiny", action="store_true", help="the whole path, into OUT/tiny; measures nothing"
     )
-    one.add_argument("--seconds", type=float, default=float("inf"), help="no attack begins after")
-    one = commands.add_parser("page", help="docs/field.md with what was found")
-    one.add_argument("out", type=Path)
-    one.add_argument("page", type=Path)
-    one = commands.add_parser("picture", help="the best pairs")
-    one.add_argument("out", type=Path)
-    one.add_argument("png", type=Path)
-    one.add_argument("--shown", nargs="*", default=PICTURED)
+    command.add_argument(
+        "--seconds", type=float, default=float("inf"), help="no attack begins after"
+    )
+    command = commands.add_parser("page", help="docs/field.md with what was found")
+    command.add_argument("out", type=Path)
+    command.add_argument("page", type=Path)
+    command = commands.add_parser("picture", help="the best pairs")
+    command.add_argument("out", type=Path)
+    command.add_argument("png", type=Path)
+    command.add_argument("--shown", nargs="*", default=PICTURED)
     words = sys.argv[1:] if arguments is None else arguments
     return run_program(partial(perform, parser.parse_args(words or ["run", "runs/field"])))
 

@@ -94,7 +94,7 @@ class Row:
     hidden: str = "1000-1000"
     task: str = "binary"
     training: TrainingConfig = MARGIN
-    made: str = "mlp"
+    kind: str = "mlp"
     boxed: bool = False
     victims: int = 3
     sizes: dict[str, Any] = field(default_factory=dict)
@@ -160,7 +160,7 @@ ROWS = {
         MOMENTS,
         hidden="200",
         task="multiclass",
-        made="sklearn",
+        kind="sklearn",
     ),
     "cifar-100-depth2": Row("CIFAR n=100, 2 layers", "cifar10", 100, hidden="1000"),
     "cifar-100-depth4": Row("CIFAR n=100, 4 layers", "cifar10", 100, hidden="1000-500-100"),
@@ -173,7 +173,7 @@ ROWS = {
         80,
         ("corners", "stationarity", "together", "haim2022", *BASELINES),
         hidden="400-400",
-        made="table",
+        kind="table",
         boxed=True,
     ),
     "convnet-20": Row(
@@ -182,7 +182,7 @@ ROWS = {
         20,
         ("trunk-moment", *INVERTED, "together", "other images"),
         task="multiclass",
-        made="convnet",
+        kind="convnet",
     ),
     "digits-20": Row("digits of 8 x 8, n=20", "digits", 20, hidden="100-100"),
     "photos-20": Row("photographs, n=20, 2 layers", "photos", 20, hidden="200"),
@@ -226,15 +226,17 @@ def pooled(row: Row) -> list[str]:
 def identity(row: Row) -> str:
     """sha256 of all that a kind of victim is made of."""
     of_attacks = ("title", "arms", "sizes")
-    parts = {**asdict(row), "training": row.training.model_dump()}
-    return digest({key: part for key, part in parts.items() if key not in of_attacks})
+    values = {**asdict(row), "training": row.training.model_dump()}
+    values["made"] = values.pop("kind")  # stored digests have the field under this name
+    return digest({key: value for key, value in values.items() if key not in of_attacks})
 
 
 def frozen(row: Row, arm: str) -> str:
     """sha256 of all that is said of an attack: its victims, what it is granted, settings, what counts."""
     arms = pooled(row) if arm == "together" else [arm]
     # An attack of another package may be missing where results are read. Its version stands for its settings.
-    told = [
-        (asdict(arm_of(one)), settings(row, one).to_json() if one in ARMS else {}) for one in arms
+    attacks = [
+        (asdict(arm_of(name)), settings(row, name).to_json() if name in ARMS else {})
+        for name in arms
     ]
-    return digest(identity(row), arm, told, [CHOSEN, TRUE, MOST])
+    return digest(identity(row), arm, attacks, [CHOSEN, TRUE, MOST])

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import residuum as rs
-from experiments import convnets
-from experiments import tabular as tables
+from experiments import convnets, tabular
 from experiments.field_rows import Row
 from residuum.datasets import load_dataset
 from residuum.errors import DataError
@@ -43,8 +42,8 @@ class Victim:
     x: Tensor
     held: Tensor
     mean: Tensor | None
-    facts: dict[str, Any]
-    known: Knowledge
+    training: dict[str, Any]
+    knowledge_of_all: Knowledge
     start: dict[str, Tensor] | None = None
     moment: dict[str, Tensor] | None = None
     span: Tensor | None = None
@@ -55,19 +54,19 @@ class Victim:
         more = extra.get(grants, {})
         if isinstance(self.network, Path):  # what a file holds, an attack reads from it
             more = {}
-        return self.known.replace(**more, provenance={})
+        return self.knowledge_of_all.replace(**more, provenance={})
 
 
-def kept(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path) -> Victim:
+def load_victim(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path) -> Victim:
     """Victim k of a row, from its file or trained anew."""
 
-    def made() -> Victim:
+    def make() -> Victim:
         start = time.time()
-        victim = MAKERS[row.made](row, k, seeds, root, device, path)
-        victim.facts.update(seed=seeds[k], seconds=time.time() - start, sha256=sha256(victim))
+        victim = MAKERS[row.kind](row, k, seeds, root, device, path)
+        victim.training.update(seed=seeds[k], seconds=time.time() - start, sha256=sha256(victim))
         return victim
 
-    return from_file(path, made)
+    return from_file(path, make)
 
 
 def from_file(path: Path, make: Callable[[], T]) -> T:
@@ -77,9 +76,9 @@ def from_file(path: Path, make: Callable[[], T]) -> T:
             return torch.load(path, weights_only=False, map_location="cpu")
         except (RuntimeError, EOFError, pickle.UnpicklingError):
             path.unlink()
-    part = path.with_suffix(f".part-{os.getpid()}")
-    torch.save(make(), part)
-    os.replace(part, path)
+    partial_path = path.with_suffix(f".part-{os.getpid()}")
+    torch.save(make(), partial_path)
+    os.replace(partial_path, path)
     return torch.load(path, weights_only=False, map_location="cpu")
 
 
@@ -98,41 +97,41 @@ def images(row: Row, k: int, seed: int, root: str) -> tuple[Dataset, Tensor, int
     One seed draws for all victims of a row, who take turns; where too few are left they begin anew.
     """
     held = None if row.data in ("digits", "photos") else HELD_OUT
-    wanted: dict[str, Any] = {"seed": seed, "root": root, "task": row.task, "center": False}
+    options: dict[str, Any] = {"seed": seed, "root": root, "task": row.task, "center": False}
     try:
-        split = load_dataset(row.data, row.n * row.victims, holdout=held, **wanted)
+        split = load_dataset(row.data, row.n * row.victims, holdout=held, **options)
     except DataError:
-        split = load_dataset(row.data, holdout=held, **wanted)
-    whole, labels = split.train, split.train.y.unique()
-    each, rows, again = row.n // len(labels), [], 0
+        split = load_dataset(row.data, holdout=held, **options)
+    pool, labels = split.train, split.train.y.unique()
+    per_label, rows, repeats = row.n // len(labels), [], 0
     for label in labels:
-        mine = (whole.y == label).nonzero().flatten()
-        places = k * each + torch.arange(each)
-        again += max(0, row.victims * each - len(mine)) if row.victims > 1 else 0
-        rows.append(mine[places % len(mine)])
-    taken = torch.cat(rows).sort().values
-    mean = whole.x[taken].mean(0)
-    own = Dataset(whole.x[taken] - mean, whole.y[taken], mean, whole.name, whole.classes)
-    return own, split.holdout.x - mean, again
+        of_label = (pool.y == label).nonzero().flatten()
+        places = k * per_label + torch.arange(per_label)
+        repeats += max(0, row.victims * per_label - len(of_label)) if row.victims > 1 else 0
+        rows.append(of_label[places % len(of_label)])
+    chosen = torch.cat(rows).sort().values
+    mean = pool.x[chosen].mean(0)
+    samples = Dataset(pool.x[chosen] - mean, pool.y[chosen], mean, pool.name, pool.classes)
+    return samples, split.holdout.x - mean, repeats
 
 
 def layered(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path) -> Victim:
     """A chain of dense layers, by ``residuum.training``."""
-    own, held, again = images(row, k, seeds[0], root)
-    outputs = len(own.classes) if row.task == "multiclass" else 1
+    samples, held, repeats = images(row, k, seeds[0], root)
+    outputs = len(samples.classes) if row.task == "multiclass" else 1
     bias = ",bias=all" if row.task == "regression" else ""
-    arch = f"mlp:{own.x[0].numel()}-{row.hidden}-{outputs}{bias}"
+    arch = f"mlp:{samples.x[0].numel()}-{row.hidden}-{outputs}{bias}"
     config = row.training.changed(seed=seeds[k])
-    state = train(arch, own, config, device=device)
-    shape = tuple(own.x.shape[1:])
-    box = {"value_range": (0.0, 1.0), "mean": own.mean.float()} if row.boxed else {}
+    state = train(arch, samples, config, device=device)
+    shape = tuple(samples.x.shape[1:])
+    box = {"value_range": (0.0, 1.0), "mean": samples.mean.float()} if row.boxed else {}
     return Victim(
         network=Network(dict(state.theta), arch, shape, task=row.task),
-        x=own.x.float(),
+        x=samples.x.float(),
         held=held.float(),
-        mean=own.mean.float(),
-        facts={"status": state.status, "shared": again, **state.history[-1]},
-        known=Knowledge(shape=shape, sample_count=row.n, **box),
+        mean=samples.mean.float(),
+        training={"status": state.status, "shared": repeats, **state.history[-1]},
+        knowledge_of_all=Knowledge(shape=shape, sample_count=row.n, **box),
         start=dict(state.theta0),
         moment=dict(state.buffers) if row.training.momentum else None,
     )
@@ -143,8 +142,8 @@ def pickled(row: Row, k: int, seeds: list[int], root: str, device: str, path: Pa
     import joblib
     from sklearn.neural_network import MLPClassifier
 
-    own, held, again = images(row, k, seeds[0], root)
-    x, y = own.x.flatten(1).float().numpy(), own.y.numpy()
+    samples, held, repeats = images(row, k, seeds[0], root)
+    x, y = samples.x.flatten(1).float().numpy(), samples.y.numpy()
     widths = tuple(map(int, row.hidden.split("-")))
     most = min(1000, 10 * row.training.steps)
     model = MLPClassifier(widths, random_state=seeds[k] % 2**32, max_iter=most).fit(x, y)
@@ -152,42 +151,42 @@ def pickled(row: Row, k: int, seeds: list[int], root: str, device: str, path: Pa
     joblib.dump(model, file)
     return Victim(
         network=file,
-        x=own.x.float(),
+        x=samples.x.float(),
         held=held.float(),
-        mean=own.mean.float(),
-        facts={"loss": float(model.loss_), "epochs": model.n_iter_, "shared": again},
-        known=Knowledge(shape=tuple(own.x.shape[1:]), sample_count=row.n),
+        mean=samples.mean.float(),
+        training={"loss": float(model.loss_), "epochs": model.n_iter_, "shared": repeats},
+        knowledge_of_all=Knowledge(shape=tuple(samples.x.shape[1:]), sample_count=row.n),
     )
 
 
 def convolved(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path) -> Victim:
     """conv 32 - pool - conv 64 - pool - dense 128 - 10, by SGD with momentum in batches of 10."""
-    made = convnets.made(convnets.Row("cnn", row.data, row.n), seeds[k], root, device)
+    convnet = convnets.train_victim(convnets.Row("cnn", row.data, row.n), seeds[k], root, device)
     return Victim(
-        network=made.model,
-        x=made.x,
-        held=made.held.x.float(),
-        mean=made.held.mean,
-        facts=dict(made.facts),
-        known=Knowledge(shape=tuple(made.x.shape[1:]), sample_count=row.n),
-        start=made.start,
-        moment=made.moment,
+        network=convnet.model,
+        x=convnet.x,
+        held=convnet.held.x.float(),
+        mean=convnet.held.mean,
+        training=dict(convnet.training),
+        knowledge_of_all=Knowledge(shape=tuple(convnet.x.shape[1:]), sample_count=row.n),
+        start=convnet.start,
+        moment=convnet.moment,
     )
 
 
-def tabular(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path) -> Victim:
+def uniform_table(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path) -> Victim:
     """Uniform rows with random labels, to the margin from a small start."""
-    made = tables.made(tables.Row(row.data, 5, row.n, row.hidden, ()), seeds[k])
-    every = torch.cat([made.x, made.others])
+    table = tabular.make_victim(tabular.Row(row.data, 5, row.n, row.hidden, ()), seeds[k])
+    rows = torch.cat([table.x, table.others])
     return Victim(
-        network=made.network,
-        x=made.x.float(),
-        held=made.others.float(),
-        mean=made.knowledge.mean,
-        facts=dict(made.facts),
-        known=made.knowledge.replace(sample_count=row.n, provenance={}),
-        span=(every.amax(0) - every.amin(0)).float(),
+        network=table.network,
+        x=table.x.float(),
+        held=table.others.float(),
+        mean=table.knowledge.mean,
+        training=dict(table.training),
+        knowledge_of_all=table.knowledge.replace(sample_count=row.n, provenance={}),
+        span=(rows.amax(0) - rows.amin(0)).float(),
     )
 
 
-MAKERS = {"mlp": layered, "sklearn": pickled, "convnet": convolved, "table": tabular}
+MAKERS = {"mlp": layered, "sklearn": pickled, "convnet": convolved, "table": uniform_table}

@@ -62,22 +62,22 @@ def story_figure(followed: dict[str, Follow], mean: Tensor | None = None) -> byt
     Steps at which a run got candidates are dotted.
     """
     sample = next(iter(followed.values())).sample
-    shown = drawing.is_image(tuple(sample.shape))
-    figure = drawing.new_figure(9.0, 3.2 + (1.15 * len(followed) if shown else 0.0))
-    heights = [2.4, *[1.0] * len(followed)] if shown else [1.0]
+    has_images = drawing.is_image(tuple(sample.shape))
+    figure = drawing.new_figure(9.0, 3.2 + (1.15 * len(followed) if has_images else 0.0))
+    heights = [2.4, *[1.0] * len(followed)] if has_images else [1.0]
     grid = figure.add_gridspec(len(heights), FRAMES + 1, height_ratios=heights)
     axes = figure.add_subplot(grid[0, :])
-    for (name, one), color in zip(followed.items(), CYCLE, strict=False):
-        axes.plot(one.steps, one.distances, color=color, label=name)
-        pairs = zip(one.steps[1:], one.counts, one.counts[1:], strict=False)
+    for (name, track), color in zip(followed.items(), CYCLE, strict=False):
+        axes.plot(track.steps, track.distances, color=color, label=name)
+        pairs = zip(track.steps[1:], track.counts, track.counts[1:], strict=False)
         for step in [step for step, before, after in pairs if after > before]:
             axes.axvline(step, color=color, linestyle=":", linewidth=0.8)
     axes.set(xlabel="step", ylabel="distance to the sample", ylim=(0, None))
     axes.legend(fontsize=8)
-    if shown:
-        for row, (name, one) in enumerate(followed.items(), 1):
-            picks = torch.linspace(0, len(one.steps) - 1, FRAMES).round().long().tolist()
-            frames = [(one.images[k], f"{name}\nstep {one.steps[k]}") for k in picks]
+    if has_images:
+        for row, (name, track) in enumerate(followed.items(), 1):
+            picks = torch.linspace(0, len(track.steps) - 1, FRAMES).round().long().tolist()
+            frames = [(track.images[k], f"{name}\nstep {track.steps[k]}") for k in picks]
             for column, (image, text) in enumerate([*frames, (sample, "the sample")]):
                 _show(figure.add_subplot(grid[row, column]), image, mean, text)
     return drawing.encode_png(figure)
@@ -103,14 +103,14 @@ def main(out: Path) -> None:
     grown = plain.changed(split="curvature", split_every=STEPS // 8)
     followed = {"no growth": Follow(sample), "splitting": Follow(sample)}
     attack(checkpoint, knowledge, plain, watch=followed["no growth"])
-    found = attack(checkpoint, knowledge, grown, watch=followed["splitting"])
-    tree = family_figure(found)
+    reconstruction = attack(checkpoint, knowledge, grown, watch=followed["splitting"])
+    tree = family_figure(reconstruction)
     if tree is None:
         sys.exit("no candidate was ever split")
     (out / "splitting-family.png").write_bytes(tree)
     (out / "splitting-story.png").write_bytes(story_figure(followed, split.train.mean))
-    for name, one in followed.items():
-        print(f"{name}: distance {one.distances[-1]:.3f} with {one.counts[-1]} candidates")
+    for name, track in followed.items():
+        print(f"{name}: distance {track.distances[-1]:.3f} with {track.counts[-1]} candidates")
 
 
 if __name__ == "__main__":

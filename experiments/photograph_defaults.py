@@ -33,7 +33,7 @@ def run_case(n: int, seed: int, root: str, device: str, steps: int) -> dict[str,
     shape = split.train.shape
     checkpoint = rs.Network(state.theta, arch, shape)
     knowledge = rs.Knowledge(shape=shape, sample_count=n)
-    train, unseen = (part.x.to(device).float() for part in (split.train, split.holdout))
+    train, unseen = (subset.x.to(device).float() for subset in (split.train, split.holdout))
     attack = rs.attacks.Auto(restarts=1, steps=steps, seed=seed, device=device, priors=PRIORS)
     reconstruction = rs.attack(checkpoint, knowledge, attack)
     x = reconstruction.x.to(device).float()

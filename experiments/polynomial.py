@@ -40,11 +40,11 @@ def polynomial(device: str) -> Report:
     only_on(device, "cpu")
     with threads(1):
         rows = [_exact(n) for n in (3, 5, 8, 12, 20)]
-        part = _partial()
+        recovered_of_8 = _partial()
         collapse, pictures = _trained()
-    shown = _point(8)
-    found = identify(checkpoint_from_module(shown[0], input_shape=(8, 8)))
-    _draw("polynomial-exact.png", identified_figure(found, shown[1]))
+    point = _point(8)
+    identification = identify(checkpoint_from_module(point[0], input_shape=(8, 8)))
+    _draw("polynomial-exact.png", identified_figure(identification, point[1]))
     _draw("polynomial-collapse.png", collapse_figure(pictures))
     worst = max(row["worst relative error"] for row in rows)
     return Report(
@@ -55,10 +55,10 @@ def polynomial(device: str) -> Report:
         ratio=ERROR_BAR / worst,
         bar=1.0,
         checks={
-            "7 of 8 from 16 of 36 neurons, every draw": min(part) >= 7,
+            "7 of 8 from 16 of 36 neurons, every draw": min(recovered_of_8) >= 7,
             "nothing certified for trained networks": not any(c["certified"] for c in collapse),
         },
-        also={"recovered of 8 from 16 of 36 neurons": str(part), "trained": collapse},
+        also={"recovered of 8 from 16 of 36 neurons": str(recovered_of_8), "trained": collapse},
     )
 
 
@@ -85,21 +85,21 @@ def _point(n: int) -> tuple[PolynomialNetwork, Tensor]:
     return model, x
 
 
-def _errors(found: Identification, x: Tensor) -> Tensor:
+def _errors(identification: Identification, x: Tensor) -> Tensor:
     """Distance of every true unit sample from the nearest recovered one, up to sign: (n,)."""
-    both = torch.stack([found.x, -found.x])[:, :, None] - x
-    return both.norm(dim=3).amin(dim=(0, 1))
+    signed = torch.stack([identification.x, -identification.x])[:, :, None] - x
+    return signed.norm(dim=3).amin(dim=(0, 1))
 
 
 def _exact(n: int) -> dict[str, Any]:
     model, x = _point(n)
-    found, seconds = clock(lambda: identify(checkpoint_from_module(model)))
+    identification, seconds = clock(lambda: identify(checkpoint_from_module(model)))
     return {
         "samples": n,
         "neurons": len(model.coefficient),
-        "worst relative error": float(_errors(found, x).max()),
-        "certified": int(found.certified.sum()),
-        "rank K": f"{found.rank_k} of {found.n_r}",
+        "worst relative error": float(_errors(identification, x).max()),
+        "certified": int(identification.certified.sum()),
+        "rank K": f"{identification.rank_k} of {identification.n_r}",
         "seconds": round(seconds, 3),
     }
 
@@ -126,26 +126,28 @@ def _trained() -> tuple[list[dict[str, Any]], dict[str, tuple[Tensor, int, int]]
         state = train(f"polynomial:64-{WIDTH}-1", split.train, TrainingConfig(steps=STEPS))
         model = PolynomialNetwork(64, WIDTH, CUBE).double()
         model.load_state_dict(state.theta)
-        found = identify(checkpoint_from_module(model), data=split.train)
+        identification = identify(checkpoint_from_module(model), data=split.train)
         shares = _shares(model)
         if n > 4:
-            pictures[f"trained on {n} digits"] = (shares, found.r, found.n_r)
+            pictures[f"trained on {n} digits"] = (shares, identification.r, identification.n_r)
         largest = shares.sort(descending=True).values
         rows.append(
             {
                 "n": n,
                 "neurons with 1% or more": int((shares >= 0.01).sum()),
                 "largest share": round(float(largest[0]), 4),
-                "rank K": f"{found.rank_k} of {found.n_r}",
+                "rank K": f"{identification.rank_k} of {identification.n_r}",
                 "KKT residual at the data": certify(
                     model, split.train.x, split.train.y
                 ).residual_plain,
-                "residual": found.residual,
-                "samples found": len(found.x),
-                "certified": int(found.certified.sum()),
-                "mean best |cosine|, train": _cosine(found.x, split.train),
-                "the same, held-out digits": _cosine(found.x, split.holdout),
-                "the same, random vectors of the span": _chance(model, len(found.x), split.train),
+                "residual": identification.residual,
+                "samples found": len(identification.x),
+                "certified": int(identification.certified.sum()),
+                "mean best |cosine|, train": _cosine(identification.x, split.train),
+                "the same, held-out digits": _cosine(identification.x, split.holdout),
+                "the same, random vectors of the span": _chance(
+                    model, len(identification.x), split.train
+                ),
             }
         )
     return rows, pictures

@@ -82,11 +82,11 @@ def make(n: int, seed: int, root: str, device: str, path: str) -> str:
 def figures(x: Tensor, victim: Victim, device: str) -> dict[str, Any]:
     """Counts above fixed levels, of the training set and of as many held-out images."""
     n, x = len(victim["x"]), x.to(device).float()
-    own, others = (
-        counted(x, part, victim["mean"], ncc(x, part))
-        for part in (victim["x"].to(device), victim["held"][:n].to(device))
+    counts, by_chance = (
+        counted(x, samples, victim["mean"], ncc(x, samples))
+        for samples in (victim["x"].to(device), victim["held"][:n].to(device))
     )
-    return {"candidates": len(x), **own, **held_out(others)}
+    return {"candidates": len(x), **counts, **held_out(by_chance)}
 
 
 def arms(
@@ -100,8 +100,8 @@ def arms(
             yield from with_unmix(victim, attacked(victim, "prior", seed, device), seed, device)
             continue
         reconstruction = attacked(victim, arm, seed, device)
-        facts = {"seconds": reconstruction.seconds, "settings": reconstruction.settings}
-        yield arm, reconstruction.x, facts
+        description = {"seconds": reconstruction.seconds, "settings": reconstruction.settings}
+        yield arm, reconstruction.x, description
 
 
 def attacked(
@@ -122,12 +122,12 @@ def attacked(
 def granted(victim: Victim) -> tuple[Network, Knowledge]:
     """The weights, the shape of a sample and how many there were."""
     shape = tuple(victim["x"].shape[1:])
-    known = Knowledge(shape=shape, sample_count=len(victim["x"]))
-    return Network(victim["theta"], victim["arch"], shape), known
+    knowledge = Knowledge(shape=shape, sample_count=len(victim["x"]))
+    return Network(victim["theta"], victim["arch"], shape), knowledge
 
 
 def with_unmix(
-    victim: Victim, found: Reconstruction, seed: int, device: str
+    victim: Victim, reconstruction: Reconstruction, seed: int, device: str
 ) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
     """Unmixed images by themselves, either way up, and pooled."""
     shape, rows = tuple(victim["x"].shape[1:]), victim["theta"]["layers.0.weight"]
@@ -135,8 +135,8 @@ def with_unmix(
     sources, seconds = clock(lambda: unmix(rows, shape, seed=seed), device)
     x = sources.x[: 2 * len(victim["x"])].float().cpu().reshape(-1, *shape)
     yield "unmix", torch.cat([x, -x]), {"seconds": seconds}
-    pooled = torch.cat([found.x.float(), x, -x])
-    yield "with unmix", pooled, {"seconds": found.seconds + seconds}
+    pooled = torch.cat([reconstruction.x.float(), x, -x])
+    yield "with unmix", pooled, {"seconds": reconstruction.seconds + seconds}
 
 
 def run(folder: Path, out: Path, device: str, workers: int) -> None:
@@ -150,34 +150,38 @@ def run(folder: Path, out: Path, device: str, workers: int) -> None:
         else {"seeds": seeds, "environment": environment(device), "victims": {}, "quick": {}}
     )
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
-        made: dict[str, tuple[int, Future[str]]] = {}
+        victims: dict[str, tuple[int, Future[str]]] = {}
         for name, n in ROWS.items():
             for k, seed in enumerate(seeds[SEEDS.get(name, name)]):
                 path = str(cache / f"{name}-{k}.pt")
-                told = (n, seed, str(folder / "claim"), device, path)
-                made[f"{name}/{k}"] = seed, processes.submit(make, *told)
-        for key, (seed, path) in made.items():
+                arguments = (n, seed, str(folder / "claim"), device, path)
+                victims[f"{name}/{k}"] = seed, processes.submit(make, *arguments)
+        for key, (seed, path) in victims.items():
             victim = torch.load(path.result(), weights_only=True)
             entry = done["victims"].setdefault(key, {"victim": victim["facts"], "arms": {}})
-            for arm, x, facts in arms(victim, seed, device, [*entry["arms"]]):
-                entry["arms"][arm] = facts | figures(x, victim, device)
+            for arm, x, description in arms(victim, seed, device, [*entry["arms"]]):
+                entry["arms"][arm] = description | figures(x, victim, device)
                 write_json(record, done)
                 print(
-                    f"{time.strftime('%H:%M:%S')} {key} {arm}: {facts['seconds']:.1f} s", flush=True
+                    f"{time.strftime('%H:%M:%S')} {key} {arm}: {description['seconds']:.1f} s",
+                    flush=True,
                 )
     if not done["quick"]:  # when the trainings are over
-        first = torch.load(made["cifar-500-ablation/0"][1].result(), weights_only=True)
+        first = torch.load(victims["cifar-500-ablation/0"][1].result(), weights_only=True)
         done["quick"] = quick(first, device)
         write_json(record, done)
 
 
 def quick(victim: Victim, device: str) -> dict[str, Any]:
     """Counts of one short restart, timed with its kernels chosen; "1" has little but the capture."""
-    found = {}
+    counts = {}
     for steps in (QUICK[0], 1, *QUICK):  # the first one warms up
-        one = attacked(victim, "all", 0, device, steps, 1000)
-        found[str(steps)] = {"seconds": one.seconds, **figures(one.x, victim, device)}
-    return found
+        reconstruction = attacked(victim, "all", 0, device, steps, 1000)
+        counts[str(steps)] = {
+            "seconds": reconstruction.seconds,
+            **figures(reconstruction.x, victim, device),
+        }
+    return counts
 
 
 def main() -> int:

@@ -65,10 +65,10 @@ class Row:
     """
 
     n: int
-    made: str
+    training: str
     widths: tuple[int, ...]
     centered: bool
-    wanted: dict[str, float]
+    bars: dict[str, float]
 
 
 ROWS = {
@@ -95,13 +95,13 @@ def make(name: str, seed: int, root: str, device: str, folder: Path, tiny: bool)
     """The file of a victim, and ``.npz`` of its images beside it."""
     row = ROWS[name]
     row = replace(row, n=20, widths=tuple(60 for _ in row.widths)) if tiny else row
-    task = "binary" if row.made == "momentum" else "multiclass"
+    task = "binary" if row.training == "momentum" else "multiclass"
     split = load_dataset(
         "cifar10", row.n, seed=seed, root=root, task=task, holdout=HELD_OUT, center=row.centered
     )
-    suffix = "joblib" if row.made == "sklearn" else "pt"
+    suffix = "joblib" if row.training == "sklearn" else "pt"
     path = folder / f"{name}-{seed}.{suffix}"
-    if row.made == "sklearn":
+    if row.training == "sklearn":
         x, y = split.train.x.flatten(1).float().numpy(), split.train.y.numpy()
         from sklearn.neural_network import MLPClassifier
 
@@ -117,29 +117,29 @@ def make(name: str, seed: int, root: str, device: str, folder: Path, tiny: bool)
 def trained(row: Row, split: Split, seed: int, device: str, tiny: bool) -> dict[str, Any]:
     """The checkpoint of a plain loop, optimizer and all."""
     x, y = split.train.x.flatten(1).float().to(device), split.train.y.to(device)
-    outputs = 1 if row.made == "momentum" else len(split.train.classes)
+    outputs = 1 if row.training == "momentum" else len(split.train.classes)
     sizes = "-".join(map(str, (x.shape[1], *row.widths, outputs)))
     start = TrainingConfig(
-        init="small" if row.made == "momentum" else "default", seed=seed, dtype="float32"
+        init="small" if row.training == "momentum" else "default", seed=seed, dtype="float32"
     )
-    bias = "hidden" if row.made == "momentum" else "all"
+    bias = "hidden" if row.training == "momentum" else "all"
     model = initialize(rs.Architecture.parse(f"mlp:{sizes},bias={bias}"), start).to(device)
-    rate, batch = RATE[row.made], min(BATCH[row.made], len(x))
-    if row.made == "momentum":
+    rate, batch = RATE[row.training], min(BATCH[row.training], len(x))
+    if row.training == "momentum":
         optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), rate, momentum=0.9)
     else:
         optimizer = torch.optim.Adam(model.parameters(), rate)
     order = torch.Generator().manual_seed(seed)
-    steps, losses = 60 if tiny else STEPS[row.made], list[float]()
+    steps, losses = 60 if tiny else STEPS[row.training], list[float]()
     for _ in range(steps * batch // len(x)):
         losses = []
-        for part in torch.randperm(len(x), generator=order).split(batch):
+        for rows in torch.randperm(len(x), generator=order).split(batch):
             optimizer.zero_grad()
-            loss = loss_of(model(x[part.to(device)]), y[part.to(device)])
+            loss = loss_of(model(x[rows.to(device)]), y[rows.to(device)])
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
-        if np.mean(losses) < ENOUGH[row.made]:
+        if np.mean(losses) < ENOUGH[row.training]:
             break
     return {
         "model_state_dict": {k: t.cpu() for k, t in model.state_dict().items()},
@@ -170,10 +170,10 @@ def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: in
     )
     sized = common.changed(seconds=1.0 if tiny else sizes["unmix"])
     kkt = "binary-kkt" if outputs == 1 else "multiclass-kkt"
-    found = [Unmix.like(sized), attack_class(kkt).like(common)]
+    attacks = [Unmix.like(sized), attack_class(kkt).like(common)]
     if read_stored_knowledge(open_release(path), released).moment is not None:
-        found += [UnmixOptimizerState.like(sized), OptimizerState.like(common)]
-    return found
+        attacks += [UnmixOptimizerState.like(sized), OptimizerState.like(common)]
+    return attacks
 
 
 def attacked(
@@ -181,7 +181,7 @@ def attacked(
 ) -> dict[str, Any]:
     """Candidates of every attack on a file, and how long each took; why not where one does not apply."""
     shape = (3, 32, 32)
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for attack in attacks(path, n, device, seed, tiny, restarts):
         if only and attack.name not in only:
             continue
@@ -190,11 +190,11 @@ def attacked(
                 lambda attack=attack: attack.run(path, rs.Knowledge(shape=shape)), device
             )
         except InputError as problem:
-            found[attack.name] = {"why not": problem.message}
+            results[attack.name] = {"why not": problem.message}
             continue
         x = result.x.float()[: 3 * n] if "unmix" in attack.name else result.x.float()
-        found[attack.name] = {"seconds": seconds, "x": x.reshape(-1, *shape).numpy()}
-    return found
+        results[attack.name] = {"seconds": seconds, "x": x.reshape(-1, *shape).numpy()}
+    return results
 
 
 def run(
@@ -245,9 +245,9 @@ def run(
                 with np.load(path.with_suffix(".npz")) as images:
                     true, held = images["x"], images["held"]
                 entry: dict[str, Any] = {}
-                whole = attacked(path, len(true), device, seed, tiny, RESTARTS, only)
-                entry["as saved"] = _judged(processes, whole, true, held, seed)
-                keep_pictures(out, f"{name} as saved", whole, true)
+                saved = attacked(path, len(true), device, seed, tiny, RESTARTS, only)
+                entry["as saved"] = _judged(processes, saved, true, held, seed)
+                keep_pictures(out, f"{name} as saved", saved, true)
                 bare = cache / f"bare-{path.stem}.pt"
                 bare.unlink(missing_ok=True)
                 if path.suffix == ".pt":
@@ -257,7 +257,7 @@ def run(
                 else:
                     torch.save(rs.load_checkpoint(path).theta, bare)
                 alone = attacked(bare, len(true), device, seed, tiny, 2 * RESTARTS, only)
-                if any("x" in part for part in alone.values()):
+                if any("x" in result for result in alone.values()):
                     entry["weights alone"] = _judged(processes, alone, true, held, seed)
                     keep_pictures(out, f"{name} weights alone", alone, true)
                 done["victims"][key] = entry
@@ -265,50 +265,52 @@ def run(
                 print(f"{key}: {time.time() - start:.0f} s in all", flush=True)
 
 
-def keep_pictures(out: Path, name: str, found: dict[str, Any], true: np.ndarray) -> None:
+def keep_pictures(out: Path, name: str, results: dict[str, Any], true: np.ndarray) -> None:
     """(2, SHOWN, ...) the best of all attacks on the first file of a kind, and the images they match."""
     path = out / "surfaces-pictures.npz"
     with np.load(path) if path.exists() else nullcontext({}) as before:
-        kept = dict(before)
-    if name in kept:
+        pictures = dict(before)
+    if name in pictures:
         return
-    x = torch.from_numpy(np.concatenate([part["x"] for part in found.values() if "x" in part]))
+    x = torch.from_numpy(
+        np.concatenate([result["x"] for result in results.values() if "x" in result])
+    )
     similarity = ncc(x, torch.from_numpy(true))
     match = greedy(similarity.abs().numpy())
     best = np.argsort(-match.value)[:SHOWN]
     sign = similarity[match.candidate[best], best].sign().reshape(-1, 1, 1, 1)
     pairs = torch.stack([x[match.candidate[best]] * sign, torch.from_numpy(true)[best]])
-    np.savez_compressed(path, **kept, **{name: pairs.half().numpy()})
+    np.savez_compressed(path, **pictures, **{name: pairs.half().numpy()})
 
 
 def same_bits(path: Path, bare: Path) -> bool:
     """Whether the stripped file holds the weights of the other, bit for bit."""
-    whole = torch.load(path, weights_only=True)["model_state_dict"]
-    left = torch.load(bare, weights_only=True)
-    return {*whole} == {*left} and all(torch.equal(whole[n], t) for n, t in left.items())
+    saved = torch.load(path, weights_only=True)["model_state_dict"]
+    stripped = torch.load(bare, weights_only=True)
+    return {*saved} == {*stripped} and all(torch.equal(saved[n], t) for n, t in stripped.items())
 
 
 def _judged(
     processes: ProcessPoolExecutor,
-    found: dict[str, Any],
+    results: dict[str, Any],
     true: np.ndarray,
     held: np.ndarray,
     seed: int,
 ) -> dict[str, Any]:
     """Counts of every attack, and of all their candidates together."""
-    ran = {name: part for name, part in found.items() if "x" in part}
-    pools = {name: part["x"] for name, part in ran.items()}
+    ran = {name: result for name, result in results.items() if "x" in result}
+    pools = {name: result["x"] for name, result in ran.items()}
     pools["all"] = np.concatenate(list(pools.values()))
     futures = {
         name: processes.submit(judge, x, true, held, seed)
         for name, x in pools.items()
         if len(held) >= len(true)
     }
-    rows = {name: one.result() for name, one in futures.items()}
-    for name, part in ran.items():
-        rows[name]["seconds"] = part["seconds"]
-    rows["all"]["seconds"] = sum(part["seconds"] for part in ran.values())
-    return rows | {name: part for name, part in found.items() if name not in ran}
+    rows = {name: future.result() for name, future in futures.items()}
+    for name, result in ran.items():
+        rows[name]["seconds"] = result["seconds"]
+    rows["all"]["seconds"] = sum(result["seconds"] for result in ran.values())
+    return rows | {name: result for name, result in results.items() if name not in ran}
 
 
 VARIANTS: dict[str, dict[str, Any]] = {
@@ -340,14 +342,16 @@ def variants(folder: Path, out: Path, device: str, names: list[str], tiny: bool)
         for name, changes in VARIANTS.items():
             if f"{row}: {name}" in done:
                 continue
-            told = {"steps": ATTACK_STEPS, "restarts": 1, **changes}
-            told["candidates"] = changes.get("candidates", CANDIDATES) * len(true)
-            told["steps"] = 20 if tiny else told["steps"]
-            config = rs.attacks.OptimizerState(device=device, seed=seed, dtype=dtype, **told)
+            settings = {"steps": ATTACK_STEPS, "restarts": 1, **changes}
+            settings["candidates"] = changes.get("candidates", CANDIDATES) * len(true)
+            settings["steps"] = 20 if tiny else settings["steps"]
+            config = rs.attacks.OptimizerState(device=device, seed=seed, dtype=dtype, **settings)
             knowledge = rs.Knowledge(shape=(3, 32, 32))
-            found, seconds = clock(lambda c=config, p=path, k=knowledge: rs.attack(p, k, c), device)
-            x = found.x.float().reshape(-1, 3, 32, 32).numpy()
-            last = found.layers[0, -1].clamp(min=0).sqrt().tolist()
+            reconstruction, seconds = clock(
+                lambda c=config, p=path, k=knowledge: rs.attack(p, k, c), device
+            )
+            x = reconstruction.x.float().reshape(-1, 3, 32, 32).numpy()
+            last = reconstruction.layers[0, -1].clamp(min=0).sqrt().tolist()
             counts = judge(x, true, held, seed) | {"seconds": seconds, "residuals": last}
             done[f"{row}: {name}"] = counts
             write_json(record, done)
@@ -360,12 +364,12 @@ def gates(folder: Path) -> None:
     A neuron that is on, or off, for every sample mixes them all alike, whatever its weights are.
     """
     (cache := folder / "files").mkdir(parents=True, exist_ok=True)
-    found: dict[str, list[dict[str, float]]] = {}
+    figures: dict[str, list[dict[str, float]]] = {}
     for name, row in ROWS.items():
-        for seed in _seeds("claim")["victims"][name] if row.made != "momentum" else ():
-            there = [p for p in cache.glob(f"{name}-{seed}.*") if p.suffix != ".npz"]
+        for seed in _seeds("claim")["victims"][name] if row.training != "momentum" else ():
+            paths = [p for p in cache.glob(f"{name}-{seed}.*") if p.suffix != ".npz"]
             path = (
-                there[0] if there else make(name, seed, str(folder / "claim"), "cpu", cache, False)
+                paths[0] if paths else make(name, seed, str(folder / "claim"), "cpu", cache, False)
             )
             released = rs.load_checkpoint(path)
             with np.load(path.with_suffix(".npz")) as images:
@@ -379,7 +383,7 @@ def gates(folder: Path) -> None:
                 rows @ torch.linalg.pinv(x, rtol=1e-4)
             )  # centered: rank n - 1
             mean = F.normalize(x.mean(0), dim=0)
-            found.setdefault(name, []).append(
+            figures.setdefault(name, []).append(
                 {
                     "silent": float((share == 0).double().mean()),
                     "telling": float(((share > TELLS) & (share < 1 - TELLS)).double().mean()),
@@ -387,9 +391,9 @@ def gates(folder: Path) -> None:
                     "along the mean": float((rows @ mean).norm() / rows.norm()) ** 2,
                 }
             )
-            print(name, seed, found[name][-1], flush=True)
+            print(name, seed, figures[name][-1], flush=True)
     write_json(
-        RESULTS / "surfaces-gates.json", {"victims": found, "environment": environment("cpu")}
+        RESULTS / "surfaces-gates.json", {"victims": figures, "environment": environment("cpu")}
     )
 
 
@@ -426,11 +430,11 @@ def table(out: Path, pool: str) -> None:
                     "seconds",
                 )
                 means = {k: sum(r[k] for r in rows) / len(rows) for k in keys}
-                shown = " ".join(f"{k} {v:.4g}" for k, v in means.items())
-                print(f"{name:16} {arm:14} {attack:15} {shown}")
+                text = " ".join(f"{k} {v:.4g}" for k, v in means.items())
+                print(f"{name:16} {arm:14} {attack:15} {text}")
                 if (arm, attack) == ("as saved", "all"):
-                    met = all(means[k] >= least for k, least in row.wanted.items())
-                    print(f"{'':16} wanted {row.wanted}: {'met' if met else 'MISSED'}")
+                    met = all(means[k] >= least for k, least in row.bars.items())
+                    print(f"{'':16} wanted {row.bars}: {'met' if met else 'MISSED'}")
 
 
 def main() -> int:
@@ -438,30 +442,34 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("draw")
-    one = commands.add_parser("run")
-    one.add_argument("folder", type=Path)
-    one.add_argument("out", type=Path)
-    one.add_argument("--device", default="cpu")
-    one.add_argument("--pool", choices=("claim", "tune"), default="claim")
-    one.add_argument("--workers", type=int, default=4)
-    one.add_argument("--tiny", action="store_true")
-    one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=tuple(ROWS))
-    one.add_argument("--seconds", type=float, default=UNMIX_SECONDS, help="that unmix is sized by")
-    one.add_argument("--attacks", nargs="*", default=(), help="these alone, of those that apply")
-    one = commands.add_parser("variants")
-    one.add_argument("folder", type=Path)
-    one.add_argument("out", type=Path)
-    one.add_argument("--device", default="cpu")
-    one.add_argument("--tiny", action="store_true")
-    one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=("momentum-500",))
-    one = commands.add_parser("picture")
-    one.add_argument("archive", type=Path)
-    one.add_argument("out", type=Path)
-    one = commands.add_parser("gates")
-    one.add_argument("folder", type=Path)
-    one = commands.add_parser("table")
-    one.add_argument("out", type=Path)
-    one.add_argument("--pool", choices=("claim", "tune"), default="claim")
+    command = commands.add_parser("run")
+    command.add_argument("folder", type=Path)
+    command.add_argument("out", type=Path)
+    command.add_argument("--device", default="cpu")
+    command.add_argument("--pool", choices=("claim", "tune"), default="claim")
+    command.add_argument("--workers", type=int, default=4)
+    command.add_argument("--tiny", action="store_true")
+    command.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=tuple(ROWS))
+    command.add_argument(
+        "--seconds", type=float, default=UNMIX_SECONDS, help="that unmix is sized by"
+    )
+    command.add_argument(
+        "--attacks", nargs="*", default=(), help="these alone, of those that apply"
+    )
+    command = commands.add_parser("variants")
+    command.add_argument("folder", type=Path)
+    command.add_argument("out", type=Path)
+    command.add_argument("--device", default="cpu")
+    command.add_argument("--tiny", action="store_true")
+    command.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=("momentum-500",))
+    command = commands.add_parser("picture")
+    command.add_argument("archive", type=Path)
+    command.add_argument("out", type=Path)
+    command = commands.add_parser("gates")
+    command.add_argument("folder", type=Path)
+    command = commands.add_parser("table")
+    command.add_argument("out", type=Path)
+    command.add_argument("--pool", choices=("claim", "tune"), default="claim")
     options = parser.parse_args()
     require_device(getattr(options, "device", "cpu"))
     if options.command == "draw":

@@ -46,7 +46,7 @@ from residuum.records import Dataset, Knowledge, write_json
 from residuum.records.rundir import environment
 from residuum.training import TrainingConfig, train
 
-SEEDS_FILES = tuple(RESULTS / f"tables-seeds{part}.json" for part in ("", "-more"))
+SEEDS_FILES = tuple(RESULTS / f"tabular-seeds{suffix}.json" for suffix in ("", "-more"))
 LATER = ("mixed-6-40", "heads-64-40")  # rows of the second file
 WITH = " with columns"  # an attack that is granted their types
 TOLERANCE, SECONDS, STEPS = 0.05, 20.0, 5000
@@ -89,11 +89,11 @@ class Victim:
     knowledge: Knowledge
     start: dict[str, Tensor] | None
     x: Tensor
-    others: Tensor
-    facts: dict[str, Any]
+    unseen: Tensor
+    training: dict[str, Any]
 
 
-def made(row: Row, seed: int) -> Victim:
+def make_victim(row: Row, seed: int) -> Victim:
     """Uniform rows by descent to the margin from a small start, others as people train."""
     generator = torch.Generator().manual_seed(seed)
     if row.data == "heads":
@@ -104,16 +104,16 @@ def made(row: Row, seed: int) -> Victim:
             x[:, :3] = F.one_hot(x[:, :3].argmax(1), 3)
             x[:, 3] = (10 * x[:, 3]).floor() / 9
         y = torch.where(torch.rand(row.n, generator=generator) < 0.5, -1.0, 1.0)
-        x, others = x[: row.n], x[row.n :]
+        x, unseen = x[: row.n], x[row.n :]
         mean = x.mean(0)
         arch = f"mlp:{row.d}-{row.hidden}-1"
         state = train(arch, Dataset(x - mean, y), TrainingConfig(steps=STEPS, seed=seed))
         types = "0-2:onehot,3:integer/9" if row.data == "mixed" else None
-        known = Knowledge(
+        knowledge = Knowledge(
             value_range=(0.0, 1.0), mean=mean, columns=types, provenance={"mean": "train"}
         )
         network = rs.Network(dict(state.theta), arch)
-        return Victim(network, known, None, x - mean, others - mean, dict(state.history[-1]))
+        return Victim(network, knowledge, None, x - mean, unseen - mean, dict(state.history[-1]))
     return fitted(row, seed, generator)
 
 
@@ -122,23 +122,23 @@ def head(row: Row, seed: int) -> Victim:
     split = rs.load_dataset("digits", row.n, seed=seed % 2**31, holdout=HELD_OUT)
     torch.manual_seed(seed)
     encoder = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, row.d)).double()
-    every = torch.cat([split.train.x, split.holdout.x]).double().flatten(1)
+    embeddings = torch.cat([split.train.x, split.holdout.x]).double().flatten(1)
     with torch.no_grad():
-        every = encoder(every)
-    public = every[row.n :]
-    every = (every - public.mean(0)) / public.std(0)
-    x, others = every[: row.n], every[row.n :]
+        embeddings = encoder(embeddings)
+    public = embeddings[row.n :]
+    embeddings = (embeddings - public.mean(0)) / public.std(0)
+    x, unseen = embeddings[: row.n], embeddings[row.n :]
     arch = f"mlp:{row.d}-{row.hidden}-1"
     config = TrainingConfig(steps=STEPS, seed=seed)
     state = train(arch, Dataset(x, split.train.y.double()), config)
     network = rs.Network(dict(state.theta), arch)
-    return Victim(network, Knowledge(), None, x, others, dict(state.history[-1]))
+    return Victim(network, Knowledge(), None, x, unseen, dict(state.history[-1]))
 
 
-def named(found: Tensor, victim: Victim) -> dict[str, int]:
+def named(candidates: Tensor, victim: Victim) -> dict[str, int]:
     """Of a pool with the training records and as many others: those that candidates are named as."""
     n = len(victim.x)
-    answer = lookup(found, torch.cat([victim.x, victim.others[-n:]]))
+    answer = lookup(candidates, torch.cat([victim.x, victim.unseen[-n:]]))
     names = {int(index) for index in answer.index[answer.match]}
     return {"named": len(names), "named rightly": sum(name < n for name in names)}
 
@@ -148,18 +148,18 @@ def fitted(row: Row, seed: int, generator: torch.Generator) -> Victim:
     from sklearn import datasets
 
     table = getattr(datasets, f"load_{row.data}")()
-    every, label = torch.tensor(table.data).double(), torch.tensor(table.target)
-    every = (every - every.mean(0)) / every.std(0).clamp(min=1e-9)
-    order = torch.randperm(len(every), generator=generator)
-    every, label = every[order], label[order]
-    x, y = every[: row.n].float(), label[: row.n]
+    samples, label = torch.tensor(table.data).double(), torch.tensor(table.target)
+    samples = (samples - samples.mean(0)) / samples.std(0).clamp(min=1e-9)
+    order = torch.randperm(len(samples), generator=generator)
+    samples, label = samples[order], label[order]
+    x, y = samples[: row.n].float(), label[: row.n]
     classes = {"breast_cancer": 1, "diabetes": 1}.get(row.data, int(label.max()) + 1)
     torch.manual_seed(seed)
     wide = [int(w) for w in row.hidden.split("-")]
     sizes = [row.d, *wide, classes]
     layers = [nn.Linear(a, b) for a, b in itertools.pairwise(sizes)]
     model = nn.Sequential(
-        *[part for layer in layers[:-1] for part in (layer, nn.ReLU())], layers[-1]
+        *[module for layer in layers[:-1] for module in (layer, nn.ReLU())], layers[-1]
     )
     start = dict(rs.checkpoint_from_module(model).theta)
     adam, loss = optim.Adam(model.parameters(), 3e-3), torch.zeros(())
@@ -181,25 +181,25 @@ def fitted(row: Row, seed: int, generator: torch.Generator) -> Victim:
             break
     task = "regression" if row.data == "diabetes" else ""
     network = rs.checkpoint_from_module(model, task=task)
-    low, high = float(every.min()), float(every.max())
-    known = Knowledge(value_range=(low, high), moment=rs.read_moment(adam, model))
-    return Victim(network, known, start, x.double(), every[row.n :], {"loss": mean})
+    low, high = float(samples.min()), float(samples.max())
+    knowledge = Knowledge(value_range=(low, high), moment=rs.read_moment(adam, model))
+    return Victim(network, knowledge, start, x.double(), samples[row.n :], {"loss": mean})
 
 
-def counted(found: Tensor, rows: Tensor, width: Tensor) -> int:
+def counted(candidates: Tensor, rows: Tensor, width: Tensor) -> int:
     """Rows with a candidate within the tolerance in all columns."""
-    far = torch.stack([((found - row).abs() / width).amax(1).amin() for row in rows])
-    return int((far < TOLERANCE).sum())
+    distances = torch.stack([((candidates - row).abs() / width).amax(1).amin() for row in rows])
+    return int((distances < TOLERANCE).sum())
 
 
 def attacked(name: str, seed: int, attacks: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     """Train once, attack by each."""
     with threads(1):
-        victim = made(ROWS[name], seed)
-        return {attack: one(ROWS[name], victim, attack, seed) for attack in attacks}
+        victim = make_victim(ROWS[name], seed)
+        return {attack: run_attack(ROWS[name], victim, attack, seed) for attack in attacks}
 
 
-def one(row: Row, victim: Victim, attack: str, seed: int) -> dict[str, Any]:
+def run_attack(row: Row, victim: Victim, attack: str, seed: int) -> dict[str, Any]:
     """Rows that an attack brings back; at most 3n candidates count."""
     by_steps = row.data in ("mixed", "heads")
     config = attack_with(
@@ -210,33 +210,39 @@ def one(row: Row, victim: Victim, attack: str, seed: int) -> dict[str, Any]:
         seconds=math.inf if by_steps and attack != "unmix" else SECONDS,
         seed=seed % 2**31,
     )
-    known = victim.knowledge.replace(theta0=victim.start if attack == "unmix" else None)
+    knowledge = victim.knowledge.replace(theta0=victim.start if attack == "unmix" else None)
     if not attack.endswith(WITH):
-        sources = {fact: where for fact, where in known.provenance.items() if fact != "columns"}
-        known = known.replace(columns=None, provenance=sources)
+        sources = {fact: where for fact, where in knowledge.provenance.items() if fact != "columns"}
+        knowledge = knowledge.replace(columns=None, provenance=sources)
     try:
-        found = rs.attack(victim.network, known, config)
+        reconstruction = rs.attack(victim.network, knowledge, config)
     except InputError as problem:
-        return {"victim": victim.facts, "refused": problem.message}
-    chosen = found.selection.x if found.selection is not None else found.x
+        return {"victim": victim.training, "refused": problem.message}
+    chosen = (
+        reconstruction.selection.x if reconstruction.selection is not None else reconstruction.x
+    )
     x = chosen[: 3 * row.n].double().flatten(1)
     if row.data == "heads":
-        held = victim.others[: -row.n]
+        held = victim.unseen[: -row.n]
         scores = judge(x.numpy(), victim.x.numpy(), held.numpy(), seed % 2**31)
-        facts = {"victim": victim.facts, "seconds": found.seconds, "notes": found.notes}
-        return {**facts, **scores, **named(x, victim)}
-    low, high = (torch.cat([victim.x, victim.others]).quantile(q, dim=0) for q in (0.0, 1.0))
+        description = {
+            "victim": victim.training,
+            "seconds": reconstruction.seconds,
+            "notes": reconstruction.notes,
+        }
+        return {**description, **scores, **named(x, victim)}
+    low, high = (torch.cat([victim.x, victim.unseen]).quantile(q, dim=0) for q in (0.0, 1.0))
     width = (high - low).clamp(min=1e-9)
-    n = min(row.n, len(victim.others))
-    chance = [counted(x, part, width) for part in victim.others.split(n)[:10] if len(part) == n]
+    n = min(row.n, len(victim.unseen))
+    chance = [counted(x, group, width) for group in victim.unseen.split(n)[:10] if len(group) == n]
     return {
-        "victim": victim.facts,
-        "seconds": found.seconds,
+        "victim": victim.training,
+        "seconds": reconstruction.seconds,
         "candidates": len(x),
         "recovered": counted(x, victim.x, width),
         "others": sum(chance) / max(1, len(chance)),
         "others at most": max(chance, default=0),
-        "notes": found.notes,
+        "notes": reconstruction.notes,
     }
 
 
@@ -250,8 +256,8 @@ def draw() -> None:
 
 def _seeds(pool: str) -> dict[str, list[int]]:
     if pool == "claim":
-        parts = [json.loads(path.read_text())["victims"] for path in SEEDS_FILES]
-        return {name: seeds for part in parts for name, seeds in part.items()}
+        files = [json.loads(path.read_text())["victims"] for path in SEEDS_FILES]
+        return {name: seeds for file in files for name, seeds in file.items()}
     seeds = iter(TUNING_SEEDS)
     return {name: [next(seeds) for _ in range(row.victims)] for name, row in ROWS.items()}
 
@@ -266,7 +272,7 @@ def run(out: Path, pool: str, jobs: int, only: list[str]) -> None:
         )
         for name, row in ROWS.items()
         for seed in seeds[name]
-        if not only or any(part in f"{name}/{seed}" for part in only)
+        if not only or any(word in f"{name}/{seed}" for word in only)
     }
     out.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
@@ -277,10 +283,10 @@ def run(out: Path, pool: str, jobs: int, only: list[str]) -> None:
         }
         for count, finished in enumerate(as_completed(futures), 1):
             name, seed = futures[finished]
-            for attack, found in finished.result().items():
-                done["victims"][f"{name}/{seed}/{attack}"] = found
-                shown = {k: v for k, v in found.items() if k not in ("notes", "victim")}
-                print(f"{count}/{len(futures)} {name}/{seed}/{attack}", shown, flush=True)
+            for attack, counts in finished.result().items():
+                done["victims"][f"{name}/{seed}/{attack}"] = counts
+                figures = {k: v for k, v in counts.items() if k not in ("notes", "victim")}
+                print(f"{count}/{len(futures)} {name}/{seed}/{attack}", figures, flush=True)
             done["settings"] = {"tolerance": TOLERANCE, "seconds": SECONDS, "pool": pool}
             done["environment"] = environment("cpu")
             done["written"] = time.strftime("%Y-%m-%d")
@@ -292,11 +298,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("draw")
-    one = commands.add_parser("run")
-    one.add_argument("out", type=Path)
-    one.add_argument("--pool", choices=("claim", "tune"), default="claim")
-    one.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    one.add_argument("--only", nargs="*", default=[], help="parts of names")
+    command = commands.add_parser("run")
+    command.add_argument("out", type=Path)
+    command.add_argument("--pool", choices=("claim", "tune"), default="claim")
+    command.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
+    command.add_argument("--only", nargs="*", default=[], help="parts of names")
     options = parser.parse_args()
     if options.command == "draw":
         draw()

@@ -83,7 +83,7 @@ class Row:
     data: str
     n: int
     training: str
-    wanted: dict[str, float]
+    bars: dict[str, float]
 
 
 ROWS = {
@@ -145,8 +145,8 @@ class Victim:
     rows: Tensor
     x: Tensor
     held: Tensor
-    others: Tensor
-    facts: dict[str, Any]
+    unseen: Tensor
+    training: dict[str, Any]
 
 
 def make(name: str, seed: int, root: str, device: str, path: str, scale: Scale) -> str:
@@ -161,13 +161,13 @@ def make(name: str, seed: int, root: str, device: str, path: str, scale: Scale) 
         row.data, row.n, seed=seed, root=root, task=task, holdout=HELD_OUT, center=center
     )
     if task == "multiclass":
-        arch, theta, rows, facts = _estimator(split, seed)
+        arch, theta, rows, training = _estimator(split, seed)
     else:
         arch = f"mlp:{split.train.x[0].numel()}-{scale.hidden}-1"
         state = train(arch, split.train, scale.training(row.training, seed), device=device)
         theta, first = dict(state.theta), "layers.0.weight"
         rows = state.buffers[first] if row.training == "momentum" else theta[first]
-        facts = {"status": state.status, **state.history[-1]}
+        training = {"status": state.status, **state.history[-1]}
     victim = Victim(
         name,
         arch,
@@ -175,8 +175,8 @@ def make(name: str, seed: int, root: str, device: str, path: str, scale: Scale) 
         rows.float(),
         split.train.x.float(),
         split.holdout.x.float(),
-        _others(row, split, root, task),
-        {"seed": seed, "seconds": time.time() - start, **facts},
+        _unseen_images(row, split, root, task),
+        {"seed": seed, "seconds": time.time() - start, **training},
     )
     torch.save(vars(victim), f"{path}.part")
     os.replace(f"{path}.part", path)
@@ -195,36 +195,36 @@ def _estimator(split: Split, seed: int) -> tuple[str, dict[str, Tensor], Tensor,
     for l, (weight, bias) in enumerate(zip(model.coefs_, model.intercepts_, strict=True)):
         theta[f"layers.{l}.weight"] = torch.tensor(weight.T).float()
         theta[f"layers.{l}.bias"] = torch.tensor(bias).float()
-    facts = {
+    training = {
         "accuracy": float(model.score(x, y)),
         "loss": float(model.loss_),
         "epochs": model.n_iter_,
     }
     arch = f"mlp:{x.shape[1]}-{UNITS}-{len(split.train.classes)},bias=all"
-    return arch, theta, torch.tensor(moment.T).float(), facts
+    return arch, theta, torch.tensor(moment.T).float(), training
 
 
-def _others(row: Row, split: Split, root: str, task: str) -> Tensor:
+def _unseen_images(row: Row, split: Split, root: str, task: str) -> Tensor:
     """Images of the training pool that this victim never saw, as it would receive them, labels in turn."""
-    whole = load_dataset(row.data, seed=1, root=root, task=task, holdout=1, center=False).train
+    images = load_dataset(row.data, seed=1, root=root, task=task, holdout=1, center=False).train
     seen = split.train.x if split.train.mean is None else split.train.x + split.train.mean
     # In float64: a distance by way of products loses half of the digits, and equal images seem apart.
-    far = torch.cdist(whole.x.flatten(1).double(), seen.flatten(1).double()).amin(1) > 1e-2
-    fresh = far.nonzero().flatten()
+    distant = torch.cdist(images.x.flatten(1).double(), seen.flatten(1).double()).amin(1) > 1e-2
+    fresh = distant.nonzero().flatten()
     fresh = fresh[torch.randperm(len(fresh), generator=stream("others", row.n))]
     place = torch.zeros(len(fresh))
-    for label in whole.y.unique():
-        mine = whole.y[fresh] == label
-        place[mine] = torch.arange(int(mine.sum())).float()
-    x = whole.x[fresh[place.argsort(stable=True)]].float()
+    for label in images.y.unique():
+        of_label = images.y[fresh] == label
+        place[of_label] = torch.arange(int(of_label.sum())).float()
+    x = images.x[fresh[place.argsort(stable=True)]].float()
     return x if split.train.mean is None else x - split.train.mean.float()
 
 
 def judge(x: np.ndarray, true: np.ndarray, held: np.ndarray, seed: int) -> dict[str, Any]:
     """Counts of candidates ``x`` at their chance level, in a process of its own."""
     torch.set_num_threads(1)
-    found, samples, pool = (torch.from_numpy(part) for part in (x, true, held))
-    gain = ncc(found, torch.cat([samples, pool])).abs().double().numpy()
+    candidates, samples, pool = (torch.from_numpy(array) for array in (x, true, held))
+    gain = ncc(candidates, torch.cat([samples, pool])).abs().double().numpy()
     n = len(true)
     result = calibrate(gain, n, subsets=SUBSETS, rng=np.random.default_rng(seed))
     value, chance = result.value, greedy(gain[:, n : 2 * n]).value
@@ -239,12 +239,12 @@ def judge(x: np.ndarray, true: np.ndarray, held: np.ndarray, seed: int) -> dict[
     }
 
 
-def support_figures(found: Sources, victim: Victim) -> list[list[float]]:
+def support_figures(sources: Sources, victim: Victim) -> list[list[float]]:
     """Of each distinct source: shares of runs and partitions that hold it, NCC and index of the nearest."""
-    first = torch.tensor(np.unique(found.group, return_index=True)[1])
-    x = found.x.cpu()[first].reshape(-1, *victim.x.shape[1:])
+    first = torch.tensor(np.unique(sources.group, return_index=True)[1])
+    x = sources.x.cpu()[first].reshape(-1, *victim.x.shape[1:])
     similarity, nearest = ncc(x, victim.x).abs().max(1)
-    columns = found.support[first], found.cluster_support[first], similarity, nearest
+    columns = sources.support[first], sources.cluster_support[first], similarity, nearest
     return [[round(float(v), 4) for v in row] for row in zip(*columns, strict=True)]
 
 
@@ -253,9 +253,9 @@ def pictures(x: Tensor, victim: Victim) -> np.ndarray:
     similarity = ncc(x, victim.x)
     match = greedy(similarity.abs().numpy())
     best = np.argsort(-match.value)[:SHOWN]
-    mine = x[match.candidate[best]]
+    matches = x[match.candidate[best]]
     sign = similarity[match.candidate[best], best].sign().reshape(-1, *[1] * (x.ndim - 1))
-    return torch.stack([mine * sign, victim.x[best]]).half().numpy()
+    return torch.stack([matches * sign, victim.x[best]]).half().numpy()
 
 
 def rival(
@@ -274,10 +274,10 @@ def rival(
     attack(checkpoint, Knowledge(), config.changed(steps=probe))  # compiles and allocates
     _, short = clock(lambda: attack(checkpoint, Knowledge(), config.changed(steps=probe)), device)
     steps = max(probe, int(probe * seconds / short))
-    found, took = clock(
+    reconstruction, took = clock(
         lambda: attack(checkpoint, Knowledge(), config.changed(steps=steps)), device
     )
-    return found.x.float(), {"steps": steps, "seconds": took}
+    return reconstruction.x.float(), {"steps": steps, "seconds": took}
 
 
 def run(
@@ -320,15 +320,15 @@ def run(
     context = get_context("spawn")
     start = time.time()
     with ProcessPoolExecutor(workers, mp_context=context) as processes:
-        made = [
+        trainings = [
             processes.submit(make, name, seed, root, device, str(path), scale)
             for name, seed, path in sorted(jobs.values(), key=lambda job: -ROWS[job[0]].n)
         ]
-        for one in made:
-            one.result()
-        print(f"{len(made)} victims in {time.time() - start:.0f} s", flush=True)
+        for training in trainings:
+            training.result()
+        print(f"{len(trainings)} victims in {time.time() - start:.0f} s", flush=True)
         waiting: dict[str, dict[str, Future[dict[str, Any]]]] = {}
-        shown: dict[str, np.ndarray] = {}
+        shown_images: dict[str, np.ndarray] = {}
         warm = True
         for key, (_, seed, path) in jobs.items():
             victim = Victim(**torch.load(path, weights_only=True))
@@ -343,41 +343,46 @@ def run(
             if warm:  # the first products on a device choose their kernels
                 look()
                 warm = False
-            entry: dict[str, Any] = {"victim": victim.facts}
+            entry: dict[str, Any] = {"victim": victim.training}
             waiting[key] = {}
             try:
-                found, seconds = clock(look, device)
+                sources, seconds = clock(look, device)
             except InputError as problem:
                 done["victims"][key] = {**entry, "refused": str(problem)}
                 keep()
                 continue
-            x = found.x[: 3 * n].float().cpu().reshape(-1, *shape)
+            x = sources.x[: 3 * n].float().cpu().reshape(-1, *shape)
             entry |= {
                 "seconds": seconds,
-                "rank": found.rank,
-                "edge": found.edge,
-                "runs": found.runs,
-                "sources": support_figures(found, victim),
+                "rank": sources.rank,
+                "edge": sources.edge,
+                "runs": sources.runs,
+                "sources": support_figures(sources, victim),
             }
-            shown[key.replace("/", "-")] = pictures(x, victim)
-            mine, true, held = (part.numpy() for part in (x, victim.x, victim.held))
-            waiting[key]["unmix"] = processes.submit(judge, mine, true, held, seed)
+            shown_images[key.replace("/", "-")] = pictures(x, victim)
+            candidates, true, held = (array.numpy() for array in (x, victim.x, victim.held))
+            waiting[key]["unmix"] = processes.submit(judge, candidates, true, held, seed)
             for c, claim in enumerate(_claims(victim, key)):
-                waiting[key][f"control {c}"] = processes.submit(judge, mine, claim, held, seed)
-            other, facts = rival(victim, n, seconds, device, seed)
+                waiting[key][f"control {c}"] = processes.submit(
+                    judge, candidates, claim, held, seed
+                )
+            other, effort = rival(victim, n, seconds, device, seed)
             waiting[key]["stationarity"] = processes.submit(judge, other.numpy(), true, held, seed)
-            entry["rival"] = facts
+            entry["rival"] = effort
             done["victims"][key] = entry
             print(f"{key}: {seconds:.1f} s, {time.time() - start:.0f} s in all", flush=True)
             _collect(waiting, done, wait=False)
             keep()
         _collect(waiting, done, wait=True)
         keep()
-        if shown:
-            np.savez_compressed(out / f"pictures-{int(start)}.npz", allow_pickle=False, **shown)
+        if shown_images:
+            np.savez_compressed(
+                out / f"pictures-{int(start)}.npz", allow_pickle=False, **shown_images
+            )
         if pool != "again" and not done["controls"].get("never trained"):
             done["controls"]["never trained"] = [
-                one.result() for one in _untrained(processes, folder / pool, seeds, device, scale)
+                training.result()
+                for training in _untrained(processes, folder / pool, seeds, device, scale)
             ]
         keep()
     done["cpu"] = done["cpu"] or _on_cpu(cache, pool, scale)
@@ -390,7 +395,7 @@ def _collect(
 ) -> None:
     """Scores that are ready (or all) into the record."""
     for key, futures in waiting.items():
-        for name in [name for name, one in futures.items() if wait or one.done()]:
+        for name in [name for name, future in futures.items() if wait or future.done()]:
             done["victims"][key][name] = futures.pop(name).result()
 
 
@@ -398,7 +403,7 @@ def _claims(victim: Victim, key: str) -> list[np.ndarray]:
     """Sets of images that the victim never saw: one, or three of a moment, of which there are fewer."""
     n = len(victim.x)
     count = 3 if "momentum" in key or "sklearn" in key else 2
-    return [part.numpy() for part in victim.others.split(n)[:count] if len(part) == n]
+    return [images.numpy() for images in victim.unseen.split(n)[:count] if len(images) == n]
 
 
 def _untrained(
@@ -413,10 +418,10 @@ def _untrained(
         arch = Architecture.parse(f"mlp:3072-{scale.hidden}-1")
         rows = next(initialize(arch, start).parameters()).detach().to(device)
         rank = min(FORCED_RANK, len(rows) // 2)
-        found = unmix(rows, split.train.shape, scale.setting, seed=seed, rank=rank)
-        x = found.x[: 3 * n].cpu().reshape(-1, *split.train.shape)
-        mine, true, held = (p.float().numpy() for p in (x, split.train.x, split.holdout.x))
-        futures.append(processes.submit(judge, mine, true, held, seed))
+        sources = unmix(rows, split.train.shape, scale.setting, seed=seed, rank=rank)
+        x = sources.x[: 3 * n].cpu().reshape(-1, *split.train.shape)
+        candidates, true, held = (p.float().numpy() for p in (x, split.train.x, split.holdout.x))
+        futures.append(processes.submit(judge, candidates, true, held, seed))
     return futures
 
 
@@ -428,8 +433,8 @@ def _on_cpu(cache: Path, pool: str, scale: Scale) -> dict[str, Any]:
     victim = Victim(**torch.load(path, weights_only=True))
     shape = tuple(victim.x.shape[1:])
     with threads(2):
-        found, seconds = clock(lambda: unmix(victim.rows, shape, scale.setting))
-    figures = {"seconds on two cores": seconds, "runs": found.runs}
+        sources, seconds = clock(lambda: unmix(victim.rows, shape, scale.setting))
+    figures = {"seconds on two cores": seconds, "runs": sources.runs}
     try:
         return figures | speed(victim.rows, shape, 20 if scale.tiny else 67)
     except ImportError as problem:
@@ -507,9 +512,9 @@ def table(out: Path) -> None:
             means = {k: sum(e[arm][k] for e in entries) / len(entries) for k in keys}
             print(f"{name:20} {arm:13}", " ".join(f"{k} {v:.4g}" for k, v in means.items()))
             if arm == "unmix":
-                met = all(means[k] >= least for k, least in row.wanted.items())
+                met = all(means[k] >= least for k, least in row.bars.items())
                 print(
-                    f"{'':20} wanted {row.wanted}: {'met' if met else 'MISSED'};",
+                    f"{'':20} wanted {row.bars}: {'met' if met else 'MISSED'};",
                     "seconds",
                     [round(e["seconds"], 1) for e in entries],
                     "training",
@@ -523,22 +528,22 @@ def table(out: Path) -> None:
             print(
                 f"{'':20} backed by half: {len(backed)}, above 0.8 {true[0]:.3f}, above 0.7 {true[1]:.3f}"
             )
-    others = {
+    controls = {
         f"{key} {name}": v[name]
         for key, v in done["victims"].items()
         for name in v
         if name.startswith("control")
     }
-    plain = [v for k, v in others.items() if "momentum" not in k and "sklearn" not in k]
-    moments = [v for k, v in others.items() if "momentum" in k or "sklearn" in k]
+    plain = [v for k, v in controls.items() if "momentum" not in k and "sklearn" not in k]
+    moments = [v for k, v in controls.items() if "momentum" in k or "sklearn" in k]
     never = done["controls"].get("never trained", [])
-    for name, found in {
+    for name, scores in {
         "never trained": never,
         "other images": plain,
         "other images, moment": moments,
     }.items():
-        alarms = sum(one["p"] <= SIGNIFICANT for one in found)
-        print(f"{name}: {alarms} of {len(found)} beyond chance at 1%")
+        alarms = sum(control["p"] <= SIGNIFICANT for control in scores)
+        print(f"{name}: {alarms} of {len(scores)} beyond chance at 1%")
     print("cpu:", done["cpu"])
 
 
@@ -556,12 +561,12 @@ TRUE = 0.8  # NCC with a training image
 
 def judged_sources(entry: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
     """Of each distinct source of a victim: its confidence, the same by agreement alone, and its truth."""
-    shares, parts, similarity, _ = torch.tensor(entry["sources"]).T
-    whole, clusters = entry["runs"]
-    runs = whole + clusters
-    share = (whole * shares + clusters * parts) / runs
-    said = confidence_by_share(share, runs, CONFIDENT_VALUES, entry["rank"])
-    return said, confidence_by_share(share, runs, CONFIDENT_VALUES), similarity > TRUE
+    shares, cluster_shares, similarity, _ = torch.tensor(entry["sources"]).T
+    full_runs, clusters = entry["runs"]
+    runs = full_runs + clusters
+    share = (full_runs * shares + clusters * cluster_shares) / runs
+    confidence = confidence_by_share(share, runs, CONFIDENT_VALUES, entry["rank"])
+    return confidence, confidence_by_share(share, runs, CONFIDENT_VALUES), similarity > TRUE
 
 
 def reliability(out: Path, least: int = 10) -> None:
@@ -577,18 +582,18 @@ def reliability(out: Path, least: int = 10) -> None:
     print("|---|" + 5 * "---|")
     for (kind, rows), marker in zip(KINDS.items(), "osD^v*x", strict=True):
         entries = [v for key, v in victims.items() if key.split("/")[0] in rows]
-        said, agreed, true = map(torch.cat, zip(*map(judged_sources, entries), strict=True))
+        confidence, agreed, true = map(torch.cat, zip(*map(judged_sources, entries), strict=True))
         cells, points = [], []
         for low, high in pairwise(edges.tolist()):
-            mine = (said >= low) & (said < high)
-            if count := int(mine.sum()):
-                mean, share = float(said[mine].mean()), float(true[mine].float().mean())
+            in_bin = (confidence >= low) & (confidence < high)
+            if count := int(in_bin.sum()):
+                mean, share = float(confidence[in_bin].mean()), float(true[in_bin].float().mean())
                 cells.append(f"{mean:.2f}: {share:.2f} of {count}")
                 points += [(mean, share, count)] if count >= least else []
             else:
                 cells.append("")
         print(f"| {kind} | " + " | ".join(cells) + " |")
-        if not torch.equal(said, agreed):
+        if not torch.equal(confidence, agreed):
             backed = agreed >= 0.2
             print(
                 f"  withheld; by agreement alone {float(agreed[backed].mean()):.2f} of {int(backed.sum())} "
@@ -618,8 +623,8 @@ def picture(archive: Path, out: Path, names: Sequence[str] = SHOWN_VICTIMS) -> N
                 gray = ((image - low) / (high - low)).clip(0, 1).transpose(1, 2, 0) * 255
                 color = np.repeat(gray, 3 // gray.shape[2], axis=2).astype(np.uint8)
                 large = Image.fromarray(color).resize((size, size), Image.Resampling.NEAREST)
-                top, left = k * (2 * size + 12) + line * (size + 1), column * (size + 2)
-                canvas[top : top + size, left : left + size] = np.asarray(large)
+                top, column_offset = k * (2 * size + 12) + line * (size + 1), column * (size + 2)
+                canvas[top : top + size, column_offset : column_offset + size] = np.asarray(large)
     Image.fromarray(canvas).quantize(256).save(out, optimize=True)
 
 
@@ -627,23 +632,23 @@ def main() -> int:
     """See the head of this file."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("draw")
-    one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=[])
-    one = commands.add_parser("run")
-    one.add_argument("folder", type=Path)
-    one.add_argument("out", type=Path)
-    one.add_argument("--device", default="cpu")
-    one.add_argument("--pool", choices=("claim", "again", "tune"), default="claim")
-    one.add_argument("--workers", type=int, default=6)
-    one.add_argument("--tiny", action="store_true")
-    one.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=tuple(ROWS))
-    one = commands.add_parser("picture")
-    one.add_argument("archive", type=Path)
-    one.add_argument("out", type=Path)
-    one = commands.add_parser("reliability")
-    one.add_argument("out", type=Path)
-    one = commands.add_parser("table")
-    one.add_argument("out", type=Path)
+    command = commands.add_parser("draw")
+    command.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=[])
+    command = commands.add_parser("run")
+    command.add_argument("folder", type=Path)
+    command.add_argument("out", type=Path)
+    command.add_argument("--device", default="cpu")
+    command.add_argument("--pool", choices=("claim", "again", "tune"), default="claim")
+    command.add_argument("--workers", type=int, default=6)
+    command.add_argument("--tiny", action="store_true")
+    command.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=tuple(ROWS))
+    command = commands.add_parser("picture")
+    command.add_argument("archive", type=Path)
+    command.add_argument("out", type=Path)
+    command = commands.add_parser("reliability")
+    command.add_argument("out", type=Path)
+    command = commands.add_parser("table")
+    command.add_argument("out", type=Path)
     options = parser.parse_args()
     require_device(getattr(options, "device", "cpu"))
     if options.command == "draw":

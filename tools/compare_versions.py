@@ -73,19 +73,21 @@ def run(code: Path, extra: list[str]) -> Results:
     """What the scenarios find with this code."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.pt"
-        one = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+        thread_limits = dict.fromkeys(
+            ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"
+        )
         environment = {
             **os.environ,
-            **one,
+            **thread_limits,
             "PYTHONPATH": str(code / "src"),
             "CUDA_VISIBLE_DEVICES": "",
         }
         command = [sys.executable, str(SCENARIOS), str(out), *extra]
         subprocess.run(command, env=environment, cwd=folder, check=True)
-        found = torch.load(out, weights_only=True)
-    if not Path(found["code"]).is_relative_to(code):
-        raise RuntimeError(f"the code in {code} was to run; {found['code']} did")
-    return found["results"]
+        results = torch.load(out, weights_only=True)
+    if not Path(results["code"]).is_relative_to(code):
+        raise RuntimeError(f"the code in {code} was to run; {results['code']} did")
+    return results["results"]
 
 
 def compare(old: Results, new: Results, tolerance: float = 0.0) -> dict[str, str]:
@@ -98,24 +100,24 @@ def difference(old: dict[str, Any] | None, new: dict[str, Any] | None, tolerance
     if old is None or new is None:
         return f"only in the {'new' if old is None else 'old'} code"
     words = [json.loads(result["words"]) for result in (old, new)]
-    for version, said in zip(("old", "new"), words, strict=True):
-        if "failed" in said:
-            return f"fails in the {version} code: {said['failed']}"
+    for version, word in zip(("old", "new"), words, strict=True):
+        if "failed" in word:
+            return f"fails in the {version} code: {word['failed']}"
     for key in {**words[0], **words[1]}:
-        before, after = (said.get(key) for said in words)
+        before, after = (word.get(key) for word in words)
         if before != after:
             return f"{key}: {before!r} became {after!r}"
     numbers = (old["numbers"], new["numbers"])
     for key in {**numbers[0], **numbers[1]}:
-        before, after = (found.get(key) for found in numbers)
+        before, after = (tensors.get(key) for tensors in numbers)
         if before is None or after is None:
             return f"{key}: only in the {'new' if before is None else 'old'} code"
-        if said := _apart(before, after, tolerance):
-            return f"{key}: {said}"
+        if word := _numbers_differ(before, after, tolerance):
+            return f"{key}: {word}"
     return ""
 
 
-def _apart(a: Tensor, b: Tensor, tolerance: float) -> str:
+def _numbers_differ(a: Tensor, b: Tensor, tolerance: float) -> str:
     if (a.shape, a.dtype) != (b.shape, b.dtype):
         return f"{tuple(a.shape)} {a.dtype} became {tuple(b.shape)} {b.dtype}"
     if torch.equal(a.nan_to_num(nan=1e300), b.nan_to_num(nan=1e300)):

@@ -41,11 +41,11 @@ def main() -> int:
 
     if not torch.cuda.is_available():
         raise InputError("Tests of the CUDA path need a GPU; there is none.", "Run where one is.")
-    kept = Kept()
+    outcomes = Kept()
     plain = ["-q", "--noconftest", "-o", "addopts=", "-p", "no:cacheprovider"]
-    code = int(pytest.main([str(TESTS), *plain], plugins=[kept]))
-    content = {"benchmark": "gpu", "tests": kept.tests, "environment": environment("cuda")}
-    print("written:", write_json(RESULTS / f"gpu-{device_name('cuda')}.json", content).name)
+    code = int(pytest.main([str(TESTS), *plain], plugins=[outcomes]))
+    content = {"benchmark": "gpu", "tests": outcomes.tests, "environment": environment("cuda")}
+    print("written:", write_json(RESULTS / f"gpu_tests-{device_name('cuda')}.json", content).name)
     return code
 
 

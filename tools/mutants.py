@@ -50,6 +50,7 @@ TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="ut
 SEEDS = {"first": 1, "second": 3}
 SIZE, LEAST = 60, 3  # mutants of a sample, and of each file at least
 BAR = 0.9
+PACKAGES = ("residuum", "benchmarks", "experiments", "papers", "tools")  # imported anew by a fork
 PATIENCE = 5  # a mutant whose tests take so many times as long is killed
 
 
@@ -105,7 +106,7 @@ class Trial:
     limit: float = 0.0
 
     @classmethod
-    def at(cls, root: Path) -> Trial:
+    def copy_to(cls, root: Path) -> Trial:
         """A fresh copy."""
         unwanted = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PACKAGE, root / "residuum", ignore=unwanted)
@@ -134,8 +135,8 @@ class Trial:
         if mutant is not None:
             original = (PACKAGE / mutant.file).read_bytes()
             (self.root / "residuum" / mutant.file).write_bytes(original)
-        shown = (self.root / "shown").read_text(encoding="utf-8", errors="replace")
-        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", shown, re.MULTILINE)
+        output = (self.root / "shown").read_text(encoding="utf-8", errors="replace")
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", output, re.MULTILINE)
         killer = "time-out" if running else failed[1] if failed else "the tests do not start"
         killed = running or self.process.exitcode != 0
         return {"killed_by": killer if killed else None, "seconds": round(seconds, 1)}
@@ -143,10 +144,10 @@ class Trial:
 
 def _run(root: Path, tests: list[str]) -> None:
     """In the fork, which has torch and pytest in memory already: forget the package, run the tests."""
-    with (root / "shown").open("w") as shown:
-        os.dup2(shown.fileno(), 1)
-        os.dup2(shown.fileno(), 2)
-    for name in [name for name in sys.modules if name.split(".")[0] in ("residuum", "benchmarks")]:
+    with (root / "shown").open("w") as output:
+        os.dup2(output.fileno(), 1)
+        os.dup2(output.fileno(), 2)
+    for name in [name for name in sys.modules if name.split(".")[0] in PACKAGES]:
         del sys.modules[name]
     os.chdir(ROOT)
     sys.path[:0] = [str(root), str(ROOT)]
@@ -170,22 +171,22 @@ def tried(mutants: list[Mutant], workers: int, old: Results) -> Iterator[Results
         else:
             waiting.append((mutant, digest))
     with tempfile.TemporaryDirectory() as folder:
-        trials = [Trial.at(Path(folder) / str(number)) for number in range(workers)]
+        trials = [Trial.copy_to(Path(folder) / str(number)) for number in range(workers)]
         limits: dict[str, float] = {}
         for tests in (covering(mutant.file) for mutant, _ in waiting):
             if str(tests) not in limits:
                 trials[0].begin(None, tests, float("inf"))
-                while (whole := trials[0].end(None)) is None:
+                while (plain_run := trials[0].end(None)) is None:
                     pass
-                if whole["killed_by"]:
-                    raise SystemExit(f"{whole['killed_by']} fails without any mutant")
-                limits[str(tests)] = 60 + PATIENCE * whole["seconds"]
+                if plain_run["killed_by"]:
+                    raise SystemExit(f"{plain_run['killed_by']} fails without any mutant")
+                limits[str(tests)] = 60 + PATIENCE * plain_run["seconds"]
         busy: dict[int, tuple[Mutant, str]] = {}
         while waiting or busy:
             for number, trial in enumerate(trials):
-                if number in busy and (found := trial.end(busy[number][0])) is not None:
+                if number in busy and (result := trial.end(busy[number][0])) is not None:
                     mutant, digest = busy.pop(number)
-                    yield {mutant.key: found | {"digest": digest}}
+                    yield {mutant.key: result | {"digest": digest}}
                 if number not in busy and waiting:
                     busy[number] = waiting.pop(0)
                     tests = covering(busy[number][0].file)
@@ -201,15 +202,15 @@ def main() -> int:
     samples = {k: v for k, v in draw().items() if k in options.samples or not options.samples}
     path, results = RESULTS / "mutants.json", {}
     old = {row["key"]: row for rows in read_json(path).get("mutants", {}).values() for row in rows}
-    every = [mutant for mutants in samples.values() for mutant in mutants]
-    for found in tried(every, options.workers, old):
-        results |= found
-        ((key, row),) = found.items()
-        print(f"{len(results)}/{len(every)}, {row['seconds']} s: {key}")
+    mutants_of_all = [mutant for mutants in samples.values() for mutant in mutants]
+    for result in tried(mutants_of_all, options.workers, old):
+        results |= result
+        ((key, row),) = result.items()
+        print(f"{len(results)}/{len(mutants_of_all)}, {row['seconds']} s: {key}")
         print(f"    {row['killed_by'] or 'SURVIVED'}", flush=True)
         write_json(path, summary := _summary(samples, results))
-    for name, part in summary["samples"].items():
-        print(f"{name}: {part['killed']} of {part['mutants']} killed, bar {BAR:.0%}")
+    for name, sample in summary["samples"].items():
+        print(f"{name}: {sample['killed']} of {sample['mutants']} killed, bar {BAR:.0%}")
     return 0 if all(p["killed"] >= BAR * p["mutants"] for p in summary["samples"].values()) else 1
 
 
@@ -230,12 +231,12 @@ def _summary(samples: dict[str, list[Mutant]], results: Results) -> dict[str, An
         "samples": {
             name: {
                 "seed": SEEDS.get(name),
-                "mutants": len(part),
-                "killed": sum(row["killed_by"] is not None for row in part),
+                "mutants": len(sample),
+                "killed": sum(row["killed_by"] is not None for row in sample),
                 "first_run": TABLE["first_run"][name],
-                "survivors": {r["key"]: r["reason"] for r in part if r["killed_by"] is None},
+                "survivors": {r["key"]: r["reason"] for r in sample if r["killed_by"] is None},
             }
-            for name, part in rows.items()
+            for name, sample in rows.items()
         },
         "left_out": TABLE["left_out"],
         "mutants": rows,

@@ -29,7 +29,7 @@ SWAPS: dict[type, tuple[type, ...]] = {
     ast.Pow: (ast.Mult,),
     ast.LShift: (ast.RShift,),
 }
-for one, other in (
+for old, new in (
     (ast.Eq, ast.NotEq),
     (ast.Is, ast.IsNot),
     (ast.In, ast.NotIn),
@@ -38,7 +38,7 @@ for one, other in (
     (ast.BitOr, ast.BitAnd),
     (ast.And, ast.Or),
 ):
-    SWAPS |= {one: (other,), other: (one,)}
+    SWAPS |= {old: (new,), new: (old,)}
 NAMES = {"median": "mean"}
 for pair in ("min max", "amin amax", "minimum maximum", "argmin argmax", "any all", "sum mean"):
     a, b = pair.split()
@@ -77,46 +77,46 @@ def mutants_of(file: str) -> list[Mutant]:
     starts = [0]
     for line in source.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found: dict[tuple[int, int, str], Mutant] = {}
-    alike: dict[str, int] = {}
-    for where, node, other in _below(ast.parse(source), "the module", set()):
-        after = ast.unparse(other)
+    mutants: dict[tuple[int, int, str], Mutant] = {}
+    counts: dict[str, int] = {}
+    for where, node, new in _below(ast.parse(source), "the module", set()):
+        after = ast.unparse(new)
         text = after if isinstance(node, ast.stmt | ast.Slice) else f"({after})"
         start = starts[node.lineno - 1] + node.col_offset
         end = starts[node.end_lineno - 1] + node.end_col_offset
-        if (start, end, text) not in found:
+        if (start, end, text) not in mutants:
             mutant = Mutant(file, where, node.lineno, ast.unparse(node), after, start, end, text)
-            number = alike[mutant.key] = alike.get(mutant.key, 0) + 1
-            again = "" if number == 1 else f"  ({number}. of its kind)"
-            found[start, end, text] = _with(mutant, after=after + again)
-    return list(found.values())
+            number = counts[mutant.key] = counts.get(mutant.key, 0) + 1
+            suffix = "" if number == 1 else f"  ({number}. of its kind)"
+            mutants[start, end, text] = _with(mutant, after=after + suffix)
+    return list(mutants.values())
 
 
-def _below(node: ast.AST, where: str, known: set[str]) -> Iterator[tuple[str, Any, ast.AST]]:
+def _below(node: ast.AST, where: str, bound: set[str]) -> Iterator[tuple[str, Any, ast.AST]]:
     """(surroundings, node, what stands for it) of all faults; known: names bound so far."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
         where = node.name if where == "the module" else f"{where}.{node.name}"
-        known = {inner.arg for inner in ast.walk(node) if isinstance(inner, ast.arg)}
+        bound = {inner.arg for inner in ast.walk(node) if isinstance(inner, ast.arg)}
     for name, value in ast.iter_fields(node):
         for child in value if isinstance(value, list) else [value]:
             if not isinstance(child, ast.AST) or name in ("annotation", "returns"):
                 continue
             if isinstance(child, ast.JoinedStr | ast.Assert | ast.Import | ast.ImportFrom):
                 continue
-            if isinstance(child, ast.stmt) and _can_go(child, known):
+            if isinstance(child, ast.stmt) and _can_go(child, bound):
                 yield where, child, ast.Pass()
             if not isinstance(child, ast.Raise):
                 yield from ((where, *change) for change in _changes(child))
-                yield from _below(child, where, known)
+                yield from _below(child, where, bound)
 
 
-def _can_go(node: ast.stmt, known: set[str]) -> bool:
+def _can_go(node: ast.stmt, bound: set[str]) -> bool:
     """Whether no name is unbound without this statement; adds the names that it binds."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         names = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-        bound_before = names <= known
-        known |= names
+        bound_before = names <= bound
+        bound |= names
         return bound_before
     if isinstance(node, ast.Expr):
         return isinstance(node.value, ast.Call)
@@ -180,10 +180,10 @@ def _calls(call: ast.Call) -> Iterator[Change]:
 
 
 def _with(thing: Any, **changes: Any) -> Any:
-    other = copy.copy(thing)
+    new = copy.copy(thing)
     for name, value in changes.items():
-        object.__setattr__(other, name, value)
-    return other
+        object.__setattr__(new, name, value)
+    return new
 
 
 def _next(bound: ast.expr) -> ast.expr:

@@ -55,8 +55,8 @@ OBJECTIVES: dict[str, tuple[int, Words, Words]] = {
         for loss in ("logistic", "squared")
     },
     **{
-        f"ntk at {at}": (1, {"name": "ntk", "gradients": at}, {})
-        for at in ("theta", "theta0", "both")
+        f"ntk at {place}": (1, {"name": "ntk", "gradients": place}, {})
+        for place in ("theta", "theta0", "both")
     },
 }
 COMMON: Words = {"candidates": 6, "restarts": 2, "steps": 60, "dtype": "float64", "sigma": 0.3}
@@ -154,16 +154,22 @@ def changed(attack: Any, most: int = 10**9, **settings: Any) -> Any:
     return attack.changed(**settings)
 
 
-def brought_back(found: rs.Reconstruction) -> tuple[Numbers, Words]:
+def brought_back(reconstruction: rs.Reconstruction) -> tuple[Numbers, Words]:
     """All of a reconstruction but its clock."""
     names = ("x", "labels", "lam", "run", "steps", "loss", "layers")
-    numbers = {name: getattr(found, name) for name in names}
-    if found.selection is not None:
-        parts = ("x", "lam", "support", "members", "confidence", "index")
-        numbers |= {f"selection.{name}": getattr(found.selection, name) for name in parts}
+    numbers = {name: getattr(reconstruction, name) for name in names}
+    if reconstruction.selection is not None:
+        selection_names = ("x", "lam", "support", "members", "confidence", "index")
+        numbers |= {
+            f"selection.{name}": getattr(reconstruction.selection, name) for name in selection_names
+        }
     keys = ("kind", "step", "run", "restart", "parent", "children", "ident")
-    events = [{key: event[key] for key in keys if key in event} for event in found.events]
-    words = {"attack": found.attack, "status": found.status, "layers": found.layer_names}
+    events = [{key: event[key] for key in keys if key in event} for event in reconstruction.events]
+    words = {
+        "attack": reconstruction.attack,
+        "status": reconstruction.status,
+        "layers": reconstruction.layer_names,
+    }
     return numbers, {**words, "events": events}
 
 
@@ -291,10 +297,10 @@ def photographs(_: Path, most: int) -> tuple[Numbers, Words]:
         shape=shape, value_range=(0.0, 1.0), mean=torch.full(shape, 0.5).double()
     )
     config = configured(steps=min(40, most), restarts=2, candidates=6)
-    found = rs.attack(Network(theta, arch), knowledge, config)
-    numbers, words = brought_back(found)
+    reconstruction = rs.attack(Network(theta, arch), knowledge, config)
+    numbers, words = brought_back(reconstruction)
     chosen = ("name", "priors", "lr_lam", "sigma", "lam_min")
-    flat = flattened(found.settings)
+    flat = flattened(reconstruction.settings)
     flat["name"] = flat["objective" if OLD else "attack"]
     return numbers, {**words, "chosen": {name: str(flat.get(name)) for name in chosen}}
 
@@ -342,11 +348,17 @@ def whole_audit(_: Path, most: int) -> tuple[Numbers, Words]:
         seed=3,
     )
     numbers: Numbers = {}
-    for part in result.reconstructions:
-        numbers |= {f"{part.attack}.{key}": value for key, value in brought_back(part)[0].items()}
+    for reconstruction in result.reconstructions:
+        numbers |= {
+            f"{reconstruction.attack}.{key}": value
+            for key, value in brought_back(reconstruction)[0].items()
+        }
     verdict = result.verdict
     words = {"outcome": verdict.outcome, "grade": str(verdict.grade), "p": str(verdict.p_value)}
-    return numbers, {**words, "attacks": [part.attack for part in result.reconstructions]}
+    return numbers, {
+        **words,
+        "attacks": [reconstruction.attack for reconstruction in result.reconstructions],
+    }
 
 
 def resumed(folder: Path, most: int, *, network: str, settings: Words) -> tuple[Numbers, Words]:
@@ -355,9 +367,9 @@ def resumed(folder: Path, most: int, *, network: str, settings: Words) -> tuple[
     config = changed(configured(**{**COMMON, **settings}), most, seconds=1e-9)
     stops = 0
     while True:
-        found = rs.attack(checkpoint, knowledge, config, state_path=folder / "state")
-        if "time" not in found.status:
-            numbers, words = brought_back(found)
+        reconstruction = rs.attack(checkpoint, knowledge, config, state_path=folder / "state")
+        if "time" not in reconstruction.status:
+            numbers, words = brought_back(reconstruction)
             return numbers, {**words, "stops": stops}
         stops += 1
 
@@ -370,9 +382,9 @@ def identified(folder: Path, _: int, *, theta: Numbers, degree: int) -> tuple[Nu
     rs.save_checkpoint(Network(theta, arch), folder / "model.safetensors")
     run("identify", str(folder / "model.safetensors"), "--out", str(folder / "out"), "--quiet")
     words = json.loads((folder / "out" / "identify.json").read_text())
-    kept = ("method", "r", "rank_k", "n_r", "scale", "certified")
+    word_names = ("method", "r", "rank_k", "n_r", "scale", "certified")
     numbers = load_file(folder / "out" / "identification.safetensors")
-    return numbers, {key: words[key] for key in kept if key in words}
+    return numbers, {key: words[key] for key in word_names if key in words}
 
 
 def exact_cubic(samples: int = 4, inputs: int = 8) -> Numbers:
@@ -409,8 +421,8 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
     ):
         if network == "polynomial" and outputs > 1:
             continue
-        kept = {"outputs": outputs, "granted": granted, "settings": settings}
-        yield f"{network}: {name}", partial(attacked, network=network, **kept)
+        arguments = {"outputs": outputs, "granted": granted, "settings": settings}
+        yield f"{network}: {name}", partial(attacked, network=network, **arguments)
     for network in NETWORKS:
         settings = {**GROWING, "split": "curvature", "steps": 60 if network == "convnet" else 120}
         yield (

@@ -62,7 +62,7 @@ def test_the_samples_themselves_score_fully_and_those_of_others_as_chance(digits
 def test_a_row_of_a_table_counts_by_its_worst_column() -> None:
     row, span = torch.tensor([[0.2, 0.5]]), torch.tensor([1.0, 2.0])
     near = torch.tensor([[0.25, 0.9], [0.2, 1.5]])
-    assert field.alike(near, row, span)[:, 0].tolist() == pytest.approx([0.8, 0.5])
+    assert field.similarity(near, row, span)[:, 0].tolist() == pytest.approx([0.8, 0.5])
 
 
 def test_victims_of_a_row_share_no_image() -> None:
