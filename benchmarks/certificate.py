@@ -1,9 +1,9 @@
-"""Multipliers by the Gram matrix against NNLS on the dense matrix of gradients.
+"""Compare multipliers by the Gram matrix with NNLS on the dense matrix of gradients.
 
     lam = argmin_{lam >= 0} || theta - sum_i lam_i y_i grad Phi(theta; x_i) ||
 
-The published way forms the P x n matrix of gradients and solves there. Both ways run in float64 on
-the same trained network, and their answers are compared.
+The published way forms the P x n matrix of gradients and solves there. Both ways run in float64 on the same
+trained network, and their answers are compared.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AGREEMENT = 1e-9  # largest relative difference that still counts as the same an
 
 
 def certificate(device: str) -> Report:
-    """Seconds of the dense way over seconds of the Gram way, n = 500, P = 19 800."""
+    """Compare the seconds of the dense way with those of the Gram way, n = 500, P = 19,800."""
     only_on(device, "cpu")
     model, x, rows = _trained()
     theta = parameters(model)

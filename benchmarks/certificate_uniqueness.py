@@ -1,11 +1,11 @@
-"""The uniqueness certificate of every sample of a large network, examples checked from scratch.
+"""Time the uniqueness certificate of every sample of a large network, and check examples from scratch.
 
-A 784-1000-1000-1 network trained on 500 digits, enlarged from 8 x 8 to 28 x 28; the training
-samples with their fitted multipliers stand for a reconstruction, those with none get the smallest
-one fitted (candidates of an attack all carry one). Without a value range, with it, and, with it, for
-50 of the digits with nine more images in the pattern of each. Bounds are proved by duality; of twenty
-samples, drawn by seed before anything is certified, the set around the example is written out and
-the residual of ALL candidates computed by one backward pass.
+A 784-1000-1000-1 network is trained on 500 digits, enlarged from 8 x 8 to 28 x 28. The training samples
+with their fitted multipliers stand for a reconstruction. Samples without a multiplier get the smallest
+fitted one, because every candidate of an attack has a multiplier. There are three cases: no value range, a
+value range, and a value range with 50 of the digits and nine more images in the pattern of each. Bounds are
+proved by duality. For twenty samples, drawn by seed before anything is certified, the set of the example is
+written out and the residual of ALL candidates is computed by one backward pass.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Box = tuple[Tensor, Tensor] | None
 
 
 def certificate_uniqueness(device: str) -> Report:
-    """Seconds allowed over seconds taken, the examples of twenty samples confirmed."""
+    """Compare the allowed seconds with the seconds taken, and check twenty examples."""
     model, data, lam = _victim()
     x = data.x.double()
     mean = torch.zeros(x.shape[1:]) if data.mean is None else data.mean.reshape(x.shape[1:])
@@ -78,6 +78,7 @@ def certificate_uniqueness(device: str) -> Report:
 
 
 def _row(name: str, candidates: KKTSet, box: Box, device: str) -> dict[str, Any]:
+    """Certify one case, and measure time, memory and gaps."""
     cost = estimate_cost(candidates, box=box, device=device)
     print(f"{name}: {cost}", flush=True)
     if device.startswith("cuda"):
@@ -123,7 +124,7 @@ def _row(name: str, candidates: KKTSet, box: Box, device: str) -> dict[str, Any]
 
 
 def _change(candidates: KKTSet, certificate: Uniqueness, i: int) -> float:
-    """Change of the whole sum when the example takes its share and one image the rest of its group."""
+    """Return the change of the whole sum if an example takes its share of the weight of its group."""
     pattern = candidates.switches.pattern
     same = (pattern == pattern[i]).all(1) & (candidates.y == candidates.y[i])
     w, mass = certificate.share * candidates.lam[i], candidates.lam[same].sum()
@@ -143,7 +144,7 @@ def _change(candidates: KKTSet, certificate: Uniqueness, i: int) -> float:
 
 
 def _crowded(candidates: KKTSet, box: tuple[Tensor, Tensor]) -> KKTSet:
-    """The heaviest samples, and nine images in the pattern and box of each, multipliers at random."""
+    """Return the heaviest samples with nine images in the pattern of each, and random multipliers."""
     rng = torch.Generator().manual_seed(SEED)
     x = candidates.x[candidates.lam.argsort(descending=True)[:PATTERNS]].repeat_interleave(
         MEMBERS, 0

@@ -1,10 +1,10 @@
-"""How fast, in one run on one machine: a step, published quality, a whole audit, unmixing, a sweep.
+"""Measure in one run on one GPU what takes time: a step, published quality, an audit, unmixing, a sweep.
 
     RESIDUUM_DATA=FOLDER python -m benchmarks speed --device cuda    FOLDER holds cifar10.npz; 2-3 minutes
 
-One CIFAR victim of n = 500, d-1000-1000-1, trained to the margin. Published quality is 17 images above
-ssim3 0.4, as two runs of Haim et al. 2022 have it: the shortest of a few attacks that gets there, timed
-with everything.
+The network is d-1000-1000-1, trained to the margin on n = 500 CIFAR images. Published quality is 17 images
+above ssim3 0.4, as in two runs of Haim et al. 2022. The time is that of the shortest of a few attacks that
+reaches it, with everything included.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import residuum as rs
 from benchmarks.step import SHAPES, floor, ours, published
 from benchmarks.sweep import TINY_STEPS, TINY_TRIALS, victim
 from experiments.report import Report, WrongDevice, only_on
-from experiments.stationarity import MARGIN, quick
+from experiments.stationarity import MARGIN, measure_quick
 from experiments.timing import clock, threads
-from experiments.unmix import speed as unmixing
+from experiments.unmix import speed as time_unmix
 from residuum.datasets import load_dataset
 from residuum.errors import DataError
 from residuum.sweeping import sweep
@@ -35,7 +35,7 @@ BAR = 14.0
 
 
 def speed(device: str) -> Report:
-    """Every figure from this run; the bar is that of a step."""
+    """Measure all figures in one run. The bar is that of a step."""
     only_on(device, "cuda")
     try:
         split = load_dataset("cifar10", N, seed=SEED, holdout=1000)
@@ -54,9 +54,9 @@ def speed(device: str) -> Report:
     )
     row["audit, recovered"] = result.verdict.recovered
     row["audit, by chance"] = result.verdict.expected_by_chance
-    unmix_seconds = unmixing(state.theta["layers.0.weight"].float().cpu(), split.train.shape, RANK)[
-        "one run"
-    ]
+    unmix_seconds = time_unmix(
+        state.theta["layers.0.weight"].float().cpu(), split.train.shape, RANK
+    )["one run"]
     row["one run of unmix, one core, s"] = unmix_seconds["unmix"]
     row["the same by scikit-learn's FastICA, s"] = unmix_seconds["scikit-learn"]
     row["sweep, seconds beside its trials"] = overhead()
@@ -73,7 +73,7 @@ def speed(device: str) -> Report:
 
 
 def steps(device: str) -> dict[str, Any]:
-    """Milliseconds, all layers, m = 1000."""
+    """Return the milliseconds of a step with all layers, m = 1000."""
     d = SHAPES["cifar"]
     fast: dict[str, Any] = {"dtype": "bf16", "compile": True}
     return {
@@ -85,7 +85,7 @@ def steps(device: str) -> dict[str, Any]:
 
 
 def quality(theta: Any, split: rs.Split, device: str) -> dict[str, Any]:
-    """The first attack of a few that finds as many as published."""
+    """Return the shortest attack that recovers as many images as published."""
     target = {
         "arch": ARCH,
         "theta": dict(theta),
@@ -93,7 +93,7 @@ def quality(theta: Any, split: rs.Split, device: str) -> dict[str, Any]:
         "held": split.holdout.x.float(),
         "mean": split.train.mean,
     }
-    runs = quick(target, device)
+    runs = measure_quick(target, device)
     for count, run in runs.items():
         if run["ssim3"] >= PUBLISHED_COUNT:
             return {
@@ -107,7 +107,7 @@ def quality(theta: Any, split: rs.Split, device: str) -> dict[str, Any]:
 
 
 def overhead() -> float:
-    """Share of a sweep's wall clock that is not its trials', on one core."""
+    """Return the share of a sweep's wall-clock time that its trials do not take, on one core."""
     checkpoint, knowledge, _ = victim(40)
     attack = rs.attacks.Auto(restarts=2, steps=TINY_STEPS)
     with threads(1), tempfile.TemporaryDirectory() as place:

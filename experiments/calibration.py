@@ -1,14 +1,13 @@
-"""Fit the confidence of the data-free selection on victims of the project's own.
+"""Fit the confidence of the selection without data, on networks of our own.
 
-Three steps, so that the second can run on a bare GPU machine:
-
-    python -m experiments.calibration pools DIR                    images the victims are trained on
-    python -m experiments.calibration collect DIR --device cuda    victims, attacks, groups, truth
+    python -m experiments.calibration pools DIR                    images that the networks are trained on
+    python -m experiments.calibration collect DIR --device cuda    networks, attacks, groups, truth
     python -m experiments.calibration fit DIR                      src/residuum/attacks/calibration.json
 
-No image of MNIST or CIFAR takes part: digits of 8 x 8 pixels as they are and enlarged to 28 x 28,
-crops of two photographs and their mirror images, and random fields with the spectrum of natural images.
-A group counts as true when its consensus has NCC above 0.8 with a training sample.
+The second step can run on a machine that has only a GPU. No image of MNIST or CIFAR is used. The images are
+digits of 8 x 8 pixels, the same digits enlarged to 28 x 28, crops of two photographs and their mirror
+images, and random fields with the spectrum of natural images. A group of candidates counts as true if its
+consensus has NCC above 0.8 with a training sample.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ TARGET = Path(__file__).parents[1] / "src" / "residuum" / "attacks" / "calibrati
 
 @dataclass(frozen=True)
 class Victim:
-    """One kind of victim; seeds are disjoint from those of every test."""
+    """One kind of network that is attacked. No test uses its seeds."""
 
     pool: str
     n: int
@@ -67,7 +66,7 @@ POOLS = tuple(dict.fromkeys(victim.pool for victim in VICTIMS))
 
 
 def fields(channels: int, side: int, seed: int = 0) -> Tensor:
-    """(SIZE, c, side, side) in [0, 1]: Gaussian fields of power 1/f^2, channels correlated."""
+    """Return SIZE random images in [0, 1] with power 1/f^2 and correlated channels."""
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(SIZE, channels, side, side, generator=generator)
     shared = torch.randn(SIZE, 1, side, side, generator=generator)
@@ -79,7 +78,7 @@ def fields(channels: int, side: int, seed: int = 0) -> Tensor:
 
 
 def pools(folder: Path) -> None:
-    """The images, as data files that need no library to read."""
+    """Write the images as .npz files, which need no library to read."""
     from sklearn.datasets import load_digits
 
     small = torch.tensor(load_digits().images / 16.0).float()[:, None]
@@ -101,7 +100,7 @@ def pools(folder: Path) -> None:
 
 
 def collect(folder: Path, device: str, names: list[str]) -> None:
-    """Features and truth of every group, one file per pool, written after each attack."""
+    """Write features and truth of every group, one file for each pool, after each attack."""
     for name in names:
         rows: list[np.ndarray] = []
         truth: list[np.ndarray] = []
@@ -121,6 +120,7 @@ def collect(folder: Path, device: str, names: list[str]) -> None:
 
 
 def _attacks(victim: Victim, seed: int, folder: Path, device: str) -> Any:
+    """Yield the features and the truth of the groups of every attack on one network."""
     split = load_dataset(folder / f"{victim.pool}.npz", victim.n, seed=seed, holdout=100)
     arch = f"mlp:{split.train.x[0].numel()}-{victim.hidden}-1"
     steps = 2000 if victim.dtype == "float64" else 6000
@@ -156,7 +156,7 @@ def _attacks(victim: Victim, seed: int, folder: Path, device: str) -> Any:
 
 
 def fit(folder: Path) -> None:
-    """Logistic regression on all groups; half of the victims of each kind check the other half."""
+    """Fit a logistic regression on all groups. Each half of the networks also checks the fit to the other."""
     from sklearn.linear_model import LogisticRegression
 
     archives = [np.load(folder / f"groups-{name}.npz") for name in POOLS]
@@ -188,7 +188,7 @@ def fit(folder: Path) -> None:
 
 
 def reliability(predicted: np.ndarray, true: np.ndarray, bins: int = 5) -> list[dict[str, Any]]:
-    """Mean confidence and share of true groups in equal bins of the confidence."""
+    """Return the mean confidence and the share of true groups in equal bins of the confidence."""
     which = np.clip((predicted * bins).astype(int), 0, bins - 1)
     return [
         {
@@ -202,7 +202,9 @@ def reliability(predicted: np.ndarray, true: np.ndarray, bins: int = 5) -> list[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("step", choices=("pools", "collect", "fit"))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--device", default="cpu")

@@ -1,9 +1,11 @@
 """How many candidates should an attack have that does not know the number of training samples?
 
-Networks trained on digits are attacked with the number of candidates that each rule gives; range and
-mean are granted, the number of samples is not. Two comparisons: equal steps, two restarts for every
-rule; equal work, as many restarts as give the same number of candidates in all, since a step costs
-about that. The rule is chosen on the first seed and looked at again on the others.
+    python -m experiments.candidate_counts
+
+Networks trained on digits are attacked with the number of candidates of each rule. The attacker knows range
+and mean of the samples, but not their number. With equal steps, every rule has two restarts. With equal
+work, every rule has as many restarts as give the same number of candidates in all, because a step costs
+about that. The rule is chosen on the first seed and checked on the others.
 """
 
 from __future__ import annotations
@@ -47,8 +49,8 @@ RULES: dict[str, Callable[[Network, int, int], float]] = {
 Row = dict[str, Any]
 
 
-def victims() -> Iterator[tuple[Row, Network, Split]]:
-    """Every network: architecture, seed, samples and initialization."""
+def train_victims() -> Iterator[tuple[Row, Network, Split]]:
+    """Yield every network with its architecture, seed, number of samples and initialization."""
     for arch, seeds in SEEDS.items():
         for seed, n, init in product(seeds, SAMPLES, INITS):
             split = load_dataset("digits", n, seed=100 + seed)
@@ -58,13 +60,13 @@ def victims() -> Iterator[tuple[Row, Network, Split]]:
 
 
 def counts(net: Network, n: int) -> dict[str, int]:
-    """Candidates by every rule."""
+    """Return the number of candidates by every rule."""
     h = len(first_layer(net.theta))
     return {name: max(FEWEST, round(rule(net, h, n))) for name, rule in RULES.items()}
 
 
-def attacked(net: Network, split: Split, m: int, seed: int) -> Row:
-    """What m candidates recover with two restarts, and with equal work."""
+def measure_size(net: Network, split: Split, m: int, seed: int) -> Row:
+    """Return what m candidates recover with two restarts, and with equal work."""
     restarts_of_equal_work = max(1, round(WORK / m))
     restarts = max(RESTARTS, restarts_of_equal_work)
     config = Auto(candidates=m, restarts=restarts, steps=STEPS, dtype="float32", seed=seed)
@@ -73,17 +75,17 @@ def attacked(net: Network, split: Split, m: int, seed: int) -> Row:
     seconds = time.process_time() - start
     return {
         "candidates": m,
-        "equal steps": scored(reconstruction, split, RESTARTS),
+        "equal steps": count_recovered(reconstruction, split, RESTARTS),
         "equal work": {
             "restarts": restarts_of_equal_work,
-            **scored(reconstruction, split, restarts_of_equal_work),
+            **count_recovered(reconstruction, split, restarts_of_equal_work),
         },
         "cpu_seconds_of_a_restart": round(seconds / restarts, 2),
     }
 
 
-def scored(reconstruction: Reconstruction, split: Split, restarts: int) -> Row:
-    """Recovered samples of the first ``restarts``."""
+def count_recovered(reconstruction: Reconstruction, split: Split, restarts: int) -> Row:
+    """Return the counts of the first ``restarts`` restarts."""
     x = reconstruction.x[reconstruction.run < restarts].double()
     ncc = score(x, split.train, split.holdout, metrics=("ncc",), subsets=200).metrics["ncc"]
     assert ncc.recovered is not None
@@ -96,8 +98,8 @@ def scored(reconstruction: Reconstruction, split: Split, restarts: int) -> Row:
     }
 
 
-def summary(rows: Sequence[Row]) -> dict[str, Row]:
-    """Means over networks, by rule; shares are of what the best rule found on that network."""
+def summarize(rows: Sequence[Row]) -> dict[str, Row]:
+    """Return means over networks by rule. Shares are of the count of the best rule on that network."""
     means = {}
     for name in RULES:
         entries = [row["rules"][name] for row in rows]
@@ -116,13 +118,13 @@ def summary(rows: Sequence[Row]) -> dict[str, Row]:
 
 
 def main() -> None:
-    """Attack every network with every rule; the file is written anew after each."""
+    """Attack every network with every rule, and write the file after each."""
     rows: list[Row] = []
     start = time.process_time()
     with threads(1):
-        for case, net, split in victims():
+        for case, net, split in train_victims():
             sizes = counts(net, case["n"])
-            done = {m: attacked(net, split, m, case["seed"]) for m in {*sizes.values()}}
+            done = {m: measure_size(net, split, m, case["seed"]) for m in {*sizes.values()}}
             rows.append({**case, "rules": {name: done[m] for name, m in sizes.items()}})
             first = [row for row in rows if row["seed"] == 0]
             repeats = [row for row in rows if row["seed"] != 0]
@@ -134,8 +136,8 @@ def main() -> None:
                     "restarts": RESTARTS,
                     "work": WORK,
                 },
-                "chosen_on": {"networks": len(first), **summary(first)},
-                "looked_at_again_on": {"networks": len(repeats), **summary(repeats)}
+                "chosen_on": {"networks": len(first), **summarize(first)},
+                "looked_at_again_on": {"networks": len(repeats), **summarize(repeats)}
                 if repeats
                 else {},
                 "rows": rows,

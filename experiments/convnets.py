@@ -1,16 +1,17 @@
-"""Training images from convnets, beside chance, the published floor and claims that are not true.
+"""How many training images are reconstructed from convolutional networks?
 
-    python -m experiments.convnets draw                       seeds of rows that have none, settings committed
-    python -m experiments.convnets run FOLDER OUT --jobs 16   victims, attacks, scores; resumable
+    python -m experiments.convnets draw                       seeds of rows that have none
+    python -m experiments.convnets run FOLDER OUT --jobs 16   networks, attacks, scores
 
-FOLDER is made by ``python -m experiments.image_data SOURCE FOLDER``; settings were chosen on FOLDER/tune
-with seeds 9001-9099, which no claim uses. Every attack on a victim has the same seconds of one core and is
-granted the shape of a sample, the start or the optimizer's state where its name says so, and the matching
-attacks the number of samples.
+FOLDER is made by ``python -m experiments.image_data SOURCE FOLDER``. Settings were chosen on FOLDER/tune
+with seeds 9001-9099, which no claim uses. Every attack on a network has the same seconds of one core. The
+attacker knows the shape of a sample, and the initial weights or the optimizer state if the name of the
+attack says so. Attacks by gradient matching also know the number of samples.
 
-A sample counts as recovered when its match, one-to-one by sign-free NCC, beats the 99th percentile of the
-same over random held-out sets; beside counts above fixed NCC stand those of as many held-out images.
-OUT/convnets.json goes to benchmarks/results; ``tables_of_convnets`` shows it.
+A sample counts as recovered if its match, one-to-one by NCC up to sign, exceeds the 99th percentile of the
+same value over random held-out sets. Counts above fixed levels of NCC are stored with the counts of as many
+held-out images. An interrupted run continues with the same command. Copy OUT/convnets.json to
+``experiments/results/convnets-cpu.json``.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ BAR = (
 )
 
 
-def pooling(shape: tuple[int, int, int]) -> nn.Module:
-    """conv 32 - pool - conv 64 - pool - dense 128 - 10."""
+def pooling_network(shape: tuple[int, int, int]) -> nn.Module:
+    """Return conv 32 - pool - conv 64 - pool - dense 128 - 10."""
     channels, height, width = shape
     return nn.Sequential(
         nn.Conv2d(channels, 32, 3, padding=1),
@@ -73,7 +74,7 @@ def pooling(shape: tuple[int, int, int]) -> nn.Module:
 
 
 class ViT(nn.Module):
-    """Patches of 4 x 4, one layer of attention, the mean of all places."""
+    """Patches of 4 x 4, one layer of attention, and the mean of all places."""
 
     def __init__(self, shape: tuple[int, int, int], width: int = 48) -> None:
         super().__init__()
@@ -89,7 +90,7 @@ class ViT(nn.Module):
 
 
 MODELS: dict[str, Callable[[tuple[int, int, int]], nn.Module]] = {
-    "cnn": pooling,
+    "cnn": pooling_network,
     "resnet": lambda shape: resnet((16, 32, 64), 1, shape[0]),
     "vit": ViT,
 }
@@ -104,7 +105,7 @@ ATTACKS = {
 
 @dataclass(frozen=True)
 class Row:
-    """A kind of victim: network, data, number of samples, victims."""
+    """One kind of network: architecture, data, number of samples, and how many networks."""
 
     model: str
     data: str
@@ -132,7 +133,7 @@ STRANGERS = {"cnn": 10, "resnet": 5, "vit": 5}  # networks that claim images the
 
 @dataclass(frozen=True)
 class Victim:
-    """A trained network, its start and optimizer state by parameter, the images it had and others."""
+    """A trained network with its initial weights and optimizer state, its images, and held-out images."""
 
     model: nn.Module
     start: dict[str, Tensor]
@@ -143,7 +144,7 @@ class Victim:
 
 
 def train_victim(row: Row, seed: int, root: str, device: str) -> Victim:
-    """SGD with momentum 0.9 and rate 0.01, Adam for the ViT, batches of 10, to a mean loss of 5e-4."""
+    """Train by SGD with momentum 0.9 and rate 0.01, the ViT by Adam, to a mean loss of 5e-4."""
     split = load_dataset(
         row.data, row.n, seed=seed, root=root, task="multiclass", holdout=HELD_OUT, center=True
     )
@@ -168,12 +169,16 @@ def train_victim(row: Row, seed: int, root: str, device: str) -> Victim:
     model.cpu().eval()
     training = {"loss": mean, "epochs": epochs, "seconds": time.time() - begun, "seed": seed}
     if row.model == "resnet-folded":
-        model, start, moment = folded(model), {}, {}  # neither start nor moment fits it any more
+        model, start, moment = (
+            fold_norms(model),
+            {},
+            {},
+        )  # neither start nor moment fits it any more
     return Victim(model, start, moment, x.cpu(), split.holdout, training)
 
 
 def load_victim(name: str, seed: int, root: str, cache: str, device: str = "cpu") -> Victim:
-    """A victim of the cache, trained on ``device`` where it is not there yet."""
+    """Load a network from the cache. If it is not there, train it on ``device``."""
     path = Path(cache) / f"{name}-{seed}.pt"
     if not path.exists():
         with threads(1):
@@ -184,8 +189,8 @@ def load_victim(name: str, seed: int, root: str, cache: str, device: str = "cpu"
     return torch.load(path, weights_only=False)  # our own file, made above
 
 
-def folded(model: nn.Module) -> nn.Module:
-    """Batch norms of evaluation in the convolutions before them, which get a bias by that."""
+def fold_norms(model: nn.Module) -> nn.Module:
+    """Fold batch norms into the convolutions before them, which get a bias."""
     model = copy.deepcopy(model)
     for owner in list(model.modules()):
         modules = list(owner.named_children())
@@ -202,18 +207,18 @@ def folded(model: nn.Module) -> nn.Module:
     return model.eval()
 
 
-def granted(victim: Victim, attack: str, task_shape: tuple[int, ...]) -> Knowledge:
-    """The shape, and the start or the moment where the attack is on it."""
+def knowledge_for(victim: Victim, attack: str, task_shape: tuple[int, ...]) -> Knowledge:
+    """Return the shape, and the initial weights or the optimizer state if the attack needs them."""
     if attack.endswith("-moment"):
         return Knowledge(shape=task_shape, moment=victim.moment)
     on_start = attack in ("trunk", "unmix", "invert", "geiping2020")
     return Knowledge(shape=task_shape, theta0=victim.start if on_start else None)
 
 
-def attacked(
+def run_attack(
     name: str, seed: int, root: str, cache: str, attack: str, seconds: float
 ) -> dict[str, Any]:
-    """One attack on one victim."""
+    """Run one attack on one network and count its matches."""
     row = ROWS[name]
     with threads(1):
         victim = load_victim(name, seed, root, cache)
@@ -230,7 +235,7 @@ def attacked(
             seed=seed % 2**31,
         )
         try:
-            reconstruction = rs.attack(victim.model, granted(victim, attack, shape), config)
+            reconstruction = rs.attack(victim.model, knowledge_for(victim, attack, shape), config)
         except InputError as problem:
             return {"victim": victim.training, "refused": problem.message}
         x, true, held = reconstruction.x.float(), victim.x, victim.held.x.float()
@@ -246,21 +251,23 @@ def attacked(
 
 
 def patches(x: Tensor, side: int) -> Tensor:
-    """(n k, channels, side, side) of (n, channels, height, width)."""
+    """Cut (n, channels, height, width) into (n k, channels, side, side)."""
     cut = F.unfold(x, side, stride=side).transpose(1, 2)
     return cut.reshape(-1, x.shape[1], side, side)
 
 
-def claimant(model: str, seed: int) -> str:
-    """The row that a network with this seed is of."""
+def non_member_row(model: str, seed: int) -> str:
+    """Return the row of a network that is audited with images that it never saw."""
     return f"{model}-{'mnist' if seed % 2 else 'cifar10'}-20"
 
 
-def claimed(network: str, seed: int, root: str, cache: str, budget: str) -> dict[str, Any]:
-    """An audit of a network with start and optimizer state on images that it never saw."""
-    row = ROWS[claimant(network, seed)]
+def audit_non_members(
+    network: str, seed: int, root: str, cache: str, budget: str
+) -> dict[str, Any]:
+    """Audit a network, with initial weights and optimizer state, on images that it never saw."""
+    row = ROWS[non_member_row(network, seed)]
     with threads(1):
-        victim = load_victim(claimant(network, seed), seed, root, cache)
+        victim = load_victim(non_member_row(network, seed), seed, root, cache)
         tested, holdout = (
             victim.held.replace(x=victim.held.x[rows], y=victim.held.y[rows])
             for rows in (slice(0, CLAIMED), slice(CLAIMED, None))
@@ -286,7 +293,7 @@ def claimed(network: str, seed: int, root: str, cache: str, budget: str) -> dict
 
 
 def draw() -> None:
-    """Of every victim that has none, and first of the networks that claim images they never saw."""
+    """Draw seeds of all rows that have none."""
     first, more = SEEDS_FILES
     if not first.exists():
         victims = {name: row.victims for name, row in ROWS.items()}
@@ -315,7 +322,7 @@ def run(
     only: list[str],
     device: str = "cpu",
 ) -> None:
-    """What is neither in OUT nor committed yet: the rows of the bar, then claims, then the others."""
+    """Measure what neither OUT nor the committed file has: rows of the bar, then non-members, then others."""
     seeds, root, path = _seeds(pool), str(folder / pool), out / "convnets.json"
     done: dict[str, Any] = {"victims": {}, "strangers": {}}
     for earlier in (COMMITTED, path) if pool == "claim" else (path,):
@@ -325,7 +332,7 @@ def run(
     cache.mkdir(parents=True, exist_ok=True)
     folders = (root, str(cache))
     cases = [
-        ("victims", f"{name}/{seed}/{attack}", (attacked, name, seed, *folders, attack, seconds))
+        ("victims", f"{name}/{seed}/{attack}", (run_attack, name, seed, *folders, attack, seconds))
         for name, row in ROWS.items()
         for seed in seeds["victims"][name]
         for attack in ATTACKS[row.model]
@@ -333,7 +340,7 @@ def run(
     first = [case for case in cases if case[1].startswith(BAR)]
     later_cases = [case for case in cases if case not in first]
     claims = [
-        ("strangers", f"{model}/{seed}", (claimed, model, seed, *folders, BUDGET))
+        ("strangers", f"{model}/{seed}", (audit_non_members, model, seed, *folders, BUDGET))
         for model, model_seeds in seeds["strangers"].items()
         for seed in model_seeds
     ]
@@ -344,7 +351,7 @@ def run(
     ]
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
         needed = {
-            (call[1] if kind == "victims" else claimant(call[1], call[2]), call[2])
+            (call[1] if kind == "victims" else non_member_row(call[1], call[2]), call[2])
             for kind, _, call in waiting
         }
         for trained in [
@@ -368,8 +375,10 @@ def run(
 
 
 def main() -> int:
-    """See the head of this file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Run a command of the head of this file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("draw")
     command = commands.add_parser("run")
@@ -377,9 +386,11 @@ def main() -> int:
     command.add_argument("out", type=Path)
     command.add_argument("--pool", choices=("claim", "tune"), default="claim")
     command.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    command.add_argument("--seconds", type=float, default=SECONDS, help="of every attack")
-    command.add_argument("--only", nargs="*", default=[], help="parts of names")
-    command.add_argument("--device", default="cpu", help="that victims are trained on")
+    command.add_argument(
+        "--seconds", type=float, default=SECONDS, help="time limit of every attack"
+    )
+    command.add_argument("--only", nargs="*", default=[], help="measure names with these parts")
+    command.add_argument("--device", default="cpu", help="device of the training")
     options = parser.parse_args()
     if options.command == "draw":
         draw()

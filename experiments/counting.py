@@ -1,4 +1,4 @@
-"""The rule by which images that came back are counted, the same for samples of others: that is chance."""
+"""Count reconstructed images by one rule, which also counts held-out images to give the chance level."""
 
 from __future__ import annotations
 
@@ -12,10 +12,19 @@ LEVELS = (0.7, 0.8, 0.9)
 PUBLISHED = 0.4  # ssim3 above which a reconstruction is called good
 
 
-def counted(x: Tensor, samples: Tensor, mean: Tensor | None, similarity: Tensor) -> dict[str, Any]:
-    """Samples above fixed similarities, one-to-one; of color images also by the published rule.
+def count_matches(
+    x: Tensor, samples: Tensor, mean: Tensor | None, similarity: Tensor
+) -> dict[str, Any]:
+    """Count samples above fixed similarities, one-to-one, and color images by the published rule too.
 
-    alike: (m, n) of candidates and samples. mean: of the training set, which displayed images have.
+    Args:
+        x: Candidates.
+        samples: Samples that are searched among the candidates.
+        mean: Mean of the training set, which is added to images before the published rule.
+        similarity: (m, n) similarity of candidates and samples.
+
+    Returns:
+        Counts by level.
     """
     value = greedy(similarity.cpu().double().numpy()).value
     counts: dict[str, Any] = {f"{level}": int((value > level).sum()) for level in LEVELS}
@@ -28,6 +37,6 @@ def counted(x: Tensor, samples: Tensor, mean: Tensor | None, similarity: Tensor)
     return counts
 
 
-def held_out(counts: dict[str, Any]) -> dict[str, Any]:
-    """The same figures under the names that those of held-out samples have."""
+def name_held_out(counts: dict[str, Any]) -> dict[str, Any]:
+    """Return figures under the names of figures of held-out samples."""
     return {f"{name} held out": value for name, value in counts.items()}

@@ -1,17 +1,18 @@
-"""Every defense against the strongest attack that knows of it, at which price; three seeds per dataset.
+"""Does a defense protect against the strongest attack that knows the defense, and what does it cost?
 
     python -m experiments.defenses --data digits --workers 2
     python -m experiments.defenses --data mnist cifar10 --root DATA --device cuda --workers 12
 
-DATA holds mnist.npz and cifar10.npz. Written after every network into results/defended-DATA.json; the same
-command again says what is there and makes what is missing or of other settings. A release is attacked in
-every way that ``residuum.defenses.attackers`` has, each scored apart against held-out samples, and where the
-optimizer's state was kept in two more:
+DATA holds ``mnist.npz`` and ``cifar10.npz``. Three seeds per data set are measured. Results are written to
+``experiments/results/defenses-DATA.json`` after every network, and the same command measures what is
+missing or has other settings. A release is attacked in every way of ``residuum.defenses.attackers``, and
+each attack is scored against held-out samples. If the optimizer state was released, there are two more
+attacks:
 
-moment         stationarity on that state
-unmix-moment   that state taken apart
+    moment         stationarity on the optimizer state
+    unmix-moment   unmixing of the optimizer state
 
-Settings were chosen on seeds 10 and 11 of digits, before the prior, margins and unmixing were there.
+Settings were chosen on seeds 10 and 11 of digits, before the attack had the prior, margins and unmixing.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ STATE = "state kept"  # a release from which the optimizer's state was not strip
 
 @dataclass(frozen=True)
 class Case:
-    """Victims and attacks of one dataset."""
+    """Networks and attacks of one data set."""
 
     n: int
     hidden: str
@@ -117,7 +118,7 @@ Row = dict[str, Any]
 
 
 def prepare(data: str, seed: int, root: str | None, device: str) -> Conditions:
-    """Data, settings and knowledge; the attacker knows value range, mean and number of samples."""
+    """Return data, settings and knowledge. The attacker knows value range, mean and number of samples."""
     case = CASES[data]
     split = load_dataset(data, case.n, seed=seed, root=root, holdout=HELD_OUT)
     knowledge = Knowledge(
@@ -135,7 +136,7 @@ def prepare(data: str, seed: int, root: str | None, device: str) -> Conditions:
 
 
 def settings(data: str) -> str:
-    """sha256 of all that networks of a dataset are trained, attacked and scored with but for their seed."""
+    """Return a hash of all settings of training, attack and scores, apart from the seed."""
     case = CASES[data]
     content = {
         "case": {
@@ -149,8 +150,10 @@ def settings(data: str) -> str:
     return hashlib.sha256(json.dumps(plain(content), sort_keys=True).encode()).hexdigest()
 
 
-def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device: str) -> list[Row]:
-    """The defenses of one trained network, each attacked in every way."""
+def attack_network(
+    data: str, seed: int, group: tuple[str, ...], root: str | None, device: str
+) -> list[Row]:
+    """Train a network, apply the defenses of a group, and attack each release in every way."""
     torch.set_num_threads(1)
     setting, start = prepare(data, seed, root, device), time.monotonic()
     named = {} if group == AFTER else {"name": group[0].split(":")[0]}
@@ -179,33 +182,33 @@ def tried(data: str, seed: int, group: tuple[str, ...], root: str | None, device
                 [defense.release(checkpoint, strength, s) for s in secrets],
             )
         handed = Released(tuple(releases), setting.knowledge, setting.attack, dict(public))
-        row = measured(setting, releases[0], secret) | {"defense": text, "seed": seed}
+        row = measure_network(setting, releases[0], secret) | {"defense": text, "seed": seed}
         row |= {"arch": setting.arch, "facts": public_facts, "train_seconds": round(trained, 2)}
         row |= {"settings": settings(data), "environment": environment(device)}
         ways = make_attackers(
             handed, "" if defense is None else defense.adaptive, secret, not named
         )
-        row["attacks"], row["findings"] = scored(setting, ways)
+        row["attacks"], row["findings"] = score_attacks(setting, ways)
         rows.append(row)
         if training.config.momentum and name == "plain-gd":
             with_state = {**row, "defense": f"{text}, {STATE}"}
             buffers = {k: v.cpu() for k, v in state.buffers.items()}
             moment = replace(handed, knowledge=handed.knowledge.replace(moment=buffers))
-            scores, _ = scored(setting, moments(moment))
+            scores, _ = score_attacks(setting, state_attacks(moment))
             with_state["attacks"] = row["attacks"] | scores
             rows.append(with_state)
     return rows
 
 
-def moments(handed: Released) -> Iterator[Attacker]:
-    """The optimizer's state beside the weights, attacked both ways."""
+def state_attacks(handed: Released) -> Iterator[Attacker]:
+    """Yield the two attacks on the optimizer state that was released with the weights."""
     for kind in (OptimizerState, UnmixOptimizerState):
         attack = kind.like(handed.attack)
         yield kind.name, Adapted(handed.checkpoints[0], handed.knowledge, attack)
 
 
-def scored(setting: Conditions, ways: Iterator[Attacker]) -> tuple[dict[str, Row], Row]:
-    """Counts of every attack beside chance, and what the adaptive one inferred."""
+def score_attacks(setting: Conditions, ways: Iterator[Attacker]) -> tuple[dict[str, Row], Row]:
+    """Return the counts of every attack with chance, and what the adaptive attack inferred."""
     scores: dict[str, Row] = {}
     inferred: Row = {}
     train, held = setting.split.train, setting.split.holdout
@@ -232,8 +235,8 @@ def scored(setting: Conditions, ways: Iterator[Attacker]) -> tuple[dict[str, Row
     return scores, plain(inferred)
 
 
-def measured(setting: Conditions, checkpoint: Network, secret: Secret) -> Row:
-    """Accuracy on held-out samples, loss on training ones, as the defended network is given them."""
+def measure_network(setting: Conditions, checkpoint: Network, secret: Secret) -> Row:
+    """Return accuracy and loss on training samples and held-out samples."""
     model, figures = checkpoint.copy_module(torch.float64), {}
     for subset, data in (("train", setting.split.train), ("held_out", setting.split.holdout)):
         outputs = evaluate(model, secret.inputs(data.x.double()))
@@ -244,23 +247,23 @@ def measured(setting: Conditions, checkpoint: Network, secret: Secret) -> Row:
 
 
 def groups(data: str) -> list[tuple[str, ...]]:
-    """What is trained apart."""
+    """Return the groups of defenses that share a trained network."""
     return [AFTER, *((text,) for text in (*ALONE, *CASES[data].more))]
 
 
 def job(data: str, seed: int, group: tuple[str, ...], root: str | None, device: str) -> list[Row]:
-    """As :func:`tried`; a network that cannot be had leaves a row that says why."""
+    """Call :func:`attack_network`. If a network cannot be trained, the row says why."""
     name = group[0].split(":")[0]
     if name in DEFENSES and not DEFENSES[name].is_available:
         return [{"defense": group[0], "seed": seed, "skipped": DEFENSES[name].install}]
     try:
-        return tried(data, seed, group, root, device)
+        return attack_network(data, seed, group, root, device)
     except InconclusiveError as problem:
         return [{"defense": group[0], "seed": seed, "skipped": problem.message}]
 
 
-class Kept:
-    """The file of one dataset: what it holds, and what is still to be made."""
+class ResultFile:
+    """The results of one data set."""
 
     def __init__(self, folder: Path, data: str, device: str) -> None:
         case = CASES[data]
@@ -278,12 +281,12 @@ class Kept:
             self.content = json.loads(self.path.read_text(encoding="utf-8"))
 
     def rows(self, seed: int, group: tuple[str, ...]) -> list[Row]:
-        """What is there of a network."""
+        """Return the stored rows of a network."""
         stored = (self.content["rows"].get(f"{text}/{seed}") for text in group)
         return [row for row in stored if row is not None]
 
     def has(self, seed: int, group: tuple[str, ...]) -> bool:
-        """Whether a network was made and attacked with today's settings; older rows do not say theirs."""
+        """Return True if a network was measured with the current settings. Old rows have no settings."""
         measured_rows = [
             row
             for row in self.rows(seed, group)
@@ -292,27 +295,31 @@ class Kept:
         return len(measured_rows) == len(group)
 
     def add(self, rows: list[Row]) -> None:
-        """Keep rows, in place of those that were skipped before."""
+        """Store rows. They replace rows of skipped networks."""
         self.content["rows"] |= {f"{row['defense']}/{row['seed']}": row for row in rows}
         write_json(self.path, self.content)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run what is missing, and say what is not."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    """Measure what is missing, and list what is stored."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", choices=tuple(CASES), nargs="+", default=["digits"])
     root = os.environ.get(DATA)
-    parser.add_argument("--root", default=root, help=f"of mnist.npz, cifar10.npz; else ${DATA}")
-    parser.add_argument("--device", default="cpu", help="of all but digits, which take a core")
+    parser.add_argument(
+        "--root", default=root, help=f"folder of mnist.npz and cifar10.npz; default: ${DATA}"
+    )
+    parser.add_argument(
+        "--device", default="cpu", help="device of MNIST and CIFAR-10; digits use the CPU"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--only", nargs="+", default=[], help="defenses; left out, all")
+    parser.add_argument("--only", nargs="+", default=[], help="names of defenses; default: all")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args(arguments)
     if options.data != ["digits"] and not options.root:
-        parser.error(
-            f"mnist and cifar10 are read from files: name their folder with --root or ${DATA}"
-        )
+        parser.error(f"mnist and cifar10 are read from files: pass --root or set {DATA}")
     defenses = {text for data in options.data for group in groups(data) for text in group}
     if unknown := sorted({*options.only} - defenses):
         parser.error(
@@ -321,7 +328,7 @@ def main(arguments: list[str] | None = None) -> int:
     where = {data: "cpu" if data == "digits" else options.device for data in options.data}
     for device in where.values():
         require_device(device)
-    files = {data: Kept(options.out, data, where[data]) for data in options.data}
+    files = {data: ResultFile(options.out, data, where[data]) for data in options.data}
     cases = [
         (data, seed, group)
         for seed in options.seeds

@@ -1,9 +1,10 @@
-"""Rows of an embedding that training touched, told from the base: precision and recall by optimizer.
+"""Does a scan name the rows of an embedding that training used?
 
-    python -m experiments.embedding_rows        writes results/rows-cpu.json, a minute on one core
+    python -m experiments.embedding_rows        a minute on one core
 
-200 of 5000 tokens occur, five times or more each; a small classifier of bags of ten tokens is trained for
-300 steps at usual rates. "in": the numbers that training had; "saved": those of both files.
+200 of 5000 tokens occur at least five times each. A classifier of bags of ten tokens is trained for 300
+steps with usual rates, and precision and recall are measured for every optimizer. "in" names the number
+format of training, and "saved" that of both files. Results: ``experiments/results/embedding_rows.json``.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ OPTIMIZERS: dict[str, tuple[str, Optimizer]] = {
 }
 
 
-def tuned(
+def train_table(
     optimizer: Optimizer,
     *,
     tokens: int = TOKENS,
@@ -46,7 +47,7 @@ def tuned(
     kind: torch.dtype = torch.float32,
     seed: int = 0,
 ) -> tuple[Tensor, Tensor, set[int]]:
-    """A table after and before training, and the tokens that were used often enough."""
+    """Return an embedding before and after training, and the tokens that were used often enough."""
     torch.manual_seed(seed)
     table = nn.Embedding(tokens, 32).to(kind)
     head = nn.Linear(32, tokens if tied else 2, bias=False).to(kind)
@@ -68,7 +69,7 @@ def tuned(
 
 
 def main() -> int:
-    """Means of three seeds."""
+    """Measure precision and recall for every optimizer and number format, and write their means."""
     formats = {
         "in float32, saved in float32": (torch.float32, torch.float32),
         "in float32, saved in bfloat16": (torch.float32, torch.bfloat16),
@@ -79,7 +80,7 @@ def main() -> int:
         for name, (_, optimizer) in OPTIMIZERS.items():
             precision, recall, rule = [], [], ""
             for seed in SEEDS:
-                table, base, seen = tuned(optimizer, kind=kind, seed=seed)
+                table, base, seen = train_table(optimizer, kind=kind, seed=seed)
                 touched = find_touched_rows(table.to(saved), base.to(saved))
                 right, rule = len(seen & {*touched.rows}), touched.rule
                 precision.append(right / max(1, len(touched.rows)))
@@ -88,7 +89,7 @@ def main() -> int:
             results.setdefault(title, {})[name] = figures
             print(f"{title}: {name}: {figures}", flush=True)
     tied = {
-        name: find_touched_rows(*tuned(optimizer, tokens=1000, tied=True)[:2]).rule
+        name: find_touched_rows(*train_table(optimizer, tokens=1000, tied=True)[:2]).rule
         for name, (_, optimizer) in OPTIMIZERS.items()
     }
     print(f"tied head: {tied}")

@@ -78,7 +78,7 @@ DECAY = TrainingConfig(
 
 @dataclass(frozen=True)
 class Kind:
-    """Victims of one kind: records, hidden layers, training, and the seeds of those to tune on."""
+    """One kind of network: records, hidden layers, training, and the seeds for tuning."""
 
     data: str
     n: int
@@ -140,7 +140,7 @@ SLOW = 5 * 10**4  # values of all records above which stationarity is not run on
 
 
 def draw() -> None:
-    """Of everything that a claim is made on and whose seeds are not drawn yet."""
+    """Draw the seeds that are not drawn yet, of this and the other exposure experiments."""
     fixed = {"kinks": KINKED} | {f"epsilon-{e:g}": EPSILON_RUNS for e in EPSILONS}
     scored = dict.fromkeys(CLAIMED, VICTIMS) | {"leftout": LEFT_SEEDS}
     for path, counts in ((SEEDS_FILE, fixed), (AGAIN_FILE, scored)):
@@ -148,10 +148,18 @@ def draw() -> None:
             draw_seeds(path, seeds=counts)
 
 
-def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) -> dict[str, Any]:
-    """Train, expose, attack twice; one entry of figures and outcomes per record.
+def measure_network(kind: Kind, seed: int, folder: str, pool: str, device: str) -> dict[str, Any]:
+    """Train a network, measure exposure, and attack it twice.
 
-    Device: of the training and of stationarity; unmix has its 40 seconds on the CPU always.
+    Args:
+        kind: Kind of the network.
+        seed: Of the data, the training and the attacks.
+        folder: Folder of the images.
+        pool: "claim" or "tune".
+        device: Device of the training and of stationarity. Unmixing runs on the CPU for 40 seconds.
+
+    Returns:
+        Figures and outcomes of every record.
     """
     torch.set_num_threads(1)
     split = load_split(kind.data, kind.n, seed, folder, pool)
@@ -222,7 +230,7 @@ def ranked_victim(kind: Kind, seed: int, folder: str, pool: str, device: str) ->
 
 
 def ranking(folder: Path, pool: str, device: str, workers: int) -> None:
-    """Victims of every kind, the large ones first and on the device, small ones on the CPU."""
+    """Measure networks of every kind. Large networks come first and run on the device."""
     seeds = (
         {name: list(kind.tuned) for name, kind in KINDS.items()}
         if pool == "tune"
@@ -239,7 +247,7 @@ def ranking(folder: Path, pool: str, device: str, workers: int) -> None:
     }
     head = {"pool": pool, "seeds": seeds, "environment": environment(device)}
     file = RANKING if pool == "claim" else TUNING
-    run_cases(file, head, jobs, ranked_victim, workers)
+    run_cases(file, head, jobs, measure_network, workers)
 
 
 def outcomes(case: dict[str, Any], known_sign: bool = False) -> dict[str, np.ndarray[Any, Any]]:
@@ -265,18 +273,18 @@ def outcomes(case: dict[str, Any], known_sign: bool = False) -> dict[str, np.nda
 
 
 def has_ranking(outcome: np.ndarray[Any, Any]) -> bool:
-    """Whether enough records are recovered and enough are not."""
+    """Return True if at least ``FEWEST`` records are recovered and as many are not."""
     return FEWEST <= outcome.sum() <= len(outcome) - FEWEST
 
 
 def area(values: Iterable[float | None], outcome: np.ndarray[Any, Any], sign: int = 1) -> float:
-    """Of a figure for an outcome."""
+    """Return the area under the curve of a figure for an outcome."""
     scores = np.array([sign * (-1e9 if v is None else v) for v in values], dtype=float)
     return area_under_curve(scores, outcome)
 
 
 def fit() -> None:
-    """Coefficients of ``risk/run.py`` from the tuning victims, and how they do on kinds left out."""
+    """Print the coefficients of ``risk/run.py`` from the tuning networks, and check them on other kinds."""
     from sklearn.linear_model import LogisticRegression
 
     cases = json.loads(TUNING.read_text())["cases"]
@@ -331,7 +339,7 @@ def fit() -> None:
 
 
 def picture(out: Path) -> None:
-    """Share recovered over predicted probability, in tenths, claims and tuning victims."""
+    """Draw the share of recovered records over the predicted probability, in tenths."""
     from residuum.report import drawing
 
     figure = drawing.new_figure(4.2, 3.8)

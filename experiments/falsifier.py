@@ -1,18 +1,21 @@
-"""A search for training sets that break the uniqueness certificate, inside its class and outside.
+"""Does a training set exist that violates the uniqueness certificate?
 
-It knows the certificate's claims and nothing of how they were reached. Every set it tries is judged from
-scratch: patterns by a forward pass, value range, signs, and the sum of all gradients by automatic
-differentiation. Inside the class (labels and patterns of the candidates, same sum) a claim that such a
-set breaks by more than 1e-6 is a violation:
+    python -m experiments.falsifier
 
-    random search        directions at random, towards zero and along differences of candidates, as far as
-                         the walls allow, carrying the share or more
-    projected gradient   of the image's energy down and of its distance up, projections by least distance
+The search knows the claims of the certificate but not its method. Every set is checked from scratch:
+patterns by a forward pass, value range, signs, and the sum of all gradients by automatic differentiation. A
+set inside the class has the labels and patterns of the candidates and the same sum. If such a set breaks a
+claim by more than 1e-6, that is a violation. There are three searches:
+
+    random search        random directions, towards zero and along differences of candidates, as far as the
+                         walls allow, with the share or more
+    projected gradient   of the image's energy down and of its distance up, with projections by least distance
                          programming (Lawson and Hanson; NNLS, an active-set method)
-    vertices             of the polytope of all images that can carry the weight, by linear programmes
+    vertices             of the polytope of all images that can carry the weight, by linear programs
 
-Outside it there must be violations: an image with a new pattern, active where two groups are
-(``two_groups``), and a pair of opposite labels that cancels (``canceling_pair``).
+Outside the class there must be violations. Examples are an image with a new pattern, active where two
+groups are (``two_groups``), and a pair of opposite labels that cancels (``canceling_pair``). Results:
+``experiments/results/falsifier-cpu.json``.
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ Box = tuple[Tensor, Tensor] | None
 
 @dataclass(frozen=True)
 class Alternative:
-    """Images that stand for the candidates ``replaced``; u: (k, C) multipliers with their covectors."""
+    """Images that replace candidates, with (k, C) multipliers times covectors ``u``."""
 
     replaced: Array
     x: Array
@@ -61,7 +64,7 @@ class Alternative:
 
 @dataclass
 class Outcome:
-    """How far the claims were broken at worst (negative: not at all), and how near an example came."""
+    """The largest violation of each claim (negative: none), and how near an example came to a bound."""
 
     tried: int = 0
     refused: int = 0
@@ -73,11 +76,11 @@ class Outcome:
 
     @property
     def worst(self) -> float:
-        """The largest violation of any claim."""
+        """Return the largest violation of any claim."""
         return max(self.energy, self.full, self.radius, self.pixel)
 
     def join(self, other: Outcome) -> None:
-        """Both together."""
+        """Add another outcome to this one."""
         self.tried, self.refused = self.tried + other.tried, self.refused + other.refused
         for name in ("energy", "full", "radius", "pixel"):
             setattr(self, name, max(getattr(self, name), getattr(other, name)))
@@ -85,7 +88,7 @@ class Outcome:
 
 
 class Falsifier:
-    """One set, its value range, and everything in the class around one candidate at a time."""
+    """Search for sets around the candidates of a set, within its value range."""
 
     def __init__(self, candidates: KKTSet, box: Box, seed: int = 0) -> None:
         keep = candidates.lam > 1e-9 * candidates.lam.max()
@@ -112,21 +115,21 @@ class Falsifier:
         return np.minimum(low, self.x.min(0)), np.maximum(high, self.x.max(0))
 
     def shaped(self, x: Array) -> Tensor:
-        """Flat images as the network takes them."""
+        """Return flat images in the shape of the network's input."""
         return torch.as_tensor(x).reshape(len(x), *self.given.x.shape[1:])
 
     @torch.no_grad()
     def pre(self, x: Array) -> Array:
-        """(n, K) pre-activations of all hidden layers."""
+        """Return the (n, K) pre-activations of all hidden layers."""
         return torch.cat(self.model.trace(self.shaped(x)).pre[:-1], 1).numpy()
 
     def patterns(self, x: Array) -> Array:
-        """(n, K) signs."""
+        """Return the (n, K) signs of the pre-activations."""
         return self.pre(x) > 0
 
     @torch.no_grad()
     def margins(self, x: Array, y: Array) -> Array:
-        """(n,) least margin of each sample."""
+        """Return the least margin of each sample, (n,)."""
         out = self.model(self.shaped(x)).numpy()
         if out.shape[1] == 1:
             return y * out[:, 0]
@@ -135,14 +138,14 @@ class Falsifier:
         return own_output - out.max(1)
 
     def gradient(self, x: Array, u: Array) -> Array:
-        """(P,) sum of gradients of <u_i, Phi(x_i)>."""
+        """Return the sum of the gradients of <u_i, Phi(x_i)>, (P,)."""
         theta = [p.requires_grad_(True) for p in self.model.parameters()]
         value = (self.model(self.shaped(x)) * torch.as_tensor(u)).sum()
         gradients = torch.autograd.grad(value, theta)
         return torch.cat([p.flatten() for p in gradients]).numpy()
 
     def cell(self, i: int) -> tuple[Array, Array]:
-        """Rows A, b with A x >= b for the closed cell of candidate i and the box."""
+        """Return A and b with A x >= b for the closed cell of candidate i and the value range."""
         x = torch.as_tensor(self.x[i])
 
         def pre(z: Tensor) -> Tensor:
@@ -164,7 +167,7 @@ class Falsifier:
         return a[seen] / size[seen, None], b[seen] / size[seen]
 
     def carriers(self, i: int, share: float) -> tuple[Array, Array]:
-        """Rows of all x' that carry share lam_i: x' in K, (M - w x') / (L - w) in K."""
+        """Return rows of all x' that carry share lam_i: x' in K, (M - w x') / (L - w) in K."""
         a, b = self.cell(i)
         members = self.members(i)
         w, mass, moment = self._sums(members, share * self.lam[i])
@@ -172,7 +175,7 @@ class Falsifier:
         return np.concatenate([a, -a]), np.concatenate([b, ratio * b - a @ moment / w])
 
     def members(self, i: int) -> Array:
-        """Candidates that may be rearranged with i: its group, or itself where rivals differ."""
+        """Return the candidates that may be rearranged with i: its group, or i if rivals differ."""
         group = np.flatnonzero(self.group == self.group[i])
         shares = self.u[group] / self.lam[group, None]
         return group if np.ptp(shares, axis=0).max() < 1e-9 else np.array([i])
@@ -181,7 +184,7 @@ class Falsifier:
         return w, self.lam[members].sum(), self.lam[members] @ self.x[members]
 
     def set_with(self, i: int, image: Array, w: float) -> Alternative:
-        """The set in which ``image`` carries w and one more image all the rest of the group."""
+        """Return the set in which ``image`` carries w and a second image the remainder of the group."""
         members = self.members(i)
         _, mass, moment = self._sums(members, w)
         images = np.stack([image, (moment - w * image) / (mass - w)])
@@ -191,7 +194,7 @@ class Falsifier:
         )
 
     def in_class(self, alternative: Alternative) -> bool:
-        """Signs, labels, patterns, value range and the sum, all computed anew."""
+        """Check signs, labels, patterns, value range and the sum of gradients, all computed anew."""
         cells = {(p.tobytes(), float(y)) for p, y in zip(self.pattern, self.y, strict=True)}
         own_cells = zip(self.patterns(alternative.x), alternative.labels, strict=True)
         if (alternative.lam < 0).any() or any(
@@ -203,18 +206,18 @@ class Falsifier:
         return self.same_sum(alternative)
 
     def in_cell(self, i: int, image: Array) -> bool:
-        """Pattern of candidate i, and the value range."""
+        """Return True if an image has the pattern of candidate i and lies in the value range."""
         inside = (image >= self.low - CLOSED).all() and (image <= self.high + CLOSED).all()
         return bool(inside and (self.patterns(image[None])[0] == self.pattern[i]).all())
 
     def same_sum(self, alternative: Alternative) -> bool:
-        """Whether the sum of gradients of the whole set is that of the candidates."""
+        """Return True if the whole set has the sum of gradients of the candidates."""
         x = np.concatenate([self.x[alternative.replaced], alternative.x])
         u = np.concatenate([-self.u[alternative.replaced], alternative.u])
         return bool(np.linalg.norm(self.gradient(x, u)) <= SAME * self.size)
 
     def images(self, i: int, a: Array, b: Array) -> Iterator[Array]:
-        """Images with a x >= b, each as far from candidate i as its method brings it."""
+        """Yield images with a x >= b, as far from candidate i as each method brings them."""
         x, d = self.x[i], self.x.shape[1]
         slack = np.maximum(a @ x - b, 0) + CLOSED
 
@@ -256,9 +259,17 @@ class Falsifier:
                     yield inside(program.x)
 
     def attack(self, i: int, share: float, claims: dict[str, Any]) -> Outcome:
-        """Every image tried against the claims of candidate i: at_least, full, radius, low, high.
+        """Try every image against the claims of candidate i: at_least, full, radius, low, high.
 
-        Where sums are not fixed the claims are about every image of the cell, whatever its set.
+        If sums are not fixed, the claims are about every image of the cell, whatever its set.
+
+        Args:
+            i: Index of the candidate.
+            share: Share of the weight that the image carries at least.
+            claims: Claims by name.
+
+        Returns:
+            The largest violations.
         """
         x, outcome, best = self.x[i], Outcome(), 1.0
         size = float(np.linalg.norm(x))
@@ -290,7 +301,7 @@ class Falsifier:
         return outcome
 
     def check(self, certificate: Uniqueness, indices: range | None = None) -> Outcome:
-        """All claims of a certificate, about all its candidates or some."""
+        """Try the claims of a certificate about all candidates, or about some of them."""
         total = Outcome()
         for k in indices if indices is not None else range(len(certificate)):
             claims = {
@@ -306,7 +317,7 @@ class Falsifier:
 
 
 def project(a: Array, b: Array, point: Array) -> Array:
-    """The nearest x with a x >= b: min |z| s.t. a z >= b - a point, through NNLS."""
+    """Return the nearest x with a x >= b: min |z| s.t. a z >= b - a point, by NNLS."""
     h = b - a @ point
     scale = max(float(np.abs(h).max()), 1e-300)
     system = np.concatenate([a.T, h[None] / scale])
@@ -317,7 +328,7 @@ def project(a: Array, b: Array, point: Array) -> Array:
 
 
 def pair_bound(falsifier: Falsifier, i: int) -> float:
-    """What the certificate said before: the least energy share of equal pairs x + a, x - a."""
+    """Return a weaker bound, the least energy share of equal pairs x + a and x - a."""
     a, b = falsifier.cell(i)
     x = falsifier.x[i]
     rows, ends = np.concatenate([a, -a]), np.concatenate([b - a @ x, b - a @ x])
@@ -326,11 +337,13 @@ def pair_bound(falsifier: Falsifier, i: int) -> float:
 
 
 def two_groups(falsifier: Falsifier, share: float) -> tuple[float, int, Alternative] | None:
-    """Outside the class: an image active on the neurons of two groups of one label takes over weight.
+    """Return an image outside the class, active on the neurons of two groups of one label.
 
-    Two layers, disjoint neurons: its gradient is the sum of what images of both groups would give
-    there, so both lose w of their mass and w x' of their moment. Returns the least energy share,
-    the candidate it is of, and the set, which has the same sum.
+    With two layers and disjoint neurons, its gradient is the sum of the gradients of images of both groups.
+    Both groups thus lose w of their mass and w x' of their moment.
+
+    Returns:
+        The least energy share, the candidate that it replaces, and the set, which has the same sum.
     """
     best: tuple[float, int, Alternative] | None = None
     f = falsifier
@@ -368,7 +381,7 @@ def two_groups(falsifier: Falsifier, share: float) -> tuple[float, int, Alternat
 
 
 def canceling_pair(falsifier: Falsifier, i: int) -> tuple[float, Alternative]:
-    """Outside the class: the least image of the cell with both labels, at all of candidate i's weight."""
+    """Return a pair outside the class: the least image of the cell with both labels."""
     f = falsifier
     a, b = f.cell(i)
     nearest = project(a, b, np.zeros(f.x.shape[1]))
@@ -382,7 +395,7 @@ def canceling_pair(falsifier: Falsifier, i: int) -> tuple[float, Alternative]:
 
 
 def exact_points() -> Iterator[tuple[str, KKTSet, dict[str, Box]]]:
-    """Twenty binary points of two to four layers and ten of several classes, several samples a pattern."""
+    """Yield twenty binary points of two to four layers and ten points of several classes."""
     from tests.cases import multiclass_point
 
     for seed in range(20):
@@ -413,8 +426,8 @@ def _boxes(x: Tensor) -> dict[str, Box]:
 ARCHES = ("mlp:64-100-1", "mlp:64-60-60-1", "mlp:64-40-1", "mlp:64-30-30-30-1")
 
 
-def trained(seed: int, samples: int = 20, steps: int = 1000) -> tuple[KKTSet, dict[str, Box]]:
-    """A network trained on digits, its samples with the best multipliers; every other one centered."""
+def train_network(seed: int, samples: int = 20, steps: int = 1000) -> tuple[KKTSet, dict[str, Box]]:
+    """Return a network trained on digits, and its samples with the best multipliers."""
     center = seed % 2 == 0
     data = load_dataset("digits", samples, seed=seed, center=center).train
     arch = ARCHES[seed // 2 % len(ARCHES)]
@@ -427,7 +440,7 @@ def trained(seed: int, samples: int = 20, steps: int = 1000) -> tuple[KKTSet, di
 
 
 def falsifier(device: str) -> Report:
-    """Violations found, and how near the best example comes to the bound."""
+    """Measure the largest violation, and how near the best example comes to the bound."""
     only_on(device, "cpu")
     rows: list[dict[str, Any]] = []
     gaps: dict[float, list[float]] = {0.1: [], 0.3: []}
@@ -440,7 +453,7 @@ def falsifier(device: str) -> Report:
                 caught += old_bound_breaks(candidates, boxes["box"])
             rows.append(row)
         for seed in range(20):
-            candidates, boxes = trained(seed)
+            candidates, boxes = train_network(seed)
             row, seeds = _row("digits", candidates, boxes, range(4))
             for share in gaps:
                 gaps[share] += seeds[share]
@@ -474,7 +487,7 @@ def falsifier(device: str) -> Report:
 
 
 def two_group_bound() -> float:
-    """What the certificate says of the candidate that :func:`two_groups` breaks."""
+    """Return the bound of the certificate for the candidate that :func:`two_groups` violates."""
     point = relu_point(2, 4, 3, 12, seed=7)
     bound = two_groups(Falsifier(point.set, None), 0.1)
     assert bound is not None
@@ -482,7 +495,7 @@ def two_group_bound() -> float:
 
 
 def old_bound_breaks(candidates: KKTSet, box: Box) -> bool:
-    """Whether a set of the class breaks the bound of equal pairs at a tenth of the weight."""
+    """Return True if a set of the class violates the bound of equal pairs at a tenth of the weight."""
     judge = Falsifier(candidates, box)
     nothing = {"full": -1.0, "radius": np.inf, "low": -np.inf, "high": np.inf}
     return any(
@@ -494,6 +507,7 @@ def old_bound_breaks(candidates: KKTSet, box: Box) -> bool:
 def _row(
     name: str, candidates: KKTSet, boxes: dict[str, Box], indices: range
 ) -> tuple[dict[str, Any], dict[float, list[float]]]:
+    """Search around the candidates of one network."""
     total = Outcome()
     gaps: dict[float, list[float]] = {share: [] for share in SHARES}
     for (kind, box), share in itertools.product(boxes.items(), SHARES):
@@ -516,7 +530,7 @@ def _row(
 
 
 def _summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row per kind of case."""
+    """Return one row for each kind of case."""
     return [
         {
             "case": name,

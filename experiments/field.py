@@ -1,21 +1,22 @@
-"""The field's table: every attack on the same victims, by one rule, beside chance.
+"""How many samples does every attack reconstruct from the same networks, counted by one rule?
 
-    python -m experiments.field                                what needs no data, into runs/field
-    python -m experiments.image_data SOURCE FOLDER             MNIST and CIFAR, images that no tuning saw
-    python -m experiments.field run OUT                        the same, into OUT
-    python -m experiments.field run FOLDER OUT --device cuda   every row; resumable, attack by attack
-    python -m experiments.field page OUT PAGE                  docs/field.md with what was found
-    python -m experiments.field picture OUT PNG                the best of some rows above their samples
-    python -m experiments.field draw                           seeds, settings being committed
+    python -m experiments.field run runs/field                data that need no files
+    python -m experiments.image_data SOURCE FOLDER            MNIST and CIFAR, images that no tuning used
+    python -m experiments.field run FOLDER OUT --device cuda  every row
+    python -m experiments.field page OUT PAGE                 docs/field.md with the results in OUT
+    python -m experiments.field picture OUT PNG               the best candidates above their samples
+    python -m experiments.field draw                          seeds, after the settings are committed
 
-Rows, attacks and their settings are those of ``field_rows.py``. Attacks of installed packages
-(entry point ``residuum.plugins``) are run on every row as well, by themselves with ``--attacks NAME``.
+``field_rows.py`` lists rows, attacks and their settings. Attacks of installed packages (entry point
+``residuum.plugins``) run on every row, too. ``--attacks NAME`` runs one attack. An interrupted run
+continues with the same command, attack by attack.
 
-The rule: candidates and samples are matched one-to-one by NCC at full resolution, up to sign (rows of tables
-by 1 - the largest error over the range of its column); a sample counts above 0.7, 0.8 and 0.9. ``ssim3`` is
-the published rule, color images alone: the candidate nearest at half resolution, mean added, above 0.4.
-Beside each stands the same for as many samples that the network never saw. At most 8n candidates of an attack
-count, the first. Seconds are those of an attack among as many others as there are workers.
+Candidates and samples are matched one-to-one by NCC at full resolution, up to sign. Rows of tables are
+matched by 1 - the largest error over the range of its column. A sample counts above 0.7, 0.8 and 0.9.
+``ssim3`` is the published rule for color images: the nearest candidate at half resolution, with the mean
+added, above 0.4. Every count is stored with the count of as many samples that the network never saw. Only
+the first 8n candidates of an attack count. Seconds are those of an attack that shares the machine with the
+other workers.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from torch import Tensor
 
 import residuum as rs
 from experiments import RESULTS
-from experiments.counting import LEVELS, counted, held_out
+from experiments.counting import LEVELS, count_matches, name_held_out
 from experiments.field_rows import (
     ARMS,
     CHOSEN,
@@ -79,7 +80,7 @@ Found = tuple[Tensor, Tensor, dict[str, Any]]  # candidates, those chosen withou
 
 
 def similarity(x: Tensor, samples: Tensor, span: Tensor | None) -> Tensor:
-    """(m, n) how similar candidates and samples are, at most 1."""
+    """Return the (m, n) similarity of candidates and samples, at most 1."""
     if span is None:
         return ncc(x, samples).abs()
     errors = (x.flatten(1)[:, None] - samples.flatten(1)[None]).abs() / span
@@ -87,21 +88,26 @@ def similarity(x: Tensor, samples: Tensor, span: Tensor | None) -> Tensor:
 
 
 def figures(x: Tensor, chosen: Tensor, victim: Victim, device: str) -> dict[str, Any]:
-    """Counts above fixed levels, of the training set and of as many others, and what the choice is worth."""
+    """Count matches of the training set and of held-out samples, and those selected without the data."""
     n, x = len(victim.x), x.to(device).float()
     span = None if victim.span is None else victim.span.to(device)
     counts_of = []
     for samples in (victim.x.to(device), victim.held[:n].to(device)):
-        counts = counted(x, samples, victim.mean, similarity(x, samples, span))
+        counts = count_matches(x, samples, victim.mean, similarity(x, samples, span))
         if len(chosen):
             best = similarity(chosen.to(device).float(), samples, span).amax(1)
             counts["right"] = int((best > TRUE).sum())
         counts_of.append(counts)
-    return {"candidates": len(x), "chosen": len(chosen), **counts_of[0], **held_out(counts_of[1])}
+    return {
+        "candidates": len(x),
+        "chosen": len(chosen),
+        **counts_of[0],
+        **name_held_out(counts_of[1]),
+    }
 
 
 def pairs(x: Tensor, victim: Victim) -> np.ndarray:
-    """(2, SHOWN, *shape) bytes: the best candidates, right way up, and the samples they match."""
+    """Return (2, SHOWN, *shape) bytes: the best candidates, right way up, and the samples that they match."""
     similar = ncc(x.float(), victim.x)
     match = greedy(similar.abs().double().numpy())
     best = np.argsort(-match.value)[:SHOWN]
@@ -111,21 +117,21 @@ def pairs(x: Tensor, victim: Victim) -> np.ndarray:
     return (255 * torch.stack(images)).round().to(torch.uint8).numpy()
 
 
-class Attacked:
-    """One victim and its attacks, one after the other; candidates are kept beside it for who pools them."""
+class VictimAttacks:
+    """Attacks on one network, one after the other. Their candidates are stored next to the network."""
 
     def __init__(self, row: Row, victim: Victim, cache: Path, device: str, tiny: bool) -> None:
         self.row, self.victim, self.cache = row, victim, cache
         self.device, self.tiny = device, tiny
 
     def candidates(self, arm: str) -> Found:
-        """Candidates of an attack, from their file or found anew."""
+        """Return the candidates of an attack, from their file or from a new run."""
         code_digest = digest(*code(self.row, arm).values())
         path = self.cache.with_name(f"{self.cache.stem}-{code_digest[:12]}.candidates")
         return from_file(path, partial(self.run, arm))
 
     def run(self, arm: str) -> Found:
-        """An attack by its settings; refused where it does not apply."""
+        """Run an attack with its settings. If it does not apply, the reason is returned."""
         n, nothing = len(self.victim.x), self.victim.x[:0]
         if arm == "other images":
             return self.victim.held[n : 3 * n], nothing, {"seconds": 0.0}
@@ -153,18 +159,22 @@ class Attacked:
             return nothing, nothing, {"refused": problem.message}
         shape = self.victim.x.shape[1:]
         x = reconstruction.x.float().cpu()[: MOST * n].reshape(-1, *shape)
-        return x, best_of(reconstruction).cpu().reshape(-1, *shape), description(reconstruction)
+        return (
+            x,
+            selected_candidates(reconstruction).cpu().reshape(-1, *shape),
+            description(reconstruction),
+        )
 
 
-def best_of(reconstruction: Reconstruction) -> Tensor:
-    """What the attack itself takes for true, without the data."""
+def selected_candidates(reconstruction: Reconstruction) -> Tensor:
+    """Return the candidates that the attack selects without the data."""
     if reconstruction.selection is None:
         return reconstruction.x[:0].float()
     return reconstruction.selection.x[reconstruction.selection.confidence >= CHOSEN].float()
 
 
 def description(reconstruction: Reconstruction) -> dict[str, Any]:
-    """Of one run."""
+    """Describe one run."""
     granted = [fact for fact in reconstruction.knowledge.known_names if fact != "provenance"]
     return {
         "seconds": reconstruction.seconds,
@@ -185,8 +195,12 @@ def job(
     tiny: bool,
     end: float,
 ) -> list[str]:
-    """What is missing of one victim, or was run with other settings; every attack leaves a file of its own
-    as soon as it is scored. Those that failed are returned.
+    """Run the attacks on one network that have no result, or a result of other settings.
+
+    Every attack writes a file of its own as soon as it is scored.
+
+    Returns:
+        The attacks that failed.
     """
     torch.set_num_threads(1)
     row, key = (ROWS[name].tiny if tiny else ROWS[name]), f"{name}-{k}"
@@ -201,7 +215,7 @@ def job(
     if not missing or time.time() > end:
         return failed
     victim = load_victim(row, k, seeds, folder, device, cache)
-    attacked = Attacked(row, victim, cache, device, tiny)
+    attacked = VictimAttacks(row, victim, cache, device, tiny)
     for arm in missing:
         if time.time() > end:
             break
@@ -229,14 +243,14 @@ def job(
 
 
 def code(row: Row, arm: str) -> dict[str, Any]:
-    """What computes a part: sha256 of residuum and of the settings; of an attack of others, versions."""
+    """Return hashes of the code and of the settings, and the versions of plug-ins of a plug-in attack."""
     brought = [f"{plugin.name} {plugin.version}" for plugin in plugins.load() if not plugin.error]
     versions = [] if arm in ARMS else brought
     return {"package": PACKAGE, "settings": frozen(row, arm), "plugins": versions}
 
 
 def is_finished(path: Path, row: Row, arm: str, seed: int) -> bool:
-    """Whether a part is of this victim and attack; another version of residuum is told, not run again."""
+    """Return True if a result is of this network and attack. The version of residuum may differ."""
     entry = read_json(path)
     same = all(entry.get(key) == code(row, arm)[key] for key in ("settings", "plugins"))
     return same and entry["of"]["seed"] == seed
@@ -254,7 +268,7 @@ def run(
     tiny: bool = False,
     seconds: float = float("inf"),
 ) -> dict[str, Any]:
-    """Every attack that is not in ``out`` yet, convnets on ``cores`` processors beside the others."""
+    """Run every attack that ``out`` does not have. Convnets run on ``cores`` processes of their own."""
     for plugin in plugins.load():
         if plugin.error:
             print(
@@ -262,15 +276,15 @@ def run(
                 file=sys.stderr,
             )
     brought = [name for name, plugin in every_attack().items() if plugin().is_plugin]
-    asked_for(folder, device, min(workers, cores), names, attacks, brought)
+    check_request(folder, device, min(workers, cores), names, attacks, brought)
     for subfolder in ("parts", "victims"):
         (out / subfolder).mkdir(parents=True, exist_ok=True)
     seeds = json.loads(SEEDS_FILE.read_text())["victims"]
     start, context = time.time(), get_context("spawn")
     root = "" if folder is None else str(folder / "claim")
     with (
-        ProcessPoolExecutor(workers, context, end_with, (os.getpid(),)) as shared,
-        ProcessPoolExecutor(cores, context, end_with, (os.getpid(),)) as convnet_workers,
+        ProcessPoolExecutor(workers, context, exit_with_parent, (os.getpid(),)) as shared,
+        ProcessPoolExecutor(cores, context, exit_with_parent, (os.getpid(),)) as convnet_workers,
     ):
         futures, failed = [], list[str]()
         rows = {name: ROWS[name].tiny if tiny else ROWS[name] for name in names}
@@ -278,10 +292,10 @@ def run(
         for k, (name, row) in product(range(3), rows.items()):
             if k < row.victims:
                 arms = [arm for arm in (*row.arms, *brought) if not attacks or arm in attacks]
-                where, place = (
+                where, sort_key = (
                     (convnet_workers, "cpu") if row.kind == "convnet" else (shared, device)
                 )
-                arguments = (arms, root, str(out), place, tiny, start + seconds)
+                arguments = (arms, root, str(out), sort_key, tiny, start + seconds)
                 futures.append(where.submit(job, name, k, seeds[name], *arguments))
         try:
             for finished in as_completed(futures):
@@ -297,7 +311,7 @@ def run(
     return {**collect(out), "failed": failed}
 
 
-def asked_for(
+def check_request(
     folder: Path | None,
     device: str,
     workers: int,
@@ -305,7 +319,7 @@ def asked_for(
     attacks: Sequence[str],
     brought: Sequence[str],
 ) -> None:
-    """Refuse before anything is computed what cannot be run."""
+    """Refuse before the first computation what cannot be run."""
     require_device(device)
     if workers < 1:
         raise InputError(f"At least one process is needed; got {workers}.", "Raise --workers.")
@@ -322,8 +336,8 @@ def asked_for(
                 raise InputError(f"{name} needs images; there is no {file}.", make)
 
 
-def end_with(parent: int) -> None:
-    """A worker does not outlive who started it, however that ended."""
+def exit_with_parent(parent: int) -> None:
+    """Make a worker exit when the process that started it has ended."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -334,7 +348,7 @@ def end_with(parent: int) -> None:
 
 
 def collect(out: Path) -> dict[str, Any]:
-    """All that was found so far as one file, and the pictures as another."""
+    """Join all results into one file, and all pictures into another."""
     done: dict[str, Any] = {"environments": [], "victims": {}, "settings": {}}
     files = [read_json(path) for path in sorted((out / "parts").glob("*.json"))]
     entries = [
@@ -347,7 +361,7 @@ def collect(out: Path) -> dict[str, Any]:
         "settings": {},
     }
     done["sha256"] = sums
-    for entry in sorted(entries, key=place):
+    for entry in sorted(entries, key=sort_key):
         scores, name, arm = entry["found"], entry["row"], entry["arm"]
         ran = sums["settings"].setdefault(name, {}).setdefault(arm, [])
         ran += [entry["settings"]] * (entry["settings"] not in ran)
@@ -356,7 +370,7 @@ def collect(out: Path) -> dict[str, Any]:
         victim = done["victims"].setdefault(f"{name}/{entry['victim']}", {"victim": entry["of"]})
         settings = scores.pop("settings", None)
         if settings is not None and entry["victim"] == 0:
-            done["settings"].setdefault(name, {})[arm] = trimmed(settings)
+            done["settings"].setdefault(name, {})[arm] = changed_settings(settings)
         victim.setdefault("arms", {})[arm] = scores
     write_json(out / "field.json", done)
     pictures = {
@@ -366,26 +380,26 @@ def collect(out: Path) -> dict[str, Any]:
     return done
 
 
-def trimmed(settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that are not the defaults, and the sizes of an attack."""
+def changed_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that differ from the defaults, and the sizes of an attack."""
     usual = rs.attacks.attack_class(settings["attack"])().to_json() | {"attack": None}
     sizes = ("restarts", "candidates", "steps")
     return {k: v for k, v in settings.items() if k in sizes or v != usual.get(k)}
 
 
-def place(entry: dict[str, Any]) -> tuple[int, int, int]:
-    """Where a part stands in the file: rows, victims and attacks in their order, those of others last."""
+def sort_key(entry: dict[str, Any]) -> tuple[int, int, int]:
+    """Return the place of a result: rows, victims and attacks in their order, plug-ins last."""
     arms, arm = list(ROWS[entry["row"]].arms), entry["arm"]
     return [*ROWS].index(entry["row"]), entry["victim"], (*arms, arm).index(arm)
 
 
 def draw() -> None:
-    """Of every victim."""
+    """Draw the seeds of every network."""
     draw_seeds(SEEDS_FILE, victims={name: row.victims for name, row in ROWS.items()})
 
 
 def picture(archive: Path, out: Path, names: Sequence[str]) -> None:
-    """Of each victim and attack named, the best candidates above the samples they match, in two columns."""
+    """Draw the best candidates above the samples that they match, in two columns of networks."""
     from PIL import Image
 
     side, wide, high = 33, SHOWN * 33 + 8, 2 * 33 + 6
@@ -403,31 +417,33 @@ def picture(archive: Path, out: Path, names: Sequence[str]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """See the head of this file."""
+    """Parse the command line and run the command."""
     text = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog="python -m experiments.field", description=__doc__, formatter_class=text
     )
     commands = parser.add_subparsers(dest="command")
-    commands.add_parser("draw", help="seeds, once, settings being committed")
-    command = commands.add_parser("run", help="victims, attacks, scores; resumable")
-    command.add_argument("folder", type=Path, nargs="?", help="images of benchmarks.unmix data")
+    commands.add_parser("draw", help="draw the seeds after the settings are committed")
+    command = commands.add_parser("run", help="train networks, attack and score them")
+    command.add_argument("folder", type=Path, nargs="?", help="folder of the images")
     command.add_argument("out", type=Path)
     command.add_argument("--device", default="cpu")
-    command.add_argument("--workers", type=int, default=2, help="processes on the device")
-    command.add_argument("--cores", type=int, default=1, help="processes for convnets, on the CPU")
+    command.add_argument("--workers", type=int, default=2, help="number of processes on the device")
+    command.add_argument(
+        "--cores", type=int, default=1, help="number of processes for convnets, on the CPU"
+    )
     command.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=None)
-    command.add_argument("--attacks", nargs="*", default=[], help="no others")
+    command.add_argument("--attacks", nargs="*", default=[], help="run only these attacks")
     command.add_argument(
-        "--tiny", action="store_true", help="the whole path, into OUT/tiny; measures nothing"
+        "--tiny", action="store_true", help="run all code on tiny networks, into OUT/tiny"
     )
     command.add_argument(
-        "--seconds", type=float, default=float("inf"), help="no attack begins after"
+        "--seconds", type=float, default=float("inf"), help="start no attack after this time"
     )
-    command = commands.add_parser("page", help="docs/field.md with what was found")
+    command = commands.add_parser("page", help="write docs/field.md with the results")
     command.add_argument("out", type=Path)
     command.add_argument("page", type=Path)
-    command = commands.add_parser("picture", help="the best pairs")
+    command = commands.add_parser("picture", help="draw the best candidates")
     command.add_argument("out", type=Path)
     command.add_argument("png", type=Path)
     command.add_argument("--shown", nargs="*", default=PICTURED)
@@ -436,13 +452,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def perform(options: argparse.Namespace) -> int:
-    """One command."""
+    """Run one command."""
     if options.command == "draw":
         draw()
     elif options.command == "picture":
-        picture(made_by(options.out / "field-pictures.npz"), options.png, options.shown)
+        picture(require_result(options.out / "field-pictures.npz"), options.png, options.shown)
     elif options.command == "page":
-        done = read_json(made_by(options.out / "field.json"))
+        done = read_json(require_result(options.out / "field.json"))
         if not done.get("victims"):
             raise InputError(f"{options.out} holds nothing that was found.", "Run attacks first.")
         text = tables_of_field.PAGE.read_text(encoding="utf-8")
@@ -468,8 +484,8 @@ def perform(options: argparse.Namespace) -> int:
     return 0
 
 
-def made_by(path: Path) -> Path:
-    """A file that ``run`` writes."""
+def require_result(path: Path) -> Path:
+    """Return the path of a file that ``run`` writes, and refuse a missing file."""
     if not path.is_file():
         raise InputError(f"There is no {path}.", "Run the attacks into that folder first.")
     return path

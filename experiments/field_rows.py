@@ -1,8 +1,8 @@
-"""What the field's table is made of: kinds of victims, attacks with their settings, who was granted what.
+"""Rows of the field's table: kinds of networks, attacks with their settings, and attacker knowledge.
 
-Frozen before seeds were drawn (``field-seeds.json`` names the commit). Settings of residuum are those that
-earlier benchmarks chose on other images; published settings are as released, steps and candidates included,
-but for numbers: tf32 on a GPU.
+The rows were fixed before seeds were drawn (``field-seeds.json`` names the commit). Settings of residuum
+were chosen by other experiments on other images. Published settings are as released, with steps and
+candidates, apart from the number format (tf32 on a GPU).
 """
 
 from __future__ import annotations
@@ -38,10 +38,14 @@ MOST = 8  # candidates at most, in multiples of n
 
 @dataclass(frozen=True)
 class Arm:
-    """An attack as the table knows it.
+    """An attack of the table.
 
-    whose: published, residuum, baseline, or plugin; grants: "start" or "moment", beyond the shape of a
-    sample and how many there were.
+    Attributes:
+        attack: Name of the attack.
+        title: Name in the table.
+        whose: "published", "residuum", "baseline" or "plugin".
+        grants: "start" (initial weights) or "moment" (optimizer state), if the attacker knows one of them
+            besides the shape and the number of the samples.
     """
 
     title: str
@@ -81,10 +85,12 @@ BINARY = ("stationarity", "unmix", "together", "haim2022", *BASELINES)
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of victim and the attacks on it.
+    """One kind of network and the attacks on it.
 
-    made: mlp, sklearn, convnet or table; boxed: range and mean of the inputs are granted to all;
-    sizes: of the stationarity attack where they are not 4 restarts of 2n candidates.
+    Attributes:
+        kind: "mlp", "sklearn", "convnet" or "table".
+        boxed: Whether every attacker knows the range and the mean of the inputs.
+        sizes: Sizes of the stationarity attack, if they are not 4 restarts of 2n candidates.
     """
 
     title: str
@@ -101,7 +107,7 @@ class Row:
 
     @property
     def tiny(self) -> Row:
-        """The whole path in seconds, which measures nothing."""
+        """Return a row that runs all code in seconds and measures nothing."""
         short = {"steps": 40, "batch": min(self.training.batch, 10)}
         return replace(
             self,
@@ -191,7 +197,7 @@ WITHOUT_DATA = ("digits-20", "photos-20", "table-80")
 
 
 def arm_of(name: str) -> Arm:
-    """Of the table, or one that an installed package brought, which is granted what its surface needs."""
+    """Return an attack of the table, or of a plug-in with the knowledge that its attack surface needs."""
     if name in ARMS:
         return ARMS[name]
     brought = every_attack().get(name)
@@ -200,7 +206,7 @@ def arm_of(name: str) -> Arm:
 
 
 def settings(row: Row, arm: str) -> Attack:
-    """Of an attack on a kind of victim; nothing is said about the seed and the device."""
+    """Return the settings of an attack on a kind of network, without seed and device."""
     presets = {
         "haim2022": f"haim2022-{HAIM.get(row.data, 'mnist-rbijxft7')}",
         "buzaglo2023": "buzaglo2023-multiclass",
@@ -219,12 +225,12 @@ def settings(row: Row, arm: str) -> Attack:
 
 
 def pooled(row: Row) -> list[str]:
-    """Attacks of residuum whose candidates count together."""
+    """Return the attacks of residuum whose candidates count together."""
     return [arm for arm in row.arms if arm_of(arm).whose == "residuum" and arm not in POOLED]
 
 
 def identity(row: Row) -> str:
-    """sha256 of all that a kind of victim is made of."""
+    """Return a hash of all settings of a kind of network."""
     of_attacks = ("title", "arms", "sizes")
     values = {**asdict(row), "training": row.training.model_dump()}
     values["made"] = values.pop("kind")  # stored digests have the field under this name
@@ -232,7 +238,7 @@ def identity(row: Row) -> str:
 
 
 def frozen(row: Row, arm: str) -> str:
-    """sha256 of all that is said of an attack: its victims, what it is granted, settings, what counts."""
+    """Return a hash of all settings of an attack: networks, attacker knowledge, settings and counting."""
     arms = pooled(row) if arm == "together" else [arm]
     # An attack of another package may be missing where results are read. Its version stands for its settings.
     attacks = [

@@ -1,6 +1,7 @@
-"""Victims of the field's table: the same images, weights and files from the same seeds.
+"""Networks of the field's table (victims): the same images, weights and files from the same seeds.
 
-Victims of a row share no image where the pool is large enough; what they share otherwise is among the facts.
+Networks of a row share no image if the data set is large enough. Otherwise their facts say how many they
+share.
 """
 
 from __future__ import annotations
@@ -32,10 +33,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Victim:
-    """network: a checkpoint, a live module, or the path of a file; start and moment: granted to some attacks.
+    """A network with its samples and with what attackers know.
 
-    x, held: training samples and others, as the network receives them; span: (d,) ranges of the columns of
-    a table, None of images.
+    Attributes:
+        network: A checkpoint, a live module, or the path of a file.
+        x: Training samples as the network receives them.
+        held: Held-out samples as the network receives them.
+        mean: Mean of the training samples.
+        training: Loss, steps and seed.
+        knowledge_of_all: What every attacker knows.
+        start: Initial weights, known to some attackers.
+        moment: Optimizer state, known to some attackers.
+        span: (d,) ranges of the columns of a table, None for images.
     """
 
     network: Network | nn.Module | Path
@@ -49,7 +58,7 @@ class Victim:
     span: Tensor | None = None
 
     def knowledge(self, grants: str) -> Knowledge:
-        """What is granted to everybody, and the start or the optimizer's state to some."""
+        """Return what every attacker knows, with the initial weights or the optimizer state for some."""
         extra = {"start": {"theta0": self.start}, "moment": {"moment": self.moment}}
         more = extra.get(grants, {})
         if isinstance(self.network, Path):  # what a file holds, an attack reads from it
@@ -58,7 +67,7 @@ class Victim:
 
 
 def load_victim(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path) -> Victim:
-    """Victim k of a row, from its file or trained anew."""
+    """Load network k of a row. If there is no file, train it."""
 
     def make() -> Victim:
         start = time.time()
@@ -70,7 +79,7 @@ def load_victim(row: Row, k: int, seeds: list[int], root: str, device: str, path
 
 
 def from_file(path: Path, make: Callable[[], T]) -> T:
-    """What a file of our own holds; made anew where there is none or a damaged one."""
+    """Load a file that this script wrote. If there is none, or a damaged one, write it."""
     if path.exists():
         try:
             return torch.load(path, weights_only=False, map_location="cpu")
@@ -83,7 +92,7 @@ def from_file(path: Path, make: Callable[[], T]) -> T:
 
 
 def sha256(victim: Victim) -> str:
-    """Of weights and images."""
+    """Return a hash of weights and images."""
     network = victim.network
     if isinstance(network, Path):
         network = rs.load_checkpoint(network)
@@ -92,9 +101,10 @@ def sha256(victim: Victim) -> str:
 
 
 def images(row: Row, k: int, seed: int, root: str) -> tuple[Dataset, Tensor, int]:
-    """Training samples of victim k, held-out ones, and how many of the former another victim has.
+    """Return training samples of network k, held-out samples, and how many samples another network has.
 
-    One seed draws for all victims of a row, who take turns; where too few are left they begin anew.
+    The networks of a row share one draw of samples and take turns. If too few samples are left, they start
+    again at the first.
     """
     held = None if row.data in ("digits", "photos") else HELD_OUT
     options: dict[str, Any] = {"seed": seed, "root": root, "task": row.task, "center": False}
@@ -116,7 +126,7 @@ def images(row: Row, k: int, seed: int, root: str) -> tuple[Dataset, Tensor, int
 
 
 def layered(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path) -> Victim:
-    """A chain of dense layers, by ``residuum.training``."""
+    """Train a chain of dense layers with ``residuum.training``."""
     samples, held, repeats = images(row, k, seeds[0], root)
     outputs = len(samples.classes) if row.task == "multiclass" else 1
     bias = ",bias=all" if row.task == "regression" else ""
@@ -138,7 +148,7 @@ def layered(row: Row, k: int, seeds: list[int], root: str, device: str, path: Pa
 
 
 def pickled(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path) -> Victim:
-    """An MLPClassifier with its defaults, as joblib saves it."""
+    """Save an MLPClassifier with its defaults by joblib."""
     import joblib
     from sklearn.neural_network import MLPClassifier
 
@@ -160,7 +170,7 @@ def pickled(row: Row, k: int, seeds: list[int], root: str, device: str, path: Pa
 
 
 def convolved(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path) -> Victim:
-    """conv 32 - pool - conv 64 - pool - dense 128 - 10, by SGD with momentum in batches of 10."""
+    """Train conv 32 - pool - conv 64 - pool - dense 128 - 10 by SGD with momentum in batches of 10."""
     convnet = convnets.train_victim(convnets.Row("cnn", row.data, row.n), seeds[k], root, device)
     return Victim(
         network=convnet.model,
@@ -175,13 +185,13 @@ def convolved(row: Row, k: int, seeds: list[int], root: str, device: str, path: 
 
 
 def uniform_table(row: Row, k: int, seeds: list[int], root: str, device: str, path: Path) -> Victim:
-    """Uniform rows with random labels, to the margin from a small start."""
+    """Train on uniform rows with random labels to the margin, from small initial weights."""
     table = tabular.make_victim(tabular.Row(row.data, 5, row.n, row.hidden, ()), seeds[k])
-    rows = torch.cat([table.x, table.others])
+    rows = torch.cat([table.x, table.unseen])
     return Victim(
         network=table.network,
         x=table.x.float(),
-        held=table.others.float(),
+        held=table.unseen.float(),
         mean=table.knowledge.mean,
         training=dict(table.training),
         knowledge_of_all=table.knowledge.replace(sample_count=row.n, provenance={}),

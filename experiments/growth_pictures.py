@@ -1,7 +1,9 @@
-"""Pictures of an attack that grows, on digits: its family tree, and one sample's story.
+"""Draw an attack on digits that grows its candidate set: its family tree, and the story of one sample.
 
-Run as ``python -m experiments.growth_pictures DIR``. The sample followed is the first of the margin samples,
-whatever becomes of it; both attacks start from the same candidates.
+    python -m experiments.growth_pictures DIR
+
+The sample is the one with the least margin, whatever the attack makes of it. Both attacks start from the
+same candidates.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ FRAMES = 7
 
 @dataclass
 class Follow:
-    """A watcher that keeps the candidate nearest to one sample at every look, of one restart."""
+    """Record the candidate nearest to one sample at every evaluation step of one restart."""
 
     sample: Tensor
     run: int = 0
@@ -45,7 +47,7 @@ class Follow:
     counts: list[int] = field(default_factory=list)
 
     def __call__(self, progress: AttackProgress) -> None:
-        """Called by the solver."""
+        """Record one evaluation step. The solver calls this."""
         assert progress.current_candidates is not None
         x = progress.current_candidates()[self.run].detach().cpu().double()
         distance = (x.flatten(1) - self.sample.double().flatten()).norm(dim=1)
@@ -57,9 +59,9 @@ class Follow:
 
 
 def story_figure(followed: dict[str, Follow], mean: Tensor | None = None) -> bytes:
-    """Distance to one sample over the steps, and the nearest candidate at some of them, per attack.
+    """Draw the distance to one sample over the steps, and the nearest candidates, for each attack.
 
-    Steps at which a run got candidates are dotted.
+    A dotted line marks a step at which a run got candidates.
     """
     sample = next(iter(followed.values())).sample
     has_images = drawing.is_image(tuple(sample.shape))
@@ -90,6 +92,7 @@ def _show(axes: Any, image: Tensor, mean: Tensor | None, text: str) -> None:
 
 
 def main(out: Path) -> None:
+    """Train a network, attack it with and without growth, and draw both."""
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
     split = load_dataset("digits", SAMPLES, seed=SEED)

@@ -11,7 +11,7 @@ from residuum.networks.spectrum import rank_above, singular_values
 
 
 class CNN(nn.Module):
-    """What people train on digits."""
+    """Two convolutions and two dense layers."""
 
     def __init__(self, pooled: bool = False, shape: tuple[int, int, int] = (1, 28, 28)) -> None:
         super().__init__()
@@ -29,14 +29,14 @@ class CNN(nn.Module):
 
 
 class AsksHost(CNN):
-    """A branch on a value: no CUDA graph can hold it."""
+    """A branch on a value, which no CUDA graph can hold."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) * (1.0 if float(x.detach().abs().max()) < 1e9 else 2.0)
 
 
 class Residual(nn.Module):
-    """Two convolutions and a way around them (He et al. 2015)."""
+    """Two convolutions with a skip connection (He et al. 2015)."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ def resnet(
     channels: int = 3,
     outputs: int = 10,
 ) -> nn.Module:
-    """ResNet-18 for small images: 3 x 3 stem, no pooling before the blocks."""
+    """Return a ResNet-18 for small images: a 3 x 3 stem and no pooling before the blocks."""
     stem = [
         nn.Conv2d(channels, widths[0], 3, 1, 1, bias=False),
         nn.BatchNorm2d(widths[0]),
@@ -77,7 +77,7 @@ def resnet(
 
 
 class ViT(nn.Module):
-    """Patches of 2 x 2, two layers of attention, the mean of all places."""
+    """Patches of 2 x 2, two layers of attention, and the mean of all places."""
 
     def __init__(self, channels: int = 1, side: int = 8, width: int = 24) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 import residuum as rs
-from experiments.counting import counted, held_out
+from experiments.counting import count_matches, name_held_out
 from residuum.similarity import ncc
 
 SIZES, SEEDS = (100, 500), (9601, 9602, 9603)
@@ -38,9 +38,10 @@ def run_case(n: int, seed: int, root: str, device: str, steps: int) -> dict[str,
     reconstruction = rs.attack(checkpoint, knowledge, attack)
     x = reconstruction.x.to(device).float()
     recovered, by_chance = (
-        counted(x, samples, split.train.mean, ncc(x, samples)) for samples in (train, unseen[:n])
+        count_matches(x, samples, split.train.mean, ncc(x, samples))
+        for samples in (train, unseen[:n])
     )
-    counts = {**recovered, **held_out(by_chance), "seconds": reconstruction.seconds}
+    counts = {**recovered, **name_held_out(by_chance), "seconds": reconstruction.seconds}
     return {"n": n, "seed": seed, "arm": ARM, **counts}
 
 

@@ -1,10 +1,10 @@
-"""Polynomial networks: accuracy of exact recovery, the fallback, and the collapse of trained ones.
-
-Exact KKT points on orthonormalized digits (closed form, no training), with all neurons, with 16 of
-36, and with noise; then cubic networks trained on digits. Draws docs/figures/polynomial-*.png and
-writes results/polynomial-cpu.json:
+"""How accurate is exact recovery from polynomial networks, and what remains of trained ones?
 
     python -m experiments.polynomial
+
+Exact KKT points on orthonormalized digits (closed form, no training) are identified from all neurons, from
+16 of 36 neurons, and with noise. Cubic networks are then trained on digits. Results:
+``experiments/results/polynomial-cpu.json`` and ``docs/figures/polynomial-*.png``.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ ERROR_BAR = 1e-9
 
 
 def polynomial(device: str) -> Report:
+    """Measure the accuracy of exact recovery, and draw the figures."""
     only_on(device, "cpu")
     with threads(1):
         rows = [_exact(n) for n in (3, 5, 8, 12, 20)]
@@ -63,10 +64,10 @@ def polynomial(device: str) -> Report:
 
 
 def _point(n: int) -> tuple[PolynomialNetwork, Tensor]:
-    """Exact cubic point on n orthonormalized digits, one copy of each neuron: singletons and pairs.
+    """Return an exact cubic point on n orthonormalized digits, one neuron for each singleton and pair.
 
-    lam = 1 / k, neurons s w with w = k sum_{i in I} y_i x_i and s = (3 |w|^2)^(-1/4), a = 1 / (3 s);
-    all k alike: margin 1 reads k^3 sum_{I with i} s_I^2 = 3.
+    lam = 1 / k, neurons s w with w = k sum_{i in I} y_i x_i and s = (3 |w|^2)^(-1/4), a = 1 / (3 s). All k
+    are equal, so margin 1 reads k^3 sum_{I with i} s_I^2 = 3.
     """
     data = load_dataset("digits", 60, seed=0).train
     x = torch.linalg.qr(data.x[: 3 * n : 3].flatten(1).double().T)[0].T[:n]
@@ -86,7 +87,7 @@ def _point(n: int) -> tuple[PolynomialNetwork, Tensor]:
 
 
 def _errors(identification: Identification, x: Tensor) -> Tensor:
-    """Distance of every true unit sample from the nearest recovered one, up to sign: (n,)."""
+    """Return the distance of every true unit sample from the nearest recovered one, up to sign, (n,)."""
     signed = torch.stack([identification.x, -identification.x])[:, :, None] - x
     return signed.norm(dim=3).amin(dim=(0, 1))
 
@@ -105,7 +106,7 @@ def _exact(n: int) -> dict[str, Any]:
 
 
 def _partial() -> list[int]:
-    """Samples recovered of 8 in each draw of 16 of the 36 neurons."""
+    """Count the samples of 8 that are recovered from each draw of 16 of the 36 neurons."""
     model, x = _point(8)
     counts = []
     for draw in range(DRAWS):
@@ -117,7 +118,7 @@ def _partial() -> list[int]:
 
 
 def _trained() -> tuple[list[dict[str, Any]], dict[str, tuple[Tensor, int, int]]]:
-    """Trained cubic networks: what remains of their neurons, and what is recovered."""
+    """Measure trained cubic networks: what remains of their neurons, and what is recovered."""
     rows, pictures = [], {}
     model, _ = _point(8)
     pictures["exact point, n=8"] = (_shares(model), 8, 36)
@@ -159,14 +160,14 @@ def _shares(model: PolynomialNetwork) -> Tensor:
 
 
 def _cosine(vectors: Tensor, data: Dataset) -> float:
-    """Mean over samples of the largest |cosine| with one of the vectors (k, d)."""
+    """Return the mean over samples of the largest |cosine| with one of the vectors (k, d)."""
     x = data.x.flatten(1).double()
     x, z = x / x.norm(dim=1, keepdim=True), vectors / vectors.norm(dim=1, keepdim=True)
     return round(float((x @ z.T).abs().amax(1).mean()), 3)
 
 
 def _chance(model: PolynomialNetwork, count: int, data: Dataset) -> float:
-    """_cosine of random vectors in the n leading directions of W, where the samples lie."""
+    """Return _cosine of random vectors in the n leading directions of W, where the samples lie."""
     basis = torch.linalg.svd(model.weight.detach(), full_matrices=False)[2][: len(data)]
     rng = torch.Generator().manual_seed(0)
     random = torch.randn(100, count, len(basis), generator=rng, dtype=torch.float64)
@@ -179,9 +180,10 @@ def _draw(name: str, figure: bytes | None) -> None:
 
 
 def collapse_figure(networks: dict[str, tuple[Tensor, int, int]]) -> bytes:
-    """Share of |theta|^2 per neuron, largest first; per name: shares (m,), r, N_r.
+    """Draw the share of |theta|^2 of each neuron, largest first.
 
-    The rank condition asks for at least N_r neurons: the dashed line.
+    The rank condition needs at least N_r neurons (dashed line). ``networks`` has the shares (m,), r and N_r
+    by name.
     """
     figure = drawing.new_figure(4.2 * len(networks), 3.1)
     panels = figure.subplots(1, len(networks), squeeze=False)[0]

@@ -1,14 +1,14 @@
-"""Which term of the stationarity attack brings what, beside chance, and how soon it is as good as published.
+"""What does each term of the stationarity attack contribute, and how soon is it as good as published?
 
     python -m experiments.image_data SOURCE FOLDER                images for claims, others for tuning
-    python -m experiments.stationarity FOLDER OUT --device cuda   victims, attacks, scores; resumable
+    python -m experiments.stationarity FOLDER OUT --device cuda   networks, attacks, scores
 
-Settings are those of this file and of ``Attack``; they were chosen on the images of FOLDER/tune
-and seeds 9001-9006, which no claim uses, and committed before ``stationarity-seeds.json`` was drawn. Arms:
-``plain`` has no prior; ``prior`` has the sparse prior of the defaults; ``published`` has the settings of
-Haim et al. 2022 with as many candidates and steps, in tf32; "with unmix" pools the candidates of ``prior``
-with unmixed images. Counts are one-to-one by NCC at full resolution; ``ssim3`` is the
-published rule; the same against as many held-out images stands beside each.
+The settings of this file and of ``Attack`` were chosen on the images of FOLDER/tune and seeds 9001-9006,
+which no claim uses, and committed before ``stationarity-seeds.json`` was drawn. ``plain`` has no prior.
+``prior`` has the sparse prior of the defaults. ``published`` has the settings of Haim et al. 2022 with as
+many candidates and steps, in tf32. "with unmix" adds unmixed images to the candidates of ``prior``. Counts
+are one-to-one by NCC at full resolution, and ``ssim3`` is the published rule. Every count is stored with
+that of as many held-out images. An interrupted run continues with the same command.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from experiments import RESULTS
-from experiments.counting import counted, held_out
+from experiments.counting import count_matches, name_held_out
 from experiments.programs import run_program
 from experiments.timing import clock
 from residuum.attacks import attack, make_attack
@@ -58,8 +58,8 @@ QUICK = (300, 400, 500, 600, 1000, 1500)  # steps of one restart, for the time t
 Victim = dict[str, Any]
 
 
-def make(n: int, seed: int, root: str, device: str, path: str) -> str:
-    """Train a victim and keep it in ``path``."""
+def train_victim(n: int, seed: int, root: str, device: str, path: str) -> str:
+    """Train a network and store it in ``path``."""
     if Path(path).exists():
         return path
     torch.set_num_threads(1)
@@ -80,34 +80,36 @@ def make(n: int, seed: int, root: str, device: str, path: str) -> str:
 
 
 def figures(x: Tensor, victim: Victim, device: str) -> dict[str, Any]:
-    """Counts above fixed levels, of the training set and of as many held-out images."""
+    """Count matches above fixed levels, of the training set and of as many held-out images."""
     n, x = len(victim["x"]), x.to(device).float()
     counts, by_chance = (
-        counted(x, samples, victim["mean"], ncc(x, samples))
+        count_matches(x, samples, victim["mean"], ncc(x, samples))
         for samples in (victim["x"].to(device), victim["held"][:n].to(device))
     )
-    return {"candidates": len(x), **counts, **held_out(by_chance)}
+    return {"candidates": len(x), **counts, **name_held_out(by_chance)}
 
 
-def arms(
+def run_arms(
     victim: Victim, seed: int, device: str, done: Collection[str] = ()
 ) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    """(arm, candidates, facts) one after the other, but for those that are done."""
+    """Yield (arm, candidates, description) of all arms that are not done."""
     for arm in ARMS:
         if arm in done:
             continue
         if arm == "with unmix":
-            yield from with_unmix(victim, attacked(victim, "prior", seed, device), seed, device)
+            yield from run_with_unmix(
+                victim, run_attack(victim, "prior", seed, device), seed, device
+            )
             continue
-        reconstruction = attacked(victim, arm, seed, device)
+        reconstruction = run_attack(victim, arm, seed, device)
         description = {"seconds": reconstruction.seconds, "settings": reconstruction.settings}
         yield arm, reconstruction.x, description
 
 
-def attacked(
+def run_attack(
     victim: Victim, arm: str, seed: int, device: str, steps: int = STEPS, candidates: int = 0
 ) -> Reconstruction:
-    """One restart."""
+    """Run one restart of an arm."""
     sizes = {"restarts": 1, "steps": steps, "candidates": candidates, "dtype": "auto"}
     config = make_attack(
         preset=PUBLISHED if arm == "published" else "residuum",
@@ -116,20 +118,20 @@ def attacked(
         seed=seed % 1000,
         device=device,
     )
-    return attack(*granted(victim), config)
+    return attack(*release_of(victim), config)
 
 
-def granted(victim: Victim) -> tuple[Network, Knowledge]:
-    """The weights, the shape of a sample and how many there were."""
+def release_of(victim: Victim) -> tuple[Network, Knowledge]:
+    """Return the weights, and the knowledge of the shape and the number of samples."""
     shape = tuple(victim["x"].shape[1:])
     knowledge = Knowledge(shape=shape, sample_count=len(victim["x"]))
     return Network(victim["theta"], victim["arch"], shape), knowledge
 
 
-def with_unmix(
+def run_with_unmix(
     victim: Victim, reconstruction: Reconstruction, seed: int, device: str
 ) -> Iterator[tuple[str, Tensor, dict[str, Any]]]:
-    """Unmixed images by themselves, either way up, and pooled."""
+    """Yield unmixed images with both signs, and then all candidates together."""
     shape, rows = tuple(victim["x"].shape[1:]), victim["theta"]["layers.0.weight"]
     rows = rows.float().to(device)
     sources, seconds = clock(lambda: unmix(rows, shape, seed=seed), device)
@@ -140,7 +142,7 @@ def with_unmix(
 
 
 def run(folder: Path, out: Path, device: str, workers: int) -> None:
-    """Every victim and arm that is not in ``out`` yet, most samples first."""
+    """Measure every network and arm that ``out`` does not have, most samples first."""
     out.mkdir(parents=True, exist_ok=True)
     (cache := folder / "victims").mkdir(parents=True, exist_ok=True)
     seeds, record = json.loads(SEEDS_FILE.read_text())["victims"], out / "stationarity.json"
@@ -155,11 +157,11 @@ def run(folder: Path, out: Path, device: str, workers: int) -> None:
             for k, seed in enumerate(seeds[SEEDS.get(name, name)]):
                 path = str(cache / f"{name}-{k}.pt")
                 arguments = (n, seed, str(folder / "claim"), device, path)
-                victims[f"{name}/{k}"] = seed, processes.submit(make, *arguments)
+                victims[f"{name}/{k}"] = seed, processes.submit(train_victim, *arguments)
         for key, (seed, path) in victims.items():
             victim = torch.load(path.result(), weights_only=True)
             entry = done["victims"].setdefault(key, {"victim": victim["facts"], "arms": {}})
-            for arm, x, description in arms(victim, seed, device, [*entry["arms"]]):
+            for arm, x, description in run_arms(victim, seed, device, [*entry["arms"]]):
                 entry["arms"][arm] = description | figures(x, victim, device)
                 write_json(record, done)
                 print(
@@ -168,15 +170,15 @@ def run(folder: Path, out: Path, device: str, workers: int) -> None:
                 )
     if not done["quick"]:  # when the trainings are over
         first = torch.load(victims["cifar-500-ablation/0"][1].result(), weights_only=True)
-        done["quick"] = quick(first, device)
+        done["quick"] = measure_quick(first, device)
         write_json(record, done)
 
 
-def quick(victim: Victim, device: str) -> dict[str, Any]:
-    """Counts of one short restart, timed with its kernels chosen; "1" has little but the capture."""
+def measure_quick(victim: Victim, device: str) -> dict[str, Any]:
+    """Count matches of one short restart after kernels are chosen. "1" has little but the capture."""
     counts = {}
     for steps in (QUICK[0], 1, *QUICK):  # the first one warms up
-        reconstruction = attacked(victim, "all", 0, device, steps, 1000)
+        reconstruction = run_attack(victim, "all", 0, device, steps, 1000)
         counts[str(steps)] = {
             "seconds": reconstruction.seconds,
             **figures(reconstruction.x, victim, device),
@@ -185,8 +187,10 @@ def quick(victim: Victim, device: str) -> dict[str, Any]:
 
 
 def main() -> int:
-    """See the head of this file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Measure the networks and arms that have no result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cpu")

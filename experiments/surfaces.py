@@ -1,19 +1,19 @@
-"""What comes back from files as people save them: optimizer state, weights alone, pickled estimators.
+"""What is reconstructed from files as people save them, by their attack surfaces?
 
-    python -m experiments.image_data SOURCE FOLDER            images for claims, others for tuning
-    python -m experiments.surfaces variants FOLDER OUT           settings of the attack on a moment, tune pool
-    python -m experiments.surfaces draw                          seeds of a claim, settings being committed
-    python -m experiments.surfaces run FOLDER OUT --device cuda  files, attacks, scores; resumable
-    python -m experiments.surfaces table OUT                     what was found beside what was wanted
-    python -m experiments.surfaces picture PICTURES.npz PNG      the best of each file above their images
-    python -m experiments.surfaces gates FOLDER                  why raw pixels give less, into RESULTS
+    python -m experiments.image_data SOURCE FOLDER                images for claims, others for tuning
+    python -m experiments.surfaces variants FOLDER OUT            attack settings, tune pool
+    python -m experiments.surfaces draw                           seeds, after the settings are committed
+    python -m experiments.surfaces run FOLDER OUT --device cuda   files, attacks, scores
+    python -m experiments.surfaces table OUT                      counts with the bars
+    python -m experiments.surfaces picture PICTURES.npz PNG       the best of each file above their images
+    python -m experiments.surfaces gates FOLDER                   why raw pixels give less
 
-A victim is a file: ``torch.save({"model_state_dict": ..., "optimizer_state_dict": ...})`` after a plain
-loop with torch.optim, or ``joblib.dump`` of an MLPClassifier with its defaults. It is attacked by path
-(``rs.attack(file)``) with every surface that it shows, and once more after ``residuum strip``, with the
-attacks that are left and as much time. Pools, seeds and counting are those of ``unmix.py``: settings are
-chosen on FOLDER/tune and seeds from 9101 on; a sample counts by its one-to-one match over all
-candidates, sign-free NCC at full resolution; held out: the same against as many images never seen.
+A file is ``torch.save({"model_state_dict": ..., "optimizer_state_dict": ...})`` after a plain loop with
+torch.optim, or ``joblib.dump`` of an MLPClassifier with its defaults. ``rs.attack(file)`` attacks every
+surface of the file. After ``residuum strip``, the file is attacked with the attacks that still apply, for
+the same time. Pools, seeds and counting are those of ``unmix.py``. Settings were chosen on FOLDER/tune with
+seeds from 9101 on. A sample counts by its one-to-one match over all candidates, by NCC up to sign at full
+resolution. Counts of as many held-out images are stored with them.
 """
 
 from __future__ import annotations
@@ -58,10 +58,15 @@ TUNING_SEEDS = tuple(range(9101, 9200))
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of file, and what must come back from it at least, mean of three.
+    """One kind of file and its bars, mean of three.
 
-    made: momentum (SGD, binary, first layer small), adam (ten classes, torch's own start) or sklearn
-    (MLPClassifier); widths: hidden layers; centered: the training mean is subtracted.
+    Attributes:
+        n: Number of images.
+        training: "momentum" (SGD, binary, small first layer), "adam" (ten classes, torch's initialization) or
+            "sklearn" (MLPClassifier).
+        widths: Widths of the hidden layers.
+        centered: Whether the training mean is subtracted.
+        bars: Least number of images by level of NCC.
     """
 
     n: int
@@ -91,8 +96,8 @@ TELLS, WAYS = 0.05, 0.01
 sizes = {"unmix": UNMIX_SECONDS}  # less where one core is all there is: --seconds
 
 
-def make(name: str, seed: int, root: str, device: str, folder: Path, tiny: bool) -> Path:
-    """The file of a victim, and ``.npz`` of its images beside it."""
+def make_file(name: str, seed: int, root: str, device: str, folder: Path, tiny: bool) -> Path:
+    """Write the file of a network, and its images into an ``.npz`` file next to it."""
     row = ROWS[name]
     row = replace(row, n=20, widths=tuple(60 for _ in row.widths)) if tiny else row
     task = "binary" if row.training == "momentum" else "multiclass"
@@ -108,14 +113,14 @@ def make(name: str, seed: int, root: str, device: str, folder: Path, tiny: bool)
         model = MLPClassifier(row.widths, random_state=seed % 2**32, max_iter=1000)
         joblib.dump(model.fit(x, y), path)
     else:
-        torch.save(trained(row, split, seed, device, tiny), path)
+        torch.save(train_checkpoint(row, split, seed, device, tiny), path)
     held = split.holdout.x.float().numpy()
     np.savez(path.with_suffix(".npz"), x=split.train.x.float().numpy(), held=held)
     return path
 
 
-def trained(row: Row, split: Split, seed: int, device: str, tiny: bool) -> dict[str, Any]:
-    """The checkpoint of a plain loop, optimizer and all."""
+def train_checkpoint(row: Row, split: Split, seed: int, device: str, tiny: bool) -> dict[str, Any]:
+    """Train in a plain loop, and return the checkpoint with the optimizer state."""
     x, y = split.train.x.flatten(1).float().to(device), split.train.y.to(device)
     outputs = 1 if row.training == "momentum" else len(split.train.classes)
     sizes = "-".join(map(str, (x.shape[1], *row.widths, outputs)))
@@ -149,14 +154,16 @@ def trained(row: Row, split: Split, seed: int, device: str, tiny: bool) -> dict[
 
 
 def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
-    """Logistic of labels -1 and 1, cross-entropy of classes."""
+    """Return the logistic loss of labels -1 and 1, or the cross-entropy of classes."""
     if outputs.shape[1] == 1:
         return F.softplus(-y.float() * outputs[:, 0]).mean()
     return F.cross_entropy(outputs, y.long())
 
 
-def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: int) -> list[Any]:
-    """Settings of every attack that applies to what the file shows, weights first."""
+def applicable_attacks(
+    path: Path, n: int, device: str, seed: int, tiny: bool, restarts: int
+) -> list[Any]:
+    """Return every attack that applies to the attack surfaces of the file, weights first."""
     released = rs.load_checkpoint(path)
     outputs = released.architecture.outputs
     dtype = "tf32" if device.startswith("cuda") else "float32"
@@ -170,19 +177,19 @@ def attacks(path: Path, n: int, device: str, seed: int, tiny: bool, restarts: in
     )
     sized = common.changed(seconds=1.0 if tiny else sizes["unmix"])
     kkt = "binary-kkt" if outputs == 1 else "multiclass-kkt"
-    attacks = [Unmix.like(sized), attack_class(kkt).like(common)]
+    applicable_attacks = [Unmix.like(sized), attack_class(kkt).like(common)]
     if read_stored_knowledge(open_release(path), released).moment is not None:
-        attacks += [UnmixOptimizerState.like(sized), OptimizerState.like(common)]
-    return attacks
+        applicable_attacks += [UnmixOptimizerState.like(sized), OptimizerState.like(common)]
+    return applicable_attacks
 
 
-def attacked(
+def run_attacks(
     path: Path, n: int, device: str, seed: int, tiny: bool, restarts: int, only: list[str]
 ) -> dict[str, Any]:
-    """Candidates of every attack on a file, and how long each took; why not where one does not apply."""
+    """Return candidates and seconds of every attack on a file, or why it does not apply."""
     shape = (3, 32, 32)
     results: dict[str, Any] = {}
-    for attack in attacks(path, n, device, seed, tiny, restarts):
+    for attack in applicable_attacks(path, n, device, seed, tiny, restarts):
         if only and attack.name not in only:
             continue
         try:
@@ -207,7 +214,7 @@ def run(
     tiny: bool,
     only: list[str],
 ) -> None:
-    """Every victim that is not in ``out`` yet."""
+    """Measure every file that ``out`` does not have."""
     out.mkdir(parents=True, exist_ok=True)
     (cache := folder / "files").mkdir(parents=True, exist_ok=True)
     seeds, record = _seeds(pool), out / f"surfaces-{pool}.json"
@@ -233,7 +240,7 @@ def run(
         }
     )
     if done["seeds"] != seeds or done["tiny"] != tiny:
-        raise InputError(f"{record} is of another run.", "Name another folder.")
+        raise InputError(f"{record} has results of another run.", "Pass another folder.")
     start = time.time()
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
         for name in names:
@@ -241,11 +248,11 @@ def run(
                 if (key := f"{name}/{k}") in done["victims"]:
                     continue
                 seed = seeds["victims"][name][k]
-                path = make(name, seed, str(folder / pool), device, cache, tiny)
+                path = make_file(name, seed, str(folder / pool), device, cache, tiny)
                 with np.load(path.with_suffix(".npz")) as images:
                     true, held = images["x"], images["held"]
                 entry: dict[str, Any] = {}
-                saved = attacked(path, len(true), device, seed, tiny, RESTARTS, only)
+                saved = run_attacks(path, len(true), device, seed, tiny, RESTARTS, only)
                 entry["as saved"] = _judged(processes, saved, true, held, seed)
                 keep_pictures(out, f"{name} as saved", saved, true)
                 bare = cache / f"bare-{path.stem}.pt"
@@ -256,7 +263,7 @@ def run(
                     entry["bits"] = same_bits(path, bare)
                 else:
                     torch.save(rs.load_checkpoint(path).theta, bare)
-                alone = attacked(bare, len(true), device, seed, tiny, 2 * RESTARTS, only)
+                alone = run_attacks(bare, len(true), device, seed, tiny, 2 * RESTARTS, only)
                 if any("x" in result for result in alone.values()):
                     entry["weights alone"] = _judged(processes, alone, true, held, seed)
                     keep_pictures(out, f"{name} weights alone", alone, true)
@@ -266,7 +273,7 @@ def run(
 
 
 def keep_pictures(out: Path, name: str, results: dict[str, Any], true: np.ndarray) -> None:
-    """(2, SHOWN, ...) the best of all attacks on the first file of a kind, and the images they match."""
+    """Store (2, SHOWN, ...) the best candidates on the first file of a kind, and their matches."""
     path = out / "surfaces-pictures.npz"
     with np.load(path) if path.exists() else nullcontext({}) as before:
         pictures = dict(before)
@@ -284,7 +291,7 @@ def keep_pictures(out: Path, name: str, results: dict[str, Any], true: np.ndarra
 
 
 def same_bits(path: Path, bare: Path) -> bool:
-    """Whether the stripped file holds the weights of the other, bit for bit."""
+    """Return True if the stripped file holds the weights of the other file, bit for bit."""
     saved = torch.load(path, weights_only=True)["model_state_dict"]
     stripped = torch.load(bare, weights_only=True)
     return {*saved} == {*stripped} and all(torch.equal(saved[n], t) for n, t in stripped.items())
@@ -297,7 +304,7 @@ def _judged(
     held: np.ndarray,
     seed: int,
 ) -> dict[str, Any]:
-    """Counts of every attack, and of all their candidates together."""
+    """Count the matches of every attack, and of the candidates of all attacks."""
     ran = {name: result for name, result in results.items() if "x" in result}
     pools = {name: result["x"] for name, result in ran.items()}
     pools["all"] = np.concatenate(list(pools.values()))
@@ -328,7 +335,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def variants(folder: Path, out: Path, device: str, names: list[str], tiny: bool) -> None:
-    """The attack on the moment of the first file for tuning, one setting after another."""
+    """Run the attack on the optimizer state of the first tuning file with one setting after another."""
     out.mkdir(parents=True, exist_ok=True)
     (cache := folder / "files").mkdir(parents=True, exist_ok=True)
     record = out / "surfaces-variants.json"
@@ -336,7 +343,7 @@ def variants(folder: Path, out: Path, device: str, names: list[str], tiny: bool)
     dtype = "tf32" if device.startswith("cuda") else "float32"
     for row in names:
         seed = _seeds("tune")["victims"][row][0]
-        path = make(row, seed, str(folder / "tune"), device, cache, tiny)
+        path = make_file(row, seed, str(folder / "tune"), device, cache, tiny)
         with np.load(path.with_suffix(".npz")) as images:
             true, held = images["x"], images["held"]
         for name, changes in VARIANTS.items():
@@ -359,9 +366,9 @@ def variants(folder: Path, out: Path, device: str, names: list[str], tiny: bool)
 
 
 def gates(folder: Path) -> None:
-    """How many ways of mixing samples a moment shows: with C X = M, singular values of C.
+    """Measure how many ways of mixing samples an optimizer state shows: singular values of C, C X = M.
 
-    A neuron that is on, or off, for every sample mixes them all alike, whatever its weights are.
+    A neuron that is active for all samples, or for none, mixes them all alike, whatever its weights are.
     """
     (cache := folder / "files").mkdir(parents=True, exist_ok=True)
     figures: dict[str, list[dict[str, float]]] = {}
@@ -369,7 +376,9 @@ def gates(folder: Path) -> None:
         for seed in _seeds("claim")["victims"][name] if row.training != "momentum" else ():
             paths = [p for p in cache.glob(f"{name}-{seed}.*") if p.suffix != ".npz"]
             path = (
-                paths[0] if paths else make(name, seed, str(folder / "claim"), "cpu", cache, False)
+                paths[0]
+                if paths
+                else make_file(name, seed, str(folder / "claim"), "cpu", cache, False)
             )
             released = rs.load_checkpoint(path)
             with np.load(path.with_suffix(".npz")) as images:
@@ -398,7 +407,7 @@ def gates(folder: Path) -> None:
 
 
 def draw() -> None:
-    """Of every victim."""
+    """Draw the seeds of every file."""
     draw_seeds(SEEDS_FILE, victims=dict.fromkeys(ROWS, VICTIMS))
 
 
@@ -410,7 +419,7 @@ def _seeds(pool: str) -> dict[str, Any]:
 
 
 def table(out: Path, pool: str) -> None:
-    """Means of the victims beside what was wanted."""
+    """Print the means of the files with the bars."""
     done = json.loads((out / f"surfaces-{pool}.json").read_text())
     for name, row in ROWS.items():
         entries = [v for key, v in done["victims"].items() if key.split("/")[0] == name]
@@ -438,8 +447,10 @@ def table(out: Path, pool: str) -> None:
 
 
 def main() -> int:
-    """See the head of this file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Run a command of the head of this file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("draw")
     command = commands.add_parser("run")
@@ -450,12 +461,8 @@ def main() -> int:
     command.add_argument("--workers", type=int, default=4)
     command.add_argument("--tiny", action="store_true")
     command.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=tuple(ROWS))
-    command.add_argument(
-        "--seconds", type=float, default=UNMIX_SECONDS, help="that unmix is sized by"
-    )
-    command.add_argument(
-        "--attacks", nargs="*", default=(), help="these alone, of those that apply"
-    )
+    command.add_argument("--seconds", type=float, default=UNMIX_SECONDS, help="time of unmixing")
+    command.add_argument("--attacks", nargs="*", default=(), help="run only these attacks")
     command = commands.add_parser("variants")
     command.add_argument("folder", type=Path)
     command.add_argument("out", type=Path)

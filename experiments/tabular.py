@@ -1,17 +1,19 @@
-"""Rows of tables from weights, beside chance: all columns within a tolerance, against rows never seen.
+"""How many rows of tables are reconstructed from weights?
 
-    python -m experiments.tabular draw                    seeds of a claim, settings being committed
-    python -m experiments.tabular run OUT --jobs 2        victims, attacks, counts; resumable
+    python -m experiments.tabular draw                    seeds, after the settings are committed
+    python -m experiments.tabular run OUT --jobs 2        networks, attacks, counts
 
-A row counts where some candidate lies within TOLERANCE of every column's range at once; the same for as
-many rows of the same kind that the network never saw is the count by chance. Synthetic rows are uniform in
-[0, 1]^d with random labels; of mixed ones three columns are one-hot, one a whole number up to 9, over 9, and
-attacks with and without these types granted take equal steps, whatever the clock says. Heads are MLPs on a
-frozen encoder of digits, with random weights: embeddings are scored by NCC beside held-out ones and looked
-up in a public pool, half of which was trained on. breast_cancer, wine, diabetes and digits are those of
-scikit-learn, columns standardized. Granted: the range and mean of the columns, of heads nothing. Settings
-were chosen with seeds 9001-9099, which no claim uses; rows that came later have seeds of their own.
-OUT/tables.json goes to benchmarks/results; ``tables_of_convnets`` shows it.
+A row counts if some candidate lies within TOLERANCE of the range of every column. The chance level is the
+count for as many rows of the same kind that the network never saw. Synthetic rows are uniform in [0, 1]^d
+with random labels. Of mixed rows, three columns are one-hot and one is a whole number up to 9, over 9.
+Attacks with and without knowledge of these types take equal steps. Heads are MLPs on a frozen encoder of
+digits with random weights. Their embeddings are scored by NCC with held-out ones, and looked up in a public
+pool, half of which was trained on. breast_cancer, wine, diabetes and digits are those of scikit-learn with
+standardized columns.
+
+The attacker knows range and mean of the columns, and nothing about heads. Settings were chosen with seeds
+9001-9099, which no claim uses. Rows of a later claim have seeds of their own. An interrupted run continues
+with the same command. Copy OUT/tabular.json to ``experiments/results``.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ TOLERANCE, SECONDS, STEPS = 0.05, 20.0, 5000
 
 @dataclass(frozen=True)
 class Row:
-    """data: uniform, or a name of scikit-learn; d: columns; n: rows; hidden: widths; attacks; victims."""
+    """One kind of network: data, columns d, rows n, hidden widths, attacks, and how many networks."""
 
     data: str
     d: int
@@ -83,7 +85,7 @@ ROWS = {
 
 @dataclass(frozen=True)
 class Victim:
-    """A network, what is granted, its rows and as many others as there are, as it is given them."""
+    """A network, what the attacker knows, its rows, and rows that it never saw."""
 
     network: rs.Network
     knowledge: Knowledge
@@ -94,10 +96,10 @@ class Victim:
 
 
 def make_victim(row: Row, seed: int) -> Victim:
-    """Uniform rows by descent to the margin from a small start, others as people train."""
+    """Train on uniform rows to the margin from small initial weights, and on others in the usual way."""
     generator = torch.Generator().manual_seed(seed)
     if row.data == "heads":
-        return head(row, seed)
+        return make_head(row, seed)
     if row.data in ("uniform", "mixed"):
         x = torch.rand(11 * row.n, row.d, generator=generator).double()
         if row.data == "mixed":
@@ -114,11 +116,11 @@ def make_victim(row: Row, seed: int) -> Victim:
         )
         network = rs.Network(dict(state.theta), arch)
         return Victim(network, knowledge, None, x - mean, unseen - mean, dict(state.history[-1]))
-    return fitted(row, seed, generator)
+    return fit_network(row, seed, generator)
 
 
-def head(row: Row, seed: int) -> Victim:
-    """Digits behind a frozen random encoder, standardized by those of the public, a head at its margin."""
+def make_head(row: Row, seed: int) -> Victim:
+    """Train a head on embeddings of digits by a frozen random encoder, standardized by public embeddings."""
     split = rs.load_dataset("digits", row.n, seed=seed % 2**31, holdout=HELD_OUT)
     torch.manual_seed(seed)
     encoder = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, row.d)).double()
@@ -135,16 +137,16 @@ def head(row: Row, seed: int) -> Victim:
     return Victim(network, Knowledge(), None, x, unseen, dict(state.history[-1]))
 
 
-def named(candidates: Tensor, victim: Victim) -> dict[str, int]:
-    """Of a pool with the training records and as many others: those that candidates are named as."""
+def count_named(candidates: Tensor, victim: Victim) -> dict[str, int]:
+    """Count the records of a public pool that candidates name. Half of the pool was trained on."""
     n = len(victim.x)
     answer = lookup(candidates, torch.cat([victim.x, victim.unseen[-n:]]))
     names = {int(index) for index in answer.index[answer.match]}
     return {"named": len(names), "named rightly": sum(name < n for name in names)}
 
 
-def fitted(row: Row, seed: int, generator: torch.Generator) -> Victim:
-    """Default initialization, Adam in batches of 10, to a loss of 1e-5."""
+def fit_network(row: Row, seed: int, generator: torch.Generator) -> Victim:
+    """Train with the default initialization and Adam in batches of 10, to a loss of 1e-5."""
     from sklearn import datasets
 
     table = getattr(datasets, f"load_{row.data}")()
@@ -186,21 +188,21 @@ def fitted(row: Row, seed: int, generator: torch.Generator) -> Victim:
     return Victim(network, knowledge, start, x.double(), samples[row.n :], {"loss": mean})
 
 
-def counted(candidates: Tensor, rows: Tensor, width: Tensor) -> int:
-    """Rows with a candidate within the tolerance in all columns."""
+def count_rows(candidates: Tensor, rows: Tensor, width: Tensor) -> int:
+    """Count the rows with a candidate within the tolerance in all columns."""
     distances = torch.stack([((candidates - row).abs() / width).amax(1).amin() for row in rows])
     return int((distances < TOLERANCE).sum())
 
 
-def attacked(name: str, seed: int, attacks: tuple[str, ...]) -> dict[str, dict[str, Any]]:
-    """Train once, attack by each."""
+def attack_victim(name: str, seed: int, attacks: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Train one network and run all attacks on it."""
     with threads(1):
         victim = make_victim(ROWS[name], seed)
         return {attack: run_attack(ROWS[name], victim, attack, seed) for attack in attacks}
 
 
 def run_attack(row: Row, victim: Victim, attack: str, seed: int) -> dict[str, Any]:
-    """Rows that an attack brings back; at most 3n candidates count."""
+    """Count the rows that an attack reconstructs. At most 3n candidates count."""
     by_steps = row.data in ("mixed", "heads")
     config = attack_with(
         attack.removesuffix(WITH),
@@ -230,16 +232,18 @@ def run_attack(row: Row, victim: Victim, attack: str, seed: int) -> dict[str, An
             "seconds": reconstruction.seconds,
             "notes": reconstruction.notes,
         }
-        return {**description, **scores, **named(x, victim)}
+        return {**description, **scores, **count_named(x, victim)}
     low, high = (torch.cat([victim.x, victim.unseen]).quantile(q, dim=0) for q in (0.0, 1.0))
     width = (high - low).clamp(min=1e-9)
     n = min(row.n, len(victim.unseen))
-    chance = [counted(x, group, width) for group in victim.unseen.split(n)[:10] if len(group) == n]
+    chance = [
+        count_rows(x, group, width) for group in victim.unseen.split(n)[:10] if len(group) == n
+    ]
     return {
         "victim": victim.training,
         "seconds": reconstruction.seconds,
         "candidates": len(x),
-        "recovered": counted(x, victim.x, width),
+        "recovered": count_rows(x, victim.x, width),
         "others": sum(chance) / max(1, len(chance)),
         "others at most": max(chance, default=0),
         "notes": reconstruction.notes,
@@ -247,7 +251,7 @@ def run_attack(row: Row, victim: Victim, attack: str, seed: int) -> dict[str, An
 
 
 def draw() -> None:
-    """Of every victim; rows that came later on their own."""
+    """Draw the seeds of every network. Rows of a later claim have a file of their own."""
     for path, later in zip(SEEDS_FILES, (False, True), strict=True):
         if not path.exists():
             rows = {name: row.victims for name, row in ROWS.items() if (name in LATER) == later}
@@ -263,8 +267,8 @@ def _seeds(pool: str) -> dict[str, list[int]]:
 
 
 def run(out: Path, pool: str, jobs: int, only: list[str]) -> None:
-    """What is not in OUT yet."""
-    path, seeds = out / "tables.json", _seeds(pool)
+    """Measure what OUT does not have."""
+    path, seeds = out / "tabular.json", _seeds(pool)
     done: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"victims": {}}
     waiting = {
         (name, seed): tuple(
@@ -277,7 +281,7 @@ def run(out: Path, pool: str, jobs: int, only: list[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as processes:
         futures = {
-            processes.submit(attacked, *key, attacks): key
+            processes.submit(attack_victim, *key, attacks): key
             for key, attacks in waiting.items()
             if attacks
         }
@@ -294,15 +298,17 @@ def run(out: Path, pool: str, jobs: int, only: list[str]) -> None:
 
 
 def main() -> int:
-    """See the head of this file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Run a command of the head of this file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("draw")
     command = commands.add_parser("run")
     command.add_argument("out", type=Path)
     command.add_argument("--pool", choices=("claim", "tune"), default="claim")
     command.add_argument("--jobs", type=int, default=max(1, (os.cpu_count() or 2) // 2))
-    command.add_argument("--only", nargs="*", default=[], help="parts of names")
+    command.add_argument("--only", nargs="*", default=[], help="measure names with these parts")
     options = parser.parse_args()
     if options.command == "draw":
         draw()

@@ -1,20 +1,21 @@
-"""Training images unmixed from one weight matrix, beside chance and beside the stationarity attack.
+"""How many training images does unmixing of one weight matrix reconstruct?
 
     python -m experiments.image_data SOURCE FOLDER            images for claims, others for tuning
-    python -m experiments.unmix draw                          seeds of a claim, settings being committed
-    python -m experiments.unmix draw --rows cifar-500         fresh ones, settings having changed since
-    python -m experiments.unmix run FOLDER OUT --device cuda  victims, attacks, scores; resumable
-    python -m experiments.unmix table OUT                     what was found beside what was wanted
-    python -m experiments.unmix picture PICTURES.npz PNG      the best of some victims above their images
-    python -m experiments.unmix reliability OUT               confidence against truth, of the kept claim
+    python -m experiments.unmix draw                          seeds, after the settings are committed
+    python -m experiments.unmix draw --rows cifar-500         new seeds after a change of settings
+    python -m experiments.unmix run FOLDER OUT --device cuda  networks, attacks, scores
+    python -m experiments.unmix table OUT                     counts with the bars
+    python -m experiments.unmix picture PICTURES.npz PNG      the best of some networks above their images
+    python -m experiments.unmix reliability OUT               confidence against truth, of the committed claim
 
-SOURCE holds mnist.npz and cifar10.npz (x_train, y_train, x_test, y_test). Settings are those of this
-file and of ``attacks/unmixing/ica.py``; they were chosen on the images of FOLDER/tune (rows 2000-2999 of
-x_train, held-out rows 2000-3999 of x_test) and seeds 9001-9099, which no claim uses. A claim is made on
-FOLDER/claim with seeds that ``draw`` takes from the system's entropy once the settings are committed.
+The stationarity attack runs on the same networks for the same time. The settings of this file and of
+``attacks/unmixing/ica.py`` were chosen on the images of FOLDER/tune and seeds 9001-9099, which no claim
+uses. A claim uses FOLDER/claim, with seeds that ``draw`` takes from the entropy of the system after the
+settings are committed.
 
-A sample counts as recovered when its match, one-to-one by sign-free NCC at full resolution, beats the
-99th percentile of the same over random held-out sets; at most 3n candidates are brought back.
+A sample counts as recovered if its match, one-to-one by NCC up to sign at full resolution, exceeds the 99th
+percentile of the same value over random held-out sets. At most 3n candidates count. An interrupted run
+continues with the same command.
 """
 
 from __future__ import annotations
@@ -74,10 +75,14 @@ FORCED_RANK = 60  # of networks never trained, which have no clean direction
 
 @dataclass(frozen=True)
 class Row:
-    """One kind of victim and what must be found at least, mean of three.
+    """One kind of network and its bars, mean of three.
 
-    training: margin, gd, momentum (the buffer of SGD is unmixed) or an MLPClassifier's Adam moment on
-    centered or raw pixels; wanted: "recovered", or a level of NCC, to a count.
+    Attributes:
+        data: Data set.
+        n: Number of images.
+        training: "margin", "gd", "momentum" (the buffer of SGD is unmixed), "sklearn" (Adam's first moment of
+            an MLPClassifier) or "sklearn-raw" (the same with pixels that are not centered).
+        bars: Least counts by "recovered" or by level of NCC.
     """
 
     data: str
@@ -107,27 +112,27 @@ HIDDEN, UNITS = "1000-1000", 200
 
 @dataclass(frozen=True)
 class Scale:
-    """Full, or tiny: the whole path in a minute on one core, which measures nothing."""
+    """Full or tiny. Tiny runs all code in a minute on one core and measures nothing."""
 
     tiny: bool = False
 
     def row(self, row: Row) -> Row:
-        """With its number of samples."""
+        """Return the row with the number of samples of this scale."""
         return replace(row, n=20) if self.tiny else row
 
     def training(self, name: str, seed: int) -> TrainingConfig:
-        """With its number of steps."""
+        """Return the training with the number of steps of this scale."""
         config = TRAININGS[name].changed(seed=seed)
         return config.changed(steps=60, batch=min(config.batch, 10)) if self.tiny else config
 
     @property
     def hidden(self) -> str:
-        """Of the networks."""
+        """Return the widths of the hidden layers."""
         return "60-60" if self.tiny else HIDDEN
 
     @property
     def setting(self) -> Effort:
-        """Of the attack."""
+        """Return the settings of the attack."""
         if not self.tiny:
             return Effort()
         return Effort(
@@ -137,7 +142,7 @@ class Scale:
 
 @dataclass(frozen=True)
 class Victim:
-    """A network of one row: theta, what is unmixed, the training and held-out images as it receives them."""
+    """A network of one row: weights, the rows that are unmixed, training images and held-out images."""
 
     name: str
     arch: str
@@ -149,8 +154,8 @@ class Victim:
     training: dict[str, Any]
 
 
-def make(name: str, seed: int, root: str, device: str, path: str, scale: Scale) -> str:
-    """Train a victim and keep it in ``path``."""
+def train_victim(name: str, seed: int, root: str, device: str, path: str, scale: Scale) -> str:
+    """Train a network and store it in ``path``."""
     if Path(path).exists():
         return path
     torch.set_num_threads(1)
@@ -184,7 +189,7 @@ def make(name: str, seed: int, root: str, device: str, path: str, scale: Scale) 
 
 
 def _estimator(split: Split, seed: int) -> tuple[str, dict[str, Tensor], Tensor, dict[str, Any]]:
-    """A live MLPClassifier with its defaults, and its Adam moment less the weight decay in it."""
+    """Return an MLPClassifier with its defaults, and its first moment without the weight decay."""
     from sklearn.neural_network import MLPClassifier
 
     x, y = split.train.x.flatten(1).float().numpy(), split.train.y.numpy()
@@ -205,7 +210,7 @@ def _estimator(split: Split, seed: int) -> tuple[str, dict[str, Tensor], Tensor,
 
 
 def _unseen_images(row: Row, split: Split, root: str, task: str) -> Tensor:
-    """Images of the training pool that this victim never saw, as it would receive them, labels in turn."""
+    """Return images of the training pool that the network never saw, with labels in turn."""
     images = load_dataset(row.data, seed=1, root=root, task=task, holdout=1, center=False).train
     seen = split.train.x if split.train.mean is None else split.train.x + split.train.mean
     # In float64: a distance by way of products loses half of the digits, and equal images seem apart.
@@ -221,7 +226,7 @@ def _unseen_images(row: Row, split: Split, root: str, task: str) -> Tensor:
 
 
 def judge(x: np.ndarray, true: np.ndarray, held: np.ndarray, seed: int) -> dict[str, Any]:
-    """Counts of candidates ``x`` at their chance level, in a process of its own."""
+    """Count the matches of candidates ``x`` at their chance level. Run it in a process of its own."""
     torch.set_num_threads(1)
     candidates, samples, pool = (torch.from_numpy(array) for array in (x, true, held))
     gain = ncc(candidates, torch.cat([samples, pool])).abs().double().numpy()
@@ -240,7 +245,7 @@ def judge(x: np.ndarray, true: np.ndarray, held: np.ndarray, seed: int) -> dict[
 
 
 def support_figures(sources: Sources, victim: Victim) -> list[list[float]]:
-    """Of each distinct source: shares of runs and partitions that hold it, NCC and index of the nearest."""
+    """Return the shares of runs and partitions of each source, and NCC and index of its match."""
     first = torch.tensor(np.unique(sources.group, return_index=True)[1])
     x = sources.x.cpu()[first].reshape(-1, *victim.x.shape[1:])
     similarity, nearest = ncc(x, victim.x).abs().max(1)
@@ -249,7 +254,7 @@ def support_figures(sources: Sources, victim: Victim) -> list[list[float]]:
 
 
 def pictures(x: Tensor, victim: Victim) -> np.ndarray:
-    """(2, SHOWN, *shape) the best candidates and the training images they match."""
+    """Return (2, SHOWN, *shape) the best candidates and the training images that they match."""
     similarity = ncc(x, victim.x)
     match = greedy(similarity.abs().numpy())
     best = np.argsort(-match.value)[:SHOWN]
@@ -258,10 +263,10 @@ def pictures(x: Tensor, victim: Victim) -> np.ndarray:
     return torch.stack([matches * sign, victim.x[best]]).half().numpy()
 
 
-def rival(
+def run_stationarity(
     victim: Victim, n: int, seconds: float, device: str, seed: int
 ) -> tuple[Tensor, dict[str, Any]]:
-    """The stationarity attack on the same network, as many steps as fit into the same seconds."""
+    """Run the stationarity attack on the same network for the same seconds."""
     checkpoint = Network(victim.theta, victim.arch, tuple(victim.x.shape[1:]))
     config = Auto(
         candidates=2 * n,
@@ -283,7 +288,7 @@ def rival(
 def run(
     folder: Path, out: Path, device: str, scale: Scale, pool: str, workers: int, names: list[str]
 ) -> None:
-    """Every victim that is not in ``out`` yet."""
+    """Measure every network that ``out`` does not have."""
     out.mkdir(parents=True, exist_ok=True)
     (cache := folder / "victims").mkdir(parents=True, exist_ok=True)
     seeds = _seeds(pool)
@@ -305,7 +310,7 @@ def run(
         }
     )
     if done["seeds"] != seeds or done["tiny"] != scale.tiny:
-        raise InputError(f"{record} is of another run.", "Name another folder.")
+        raise InputError(f"{record} has results of another run.", "Pass another folder.")
 
     def keep() -> None:
         write_json(record, done)
@@ -321,7 +326,7 @@ def run(
     start = time.time()
     with ProcessPoolExecutor(workers, mp_context=context) as processes:
         trainings = [
-            processes.submit(make, name, seed, root, device, str(path), scale)
+            processes.submit(train_victim, name, seed, root, device, str(path), scale)
             for name, seed, path in sorted(jobs.values(), key=lambda job: -ROWS[job[0]].n)
         ]
         for training in trainings:
@@ -366,7 +371,7 @@ def run(
                 waiting[key][f"control {c}"] = processes.submit(
                     judge, candidates, claim, held, seed
                 )
-            other, effort = rival(victim, n, seconds, device, seed)
+            other, effort = run_stationarity(victim, n, seconds, device, seed)
             waiting[key]["stationarity"] = processes.submit(judge, other.numpy(), true, held, seed)
             entry["rival"] = effort
             done["victims"][key] = entry
@@ -393,14 +398,14 @@ def run(
 def _collect(
     waiting: dict[str, dict[str, Future[dict[str, Any]]]], done: dict[str, Any], wait: bool
 ) -> None:
-    """Scores that are ready (or all) into the record."""
+    """Move finished scores, or all scores, into the record."""
     for key, futures in waiting.items():
         for name in [name for name, future in futures.items() if wait or future.done()]:
             done["victims"][key][name] = futures.pop(name).result()
 
 
 def _claims(victim: Victim, key: str) -> list[np.ndarray]:
-    """Sets of images that the victim never saw: one, or three of a moment, of which there are fewer."""
+    """Return sets of images that the network never saw, three for an optimizer state and two otherwise."""
     n = len(victim.x)
     count = 3 if "momentum" in key or "sklearn" in key else 2
     return [images.numpy() for images in victim.unseen.split(n)[:count] if len(images) == n]
@@ -409,7 +414,7 @@ def _claims(victim: Victim, key: str) -> list[np.ndarray]:
 def _untrained(
     processes: ProcessPoolExecutor, root: Path, seeds: dict[str, Any], device: str, scale: Scale
 ) -> list[Future[dict[str, Any]]]:
-    """Networks as they were drawn, half of them with torch's own start, a rank forced upon them."""
+    """Unmix networks that were never trained, with a forced rank."""
     futures = []
     for k, seed in enumerate(seeds["victims"]["never trained"]):
         n = 20 if scale.tiny else 100
@@ -426,7 +431,7 @@ def _untrained(
 
 
 def _on_cpu(cache: Path, pool: str, scale: Scale) -> dict[str, Any]:
-    """Seconds of the whole attack on two cores, and of one run beside scikit-learn's FastICA."""
+    """Time the whole attack on two cores, and one run against scikit-learn's FastICA."""
     path = cache / f"{pool}-cifar-100-0.pt"
     if not path.exists():
         return {}
@@ -442,7 +447,7 @@ def _on_cpu(cache: Path, pool: str, scale: Scale) -> dict[str, Any]:
 
 
 def speed(rows: Tensor, shape: tuple[int, ...], r: int, iterations: int = 50) -> dict[str, Any]:
-    """One start, float32, equal iterations, one core each."""
+    """Time one run with float32 and equal iterations, and scikit-learn's FastICA, on one core each."""
     import warnings
 
     from sklearn.decomposition import FastICA
@@ -476,7 +481,7 @@ def speed(rows: Tensor, shape: tuple[int, ...], r: int, iterations: int = 50) ->
 
 
 def draw(names: list[str]) -> None:
-    """Of every victim, and of the networks never trained; or, for a claim made again, of some rows."""
+    """Draw the seeds of every network, or of some rows for a claim that is made again."""
     if names:
         return draw_seeds(AGAIN_FILE, victims=dict.fromkeys(names, VICTIMS))
     draw_seeds(SEEDS_FILE, victims=dict.fromkeys(ROWS, VICTIMS) | {"never trained": CONTROLS})
@@ -492,7 +497,7 @@ def _seeds(pool: str) -> dict[str, Any]:
 
 
 def table(out: Path) -> None:
-    """What was found, mean of the victims, beside what was wanted."""
+    """Print the means of the networks with the bars."""
     done = json.loads((out / "unmix.json").read_text())
     for name, row in ROWS.items():
         entries = [
@@ -559,8 +564,8 @@ KINDS = {  # of victims, whose sources are counted together
 TRUE = 0.8  # NCC with a training image
 
 
-def judged_sources(entry: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each distinct source of a victim: its confidence, the same by agreement alone, and its truth."""
+def judge_sources(entry: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return confidence, confidence by agreement alone, and truth of each source of a network."""
     shares, cluster_shares, similarity, _ = torch.tensor(entry["sources"]).T
     full_runs, clusters = entry["runs"]
     runs = full_runs + clusters
@@ -570,7 +575,7 @@ def judged_sources(entry: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def reliability(out: Path, least: int = 10) -> None:
-    """Confidence against truth, on victims it was not fitted on: a picture, and a table of fifths."""
+    """Draw confidence against truth for networks of the claim, and print a table of fifths."""
     from matplotlib.figure import Figure
 
     victims = json.loads((RESULTS / "unmix-h200.json").read_text())["victims"]
@@ -582,7 +587,7 @@ def reliability(out: Path, least: int = 10) -> None:
     print("|---|" + 5 * "---|")
     for (kind, rows), marker in zip(KINDS.items(), "osD^v*x", strict=True):
         entries = [v for key, v in victims.items() if key.split("/")[0] in rows]
-        confidence, agreed, true = map(torch.cat, zip(*map(judged_sources, entries), strict=True))
+        confidence, agreed, true = map(torch.cat, zip(*map(judge_sources, entries), strict=True))
         cells, points = [], []
         for low, high in pairwise(edges.tolist()):
             in_bin = (confidence >= low) & (confidence < high)
@@ -610,7 +615,7 @@ def reliability(out: Path, least: int = 10) -> None:
 
 
 def picture(archive: Path, out: Path, names: Sequence[str] = SHOWN_VICTIMS) -> None:
-    """Sources of each victim, best first, above the training images they match."""
+    """Draw the best sources of each network above the training images that they match."""
     from PIL import Image
 
     size = 64
@@ -629,8 +634,10 @@ def picture(archive: Path, out: Path, names: Sequence[str] = SHOWN_VICTIMS) -> N
 
 
 def main() -> int:
-    """See the head of this file."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    """Run a command of the head of this file."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     command = commands.add_parser("draw")
     command.add_argument("--rows", nargs="*", choices=tuple(ROWS), default=[])

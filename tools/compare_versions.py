@@ -1,9 +1,9 @@
-"""Old code against new code, bit by bit: ``python -m tools.compare_versions OLD``.
+"""Compare two versions of the code bit by bit: ``python -m tools.compare_versions OLD``.
 
-OLD, a tag or commit, is checked out into a worktree of its own; ``scenarios.py`` runs under that code and
-under this one (CPU, float64, one thread, the same machine), and everything that came back must be equal.
-The exit code is 1 on any difference. A change in the order of a sum is allowed by name:
-``--tolerance 1e-12 --steps 50``, relative to the size of each tensor, over the first 50 steps.
+OLD is a tag or commit. It is checked out into a worktree of its own. ``scenarios.py`` runs under that code
+and under this code (CPU, float64, one thread, the same machine), and all results must be equal. The exit
+code is 1 if anything differs. If the order of a sum has changed, allow small differences with ``--tolerance
+1e-12 --steps 50``, relative to the size of each tensor, over the first 50 steps.
 """
 
 from __future__ import annotations
@@ -29,19 +29,21 @@ Results = dict[str, dict[str, Any]]
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print a row for every scenario; 1 where the two versions differ."""
+    """Print a row for every scenario, and return 1 if the versions differ."""
     parser = argparse.ArgumentParser(
         prog="python -m tools.compare_versions", description=__doc__.split("\n")[0]
     )
     parser.add_argument("old", help="tag or commit to compare with")
-    parser.add_argument("--new", help="tag or commit to compare; the working tree by default")
-    parser.add_argument("--tolerance", type=float, default=0.0, help="relative; 0: every bit")
-    parser.add_argument("--steps", type=int, help="at most so many for each attack")
-    parser.add_argument("--only", default="", help="scenarios whose name contains this")
+    parser.add_argument("--new", help="tag or commit; default: the working tree")
+    parser.add_argument(
+        "--tolerance", type=float, default=0.0, help="allowed relative difference; 0: none"
+    )
+    parser.add_argument("--steps", type=int, help="most steps of each attack")
+    parser.add_argument("--only", default="", help="run scenarios with this in their name")
     options = parser.parse_args(arguments)
     extra = ["--only", options.only]
     extra += [] if options.steps is None else ["--steps", str(options.steps)]
-    with tree(options.old) as old, tree(options.new) as new, ThreadPoolExecutor() as pool:
+    with checkout(options.old) as old, checkout(options.new) as new, ThreadPoolExecutor() as pool:
         results = list(pool.map(lambda code: run(code, extra), (old, new)))
     rows = compare(*results, options.tolerance)
     width = max(map(len, rows), default=0)
@@ -54,8 +56,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 @contextmanager
-def tree(commit: str | None) -> Iterator[Path]:
-    """The code at a commit, in a worktree that is removed afterwards; without one, as it lies here."""
+def checkout(commit: str | None) -> Iterator[Path]:
+    """Yield the code of a commit in a worktree that is removed afterwards, or the working tree."""
     if commit is None:
         yield ROOT
         return
@@ -70,7 +72,7 @@ def tree(commit: str | None) -> Iterator[Path]:
 
 
 def run(code: Path, extra: list[str]) -> Results:
-    """What the scenarios find with this code."""
+    """Return the results of the scenarios with this code."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.pt"
         thread_limits = dict.fromkeys(
@@ -91,12 +93,12 @@ def run(code: Path, extra: list[str]) -> Results:
 
 
 def compare(old: Results, new: Results, tolerance: float = 0.0) -> dict[str, str]:
-    """How each scenario differs, "" where it does not."""
+    """Return how each scenario differs, "" if it does not."""
     return {name: difference(old.get(name), new.get(name), tolerance) for name in {**old, **new}}
 
 
 def difference(old: dict[str, Any] | None, new: dict[str, Any] | None, tolerance: float) -> str:
-    """The first thing in which two results differ, "" where they are equal."""
+    """Return the first difference of two results, "" if they are equal."""
     if old is None or new is None:
         return f"only in the {'new' if old is None else 'old'} code"
     words = [json.loads(result["words"]) for result in (old, new)]

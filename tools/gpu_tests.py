@@ -1,7 +1,7 @@
-"""The tests that need a GPU, run where there is one, and what became of them kept as a file.
+"""Run the tests that need a GPU, and store their outcomes: ``python -m tools.gpu_tests``.
 
-``python -m tools.gpu_tests`` writes ``results/gpu-DEVICE.json``: every test of tests/slow/test_gpu.py with
-its outcome and seconds, and the environment. Needs pytest alone; it exits as pytest does.
+``tools/results/gpu_tests-DEVICE.json`` gets the outcome and the seconds of every test of
+tests/slow/test_gpu.py, and the environment. The exit code is that of pytest.
 """
 
 from __future__ import annotations
@@ -22,26 +22,28 @@ from tools import RESULTS
 TESTS = Path(__file__).parents[1] / "tests" / "slow" / "test_gpu.py"
 
 
-class Kept:
-    """A pytest plug-in that remembers outcomes."""
+class OutcomeRecorder:
+    """A pytest plug-in that records outcomes."""
 
     def __init__(self) -> None:
         self.tests: dict[str, dict[str, Any]] = {}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """A test that was skipped or failed before its call is kept too."""
+        """Record the test, also if it was skipped or failed before its call."""
         if report.when == "call" or report.outcome != "passed":
             name = report.nodeid.partition("::")[2]
             self.tests[name] = {"outcome": report.outcome, "seconds": round(report.duration, 2)}
 
 
 def main() -> int:
-    """Run and write."""
+    """Run the tests and write their outcomes."""
     import pytest
 
     if not torch.cuda.is_available():
-        raise InputError("Tests of the CUDA path need a GPU; there is none.", "Run where one is.")
-    outcomes = Kept()
+        raise InputError(
+            "Tests of the CUDA path need a GPU; there is none.", "Run them on another machine."
+        )
+    outcomes = OutcomeRecorder()
     plain = ["-q", "--noconftest", "-o", "addopts=", "-p", "no:cacheprovider"]
     code = int(pytest.main([str(TESTS), *plain], plugins=[outcomes]))
     content = {"benchmark": "gpu", "tests": outcomes.tests, "environment": environment("cuda")}

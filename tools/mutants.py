@@ -1,18 +1,19 @@
-"""Would the tests notice? Small faults are put into the code that decides, one at a time.
+"""Would the tests notice small faults in the code that decides? ``python -m tools.mutants [SAMPLE ...]``.
 
-Run as ``python -m tools.mutants [SAMPLE ...] [--workers 1]``. Faults: ``mutations``, in the
-evaluation package, the verdict and the stationarity equation. They are ranked by a hash of the seed
-and of what they change (not of where it stands: an edit elsewhere draws nothing anew), and the first
-of each file are taken, as many as its share of all.
+Faults of ``mutations`` are put into the evaluation package, the verdict and the stationarity equation, one
+at a time. They are ranked by a hash of the seed and of what they change, so that an edit elsewhere does not
+change the sample. The first faults of each file are taken, in proportion to their number. There are three
+samples:
 
-first     seed 1, drawn before the tests it led to were written: kills are counted after them
-second    seed 3, drawn from the others once those tests were done: the honest estimate (seed 2 was
-          listed too early, and never run)
-review    faults that an independent review of the tests had tried, in ``mutants.toml``
+    first     seed 1, drawn before the tests that it led to were written
+    second    seed 3, drawn from the others after those tests were written: the unbiased estimate (seed 2 was
+              listed too early and never run)
+    review    faults that an independent review of the tests had tried, in ``mutants.toml``
 
-Each mutant lives in a copy of the package; the test files that cover its module run until one fails.
-A time-out counts as killed. Survivors have their reasons in ``mutants.toml``. Results are written
-after every mutant and used again while the mutated file and its tests are the same.
+Each mutant is tested in a copy of the package. The test files that cover its module run until one test
+fails. A time-out counts as killed. ``mutants.toml`` gives the reasons of survivors. Results are written to
+``tools/results/mutants.json`` after every mutant. They are used again while the file and its tests are the
+same.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ PATIENCE = 5  # a mutant whose tests take so many times as long is killed
 
 
 def scope() -> list[str]:
-    """The files that faults are drawn from."""
+    """Return the files from which faults are drawn."""
     evaluation = sorted(path.name for path in (PACKAGE / "evaluation").glob("[!_]*.py"))
     return [
         *(f"evaluation/{name}" for name in evaluation),
@@ -65,7 +66,7 @@ def scope() -> list[str]:
 
 
 def draw() -> dict[str, list[Mutant]]:
-    """The mutants of every sample."""
+    """Return the mutants of every sample."""
     pools = {file: mutants_of(file) for file in scope()}
     total = sum(map(len, pools.values()))
     shares = {file: max(LEAST, round(SIZE * len(pool) / total)) for file, pool in pools.items()}
@@ -76,11 +77,12 @@ def draw() -> dict[str, list[Mutant]]:
             pool.sort(key=lambda mutant: _digest(f"{seed} {mutant.key}".encode()))
             samples[name] += pool[: shares[file]]
             del pool[: shares[file]]
-    samples["review"] = [_reviewed(**row) for row in TABLE["review"]]
+    samples["review"] = [reviewed_mutant(**row) for row in TABLE["review"]]
     return samples
 
 
-def _reviewed(what: str, file: str, before: str, after: str) -> Mutant:
+def reviewed_mutant(what: str, file: str, before: str, after: str) -> Mutant:
+    """Return the mutant of an entry of the table."""
     source = (PACKAGE / file).read_text(encoding="utf-8")
     if source.count(before) != 1:
         raise SystemExit(f"{file} must hold the text of {what!r} once; mend mutants.toml: {before}")
@@ -91,14 +93,14 @@ def _reviewed(what: str, file: str, before: str, after: str) -> Mutant:
 
 
 def covering(file: str) -> list[str]:
-    """The test files that cover a module: the longest entry of the table that fits."""
+    """Return the test files of a module, by the longest entry of the table that matches."""
     fitting = [prefix for prefix in TABLE["covering"] if file.startswith(prefix)]
     return [f"tests/{name}.py" for name in TABLE["covering"][max(fitting, key=len)]]
 
 
 @dataclass
 class Trial:
-    """A copy of the package in which one mutant at a time is tried, by a fork of this process."""
+    """A copy of the package in which a fork of this process tests one mutant at a time."""
 
     root: Path
     process: Any = None
@@ -107,7 +109,7 @@ class Trial:
 
     @classmethod
     def copy_to(cls, root: Path) -> Trial:
-        """A fresh copy."""
+        """Copy the package."""
         unwanted = shutil.ignore_patterns("__pycache__")
         shutil.copytree(PACKAGE, root / "residuum", ignore=unwanted)
         # Compared by content: a mutant of the same size and second must not run old bytecode.
@@ -116,7 +118,7 @@ class Trial:
         return cls(root)
 
     def begin(self, mutant: Mutant | None, tests: list[str], limit: float) -> None:
-        """Start the tests on the mutant, or on the package as it is."""
+        """Start the tests on the mutant, or on the package without a mutant."""
         if mutant is not None:
             (self.root / "residuum" / mutant.file).write_bytes(mutant.mutated())
         self.process = get_context("fork").Process(target=_run, args=(self.root, tests))
@@ -124,7 +126,7 @@ class Trial:
         self.process.start()
 
     def end(self, mutant: Mutant | None) -> dict[str, Any] | None:
-        """Which test killed the mutant, None for none, and the seconds; None while they run."""
+        """Return the test that killed the mutant and the seconds, None while the tests run."""
         self.process.join(0.1)
         seconds = time.perf_counter() - self.began
         if running := self.process.is_alive():
@@ -143,7 +145,7 @@ class Trial:
 
 
 def _run(root: Path, tests: list[str]) -> None:
-    """In the fork, which has torch and pytest in memory already: forget the package, run the tests."""
+    """Run the tests in a fork, which has torch in memory. The package is imported again."""
     with (root / "shown").open("w") as output:
         os.dup2(output.fileno(), 1)
         os.dup2(output.fileno(), 2)
@@ -160,8 +162,8 @@ def _run(root: Path, tests: list[str]) -> None:
     sys.exit(pytest.main([*options, *tests]))
 
 
-def tried(mutants: list[Mutant], workers: int, old: Results) -> Iterator[Results]:
-    """Results by the mutants' keys, one after the other; old ones are used where nothing changed."""
+def run_mutants(mutants: list[Mutant], workers: int, old: Results) -> Iterator[Results]:
+    """Yield results by the keys of mutants. A stored result is used if nothing has changed."""
     waiting = []
     for mutant in mutants:
         tests = b"".join((ROOT / name).read_bytes() for name in covering(mutant.file))
@@ -194,16 +196,18 @@ def tried(mutants: list[Mutant], workers: int, old: Results) -> Iterator[Results
 
 
 def main() -> int:
-    """Try the samples asked for, print and write; 1 where a bar is missed."""
+    """Try the samples on the command line, and return 1 if a bar is missed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("samples", nargs="*", help="first, second, review (default: all)")
-    parser.add_argument("--workers", type=int, default=1, help="mutants tried at once (default: 1)")
+    parser.add_argument(
+        "--workers", type=int, default=1, help="mutants tested in parallel (default: 1)"
+    )
     options = parser.parse_args()
     samples = {k: v for k, v in draw().items() if k in options.samples or not options.samples}
     path, results = RESULTS / "mutants.json", {}
     old = {row["key"]: row for rows in read_json(path).get("mutants", {}).values() for row in rows}
     mutants_of_all = [mutant for mutants in samples.values() for mutant in mutants]
-    for result in tried(mutants_of_all, options.workers, old):
+    for result in run_mutants(mutants_of_all, options.workers, old):
         results |= result
         ((key, row),) = result.items()
         print(f"{len(results)}/{len(mutants_of_all)}, {row['seconds']} s: {key}")

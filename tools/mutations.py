@@ -1,12 +1,12 @@
-"""Small faults that an author could have made: every place in a file where a rule below applies.
+"""List small faults that an author could make: every place in a file where a rule applies.
 
-Comparisons, arithmetic and logic of the neighboring kind, signs and ``not`` dropped, numbers plus
-one and doubled, booleans flipped, min for max, any for all, sum for mean, sorted the other way,
-keywords left out (None in records), slices a step shorter, conditions that always or never hold,
-statements left out where that leaves no name unbound.
+The rules change comparisons, arithmetic and logic to the neighboring kind. They drop signs and ``not``, add
+one to numbers and double them, and flip booleans. They replace min by max, any by all and sum by mean,
+reverse sorts, omit keywords (None in records), shorten slices, make conditions hold always or never, and
+omit statements if no name becomes unbound.
 
-No rule applies to docstrings, strings, f-strings and what is raised (messages), to annotations, to
-assertions (they tell the type checker what is known) and to imports.
+No rule applies to docstrings, strings, f-strings and raised errors (messages), to annotations, to
+assertions (they inform the type checker) and to imports.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ class Mutant:
 
     @property
     def key(self) -> str:
-        """What tells it from all others, whatever else is edited."""
+        """Return a name that does not depend on other edits of the file."""
         return f"{self.file}, {self.where}: {self.before} -> {self.after}"
 
     def mutated(self) -> bytes:
-        """The file with the fault in it."""
+        """Return the file with the fault."""
         source = (PACKAGE / self.file).read_bytes()
         return source[: self.start] + self.text.encode() + source[self.end :]
 
 
 def mutants_of(file: str) -> list[Mutant]:
-    """Every mutant of a file; those that read alike within one function are numbered."""
+    """Return every mutant of a file. Mutants with the same text in one function are numbered."""
     source = (PACKAGE / file).read_bytes()
     starts = [0]
     for line in source.splitlines(keepends=True):
@@ -93,7 +93,7 @@ def mutants_of(file: str) -> list[Mutant]:
 
 
 def _below(node: ast.AST, where: str, bound: set[str]) -> Iterator[tuple[str, Any, ast.AST]]:
-    """(surroundings, node, what stands for it) of all faults; known: names bound so far."""
+    """Yield (surroundings, node, replacement) of all faults. ``bound`` holds the names bound so far."""
     if isinstance(node, ast.ClassDef | ast.FunctionDef):
         where = node.name if where == "the module" else f"{where}.{node.name}"
         bound = {inner.arg for inner in ast.walk(node) if isinstance(inner, ast.arg)}
@@ -111,7 +111,7 @@ def _below(node: ast.AST, where: str, bound: set[str]) -> Iterator[tuple[str, An
 
 
 def _can_go(node: ast.stmt, bound: set[str]) -> bool:
-    """Whether no name is unbound without this statement; adds the names that it binds."""
+    """Return True if no name is unbound without this statement, and add the names that it binds."""
     if isinstance(node, ast.Assign | ast.AnnAssign):
         targets = node.targets if isinstance(node, ast.Assign) else [node.target]
         names = {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}

@@ -1,9 +1,9 @@
-"""Small attacks of which two versions of residuum must bring back the same: run by ``goldens.py``.
+"""Small attacks that must return the same under two versions of residuum. ``compare_versions.py`` runs them.
 
-This one file runs under the code of either version, so it uses only what every version has: names in
-``rs`` and the command line. If versions differ, it checks which one it runs under: older code has one flat
-``AttackConfig`` for all attacks, newer code one class per attack. Networks come from seeds. The results go
-into one file.
+This file runs under the code of both versions, so it uses only names in ``rs`` and the command line, which
+every version has. If versions differ, the file checks the version: older code has one flat ``AttackConfig``
+for all attacks, newer code has one class per attack. Networks come from seeds. The results go into one
+file.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ PRESETS_OF_ONE_VERSION = ("shen2026", "model-inversion", "first-layer-weights")
 
 
 def weights(arch: str, seed: int = 0) -> Numbers:
-    """Random weights by name and shape, whatever order a version builds its layers in."""
+    """Return random weights by name and shape, whatever the order in which a version builds its layers."""
     theta = rs.Architecture.parse(arch).build().state_dict()
     rng = torch.Generator().manual_seed(seed)
     return {
@@ -110,7 +110,7 @@ def weights(arch: str, seed: int = 0) -> Numbers:
 
 
 def case(network: str, outputs: int = 1, **granted: Any) -> tuple[Any, rs.Knowledge]:
-    """A network and what is known of it: shape, range, mean, first weights, and ``granted``."""
+    """Return a network and the knowledge of shape, range, mean and initial weights."""
     arch, shape = NETWORKS[network]
     arch = arch.format(outputs)
     knowledge = rs.Knowledge(
@@ -123,7 +123,7 @@ def case(network: str, outputs: int = 1, **granted: Any) -> tuple[Any, rs.Knowle
     return Network(weights(arch), arch), knowledge
 
 
-def configured(name: str = "auto", *, preset: str = "residuum", **settings: Any) -> Any:
+def make_config(name: str = "auto", *, preset: str = "residuum", **settings: Any) -> Any:
     """Return an attack, or the configuration of one in older code.
 
     Args:
@@ -154,8 +154,8 @@ def changed(attack: Any, most: int = 10**9, **settings: Any) -> Any:
     return attack.changed(**settings)
 
 
-def brought_back(reconstruction: rs.Reconstruction) -> tuple[Numbers, Words]:
-    """All of a reconstruction but its clock."""
+def outputs_of(reconstruction: rs.Reconstruction) -> tuple[Numbers, Words]:
+    """Return everything of a reconstruction but its seconds."""
     names = ("x", "labels", "lam", "run", "steps", "loss", "layers")
     numbers = {name: getattr(reconstruction, name) for name in names}
     if reconstruction.selection is not None:
@@ -173,7 +173,7 @@ def brought_back(reconstruction: rs.Reconstruction) -> tuple[Numbers, Words]:
     return numbers, {**words, "events": events}
 
 
-def attacked(
+def run_attack(
     _: Path,
     most: int,
     *,
@@ -182,58 +182,58 @@ def attacked(
     granted: Words | None = None,
     settings: Words,
 ) -> tuple[Numbers, Words]:
-    """One attack with these settings."""
+    """Run one attack with these settings."""
     checkpoint, knowledge = case(network, outputs, **(granted or {}))
-    config = changed(configured(**{**COMMON, **settings}), most)
-    return brought_back(rs.attack(checkpoint, knowledge, config))
+    config = changed(make_config(**{**COMMON, **settings}), most)
+    return outputs_of(rs.attack(checkpoint, knowledge, config))
 
 
 def control_arm(
     _: Path, most: int, *, network: str, arm: str, settings: Words
 ) -> tuple[Numbers, Words]:
-    """Growth by a control arm of Shen et al. 2026: a setting of older code, and now part of the papers."""
+    """Run growth by a control arm of Shen et al. 2026, a setting of older code and now part of the papers."""
     root = Path(rs.__file__).parents[2]
     if not (root / "papers" / "shen2026_controls.py").exists():
-        return attacked(_, most, network=network, settings={**settings, "split": arm})
+        return run_attack(_, most, network=network, settings={**settings, "split": arm})
     if str(root) not in sys.path:
         sys.path.append(str(root))
     from papers.shen2026_controls import CONTROLS, attack
 
     checkpoint, knowledge = case(network)
-    config = changed(configured(**{**COMMON, **settings}), most)
-    return brought_back(attack(checkpoint, knowledge, config, CONTROLS[arm]))
+    config = changed(make_config(**{**COMMON, **settings}), most)
+    return outputs_of(attack(checkpoint, knowledge, config, CONTROLS[arm]))
 
 
 def preset(_: Path, most: int, *, name: str) -> tuple[Numbers, Words]:
-    """Published settings, a few steps of them."""
+    """Run a few steps of published settings."""
     few = {"steps": min(50, most), "candidates": 6, "restarts": 2, "device": "cpu"}
-    config = configured(preset=name, **few)
+    config = make_config(preset=name, **few)
     is_multiclass = (config.objective if OLD else config.name) == "multiclass-kkt"
     checkpoint, knowledge = case("mlp", 3 if is_multiclass else 1)
-    return brought_back(rs.attack(checkpoint, knowledge, config))
+    return outputs_of(rs.attack(checkpoint, knowledge, config))
 
 
 def settings_of_each_restart(_: Path, most: int) -> tuple[Numbers, Words]:
-    """Restarts side by side that differ in rates, start and sharpness."""
+    """Run restarts side by side that differ in rates, initialization and sharpness."""
     checkpoint, knowledge = case("mlp")
-    config = configured(**{**COMMON, "name": "binary-kkt", "steps": min(60, most)})
+    config = make_config(**{**COMMON, "name": "binary-kkt", "steps": min(60, most)})
     runs = [config.changed(lr_x=0.003, sharpness=40.0), config.changed(sigma=0.6, lr_lam=0.03)]
-    return brought_back(rs.attack(checkpoint, knowledge, config, per_run=runs))
+    return outputs_of(rs.attack(checkpoint, knowledge, config, per_run=runs))
 
 
 def a_live_module(_: Path, most: int) -> tuple[Numbers, Words]:
-    """A module as its owner has it."""
+    """Attack a module that is not a checkpoint."""
     model = nn.Sequential(nn.Flatten(), nn.Linear(36, 9), nn.ReLU(), nn.Linear(9, 1)).double()
     rng = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for p in model.parameters():
             p.copy_(0.4 * torch.randn(p.shape, generator=rng, dtype=p.dtype))
-    config = configured(**{**COMMON, "steps": min(60, most), "layers": "first"})
-    return brought_back(rs.attack(model, rs.Knowledge(shape=(1, 6, 6)), config))
+    config = make_config(**{**COMMON, "steps": min(60, most), "layers": "first"})
+    return outputs_of(rs.attack(model, rs.Knowledge(shape=(1, 6, 6)), config))
 
 
 def mixture(shape: tuple[int, ...], neurons: int, seed: int) -> Tensor:
-    """(neurons, values) rows that mix six sparse samples with positive weights, as training leaves them."""
+    """Return (neurons, values) rows that mix six sparse samples with positive weights, as training does."""
     rng = torch.Generator().manual_seed(seed)
     values = math.prod(shape)
     samples = torch.randn(6, values, generator=rng, dtype=torch.float64)
@@ -245,19 +245,19 @@ def mixture(shape: tuple[int, ...], neurons: int, seed: int) -> Tensor:
 
 
 def mixed_layer(_: Path, most: int, *, attack: str) -> tuple[Numbers, Words]:
-    """An attack on a first layer whose rows are mixtures of samples, in weights and optimizer state."""
+    """Attack a first layer whose rows are mixtures of samples, by weights and optimizer state."""
     shape, arch = (1, 8, 8), "mlp:64-40-1"
     theta, moment = weights(arch), weights(arch, 2)
     theta["layers.0.weight"], moment["layers.0.weight"] = (mixture(shape, 40, s) for s in (3, 4))
     knowledge = rs.Knowledge(
         shape=shape, value_range=(-2.0, 2.0), moment=moment if attack.endswith("moment") else None
     )
-    config = configured(**{**COMMON, "name": attack, "steps": min(40, most), "seconds": 10.0})
-    return brought_back(rs.attack(Network(theta, arch), knowledge, config))
+    config = make_config(**{**COMMON, "name": attack, "steps": min(40, most), "seconds": 10.0})
+    return outputs_of(rs.attack(Network(theta, arch), knowledge, config))
 
 
 def behind_convolutions(_: Path, most: int, *, attack: str) -> tuple[Numbers, Words]:
-    """An attack on the first dense layer behind a convolution."""
+    """Attack the first dense layer behind a convolution."""
     dense = nn.Linear(4 * 36, 40)
     model = nn.Sequential(
         nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), dense, nn.ReLU(), nn.Linear(40, 1)
@@ -269,23 +269,23 @@ def behind_convolutions(_: Path, most: int, *, attack: str) -> tuple[Numbers, Wo
         dense.weight.copy_(mixture((4, 6, 6), 40, 3).abs())
     moment = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     granted = {"moment": moment} if attack.endswith("moment") else {}
-    config = configured(**{**COMMON, "name": attack, "steps": min(40, most)})
-    return brought_back(rs.attack(model, rs.Knowledge(shape=(1, 6, 6), **granted), config))
+    config = make_config(**{**COMMON, "name": attack, "steps": min(40, most)})
+    return outputs_of(rs.attack(model, rs.Knowledge(shape=(1, 6, 6), **granted), config))
 
 
 def few_columns(_: Path, most: int) -> tuple[Numbers, Words]:
-    """Corners: four samples, each on the switching hyperplanes of seven neurons."""
+    """Run corners on four samples, each on the activation boundaries of seven neurons."""
     arch = "mlp:4-28-1"
     theta, rng = weights(arch), torch.Generator().manual_seed(6)
     samples = torch.rand(4, 4, generator=rng, dtype=torch.float64) - 0.5
     theta["layers.0.bias"] = -(theta["layers.0.weight"] * samples.repeat(7, 1)).sum(1)
-    config = configured(**{**COMMON, "name": "corners", "steps": min(40, most), "seconds": 1e9})
+    config = make_config(**{**COMMON, "name": "corners", "steps": min(40, most), "seconds": 1e9})
     knowledge = rs.Knowledge(shape=(4,), value_range=(-1.0, 1.0))
-    return brought_back(rs.attack(Network(theta, arch), knowledge, config))
+    return outputs_of(rs.attack(Network(theta, arch), knowledge, config))
 
 
 def photographs(_: Path, most: int) -> tuple[Numbers, Words]:
-    """The settings that an attack chooses for a first layer that looks like photographs."""
+    """Run the settings that an attack chooses for a first layer that looks like photographs."""
     arch, shape = "mlp:768-30-1", (3, 16, 16)
     rng = torch.Generator().manual_seed(5)
     smooth = torch.randn(6, *shape, generator=rng, dtype=torch.float64).cumsum(2).cumsum(3)
@@ -296,25 +296,25 @@ def photographs(_: Path, most: int) -> tuple[Numbers, Words]:
     knowledge = rs.Knowledge(
         shape=shape, value_range=(0.0, 1.0), mean=torch.full(shape, 0.5).double()
     )
-    config = configured(steps=min(40, most), restarts=2, candidates=6)
+    config = make_config(steps=min(40, most), restarts=2, candidates=6)
     reconstruction = rs.attack(Network(theta, arch), knowledge, config)
-    numbers, words = brought_back(reconstruction)
+    numbers, words = outputs_of(reconstruction)
     chosen = ("name", "priors", "lr_lam", "sigma", "lam_min")
-    flat = flattened(reconstruction.settings)
+    flat = flatten_settings(reconstruction.settings)
     flat["name"] = flat["objective" if OLD else "attack"]
     return numbers, {**words, "chosen": {name: str(flat.get(name)) for name in chosen}}
 
 
-def flattened(settings: Words) -> Words:
-    """Settings by their own names, whatever groups a version keeps them in."""
+def flatten_settings(settings: Words) -> Words:
+    """Return settings by their own names, whatever groups a version keeps them in."""
     flat: Words = {}
     for name, value in settings.items():
-        flat |= flattened(value) if isinstance(value, dict) else {name: value}
+        flat |= flatten_settings(value) if isinstance(value, dict) else {name: value}
     return flat
 
 
 def from_file(folder: Path, most: int, *, suffix: str) -> tuple[Numbers, Words]:
-    """The same small attack on a file of one of three formats."""
+    """Run the same small attack on a file of one of three formats."""
     arch, file = "mlp:12-16-10-1", folder / f"model{suffix}"
     theta = weights(arch)
     if suffix == ".pt":
@@ -329,12 +329,12 @@ def from_file(folder: Path, most: int, *, suffix: str) -> tuple[Numbers, Words]:
         rng = np.random.default_rng(0)
         x, y = rng.standard_normal((30, 12)), np.arange(30) % 2
         joblib.dump(MLPClassifier((16, 10), max_iter=5, random_state=0).fit(x, y), file)
-    config = configured(**{**COMMON, "name": "binary-kkt", "steps": min(60, most)})
-    return brought_back(rs.attack(file, rs.Knowledge(shape=(12,)), config))
+    config = make_config(**{**COMMON, "name": "binary-kkt", "steps": min(60, most)})
+    return outputs_of(rs.attack(file, rs.Knowledge(shape=(12,)), config))
 
 
-def whole_audit(_: Path, most: int) -> tuple[Numbers, Words]:
-    """An audit with samples: every candidate, match and p-value, not only the verdict."""
+def run_audit(_: Path, most: int) -> tuple[Numbers, Words]:
+    """Run an audit with samples and return every candidate, match and p-value."""
     split = rs.load_dataset("digits", 20, seed=3, holdout=300)
     state = rs.train("mlp:64-40-1", split.train, rs.TrainingConfig(steps=400, seed=3))
     checkpoint = Network(state.theta, "mlp:64-40-1", split.train.shape, task="binary")
@@ -351,7 +351,7 @@ def whole_audit(_: Path, most: int) -> tuple[Numbers, Words]:
     for reconstruction in result.reconstructions:
         numbers |= {
             f"{reconstruction.attack}.{key}": value
-            for key, value in brought_back(reconstruction)[0].items()
+            for key, value in outputs_of(reconstruction)[0].items()
         }
     verdict = result.verdict
     words = {"outcome": verdict.outcome, "grade": str(verdict.grade), "p": str(verdict.p_value)}
@@ -361,21 +361,23 @@ def whole_audit(_: Path, most: int) -> tuple[Numbers, Words]:
     }
 
 
-def resumed(folder: Path, most: int, *, network: str, settings: Words) -> tuple[Numbers, Words]:
-    """Stopped by the clock at every look and taken up again from its file, until it is done."""
+def resume_attack(
+    folder: Path, most: int, *, network: str, settings: Words
+) -> tuple[Numbers, Words]:
+    """Stop an attack at every evaluation step and resume it from its file until it is done."""
     checkpoint, knowledge = case(network)
-    config = changed(configured(**{**COMMON, **settings}), most, seconds=1e-9)
+    config = changed(make_config(**{**COMMON, **settings}), most, seconds=1e-9)
     stops = 0
     while True:
         reconstruction = rs.attack(checkpoint, knowledge, config, state_path=folder / "state")
         if "time" not in reconstruction.status:
-            numbers, words = brought_back(reconstruction)
+            numbers, words = outputs_of(reconstruction)
             return numbers, {**words, "stops": stops}
         stops += 1
 
 
-def identified(folder: Path, _: int, *, theta: Numbers, degree: int) -> tuple[Numbers, Words]:
-    """`residuum identify` on sum_j a_j (W_j . x)^degree."""
+def run_identify(folder: Path, _: int, *, theta: Numbers, degree: int) -> tuple[Numbers, Words]:
+    """Run `residuum identify` on sum_j a_j (W_j . x)^degree."""
     width, inputs = theta["weight"].shape
     power = "/".join(["0"] * degree + ["1"])
     arch = f"polynomial:{inputs}-{width}-1,coefficients={power}"
@@ -388,10 +390,10 @@ def identified(folder: Path, _: int, *, theta: Numbers, degree: int) -> tuple[Nu
 
 
 def exact_cubic(samples: int = 4, inputs: int = 8) -> Numbers:
-    """An exact point of sum_j a_j (W_j . x)^3 on orthonormal samples x_i with multipliers 1 / k_i.
+    """Return an exact point of sum_j a_j (W_j . x)^3 on orthonormal samples x_i, multipliers 1 / k_i.
 
-    The neurons are s w, w = sum_{i in I} y_i k_i x_i over one or two samples I, with
-    s = (3 |w|^2)^(-1/4) and a = 1 / (3 s): then W_j = 3 a_j f(W_j) and a_j = sum_i b_i (W_j . x_i)^3.
+    The neurons are s w with w = sum_{i in I} y_i k_i x_i over one or two samples I, s = (3 |w|^2)^(-1/4) and
+    a = 1 / (3 s). Then W_j = 3 a_j f(W_j) and a_j = sum_i b_i (W_j . x_i)^3.
     """
     rng = torch.Generator().manual_seed(0)
     x = torch.linalg.qr(torch.randn(inputs, inputs, generator=rng, dtype=torch.float64))[0]
@@ -403,7 +405,7 @@ def exact_cubic(samples: int = 4, inputs: int = 8) -> Numbers:
 
 
 def run(*arguments: str) -> None:
-    """The command line, in this process."""
+    """Run the command line in this process."""
     before, sys.argv = sys.argv, ["residuum", *arguments]
     try:
         runpy.run_module("residuum", run_name="__main__")
@@ -415,19 +417,19 @@ def run(*arguments: str) -> None:
 
 
 def scenarios() -> Iterator[tuple[str, Scenario]]:
-    """Every scenario by name."""
+    """Yield every scenario by name."""
     for network, (name, (outputs, settings, granted)) in itertools.product(
         NETWORKS, OBJECTIVES.items()
     ):
         if network == "polynomial" and outputs > 1:
             continue
         arguments = {"outputs": outputs, "granted": granted, "settings": settings}
-        yield f"{network}: {name}", partial(attacked, network=network, **arguments)
+        yield f"{network}: {name}", partial(run_attack, network=network, **arguments)
     for network in NETWORKS:
         settings = {**GROWING, "split": "curvature", "steps": 60 if network == "convnet" else 120}
         yield (
             f"{network}: grown by curvature",
-            partial(attacked, network=network, settings=settings),
+            partial(run_attack, network=network, settings=settings),
         )
         for arm in ("random", "frank-wolfe"):
             run_arm = partial(control_arm, network=network, arm=arm, settings=settings)
@@ -439,25 +441,25 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
         "at small gradients": {"split_trigger": "gradient", "split_tolerance": 0.5},
     }.items():
         settings = {**GROWING, "split": "curvature", **change}
-        yield f"mlp: grown {name}", partial(attacked, settings=settings)
+        yield f"mlp: grown {name}", partial(run_attack, settings=settings)
     for name, change in SETTINGS.items():
         settings = {"name": "binary-kkt", **change}
-        yield f"mlp: {name}", partial(attacked, settings=settings)
+        yield f"mlp: {name}", partial(run_attack, settings=settings)
     for name in {**dict.fromkeys(rs.PRESETS), **dict.fromkeys(PRESETS_OF_ONE_VERSION)}:
         yield f"preset {name}", partial(preset, name=name)
     for network, name in itertools.product(("mlp", "convnet"), GRADIENT_ATTACKS):
         granted = {"moment": weights(NETWORKS[network][0].format(1), 2)} if "moment" in name else {}
         yield (
             f"{network}: {name}",
-            partial(attacked, network=network, granted=granted, settings={"name": name}),
+            partial(run_attack, network=network, granted=granted, settings={"name": name}),
         )
     yield (
         "mlp: first-layer-weights",
-        partial(attacked, settings={"name": "first-layer-weights"}),
+        partial(run_attack, settings={"name": "first-layer-weights"}),
     )
     yield (
         "polynomial: polynomial",
-        partial(attacked, network="polynomial", settings={"name": "polynomial"}),
+        partial(run_attack, network="polynomial", settings={"name": "polynomial"}),
     )
     for name in ("unmix", "unmix-moment"):
         yield f"mixed layer: {name}", partial(mixed_layer, attack=name)
@@ -467,30 +469,30 @@ def scenarios() -> Iterator[tuple[str, Scenario]]:
     yield "defaults for photographs", photographs
     for suffix in (".pt", ".safetensors", ".joblib"):
         yield f"from a {suffix} file", partial(from_file, suffix=suffix)
-    yield "a whole audit", whole_audit
+    yield "a whole audit", run_audit
     yield "mlp: settings of each restart", settings_of_each_restart
     yield "a live module", a_live_module
     for network in NETWORKS:
         settings = {"name": "binary-kkt", "optimizer": "adam"}
-        yield f"{network}: resumed", partial(resumed, network=network, settings=settings)
+        yield f"{network}: resumed", partial(resume_attack, network=network, settings=settings)
     settings = {**GROWING, "split": "curvature"}
-    yield "mlp: grown and resumed", partial(resumed, network="mlp", settings=settings)
+    yield "mlp: grown and resumed", partial(resume_attack, network="mlp", settings=settings)
     rng = torch.Generator().manual_seed(0)
     random = {
         "weight": torch.randn(5, 4, generator=rng, dtype=torch.float64),
         "coefficient": torch.randn(5, generator=rng, dtype=torch.float64),
     }
-    yield "identify: exact cubic", partial(identified, theta=exact_cubic(), degree=3)
-    yield "identify: random quartic", partial(identified, theta=random, degree=4)
-    yield "identify: moment of a quadratic", partial(identified, theta=random, degree=2)
+    yield "identify: exact cubic", partial(run_identify, theta=exact_cubic(), degree=3)
+    yield "identify: random quartic", partial(run_identify, theta=random, degree=4)
+    yield "identify: moment of a quadratic", partial(run_identify, theta=random, degree=2)
 
 
 def main() -> None:
-    """Run the scenarios asked for and save what each found, or how it failed."""
+    """Run the scenarios on the command line and save what each of them returned or how it failed."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("out", type=Path)
-    parser.add_argument("--steps", type=int, default=10**9, help="at most so many for each attack")
-    parser.add_argument("--only", default="", help="scenarios whose name contains this")
+    parser.add_argument("--steps", type=int, default=10**9, help="most steps of each attack")
+    parser.add_argument("--only", default="", help="run scenarios with this in their name")
     options = parser.parse_args()
     torch.set_num_threads(1)  # sums in one order
     results: dict[str, dict[str, Any]] = {}

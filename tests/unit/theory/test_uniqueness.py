@@ -26,7 +26,7 @@ from experiments.falsifier import (
     old_bound_breaks,
     pair_bound,
     project,
-    trained,
+    train_network,
     two_groups,
 )
 from papers.points import relu_point, steep_point
@@ -595,7 +595,7 @@ def test_nothing_inside_the_class_breaks_a_claim(number: int) -> None:
 
 
 def test_nothing_breaks_a_claim_about_a_trained_network() -> None:
-    kkt, boxes = trained(2, samples=12, steps=300)
+    kkt, boxes = train_network(2, samples=12, steps=300)
     for box in boxes.values():
         for share in (0.3, 0.1):
             found = uniqueness(kkt, box=box, share=share, samples=2)
