@@ -101,7 +101,7 @@ def _text(node: ast.expr) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part) or "..." for part in node.values)
+        return "".join(_text(chunk) or "..." for chunk in node.values)
     return ""
 
 

@@ -99,10 +99,10 @@ def measure(case: Case) -> Case:
             "cells": round(float((stated & (error <= TOLERANCE)).sum() / table.x.size), 4),
             "near_cells": round(float((error <= 0.05).sum() / table.x.size), 4),
         }
-    near = np.abs(targets - ordered) <= NEAR_TARGET * scale
+    is_near = np.abs(targets - ordered) <= NEAR_TARGET * scale
     return {
         **result,
-        "near_targets": int(near.sum()),
+        "near_targets": int(is_near.sum()),
         "guessed_near_cells": round(guess_cells(table.x), 4),
         "guessed_near_targets": int(
             (np.abs(rng.permutation(table.y) - table.y) <= NEAR_TARGET * scale).sum()

@@ -36,8 +36,8 @@ PARTS = ("never seen", "own table")
 
 def cases() -> list[Case]:
     return [
-        {"part": part, "kind": number % len(KINDS), "seed": FIRST_SEED + number}
-        for part in PARTS
+        {"part": name, "kind": number % len(KINDS), "seed": FIRST_SEED + number}
+        for name in PARTS
         for number in range(FORESTS)
     ]
 
@@ -85,18 +85,18 @@ def rows_of(source: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]
 
 def summarize(rows: list[Case]) -> str:
     lines = ["part | kind | audits | exit 0, 1, 3"]
-    for part in PARTS:
+    for name in PARTS:
         for number, (source, _, kind, settings) in enumerate(KINDS):
             codes = [
                 row["exit_code"]
                 for row in rows
-                if row["case"]["part"] == part and row["case"]["kind"] == number
+                if row["case"]["part"] == name and row["case"]["kind"] == number
             ]
             counts = ", ".join(str(codes.count(code)) for code in (0, 1, 3))
-            lines.append(f"{part} | {source} {kind} {settings or ''} | {len(codes)} | {counts}")
-        leaks = [r for r in rows if r["case"]["part"] == part and r["exit_code"] == 1]
-        audits = [r for r in rows if r["case"]["part"] == part]
-        lines.append(f"{part} | all | {len(audits)} | {len(leaks)} in exit 1")
+            lines.append(f"{name} | {source} {kind} {settings or ''} | {len(codes)} | {counts}")
+        leaks = [r for r in rows if r["case"]["part"] == name and r["exit_code"] == 1]
+        audits = [r for r in rows if r["case"]["part"] == name]
+        lines.append(f"{name} | all | {len(audits)} | {len(leaks)} in exit 1")
     return "\n".join(lines)
 
 

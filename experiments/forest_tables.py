@@ -165,11 +165,11 @@ def compare(recovered: Any, table: Table) -> Case:
     y = table.y if table.y.ndim == 1 else table.y[:, 0]
     width = np.nanmax(table.x, 0) - np.nanmin(table.x, 0)
     order = row_order(recovered, table.x, y, width)
-    known = order >= 0
+    is_matched = order >= 0
     x = np.full(recovered.low.shape, np.nan)
-    x[known] = table.x[order[known]]
+    x[is_matched] = table.x[order[is_matched]]
     error = np.abs(recovered.x - x) / width
-    is_missing = np.isnan(x) & known[:, None]
+    is_missing = np.isnan(x) & is_matched[:, None]
     stated = recovered.is_exact | recovered.is_likely
     is_right = (stated & (error <= TOLERANCE)) | (recovered.is_missing & is_missing)
     is_wrong = (stated & ~(error <= TOLERANCE)) | (recovered.is_missing & ~is_missing)
@@ -181,14 +181,16 @@ def compare(recovered: Any, table: Table) -> Case:
         "records": n,
         "columns": table.x.shape[1],
         "in_row_order": bool(recovered.has_row_order),
-        "targets": int((np.abs(recovered.y[known] - y[order[known]]) <= 1e-6 * scale).sum()),
+        "targets": int(
+            (np.abs(recovered.y[is_matched] - y[order[is_matched]]) <= 1e-6 * scale).sum()
+        ),
         "rows": int(whole_rows.sum()),
         "cells": round(float(is_right.sum() / cells), 5),
         "near_cells": round(float(((error <= 0.05) | (is_right & is_missing)).sum() / cells), 5),
         "false_exact": int((is_wrong & (recovered.is_exact | recovered.is_missing)).sum()),
         "false_likely": int((is_wrong & recovered.is_likely).sum()),
         "likely": int(recovered.is_likely.sum()),
-        "missed_intervals": int((misses & known[:, None] & ~stated).sum()),
+        "missed_intervals": int((misses & is_matched[:, None] & ~stated).sum()),
         **held_out_matches(recovered, stated, table, width),
     }
 

@@ -21,6 +21,12 @@ VAGUE = set(
 # Readers of trees and the code about trees may use "left".
 MAY_USE_LEFT = re.compile(r"tree|forest|boost|lightgbm")
 MODULES = sorted(SOURCE.rglob("*.py"))
+ROOT = Path(__file__).parents[2]
+SCRIPTS = [
+    path
+    for folder in ("benchmarks", "experiments", "papers", "tools")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
 
 
 def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -75,6 +81,11 @@ def gaps(function: ast.FunctionDef) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_names_say_what_they_name(path: Path) -> None:
+    assert not vague_names(path)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_of_scripts_say_what_they_name(path: Path) -> None:
     assert not vague_names(path)
 
 

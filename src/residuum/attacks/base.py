@@ -350,7 +350,7 @@ def estimate_candidate_count(network: Network, knowledge: Knowledge) -> int:
     half the number of neurons in the first layer, between MIN_CANDIDATES and MAX_CANDIDATES. A first layer
     with h neurons and rank r gives about h r equations for the m (r + 1) unknowns of m samples, so the
     equations can determine about h samples at most. In an experiment with images of digits, h / 2 candidates
-    recovered as many training images as h candidates (``benchmarks/candidates.py``).
+    recovered as many training images as h candidates (``experiments/candidate_counts.py``).
 
     Args:
         network: The network to attack.

@@ -129,10 +129,10 @@ def rank_records(table: RecoveredTable, data: Dataset) -> ForestExposure:
     if table.targets.shape[1]:
         y = data.y.double().reshape(n, -1)[:, 0].numpy()
         has_target = torch.from_numpy(match_targets(table, y))
-    whole = int((exact == width).sum())
+    whole_rows = int((exact == width).sum())
     what = "labels" if table.is_classifier else "targets"
     lines = (
-        f"{whole} of {n} records are determined exactly in all {width} columns.",
+        f"{whole_rows} of {n} records are determined exactly in all {width} columns.",
         f"The {what} of {int(has_target.sum())} of {n} records are determined.",
         f"On average a column of a record has {float(digits.mean()):.1f} of {MAX_DIGITS} right digits.",
     )

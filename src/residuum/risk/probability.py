@@ -17,7 +17,7 @@ a + b logit(q) with fitted coefficients a and b.
 In three cases the score uses only log(signal-to-residual ratio) and log(d / n). First, the network has no
 dense layer on whole samples. Second, the initial weights hide the samples. Third, the clean directions fill
 the input space, so every possible input lies in their span and not only the training records. All
-coefficients were fitted on the networks of ``python -m benchmarks.exposure ranking --pool tune`` and on
+coefficients were fitted on the networks of the pool ``tune`` of ``experiments/exposure_ranking.py`` and on
 nothing else.
 
 The score ranks the records of every network. The logistic function of the score is a probability only for
