@@ -145,7 +145,10 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         release = open_release(checkpoint)
         if name in (AUTO, FOREST) and read_forests(release):
             forest_facts = {k: v for k, v in vars(knowledge_options).items() if v is not None}
-            _attack_forest(release, forest_facts, attack, out, output)
+            if dry_run:
+                _preview_forest(release, output)
+            else:
+                _attack_forest(release, forest_facts, attack, out, output)
             return
         if name == FOREST:
             read_forest(release)  # raises an error, because the release holds no forest
@@ -298,6 +301,26 @@ def show(reconstruction: Reconstruction, out: Path) -> None:
     print_line(f"known to the attacker: {reconstruction.knowledge.line}")
     print_line(f"{reconstruction.seconds:.1f} seconds; written to {out}")
     print_notes(reconstruction.notes)
+
+
+def _preview_forest(release: Release, output: options.Output) -> None:
+    """Print what the attack on a forest would read, without an attack."""
+    from residuum.attacks.trees.forest import read_forest, why_not
+
+    model = read_forest(release)
+    trees = model.forest.trees
+    preview = {
+        "model": model.name,
+        "trees": len(trees),
+        "nodes": sum(len(tree.left) for tree in trees),
+        "columns": model.forest.columns,
+        "records": model.forest.records,
+        "obstacle": why_not(model.forest),
+    }
+    rows = [(name, "-" if value is None else str(value)) for name, value in preview.items()]
+    output.print_result(
+        preview, lambda: print_table("dry run: nothing was attacked", ("figure", "value"), rows)
+    )
 
 
 def _attack_forest(
