@@ -83,6 +83,10 @@ class Forest:
         learning_rate: Factor that the leaf values of boosting already contain, None if it is unknown.
         objective: Name of the loss function of boosting in the library, "" if it is unknown.
         is_strict: Whether a value goes to the left child if it is below the threshold, not if it is equal.
+        is_float64: Whether trees compare values of float64 with thresholds. Other trees round values to
+            float32.
+        leaf_penalty: L2 penalty of the leaf values of boosting. These are -G / (H + penalty) times the
+            learning rate, with the sums G and H of first and second derivatives. None if it is unknown.
         stored_ranges: (columns,) smallest and (columns,) largest values of the columns in the training table,
             None if the file does not store them. NaN for a column without such values.
         bin_edges: For each column, edges of histogram bins that the file stores in addition to the nodes, ()
@@ -105,6 +109,8 @@ class Forest:
     learning_rate: float | None = None
     objective: str = ""
     is_strict: bool = False
+    is_float64: bool = False
+    leaf_penalty: float | None = None
     stored_ranges: tuple[Floats, Floats] | None = None
     bin_edges: tuple[Floats, ...] = ()
 

@@ -7,21 +7,24 @@ import numpy as np
 from residuum.trees.forest import BOOSTING, NO_CHILD, Floats, Forest, Integers, Tree
 
 
-def find_leaf_nodes(tree: Tree, x: Floats, is_strict: bool = False) -> Integers:
+def find_leaf_nodes(
+    tree: Tree, x: Floats, is_strict: bool = False, is_float64: bool = False
+) -> Integers:
     """Return the node of the leaf that each sample reaches.
 
-    Trees compare float32 values with thresholds. A missing value (NaN) follows the direction that the node
-    states.
+    A missing value (NaN) follows the direction that the node states.
 
     Args:
         tree: The tree.
         x: (samples, columns) values.
         is_strict: Whether a value that equals a threshold goes to the right child.
+        is_float64: Whether the tree compares float64 values with thresholds. Otherwise it rounds values to
+            float32.
 
     Returns:
         (samples,) numbers of nodes.
     """
-    x = np.asarray(x, dtype=np.float32)
+    x = np.asarray(x, dtype=np.float64 if is_float64 else np.float32)
     missing_left = (
         tree.missing_left if tree.missing_left is not None else np.zeros(len(tree.left), bool)
     )
@@ -53,7 +56,7 @@ def predict(forest: Forest, x: Floats) -> Floats:
         return _add_trees(forest, x)
     total = np.zeros((len(x), forest.trees[0].value.shape[1]))
     for tree in forest.trees:
-        values = tree.value[find_leaf_nodes(tree, x, forest.is_strict)]
+        values = tree.value[find_leaf_nodes(tree, x, forest.is_strict, forest.is_float64)]
         if forest.is_classifier:
             values = values / values.sum(1, keepdims=True)
         total += values
@@ -68,5 +71,5 @@ def _add_trees(forest: Forest, x: Floats) -> Floats:
     total = np.zeros((len(x), int(outputs.max()) + 1))
     total += 0.0 if forest.offset is None else forest.offset
     for tree, output in zip(forest.trees, outputs, strict=True):
-        total[:, output] += tree.value[find_leaf_nodes(tree, x, forest.is_strict), 0]
+        total[:, output] += tree.value[find_leaf_nodes(tree, x, forest.is_strict, forest.is_float64), 0]
     return total
