@@ -342,23 +342,48 @@ def _read_binary_trees(
         raise ValueError("the nodes of a tree are incomplete")
     for start, size in zip(starts.tolist(), sizes.tolist(), strict=True):
         span = slice(start, start + size)
-        to_left, to_right = steps[span] & 0xFFFF, steps[span] >> 16
-        inner = to_left > 0
-        if (inner != (to_right > 0)).any() or not size:
-            raise CheckpointError(*describe_unsupported(LIBRARY, "nodes with a single child"))
-        number = np.arange(size)
-        leaf, remainder = np.divmod(np.where(inner, 0, leaf_numbers[span]), outputs)
-        split = np.where(inner, splits[span], 0)
-        _check_splits(split[inner], len(borders))
-        if (leaf >= leaves).any() or remainder.any():
-            raise ValueError("a leaf has no value")
-        yield Shape(
-            np.where(inner, number + to_left, NO_CHILD),
-            np.where(inner, number + to_right, NO_CHILD),
-            np.where(inner, places[split] if len(places) else 0, 0),
-            np.where(inner, borders[split] if len(borders) else 0.0, 0.0),
-            np.where(inner, -1, leaf),
+        if not size:
+            raise ValueError("a tree has no nodes")
+        yield _read_binary_nodes(
+            steps[span], splits[span], leaf_numbers[span], places, borders, (leaves, outputs)
         )
+
+
+def _read_binary_nodes(
+    steps: Integers,
+    splits: Integers,
+    leaf_numbers: Integers,
+    places: Integers,
+    borders: Floats,
+    value_shape: tuple[int, int],
+) -> Shape:
+    """Return the shape of a tree whose nodes state the steps to their children."""
+    # If only one step is 0, this child is a leaf without a node, and the node states the number of this leaf.
+    to_left, to_right = steps & 0xFFFF, steps >> 16
+    is_inner = (to_left > 0) | (to_right > 0)
+    lacks_left, lacks_right = is_inner & (to_left == 0), is_inner & (to_right == 0)
+    states_leaf = ~is_inner | lacks_left | lacks_right
+    leaf, remainder = np.divmod(np.where(states_leaf, leaf_numbers, 0), value_shape[1])
+    if (leaf >= value_shape[0]).any() or remainder.any():
+        raise ValueError("a leaf has no value")
+    _check_splits(splits[is_inner], len(borders))
+    number = np.arange(len(steps))
+    new_leaves = np.flatnonzero(lacks_left | lacks_right)
+    new_numbers = np.zeros_like(number)
+    new_numbers[new_leaves] = len(number) + np.arange(len(new_leaves))
+    left_child = np.where(lacks_left, new_numbers, number + to_left)
+    right_child = np.where(lacks_right, new_numbers, number + to_right)
+    column = np.zeros_like(number)
+    border = np.zeros(len(number))
+    column[is_inner], border[is_inner] = places[splits[is_inner]], borders[splits[is_inner]]
+    no_child, no_column = np.full(len(new_leaves), NO_CHILD), np.zeros_like(new_leaves)
+    return Shape(
+        np.concatenate([np.where(is_inner, left_child, NO_CHILD), no_child]),
+        np.concatenate([np.where(is_inner, right_child, NO_CHILD), no_child]),
+        np.concatenate([column, no_column]),
+        np.concatenate([border, no_column]),
+        np.concatenate([np.where(is_inner, -1, leaf), leaf[new_leaves]]),
+    )
 
 
 def _read_binary_symmetric(
