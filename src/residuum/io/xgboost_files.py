@@ -292,24 +292,38 @@ def _scale_inner_values(trees: tuple[Tree, ...], settings: Settings | None) -> t
 
 def _as_random_forest(forest: Forest, parameters: Any) -> Forest:
     """Return a random forest as the mean of its trees if its leaves store mean targets."""
-    count = len(forest.trees)
+    count, offset = len(forest.trees), forest.offset
     parallel_trees = parameters.get("num_parallel_tree") if isinstance(parameters, dict) else None
     penalty, rate = forest.leaf_penalty, forest.learning_rate
-    is_forest = count > 1 and str(parallel_trees) == str(count) and forest.offset is not None
-    has_means = penalty is not None and penalty <= MAX_FOREST_PENALTY
-    is_regression = forest.objective == "reg:squarederror" and forest.offset is not None
-    if not is_forest or not has_means or not is_regression or len(forest.offset or ()) != 1:
+    is_forest = count > 1 and str(parallel_trees) == str(count) and offset is not None
+    is_regression = (
+        forest.objective == "reg:squarederror" and offset is not None and len(offset) == 1
+    )
+    if not is_forest or not is_regression or penalty is None or rate is None or offset is None:
         return forest
-    if rate is None or abs(rate * count - 1) > MAX_MISFIT:
+    if penalty > MAX_FOREST_PENALTY or abs(rate * count - 1) > MAX_MISFIT:
         return forest
-    assert forest.offset is not None
-    trees = tuple(replace(t, value=t.value * count + forest.offset[0]) for t in forest.trees)
     return replace(
         forest,
-        trees=trees,
+        trees=tuple(_with_means(tree, count, float(offset[0])) for tree in forest.trees),
         kind=AVERAGE,
-        has_bootstrap=None,
         offset=None,
         outputs=None,
         learning_rate=None,
+    )
+
+
+def _with_means(tree: Tree, trees: int, offset: float) -> Tree:
+    """Return a tree with mean targets as values, and numbers of records if its weights are integers.
+
+    The second derivative of the squared error is 1 for each record, and the trees of a random forest draw
+    records without replacement.
+    """
+    assert tree.weight is not None
+    counts = tree.weight.round()
+    has_counts = bool((counts == tree.weight).all()) and bool((counts > 0).all())
+    return replace(
+        tree,
+        value=tree.value * trees + offset,
+        count=counts.astype(np.int64) if has_counts else None,
     )
