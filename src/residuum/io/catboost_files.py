@@ -493,7 +493,7 @@ def _make_forest(
         offset=np.array(offset),
         outputs=np.tile(np.arange(outputs), len(shapes)),
         learning_rate=_number_of(settings, "boosting_options", "learning_rate"),
-        leaf_penalty=_number_of(settings, "tree_learner_options", "l2_leaf_reg"),
+        regularization=_number_of(settings, "tree_learner_options", "l2_leaf_reg"),
         objective=str(_member_of(settings, "loss_function", "type") or "")[:100],
         bin_edges=tuple(edges),
     )

@@ -100,9 +100,9 @@ def read_lightgbm(text: str) -> Forest:
         offset=np.zeros(outputs_of_model),
         outputs=np.arange(len(trees)) % outputs_of_model,
         learning_rate=_learning_rate(blocks, text),
-        leaf_penalty=_setting(text, "lambda_l2"),
+        regularization=_setting(text, "lambda_l2"),
         objective=model.get("objective", "").partition(" ")[0][:100],
-        is_float64=True,
+        compares_doubles=True,
         stored_ranges=_read_ranges(model.get("feature_infos", "").split(" "), columns),
     )
     return _as_mean(forest, outputs_of_model, text) if "average_output" in model else forest

@@ -141,7 +141,7 @@ def _read_learner(learner: Any, config: Any) -> Forest:
     settings = _stored_settings(config) or estimate_settings(trees)
     names = learner.get("feature_names")
     forest = Forest(
-        trees=_scale_inner_values(trees, settings),
+        trees=trees,
         columns=columns,
         has_midpoints=False,
         names=column_names(names if isinstance(names, list) else (), columns),
@@ -150,7 +150,7 @@ def _read_learner(learner: Any, config: Any) -> Forest:
         offset=_read_offset(parameters.get("base_score"), objective, outputs_of_model),
         outputs=outputs,
         learning_rate=None if settings is None else settings.learning_rate,
-        leaf_penalty=None if settings is None else settings.penalty,
+        regularization=None if settings is None else settings.penalty,
         objective=objective[:100],
         is_strict=True,
     )
@@ -281,27 +281,24 @@ def _fit_factor(x: Floats, y: Floats) -> float | None:
     return factor if misfit <= MAX_MISFIT * max(abs(factor), 1e-3) * np.sqrt(norm) else None
 
 
-def _scale_inner_values(trees: tuple[Tree, ...], settings: Settings | None) -> tuple[Tree, ...]:
-    """Multiply the weights of inner nodes by the learning rate, as in leaves; NaN if it is unknown."""
-    factor = np.nan if settings is None else settings.learning_rate
-    return tuple(
-        replace(t, value=np.where(t.left[:, None] == NO_CHILD, t.value, factor * t.value))
-        for t in trees
-    )
-
-
 def _as_random_forest(forest: Forest, parameters: Any) -> Forest:
     """Return a random forest as the mean of its trees if its leaves store mean targets."""
     count, offset = len(forest.trees), forest.offset
     parallel_trees = parameters.get("num_parallel_tree") if isinstance(parameters, dict) else None
-    penalty, rate = forest.leaf_penalty, forest.learning_rate
+    regularization, rate = forest.regularization, forest.learning_rate
     is_forest = count > 1 and str(parallel_trees) == str(count) and offset is not None
     is_regression = (
         forest.objective == "reg:squarederror" and offset is not None and len(offset) == 1
     )
-    if not is_forest or not is_regression or penalty is None or rate is None or offset is None:
+    if (
+        not is_forest
+        or not is_regression
+        or regularization is None
+        or rate is None
+        or offset is None
+    ):
         return forest
-    if penalty > MAX_FOREST_PENALTY or abs(rate * count - 1) > MAX_MISFIT:
+    if regularization > MAX_FOREST_PENALTY or abs(rate * count - 1) > MAX_MISFIT:
         return forest
     return replace(
         forest,
@@ -322,8 +319,9 @@ def _with_means(tree: Tree, trees: int, offset: float) -> Tree:
     assert tree.weight is not None
     counts = tree.weight.round()
     has_counts = bool((counts == tree.weight).all()) and bool((counts > 0).all())
+    is_leaf = tree.left[:, None] == NO_CHILD
     return replace(
         tree,
-        value=tree.value * trees + offset,
+        value=np.where(is_leaf, tree.value * trees, tree.value) + offset,
         count=counts.astype(np.int64) if has_counts else None,
     )
