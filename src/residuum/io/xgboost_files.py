@@ -48,7 +48,10 @@ IDENTITY = (
     "reg:absoluteerror", "reg:quantileerror", "binary:logitraw", "binary:hinge", "multi:softmax",
     "multi:softprob", "rank:pairwise", "rank:ndcg", "rank:map",
 )  # fmt: skip
-MAX_MISFIT = 1e-3  # largest relative error of the equations that determine the settings
+# Largest error of the equations that determine the settings, relative to their terms. Rounding to float32
+# causes errors of about 1e-7.
+MAX_MISFIT = 1e-5
+MAX_RATE_ERROR = 1e-3  # largest relative error of the learning rate of a random forest, which is 1
 # A leaf of a random forest is the mean target of its records if the penalty is at most this number.
 MAX_FOREST_PENALTY = 1e-4
 
@@ -243,7 +246,8 @@ def estimate_settings(trees: tuple[Tree, ...]) -> Settings | None:
     Returns:
         The settings. None if the trees are too small, or contradict the equations, as with an L1 penalty.
     """
-    slopes, constants, leaf_sums, weight_sums = [], [], [], []
+    slopes, constants, leaf_sums, other_sums = [], [], [], []
+    size = 0.0  # of the terms of all equations
     for tree in trees:
         assert tree.weight is not None
         w, h = tree.value[:, 0], tree.weight
@@ -251,34 +255,34 @@ def estimate_settings(trees: tuple[Tree, ...]) -> Settings | None:
         children = np.stack([tree.left[inner], tree.right[inner]])
         is_leaf = tree.left[children] == NO_CHILD
         has_no_leaf = ~is_leaf.any(0)
-        slopes.append((w[inner] - w[children].sum(0))[has_no_leaf])
-        constants.append(((w * h)[children].sum(0) - (w * h)[inner])[has_no_leaf])
-        # The last two lists hold the terms with and without the penalty.
-        leaf_sums.append(
-            np.stack([(w * h)[children] * is_leaf, w[children] * is_leaf]).sum(1)[:, ~has_no_leaf]
-        )
-        inner_sums = np.stack([(w * h)[children] * ~is_leaf, w[children] * ~is_leaf]).sum(1)
-        weight_sums.append((np.stack([(w * h)[inner], w[inner]]) - inner_sums)[:, ~has_no_leaf])
-    penalty = _fit_factor(np.concatenate(slopes), np.concatenate(constants))
+        terms = np.stack([w * h, w])  # without and with the penalty
+        size += float(np.square(terms[0, inner]).sum())
+        differences = terms[:, inner] - terms[:, children].sum(1)
+        slopes.append(differences[1, has_no_leaf])
+        constants.append(-differences[0, has_no_leaf])
+        leaf_sums.append((terms[:, children] * is_leaf).sum(1)[:, ~has_no_leaf])
+        inner_sums = (terms[:, children] * ~is_leaf).sum(1)
+        other_sums.append((terms[:, inner] - inner_sums)[:, ~has_no_leaf])
+    misfit = MAX_MISFIT * np.sqrt(size)
+    penalty = _fit_factor(np.concatenate(slopes), np.concatenate(constants), misfit)
     if penalty is None or penalty < -MAX_MISFIT:
         return None
-    terms = np.array([1.0, max(penalty, 0.0)])
+    factors = np.array([1.0, max(penalty, 0.0)])
     learning_rate = _fit_factor(
-        terms @ np.concatenate(weight_sums, 1), terms @ np.concatenate(leaf_sums, 1)
+        factors @ np.concatenate(other_sums, 1), factors @ np.concatenate(leaf_sums, 1), misfit
     )
     if learning_rate is None or learning_rate <= 0:
         return None
     return Settings(learning_rate, max(penalty, 0.0))
 
 
-def _fit_factor(x: Floats, y: Floats) -> float | None:
+def _fit_factor(x: Floats, y: Floats, misfit: float) -> float | None:
     """Return the factor of the line y = factor * x; None if the points do not lie on a line."""
     norm = float(x @ x)
     if len(x) < 2 or norm == 0.0 or not np.isfinite(norm):
         return None
     factor = float(x @ y) / norm
-    misfit = np.linalg.norm(y - factor * x)
-    return factor if misfit <= MAX_MISFIT * max(abs(factor), 1e-3) * np.sqrt(norm) else None
+    return factor if np.linalg.norm(y - factor * x) <= misfit else None
 
 
 def _as_random_forest(forest: Forest, parameters: Any) -> Forest:
@@ -298,7 +302,7 @@ def _as_random_forest(forest: Forest, parameters: Any) -> Forest:
         or offset is None
     ):
         return forest
-    if regularization > MAX_FOREST_PENALTY or abs(rate * count - 1) > MAX_MISFIT:
+    if regularization > MAX_FOREST_PENALTY or abs(rate * count - 1) > MAX_RATE_ERROR:
         return forest
     return replace(
         forest,
