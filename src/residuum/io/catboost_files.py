@@ -96,6 +96,7 @@ def is_catboost_json(head: bytes) -> bool:
     return b"".join(head.split()).startswith(tuple(b'{"' + name + b'":' for name in names))
 
 
+@np.errstate(all="ignore")  # damaged numbers may be of any size
 def read_catboost(raw: bytes) -> Forest:
     """Return the trees of a model of CatBoost. Nothing in the model is executed.
 

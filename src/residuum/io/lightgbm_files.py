@@ -49,6 +49,7 @@ CHANGES_OF_MEANS = ("lambda_l1", "lambda_l2", "path_smooth", "max_delta_step", "
 DEFAULT_NAME = re.compile(r"Column_\d+")
 
 
+@np.errstate(all="ignore")  # damaged numbers may be of any size
 def read_lightgbm(text: str) -> Forest:
     """Return the trees of a model of LightGBM. Nothing in the model is executed.
 

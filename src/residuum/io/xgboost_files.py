@@ -84,6 +84,7 @@ def is_xgboost_ubjson(head: bytes) -> bool:
     )
 
 
+@np.errstate(all="ignore")  # damaged numbers may be of any size
 def read_xgboost(raw: bytes | bytearray) -> Forest:
     """Return the trees of a model of XGBoost. Nothing in the model is executed.
 
@@ -233,6 +234,7 @@ def _stored_settings(config: Any) -> Settings | None:
     return Settings(float(numbers[0] / numbers[2]), float(numbers[1]))
 
 
+@np.errstate(all="ignore")
 def estimate_settings(trees: tuple[Tree, ...]) -> Settings | None:
     r"""Return the learning rate and the L2 penalty that the nodes of the trees determine.
 
@@ -279,7 +281,7 @@ def estimate_settings(trees: tuple[Tree, ...]) -> Settings | None:
 def _fit_factor(x: Floats, y: Floats, misfit: float) -> float | None:
     """Return the factor of the line y = factor * x; None if the points do not lie on a line."""
     norm = float(x @ x)
-    if len(x) < 2 or norm == 0.0 or not np.isfinite(norm):
+    if len(x) < 2 or norm == 0.0 or not np.isfinite([norm, misfit]).all():
         return None
     factor = float(x @ y) / norm
     return factor if np.linalg.norm(y - factor * x) <= misfit else None
