@@ -41,6 +41,7 @@ SAVE_WEIGHTS = (
     "safetensors.numpy.save_file({name: array, ...}, path)."
 )
 # Kinds of files that residuum can scan but not load as a network, each with a description and a remedy.
+USE_TREES = "Run residuum scan on the file, which reports what its trees store."
 UNREADABLE_KINDS = {
     "torchscript": (
         "a TorchScript program",
@@ -48,6 +49,9 @@ UNREADABLE_KINDS = {
         "torch.save(torch.jit.load(path).state_dict(), 'weights.pt').",
     ),
     "onnx": ("an ONNX graph", SAVE_WEIGHTS),
+    "xgboost": ("a model of XGBoost, which has trees and no network", USE_TREES),
+    "lightgbm": ("a model of LightGBM, which has trees and no network", USE_TREES),
+    "catboost": ("a model of CatBoost, which has trees and no network", USE_TREES),
     "pickle": ("a pickle that was not written by torch.save", SAVE_WEIGHTS),
 }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from residuum.io.boosted_files import find_boosted_forests
 from residuum.io.forest_files import find_forests
 from residuum.io.release import Release
 from residuum.trees.forest import Forest
@@ -32,5 +33,6 @@ def read_forests(release: Release) -> tuple[NamedForest, ...]:
         The forests, () if the release holds none.
     """
     forests = [NamedForest(name, forest) for name, forest in find_forests(release.content)]
+    forests += [NamedForest(name, forest) for name, forest in find_boosted_forests(release.content)]
     forests.sort(key=lambda named: -sum(len(tree.left) for tree in named.forest.trees))
     return tuple(forests)

@@ -8,6 +8,7 @@ a file that begins with     is read as
 ``\x80``, or a known name   a pickle of torch, scikit-learn or anything else, as inert values
 the mark of a compressor    compressed pickles of joblib, unpacked while they are read, up to a limit
 anything, named ``.onnx``   the initializers of an ONNX graph (extra ``onnx``)
+``tree``, ``CBM1``, ``{``   models of LightGBM, CatBoost and XGBoost: their trees (:mod:`.boosted_files`)
 ==========================  =======================================================================
 
 Inert values are plain objects that describe the content of a pickle (:mod:`.inert`).
@@ -28,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from residuum.errors import CheckpointError, UnsafeFileError
+from residuum.io.boosted_files import HEAD, detect_library, read_boosted_file
 from residuum.io.onnx_files import read_onnx
 from residuum.io.pickle_files import ZIP_MAGIC, PickleContent, read_archive, read_pickle
 from residuum.io.pickle_reader import describe_unsafe
@@ -44,7 +46,8 @@ PICKLE_MAGIC = b"\x80"
 FIRST_BYTES = b"(]}cKIVSF"
 SUFFIXES = (
     ".pt", ".pth", ".ckpt", ".bin", ".tar", ".pkl", ".pickle", ".p", ".sav", ".joblib", ".gz", ".z",
-    ".bz2", ".xz", ".lzma", ".model", ".safetensors", ".onnx", ".ts", ".jit", ".pth.tar",
+    ".bz2", ".xz", ".lzma", ".model", ".safetensors", ".onnx", ".ts", ".jit", ".pth.tar", ".ubj",
+    ".cbm", ".lgb", ".lgbm", ".xgb",
 )  # fmt: skip
 PICKLES = (".pkl", ".pickle", ".p", ".sav", ".joblib", ".model", ".bin", ".pt", ".pth")
 ADAPTER_CONFIG = "adapter_config.json"
@@ -68,7 +71,7 @@ class Release:
 
     Attributes:
         path: The file.
-        kind: "torch", "torchscript", "pickle", "safetensors" or "onnx".
+        kind: "torch", "torchscript", "pickle", "safetensors", "onnx", "xgboost", "lightgbm" or "catboost".
         content: The tree of inert values (:mod:`.inert`), or the tensors by name.
         size: Size of the file in bytes.
         metadata: Texts that are stored in the file.
@@ -117,7 +120,8 @@ def load(path: str | Path) -> Release:
     """Read the file of a release. Nothing in the file is executed.
 
     Args:
-        path: A file of torch, safetensors, scikit-learn or ONNX, or a directory of ``residuum train``.
+        path: A file of torch, safetensors, scikit-learn, ONNX, XGBoost, LightGBM or CatBoost, or a directory
+            of ``residuum train``.
 
     Returns:
         The release, for attacks, audits and scans.
@@ -199,7 +203,7 @@ def is_release(path: Path) -> bool:
 
 def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
     """Choose a reader by the first bytes of a file, because its name is not reliable, and read the file."""
-    first_bytes = stream.read(16)
+    first_bytes = stream.read(HEAD)
     stream.seek(0)
     if path.suffix == ".onnx":
         content, metadata = read_onnx(path)
@@ -209,6 +213,9 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
         return Release(path, "safetensors", content, size, metadata, _read_adapter_config(path))
     if first_bytes.startswith(ZIP_MAGIC):
         return _release_from_pickle(path, size, read_archive(path, stream, size))
+    if library := detect_library(first_bytes):
+        model, metadata = read_boosted_file(stream, size, library)
+        return Release(path, library, model, size, metadata)
     for magic, (what, remedy) in UNSUPPORTED_FORMATS.items():
         if first_bytes.startswith(magic):
             raise CheckpointError(f"{path.name!r} is {what}, which residuum does not read.", remedy)
@@ -221,7 +228,8 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
     if first_bytes.startswith(PICKLE_MAGIC) or unpacker is not None or has_first_byte:
         return _release_from_pickle(path, size, read_pickle(path, stream, size, unpacker))
     raise CheckpointError(
-        f"A release must be a file of torch, safetensors, pickle, joblib or ONNX; {path.name!r} "
+        "A release must be a file of torch, safetensors, pickle, joblib, ONNX, XGBoost, LightGBM or "
+        f"CatBoost; {path.name!r} "
         f"{'has another format' if size else 'is empty'}.",
         "Save the weights with torch.save(model.state_dict(), path), or as safetensors: "
         "safetensors.numpy.save_file({name: array, ...}, path).",

@@ -1,0 +1,316 @@
+"""Check the trees of boosting that a model file describes, and put their nodes into the usual order.
+
+The readers of XGBoost, LightGBM and CatBoost get arrays of nodes from an untrusted file. :func:`build_tree`
+accepts them only if the nodes that can be reached from the root form one tree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from residuum.errors import CheckpointError, UnsafeFileError
+from residuum.io.safetensors_files import COPY_AGAIN
+from residuum.trees.forest import NO_CHILD, Booleans, Floats, Integers, Tree
+
+MAX_NODES = 50_000_000  # largest number of nodes of all trees of a model
+MAX_TREES = 1_000_000  # largest number of trees of a model
+MAX_COLUMNS = 1 << 22  # largest number of columns; hashed texts have up to a million
+MAX_OUTPUTS = 100_000  # largest number of classes or targets
+MAX_INTEGER = 2**31 - 1  # largest number of a child or a column
+MAX_NAME = 200  # longest name of a column that is kept, in characters
+MAX_JSON_BYTES = 256 << 20  # largest JSON file
+# Python needs up to 230 bytes for an empty container of JSON, and such a container takes two bytes of a file.
+MAX_CONTAINERS = 2_000_000
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes of a tree as a model file describes them, with node 0 as the root.
+
+    Attributes:
+        left_child: Number of the left child of each node, -1 for a leaf.
+        right_child: Number of the right child of each node, -1 for a leaf.
+        feature: Column that each node splits.
+        threshold: Threshold of each split.
+        value: (nodes,) value of each node, NaN for inner nodes without values.
+        missing_left: Whether missing values go to the left child.
+        weight: Sum of weights or second derivatives below each node, None if the file stores none.
+        count: Number of records below each node, None if the file stores none.
+        unused: Largest number of nodes that the root does not reach, because the library deleted them.
+    """
+
+    left_child: Integers
+    right_child: Integers
+    feature: Integers
+    threshold: Floats
+    value: Floats
+    missing_left: Booleans
+    weight: Floats | None = None
+    count: Integers | None = None
+    unused: int = 0
+
+
+def describe_damage(library: str, what: str) -> tuple[str, str]:
+    """Return the error message and the remedy for a file that is not complete or not correct.
+
+    Args:
+        library: Name of the library that wrote the file.
+        what: What the file must hold.
+
+    Returns:
+        The message and the remedy.
+    """
+    return f"A model of {library} must hold {what}; this file does not.", COPY_AGAIN
+
+
+def describe_unsupported(library: str, what: str) -> tuple[str, str]:
+    """Return the error message and the remedy for a model of a kind that residuum does not read.
+
+    Args:
+        library: Name of the library that wrote the file.
+        what: What the file holds, such as "categorical splits".
+
+    Returns:
+        The message and the remedy.
+    """
+    return (
+        f"residuum reads models of {library} whose trees split numeric columns and store one number per "
+        f"leaf; this file holds {what}.",
+        "This model cannot be scanned or audited by its trees.",
+    )
+
+
+def read_json(raw: bytes, library: str) -> Any:
+    """Return the content of a JSON text of limited size.
+
+    Args:
+        raw: The text.
+        library: Name of the library that wrote the text.
+
+    Returns:
+        The content.
+
+    Raises:
+        UnsafeFileError: If the text has too many bytes or too many containers.
+        CheckpointError: If the text is not JSON.
+    """
+    if len(raw) > MAX_JSON_BYTES or raw.count(b"[") + raw.count(b"{") > MAX_CONTAINERS:
+        raise UnsafeFileError(
+            f"A JSON file may have at most {MAX_JSON_BYTES >> 20} MB and {MAX_CONTAINERS:,} lists and "
+            "objects; this file has more.",
+            "Save the model in a binary format, or with fewer trees.",
+        )
+    try:
+        return json.loads(raw)
+    except (ValueError, RecursionError) as problem:
+        raise CheckpointError(*describe_damage(library, "a complete JSON text")) from problem
+
+
+def get_member(value: Any, *keys: str, library: str) -> Any:
+    """Return a member of nested objects of JSON.
+
+    Args:
+        value: The outer object.
+        *keys: The names of the members, from the outermost to the innermost.
+        library: Name of the library that wrote the file.
+
+    Returns:
+        The member.
+
+    Raises:
+        CheckpointError: If a member is missing.
+    """
+    for key in keys:
+        if not isinstance(value, dict) or key not in value:
+            raise CheckpointError(*describe_damage(library, f"the member {key!r}"))
+        value = value[key]
+    return value
+
+
+def as_floats(value: Any, what: str, library: str, length: int | None = None) -> Floats:
+    """Return numbers of a model file as an array.
+
+    Args:
+        value: A list of numbers or texts, or an array.
+        what: What the numbers are, for the error message.
+        library: Name of the library that wrote the file.
+        length: Expected number of values, None for any number.
+
+    Returns:
+        (length,) the numbers.
+
+    Raises:
+        CheckpointError: If the value does not hold this many numbers.
+    """
+    try:
+        numbers = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError) as problem:
+        raise CheckpointError(*describe_damage(library, f"numbers as {what}")) from problem
+    if numbers.ndim != 1 or (length is not None and len(numbers) != length):
+        count = "a list of numbers" if length is None else f"{length} numbers"
+        raise CheckpointError(*describe_damage(library, f"{count} as {what}"))
+    return numbers
+
+
+def as_integers(value: Any, what: str, library: str, length: int | None = None) -> Integers:
+    """Return integers of a model file as an array.
+
+    Args:
+        value: A list of numbers or texts, or an array.
+        what: What the numbers are, for the error message.
+        library: Name of the library that wrote the file.
+        length: Expected number of values, None for any number.
+
+    Returns:
+        (length,) the integers.
+
+    Raises:
+        CheckpointError: If the value does not hold this many integers of 32 bits.
+    """
+    numbers = as_floats(value, what, library, length)
+    if not (np.abs(numbers) <= MAX_INTEGER).all() or (numbers != np.round(numbers)).any():
+        raise CheckpointError(*describe_damage(library, f"integers of 32 bits as {what}"))
+    return numbers.astype(np.int64)
+
+
+def as_count(value: Any, what: str, library: str, limit: int) -> int:
+    """Return a number of columns, outputs or nodes.
+
+    Args:
+        value: A number, or its text.
+        what: What is counted, for the error message.
+        library: Name of the library that wrote the file.
+        limit: The largest allowed number.
+
+    Returns:
+        The number.
+
+    Raises:
+        CheckpointError: If the value is not such a number.
+        UnsafeFileError: If the number exceeds the limit.
+    """
+    count = int(as_integers([value], what, library, 1)[0])
+    if count < 0:
+        raise CheckpointError(*describe_damage(library, f"no negative {what}"))
+    if count > limit:
+        raise UnsafeFileError(
+            f"A model of {library} may have at most {limit:,} as {what}; this file states {count:,}.",
+            COPY_AGAIN,
+        )
+    return count
+
+
+def column_names(names: Iterable[Any], columns: int) -> tuple[str, ...]:
+    """Return the names of the columns, () if there is not one text for each column.
+
+    Args:
+        names: The names in the file.
+        columns: Number of columns.
+
+    Returns:
+        The names without characters that cannot be written as UTF-8.
+    """
+    texts = list(names)
+    if len(texts) != columns or not all(isinstance(name, str) and name for name in texts):
+        return ()
+    return tuple(name[:MAX_NAME].encode("utf-8", "replace").decode() for name in texts)
+
+
+def build_tree(nodes: Nodes, columns: int, library: str) -> Tree:
+    """Return the tree that the nodes of a file form, every parent before its children.
+
+    Args:
+        nodes: The nodes.
+        columns: Number of columns of the table.
+        library: Name of the library that wrote the file.
+
+    Returns:
+        The tree.
+
+    Raises:
+        CheckpointError: If the nodes do not form one tree.
+    """
+    order = _reachable_nodes(nodes.left_child, nodes.right_child)
+    count = len(nodes.left_child)
+    if order is None or count - len(order) > nodes.unused:
+        raise CheckpointError(*describe_damage(library, "nodes that form trees"))
+    new_number = np.full(count + 1, NO_CHILD)  # the last entry is for the missing child of a leaf
+    new_number[order] = np.arange(len(order))
+    left_child = new_number[nodes.left_child[order]]
+    inner = left_child != NO_CHILD
+    feature, threshold, value = nodes.feature[order], nodes.threshold[order], nodes.value[order]
+    if ((feature[inner] < 0) | (feature[inner] >= columns)).any():
+        raise CheckpointError(*describe_damage(library, "splits of columns that exist"))
+    if np.isnan(threshold[inner]).any() or not np.isfinite(value[~inner]).all():
+        raise CheckpointError(
+            *describe_damage(library, "finite values of leaves, and numbers as thresholds")
+        )
+    weight = None if nodes.weight is None else nodes.weight[order]
+    if weight is not None and not np.isfinite(weight).all():
+        raise CheckpointError(*describe_damage(library, "finite weights of nodes"))
+    return Tree(
+        left=left_child,
+        right=new_number[nodes.right_child[order]],
+        feature=feature,
+        threshold=threshold,
+        value=value[:, None],
+        weight=weight,
+        count=None if nodes.count is None else nodes.count[order],
+        missing_left=nodes.missing_left[order],
+    )
+
+
+def check_size(trees: int, nodes: int, library: str) -> None:
+    """Refuse a model with too many trees or nodes.
+
+    Args:
+        trees: Number of trees.
+        nodes: Number of nodes of all trees.
+        library: Name of the library that wrote the file.
+
+    Raises:
+        UnsafeFileError: If the model has too many of them.
+        CheckpointError: If the model has no trees.
+    """
+    if trees > MAX_TREES or nodes > MAX_NODES:
+        raise UnsafeFileError(
+            f"A model of {library} may have at most {MAX_TREES:,} trees and {MAX_NODES:,} nodes; this file "
+            "has more.",
+            "Save the model with fewer trees.",
+        )
+    if not trees:
+        raise CheckpointError(*describe_damage(library, "at least one tree"))
+
+
+def _reachable_nodes(left_child: Integers, right_child: Integers) -> Integers | None:
+    """Return the nodes that the root reaches, parents first; None if they do not form a tree."""
+    count = len(left_child)
+    inner = np.flatnonzero(left_child != NO_CHILD)
+    children = np.concatenate([left_child[inner], right_child[inner]])
+    has_lonely_child = ((left_child == NO_CHILD) != (right_child == NO_CHILD)).any()
+    if not count or has_lonely_child or ((children < 0) | (children >= count)).any():
+        return None
+    is_ordered = bool((left_child[inner] > inner).all() and (right_child[inner] > inner).all())
+    if is_ordered and len(np.unique(children)) == len(children) == count - 1:
+        return np.arange(count)
+    return _traverse(left_child.tolist(), right_child.tolist())
+
+
+def _traverse(left_child: list[int], right_child: list[int]) -> Integers | None:
+    """Return the nodes that the root reaches in depth-first order; None if a node is reached twice."""
+    seen = bytearray(len(left_child))
+    order, stack = [], [0]
+    while stack:
+        node = stack.pop()
+        if seen[node]:
+            return None
+        seen[node] = 1
+        order.append(node)
+        if left_child[node] != NO_CHILD:
+            stack += [right_child[node], left_child[node]]
+    return np.array(order, dtype=np.int64)
