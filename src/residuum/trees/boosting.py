@@ -12,14 +12,12 @@ gives a linear equation for the targets:
     sum over L of y_i  =  a n v + c v + sum over L of F_i    with  a = 1 / eta,  c = lambda / eta.
 
 The equation is linear in a and c as well, so a file that does not state eta and lambda determines them
-together with the targets. Every equation is divided by the square root of n. Then the matrix of the normal
-equations is ``G = sum over trees of P_t``, where the projection ``P_t`` replaces the numbers of all records
-by their means in the leaves of tree t.
+together with the targets. The equations are solved in :mod:`.leaf_equations`.
 
 A target is determined if the equations leave no freedom for it, and if its standard error, computed from the
 misfit of all equations, is small. Rows that are not the training rows do not fit the equations, so that the
 standard errors are large. A leaf whose stored number of records differs from that of the known rows gives no
-equation. So some unknown rows do no harm.
+equation. So an attacker who does not know all rows still recovers targets.
 """
 
 from __future__ import annotations
@@ -27,24 +25,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.sparse import csr_array
-from scipy.sparse.linalg import lsmr
 
 from residuum.errors import InputError
-from residuum.trees.forest import BOOSTING, NO_CHILD, Booleans, Floats, Forest, Integers
-from residuum.trees.predict import find_leaf_nodes
+from residuum.trees.forest import BOOSTING, Booleans, Floats, Forest
+from residuum.trees.leaf_equations import (
+    Equations,
+    Solution,
+    build_equations,
+    solve_by_iteration,
+    solve_dense,
+)
 
 TOLERANCE = 1e-5  # largest error of a determined target, as a share of the range of the targets
 DEVIATIONS = 6.0  # a determined target is right within this number of standard errors
 MAX_DENSE = 2000  # the equations of more records than this are solved by iteration
 MIN_SPARE = 10  # fewer equations than this beyond the rank do not show that the rows are right
-# Directions whose eigenvalue of G is below this share of the largest one count as undetermined.
-MIN_EIGENVALUE = 1e-11
-MIN_TRACE = 1e-9  # settings are unknown if changing them changes the equations' misfit by less than this share
-MAX_FREEDOM = 1e-14  # share of a determined target that may lie in undetermined directions
-PROBES = 8  # number of random targets that show which targets an iteration determines
-MAX_PROBE_ERROR = 1e-7  # largest error of a determined target in units of the random targets
-MAX_STEPS = 3000  # maximum number of steps of an iteration
+MIN_TRACE = 1e-9  # settings are unknown if they change the misfit by less than this share
 # Names of squared error in scikit-learn, XGBoost, LightGBM and CatBoost, "" if the file names no loss.
 SQUARED_ERROR = (
     "",
@@ -119,95 +115,44 @@ def recover_targets(
         The targets, and which of them the file determines.
 
     Raises:
-        InputError: If the trees are not boosted with squared error, or do not fit the rows.
+        InputError: If the model was not boosted with squared error, or if the rows have other columns.
     """
-    _check(forest, x)
-    equations = _Equations.build(forest, x)
-    learning_rate = forest.learning_rate if learning_rate is None else learning_rate
-    solve = _solve_dense if len(x) <= max_dense else _solve_by_iteration
-    return _fit(equations, solve(equations), _choices(learning_rate, regularization), tolerance)
-
-
-def _check(forest: Forest, x: Floats) -> None:
-    if forest.kind != BOOSTING:
+    if reason := why_not(forest):
         raise InputError(
-            f'Targets are recovered from boosted trees; these trees have kind "{forest.kind}".',
-            "Use the attack forest, which needs no rows.",
+            f"Targets cannot be recovered from known rows: {reason}.",
+            "Pass a regressor that was boosted with squared error.",
         )
-    if not is_squared_error(forest):
-        loss = forest.objective or "of a classifier"
-        raise InputError(
-            f"Targets are recovered if the loss is the squared error; this model has the loss {loss}.",
-            "Nothing can be done for other losses. Their leaf values are not linear in the targets.",
-        )
-    if forest.outputs is not None and len(set(forest.outputs.tolist())) > 1:
-        raise InputError(
-            f"Targets are recovered for one output; this model has {int(forest.outputs.max()) + 1}.",
-            "Pass the trees of one output.",
-        )
-    if forest.has_sample_weights:
-        raise InputError(
-            "Targets are recovered if all records have the same weight; this model had sample weights.",
-            "Nothing can be done if the weights are unknown.",
-        )
-    if x.ndim != 2 or x.shape[1] != forest.columns:
+    if x.ndim != 2 or not len(x) or x.shape[1] != forest.columns:
         raise InputError(
             f"The rows must have {forest.columns} columns as the trees do; got shape {x.shape}.",
             "Pass one row for each record, with the columns in the order of the training table.",
         )
+    equations = build_equations(forest, x)
+    solution = _no_solution(len(x))
+    if len(equations.sides):
+        solve = solve_dense if len(x) <= max_dense else solve_by_iteration
+        solution = solve(equations)
+    learning_rate = forest.learning_rate if learning_rate is None else learning_rate
+    return _fit(equations, solution, _choices(learning_rate, regularization), tolerance)
 
 
-@dataclass(frozen=True)
-class _Equations:
-    """One equation for each leaf: ``A y = base + a rate + c shrinkage``.
-
-    Attributes:
-        A: (equations, records) sparse matrix, 1 / sqrt(n) for the n records of a leaf.
-        base: (equations,) sum of the predictions before the tree / sqrt(n).
-        rate: (equations,) n v / sqrt(n).
-        shrinkage: (equations,) v / sqrt(n).
-        leaves: Number of all leaves, with those that give no equation.
-    """
-
-    A: csr_array
-    base: Floats
-    rate: Floats
-    shrinkage: Floats
-    leaves: int
-
-    @classmethod
-    def build(cls, forest: Forest, x: Floats) -> _Equations:
-        # XGBoost adds the trees in float32. The same rounding errors make the equations more accurate.
-        kind = np.float32 if forest.library.lower() == "xgboost" else np.float64
-        prediction = np.full(len(x), first_prediction(forest), dtype=kind)
-        entries: list[tuple[Integers, Integers, Floats]] = []
-        base, rate, shrinkage = [], [], []
-        equations = leaves = 0
-        for number, tree in enumerate(forest.trees):
-            node = find_leaf_nodes(tree, x, forest.is_strict)
-            value = tree.value[:, 0]
-            count = np.bincount(node, minlength=len(tree.left))
-            sums = np.bincount(node, weights=prediction, minlength=len(tree.left))
-            is_used = (count > 0) & np.isfinite(value)
-            stored = tree.weight if tree.count is None else tree.count
-            if stored is not None:
-                is_used &= np.abs(stored - count) < 0.5
-            if number == 0 and starts_in_first_tree(forest):
-                is_used[:] = False
-            n, v = count[is_used], value[is_used]
-            row = np.full(len(is_used), -1)
-            row[is_used] = equations + np.arange(len(n))
-            records = np.flatnonzero(is_used[node])
-            entries.append((row[node[records]], records, 1 / np.sqrt(count[node[records]])))
-            base.append(sums[is_used] / np.sqrt(n))
-            rate.append(n * v / np.sqrt(n))
-            shrinkage.append(v / np.sqrt(n))
-            equations += len(n)
-            leaves += int((tree.left == NO_CHILD).sum())
-            prediction += value[node].astype(kind)
-        rows, columns, values = (np.concatenate(arrays) for arrays in zip(*entries, strict=True))
-        matrix = csr_array((values, (rows, columns)), shape=(equations, len(x)))
-        return cls(matrix, *(np.concatenate(side) for side in (base, rate, shrinkage)), leaves)
+def why_not(forest: Forest) -> str:
+    """Return why targets cannot be recovered from known rows, "" if they can."""
+    if forest.kind != BOOSTING:
+        return f'the trees must be boosted; these trees have the kind "{forest.kind}"'
+    if not is_squared_error(forest):
+        loss = forest.objective or "that of a classifier"
+        return (
+            f"the loss must be the squared error, and the loss of this model is {loss}, for which "
+            "leaf values are not linear in the targets"
+        )
+    if forest.outputs is not None and len(set(forest.outputs.tolist())) > 1:
+        return "the model must have one output; this model has several"
+    if forest.has_sample_weights:
+        return (
+            "all records must have the same weight, and this model was trained with sample weights"
+        )
+    return ""
 
 
 def is_squared_error(forest: Forest) -> bool:
@@ -215,87 +160,18 @@ def is_squared_error(forest: Forest) -> bool:
     return not forest.is_classifier and forest.objective.lower() in SQUARED_ERROR
 
 
-def starts_in_first_tree(forest: Forest) -> bool:
-    """Return whether the leaves of the first tree contain the first prediction, as in files of LightGBM."""
-    is_zero = forest.offset is None or not np.any(forest.offset)
-    return forest.library.lower() == "lightgbm" and is_zero
-
-
-def first_prediction(forest: Forest) -> float:
-    """Return the prediction before the first tree, 0 if the file does not state it."""
-    return 0.0 if forest.offset is None else float(np.ravel(forest.offset)[0])
-
-
-@dataclass(frozen=True)
-class _Solution:
-    """Least-squares solutions for the three right sides, and how well they are determined.
-
-    Attributes:
-        y: (records, 3) solutions for the right sides base, rate and shrinkage.
-        residual: (equations, 3) right sides minus the fitted ones.
-        has_freedom: (records,) whether the equations leave freedom for the target.
-        deviation: (records,) standard error of each target if every equation has errors of size 1.
-        rank: Number of independent equations.
-    """
-
-    y: Floats
-    residual: Floats
-    has_freedom: Booleans
-    deviation: Floats
-    rank: int
-
-
-def _solve_dense(equations: _Equations) -> _Solution:
-    """Solve the equations with the eigenvectors of G."""
-    A = equations.A
-    right = np.stack([equations.base, equations.rate, equations.shrinkage], 1)
-    eigenvalue, vector = np.linalg.eigh((A.T @ A).toarray())
-    is_fixed = eigenvalue > MIN_EIGENVALUE * max(float(eigenvalue[-1]), 1e-300)
-    basis, eigenvalue = vector[:, is_fixed], eigenvalue[is_fixed]
-    y = np.zeros((A.shape[1], 3))
-    for _ in range(3):  # the second and the third step remove rounding errors of the first
-        y += basis @ ((basis.T @ (A.T @ (right - A @ y))) / eigenvalue[:, None])
-    return _Solution(
-        y,
-        right - A @ y,
-        (vector[:, ~is_fixed] ** 2).sum(1) > MAX_FREEDOM,
-        np.sqrt((basis**2 / eigenvalue).sum(1)),
-        int(is_fixed.sum()),
+def _no_solution(records: int) -> Solution:
+    return Solution(
+        y=np.zeros((records, 3)),
+        residual=np.zeros((0, 3)),
+        has_freedom=np.ones(records, dtype=bool),
+        deviation=np.zeros(records),
+        rank=0,
     )
-
-
-def _solve_by_iteration(equations: _Equations) -> _Solution:
-    """Solve the equations of many records with LSMR, which needs products with the sparse matrix only.
-
-    Random targets show which targets are determined: the solution of least norm equals them there and, with
-    probability one, nowhere else. Random errors of the equations show how large the errors of the targets
-    are.
-    """
-    A = equations.A
-    right = np.stack([equations.base, equations.rate, equations.shrinkage], 1)
-    generator = np.random.default_rng(0)
-    planted = generator.standard_normal((A.shape[1], PROBES))
-    y = np.stack([_least_norm(A, side) for side in right.T], 1)
-    y += np.stack([_least_norm(A, side) for side in (right - A @ y).T], 1)
-    copies = np.stack([_least_norm(A, A @ targets) for targets in planted.T], 1)
-    errors = generator.standard_normal((A.shape[0], PROBES))
-    effects = np.stack([_least_norm(A, side) for side in errors.T], 1)
-    rank = A.shape[1] * float((copies * planted).sum() / (planted**2).sum())
-    return _Solution(
-        y,
-        right - A @ y,
-        (np.abs(copies - planted) > MAX_PROBE_ERROR).any(1),
-        np.sqrt((effects**2).mean(1)),
-        round(rank),
-    )
-
-
-def _least_norm(A: csr_array, side: Floats) -> Floats:
-    return lsmr(A, side, atol=1e-14, btol=1e-14, conlim=0, maxiter=MAX_STEPS)[0]
 
 
 def _fit(
-    equations: _Equations, solution: _Solution, choices: Floats, tolerance: float
+    equations: Equations, solution: Solution, choices: Floats, tolerance: float
 ) -> RecoveredTargets:
     """Choose the unknown settings with the smallest misfit, and return the targets with their errors.
 
@@ -313,7 +189,7 @@ def _fit(
     scales = np.linalg.norm(traces, axis=0)
     unknown_settings = traces.shape[1]
     spare = len(residual) - solution.rank - unknown_settings
-    size = np.linalg.norm(equations.rate) / max(len(solution.y), 1)
+    size = np.linalg.norm(equations.sides[:, 1]) / max(len(solution.y), 1)
     settings = np.zeros(unknown_settings)
     variance = solution.deviation**2
     is_solved = spare >= MIN_SPARE and bool((scales > MIN_TRACE * size).all())
@@ -353,8 +229,8 @@ def _choices(learning_rate: float | None, regularization: float | None) -> Float
         regularization: Regularization lambda, None if unknown.
 
     Returns:
-        (3, 1 + k) coefficients. Column 0 has the known settings. Each other column is multiplied by one of the
-        k unknown settings.
+        (3, 1 + k) coefficients. Column 0 has the known settings. Each other column is multiplied by one of
+        the k unknown settings.
     """
     if learning_rate is None:
         if regularization is None:

@@ -10,9 +10,9 @@ and regularization lambda, a leaf with n records stores ``v = eta (sum of y - n 
 file gives the number of records and the sum of the targets of every leaf of the first tree. If a leaf has one
 record, this sum is the target of the record.
 
-XGBoost does not write eta and lambda into its model files. They follow from the inner nodes, which store their
-values without eta. If G is the sum of the residuals of a node with n records and u = G / (n + lambda), the
-sums of two children add up to that of their parent:
+XGBoost does not write eta and lambda into its model files. They follow from the inner nodes, which store
+their values without eta. Let G be the sum of the residuals of a node with n records, and let its value be
+``u = G / (n + lambda)``. The sums of two children add up to that of their parent:
 
     u n + lambda u = sum over children of (u' n' + lambda u')    with  u' = v / eta for a leaf.
 
@@ -25,8 +25,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from residuum.trees.boosting import first_prediction, is_squared_error, starts_in_first_tree
+from residuum.trees.boosting import is_squared_error
 from residuum.trees.forest import BOOSTING, NO_CHILD, Floats, Forest, Integers, Tree
+from residuum.trees.leaf_equations import first_prediction, starts_in_first_tree
 
 # LightGBM separates zero from other values with thresholds of this size, whatever values the column has.
 ZERO_THRESHOLD = 1e-30
@@ -85,18 +86,18 @@ class StoredValues:
         sentences = {
             VALUES: f"The file stores {number} values of {columns} columns of the training table, because "
             "XGBoost, unless trained with another method than the default, splits at such values.",
-            MIDPOINTS: f"The file stores {number} thresholds of {columns} columns. A threshold is the midpoint "
-            "of two values of the training table.",
-            RANDOM: f"The file stores {number} thresholds of {columns} columns. A threshold is a random number "
-            "between two values of the training table.",
+            MIDPOINTS: f"The file stores {number} thresholds of {columns} columns. A threshold is the "
+            "midpoint of two values of the training table.",
+            RANDOM: f"The file stores {number} thresholds of {columns} columns. A threshold is a random "
+            "number between two values of the training table.",
         }
         lines = [sentences[self.kind]]
         if ranges := int(np.isfinite(self.lowest).sum()):
             lines.append(f"The file stores the smallest and the largest value of {ranges} columns.")
         if len(self.leaf_sums):
             lines.append(
-                f"The first tree stores the sum of the targets of {len(self.leaf_sums)} groups of records, and "
-                f"{len(self.targets)} of these groups are a single record."
+                f"The first tree stores the sum of the targets of {len(self.leaf_sums)} groups of records, "
+                f"and {len(self.targets)} of these groups are a single record."
             )
             if self.has_assumed_settings:
                 lines.append(
@@ -171,8 +172,8 @@ def count_stored_values(forest: Forest, x: Floats) -> Integers:
     """Count the columns of each record whose value the file stores.
 
     A value is stored if it equals a threshold of its column, or the stored smallest or largest value of the
-    column. Values are compared as float32 numbers. Training records have more stored values than other records
-    if thresholds are values of the training table, as in files of XGBoost.
+    column. Values are compared as float32 numbers. Training records have more stored values than others if
+    thresholds are values of the training table, as in files of XGBoost.
 
     Args:
         forest: The trees.
@@ -237,7 +238,7 @@ def settings_of_inner_nodes(forest: Forest) -> tuple[float, float] | None:
     """Compute the learning rate and the regularization from the values of inner nodes.
 
     Args:
-        forest: Boosted trees whose inner nodes store values without the learning rate, as in files of XGBoost.
+        forest: Boosted trees. Files of XGBoost store the values of inner nodes without the learning rate.
 
     Returns:
         Learning rate and regularization. None if the inner nodes store no values, or do not determine them.
