@@ -2,8 +2,12 @@
 
 A threshold splits a column between two values of the training table. XGBoost builds its histograms from
 values of the column (``tree_method="hist"``, the default), so a threshold is itself a value of the training
-table. The other libraries store the midpoint of two values. LightGBM also stores the smallest and the largest
-value of each column.
+table. HistGradientBoosting stores the edges of its bins. If a column has at most 255 distinct values, the
+edges are the midpoints of neighbors (:func:`values_between_edges`). Otherwise they are 254 quantiles, which
+scikit-learn 1.9 copies from the table (``averaged_inverted_cdf``: a quantile is the mean of two values only
+if its rank is an integer). The other libraries store the midpoint of two values, as do earlier versions of
+scikit-learn, and XGBoost with ``tree_method="exact"``, which its model files do not state. LightGBM also
+stores the smallest and the largest value of each column.
 
 The first tree is fitted to ``y - s``, where s is the first prediction. With squared error, learning rate eta
 and regularization lambda, a leaf with n records stores ``v = eta (sum of y - n s) / (n + lambda)``. So the
@@ -26,17 +30,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from residuum.trees.boosting import is_squared_error
-from residuum.trees.forest import BOOSTING, NO_CHILD, Floats, Forest, Integers, Tree
+from residuum.trees.forest import BOOSTING, NO_CHILD, Booleans, Floats, Forest, Integers, Tree
 from residuum.trees.leaf_equations import first_prediction, starts_in_first_tree
 
 # LightGBM separates zero from other values with thresholds of this size, whatever values the column has.
 ZERO_THRESHOLD = 1e-30
+EDGE_ROUNDING = 1e-14  # an edge of a bin is a midpoint up to this share of the largest value
 MIN_NODES = 10  # settings are computed from at least this many inner nodes
 MAX_MISFIT = (
     1e-4  # largest relative misfit of computed settings; inner values of LightGBM have six digits
 )
 
-VALUES, MIDPOINTS, RANDOM = "values", "midpoints", "random"
+# HistGradientBoosting with default settings has at most so many edges for a column. A column with more distinct
+# values than bins has exactly so many.
+QUANTILE_EDGES = 254
 
 
 @dataclass(frozen=True)
@@ -45,8 +52,9 @@ class StoredValues:
 
     Attributes:
         thresholds: For each column, the distinct thresholds, ascending.
-        kind: What a threshold is: a value of the column ("values"), the midpoint of two values ("midpoints"),
-            or a random number between two values ("random").
+        holds_values: (columns,) whether the thresholds are values of the column. Otherwise they lie between
+            two values.
+        has_midpoints: Whether the thresholds of the other columns are midpoints of two values.
         lowest: (columns,) stored smallest values of the columns, NaN if the file does not store them.
         highest: (columns,) stored largest values of the columns, NaN if the file does not store them.
         leaf_counts: (leaves,) number of records in each leaf of the first tree, () if unknown.
@@ -58,7 +66,8 @@ class StoredValues:
     """
 
     thresholds: tuple[Floats, ...]
-    kind: str
+    holds_values: Booleans
+    has_midpoints: bool
     lowest: Floats
     highest: Floats
     leaf_counts: Integers
@@ -81,17 +90,25 @@ class StoredValues:
     @property
     def lines(self) -> tuple[str, ...]:
         """What the file stores, in sentences."""
-        columns = sum(len(values) > 0 for values in self.thresholds)
-        number = f"{self.threshold_count:,}"
-        sentences = {
-            VALUES: f"The file stores {number} values of {columns} columns of the training table, because "
-            "XGBoost, unless trained with another method than the default, splits at such values.",
-            MIDPOINTS: f"The file stores {number} thresholds of {columns} columns. A threshold is the "
-            "midpoint of two values of the training table.",
-            RANDOM: f"The file stores {number} thresholds of {columns} columns. A threshold is a random "
-            "number between two values of the training table.",
-        }
-        lines = [sentences[self.kind]]
+        lines = []
+        for is_value in (True, False):
+            columns = [
+                values
+                for values, flag in zip(self.thresholds, self.holds_values, strict=True)
+                if flag == is_value and len(values)
+            ]
+            number = sum(map(len, columns))
+            if number and is_value:
+                lines.append(
+                    f"The file stores about {number:,} values of {len(columns)} columns of the training table, "
+                    "because these thresholds are copied from the table by default."
+                )
+            elif number:
+                place = "the midpoint of" if self.has_midpoints else "a number between"
+                lines.append(
+                    f"The file stores {number:,} thresholds of {len(columns)} columns. Each one is {place} two "
+                    "values of the training table."
+                )
         if ranges := int(np.isfinite(self.lowest).sum()):
             lines.append(f"The file stores the smallest and the largest value of {ranges} columns.")
         if len(self.leaf_sums):
@@ -126,7 +143,11 @@ def find_stored_values(
     """
     unknown = np.full(forest.columns, np.nan)
     lowest, highest = forest.stored_ranges or (unknown, unknown)
-    is_exact_value = forest.library.lower() == "xgboost" and not forest.has_midpoints
+    if forest.bin_edges:
+        holds_values = np.array([len(edges) == QUANTILE_EDGES for edges in forest.bin_edges])
+    else:
+        is_xgboost = forest.library.lower() == "xgboost" and not forest.has_midpoints
+        holds_values = np.full(forest.columns, is_xgboost)
     counts = [leaf_counts for tree in forest.trees if len(leaf_counts := _leaf_counts(tree))]
     has_sums = forest.kind == BOOSTING and is_squared_error(forest) and bool(counts)
     settings: tuple[float | None, float | None, bool] = (None, None, False)
@@ -137,7 +158,8 @@ def find_stored_values(
         sums = _first_sums(forest, rate, shrinkage)
     return StoredValues(
         tuple(distinct_thresholds(forest)),
-        VALUES if is_exact_value else MIDPOINTS if forest.has_midpoints else RANDOM,
+        holds_values,
+        forest.has_midpoints,
         lowest,
         highest,
         _leaf_counts(forest.trees[0]) if has_sums else np.zeros(0, dtype=np.int64),
@@ -188,6 +210,30 @@ def count_stored_values(forest: Forest, x: Floats) -> Integers:
         stored = np.concatenate([thresholds, ends]).astype(np.float32)
         counts += np.isin(np.asarray(x[:, column], dtype=np.float32), stored[~np.isnan(stored)])
     return counts
+
+
+def values_between_edges(edges: Floats, lowest: float, highest: float) -> Floats | None:
+    """Compute all distinct values of a column from the edges of its histogram bins.
+
+    HistGradientBoosting gives every distinct value of a column a bin if there are at most 255 of them
+    (``max_bins``). Then each edge t is the midpoint of two neighbors, and the values follow from the smallest
+    one: the next value is 2 t minus the value before. The computed largest value is a check, because edges
+    that are no midpoints of neighbors lead to another number.
+
+    Args:
+        edges: Edges of the bins, ascending.
+        lowest: Smallest value of the column.
+        highest: Largest value of the column.
+
+    Returns:
+        The distinct values, ascending. None if the edges are not midpoints of neighbors.
+    """
+    values = np.concatenate([[lowest], np.zeros(len(edges))])
+    for k, edge in enumerate(edges.tolist()):
+        values[k + 1] = 2 * edge - values[k]
+    is_between = bool((values[:-1] < edges).all() and (edges < values[1:]).all())
+    tolerance = EDGE_ROUNDING * max(abs(lowest), abs(highest)) * len(values)
+    return values if is_between and abs(values[-1] - highest) <= tolerance else None
 
 
 def _leaf_counts(tree: Tree) -> Integers:
