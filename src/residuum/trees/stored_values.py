@@ -5,9 +5,9 @@ values of the column (``tree_method="hist"``, the default), so a threshold is it
 table. HistGradientBoosting stores the edges of its bins. If a column has at most 255 distinct values, the
 edges are the midpoints of neighbors (:func:`values_between_edges`). Otherwise they are 254 quantiles, which
 scikit-learn 1.9 copies from the table (``averaged_inverted_cdf``: a quantile is the mean of two values only
-if its rank is an integer). The other libraries store the midpoint of two values, as do earlier versions of
-scikit-learn, and XGBoost with ``tree_method="exact"``, which its model files do not state. LightGBM also
-stores the smallest and the largest value of each column.
+if its rank is an integer). The other libraries store the midpoint of two values, as does XGBoost with
+``tree_method="exact"``, which its model files do not state. LightGBM also stores the smallest and the largest
+value of each column.
 
 The first tree is fitted to ``y - s``, where s is the first prediction. With squared error, learning rate eta
 and regularization lambda, a leaf with n records stores ``v = eta (sum of y - n s) / (n + lambda)``. So the
@@ -41,8 +41,8 @@ MAX_MISFIT = (
     1e-4  # largest relative misfit of computed settings; inner values of LightGBM have six digits
 )
 
-# HistGradientBoosting with default settings has at most so many edges for a column. A column with more distinct
-# values than bins has exactly so many.
+# Number of edges of a column with more than 255 distinct values, with the default settings of
+# HistGradientBoosting. A column with fewer distinct values has fewer edges or as many midpoints.
 QUANTILE_EDGES = 254
 
 
@@ -100,14 +100,14 @@ class StoredValues:
             number = sum(map(len, columns))
             if number and is_value:
                 lines.append(
-                    f"The file stores about {number:,} values of {len(columns)} columns of the training table, "
-                    "because these thresholds are copied from the table by default."
+                    f"The file stores about {number:,} values of {len(columns)} columns of the training "
+                    "table, because these thresholds are copied from the table by default."
                 )
             elif number:
                 place = "the midpoint of" if self.has_midpoints else "a number between"
                 lines.append(
-                    f"The file stores {number:,} thresholds of {len(columns)} columns. Each one is {place} two "
-                    "values of the training table."
+                    f"The file stores {number:,} thresholds of {len(columns)} columns. Each one is {place} "
+                    "two values of the training table."
                 )
         if ranges := int(np.isfinite(self.lowest).sum()):
             lines.append(f"The file stores the smallest and the largest value of {ranges} columns.")
