@@ -74,6 +74,7 @@ def _histogram_boosting(model: Any) -> Forest:
         offset=np.ravel(model._baseline_prediction),
         learning_rate=model.learning_rate,
         objective=model.loss,
+        compares_doubles=True,
         bin_edges=tuple(np.asarray(edges) for edges in model._bin_mapper.bin_thresholds_),
     )
 
@@ -119,6 +120,7 @@ def _lightgbm(model: Any) -> Forest:
         offset=np.zeros(1),
         learning_rate=model.learning_rate,
         objective=content["objective"],
+        compares_doubles=True,
         stored_ranges=(
             np.array([column["min_value"] for column in ranges]),
             np.array([column["max_value"] for column in ranges]),

@@ -108,7 +108,8 @@ def recover_targets(
         x: (records, columns) rows of the training table. The targets have the same order.
         tolerance: Largest error of a determined target, as a share of the range of the targets.
         learning_rate: Learning rate, if known. Otherwise the one in the file, or the computed one.
-        regularization: Regularization lambda of the leaf values, if known. Otherwise the computed one.
+        regularization: Regularization lambda of the leaf values, if known. Otherwise the one in the file, or
+            the computed one.
         max_dense: The equations of more records than this are solved by iteration.
 
     Returns:
@@ -133,6 +134,7 @@ def recover_targets(
         solve = solve_dense if len(x) <= max_dense else solve_by_iteration
         solution = solve(equations)
     learning_rate = forest.learning_rate if learning_rate is None else learning_rate
+    regularization = forest.regularization if regularization is None else regularization
     return _fit(equations, solution, _choices(learning_rate, regularization), tolerance)
 
 

@@ -38,7 +38,8 @@ class Tree:
         feature: Column that each node splits, any number for a leaf.
         threshold: Threshold of each split, any number for a leaf.
         value: (nodes, k) mean target or class shares of the training records below each node, NaN if the file
-            stores no values.
+            stores no values. In boosting, the number that a leaf adds. The values of inner nodes in files of
+            XGBoost lack the learning rate.
         weight: Sum of the weights of the training records below each node, or None if the file stores no
             weights. A record that the bootstrap drew twice has weight 2.
         count: Number of distinct training records below each node, or None if the file stores no numbers.
@@ -83,10 +84,14 @@ class Forest:
         learning_rate: Factor that the leaf values of boosting already contain, None if it is unknown.
         objective: Name of the loss function of boosting in the library, "" if it is unknown.
         is_strict: Whether a value goes to the left child if it is below the threshold, not if it is equal.
+        compares_doubles: Whether trees compare float64 values with thresholds. Other trees round values to
+            float32 first.
         stored_ranges: (columns,) smallest and (columns,) largest values of the columns in the training table,
             None if the file does not store them. NaN for a column without such values.
         bin_edges: For each column, edges of histogram bins that the file stores in addition to the nodes, ()
             if it stores none.
+        regularization: L2 penalty of the leaf values of boosting. These are -G / (H + penalty) times the
+            learning rate, with the sums G and H of first and second derivatives. None if it is unknown.
     """
 
     trees: tuple[Tree, ...]
@@ -105,8 +110,10 @@ class Forest:
     learning_rate: float | None = None
     objective: str = ""
     is_strict: bool = False
+    compares_doubles: bool = False
     stored_ranges: tuple[Floats, Floats] | None = None
     bin_edges: tuple[Floats, ...] = ()
+    regularization: float | None = None
 
     @cached_property
     def structure(self) -> Structure:

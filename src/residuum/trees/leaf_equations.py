@@ -19,9 +19,9 @@ from residuum.trees.predict import find_leaf_nodes
 # Directions whose eigenvalue of G is below this share of the largest one count as undetermined.
 MIN_EIGENVALUE = 1e-11
 MAX_FREEDOM = 1e-14  # share of a determined target that may lie in undetermined directions
-PROBES = 8  # number of random targets that show which targets an iteration determines
+PROBES = 4  # number of random targets that show which targets an iteration determines
 MAX_PROBE_ERROR = 1e-7  # largest error of a determined target in units of the random targets
-MAX_STEPS = 3000  # maximum number of steps of an iteration
+MAX_STEPS = 1000  # maximum number of steps of an iteration
 
 
 def starts_in_first_tree(forest: Forest) -> bool:
@@ -67,7 +67,7 @@ def build_equations(forest: Forest, x: Floats) -> Equations:
     rows, columns, entries, sides = [], [], [], []
     equations = leaves = 0
     for number, tree in enumerate(forest.trees):
-        node = find_leaf_nodes(tree, x, forest.is_strict)
+        node = find_leaf_nodes(tree, x, forest.is_strict, forest.compares_doubles)
         value = tree.value[:, 0]
         count = np.bincount(node, minlength=len(tree.left))
         sums = np.bincount(node, weights=prediction, minlength=len(tree.left))

@@ -143,7 +143,7 @@ def find_stored_values(
     """
     unknown = np.full(forest.columns, np.nan)
     lowest, highest = forest.stored_ranges or (unknown, unknown)
-    if forest.bin_edges:
+    if forest.bin_edges and forest.library == "scikit-learn":
         holds_values = np.array([len(edges) == QUANTILE_EDGES for edges in forest.bin_edges])
     else:
         is_xgboost = forest.library.lower() == "xgboost" and not forest.has_midpoints
@@ -268,6 +268,8 @@ def _settings(
     """Return the learning rate, the regularization, and whether a default was assumed."""
     if learning_rate is None:
         learning_rate = forest.learning_rate
+    if regularization is None:
+        regularization = forest.regularization
     computed = settings_of_inner_nodes(forest)
     is_assumed = computed is None and None in (learning_rate, regularization)
     is_xgboost = forest.library.lower() == "xgboost"

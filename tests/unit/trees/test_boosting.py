@@ -127,6 +127,14 @@ def test_iteration_finds_the_same_targets() -> None:
         assert not recover_targets(forest, held_out, max_dense=0).is_determined.any()
 
 
+def test_values_that_differ_in_float64_only_are_distinguished() -> None:
+    x, y, _ = table()
+    x = 1000 + 1e-5 * x
+    forest = describe(make("histogram", 150, min_samples_leaf=10).fit(x, y))
+    assert recover_targets(forest, x).is_determined.all()
+    assert not recover_targets(forest, x.astype(np.float32)).is_determined.any()
+
+
 def test_settings_that_a_file_does_not_state_are_computed() -> None:
     x, y, _ = table()
     model = make("xgboost", 100, learning_rate=0.05, reg_lambda=2.5).fit(x, y)
