@@ -55,6 +55,8 @@ class StoredValues:
         holds_values: (columns,) whether the thresholds are values of the column. Otherwise they lie between
             two values.
         has_midpoints: Whether the thresholds of the other columns are midpoints of two values.
+        has_bins: Whether thresholds are edges of bins of HistGradientBoosting. Quantiles of a column with
+            repeated values may have fewer edges than bins, so the other columns may hold values as well.
         lowest: (columns,) stored smallest values of the columns, NaN if the file does not store them.
         highest: (columns,) stored largest values of the columns, NaN if the file does not store them.
         leaf_counts: (leaves,) number of records in each leaf of the first tree, () if unknown.
@@ -68,6 +70,7 @@ class StoredValues:
     thresholds: tuple[Floats, ...]
     holds_values: Booleans
     has_midpoints: bool
+    has_bins: bool
     lowest: Floats
     highest: Floats
     leaf_counts: Integers
@@ -105,9 +108,14 @@ class StoredValues:
                 )
             elif number:
                 place = "the midpoint of" if self.has_midpoints else "a number between"
+                place = (
+                    "a value or the midpoint of two values"
+                    if self.has_bins
+                    else f"{place} two values"
+                )
                 lines.append(
                     f"The file stores {number:,} thresholds of {len(columns)} columns. Each one is {place} "
-                    "two values of the training table."
+                    "of the training table."
                 )
         if ranges := int(np.isfinite(self.lowest).sum()):
             lines.append(f"The file stores the smallest and the largest value of {ranges} columns.")
@@ -143,7 +151,8 @@ def find_stored_values(
     """
     unknown = np.full(forest.columns, np.nan)
     lowest, highest = forest.stored_ranges or (unknown, unknown)
-    if forest.bin_edges and forest.library == "scikit-learn":
+    has_bins = bool(forest.bin_edges) and forest.library == "scikit-learn"
+    if has_bins:
         holds_values = np.array([len(edges) == QUANTILE_EDGES for edges in forest.bin_edges])
     else:
         is_xgboost = forest.library.lower() == "xgboost" and not forest.has_midpoints
@@ -160,6 +169,7 @@ def find_stored_values(
         tuple(distinct_thresholds(forest)),
         holds_values,
         forest.has_midpoints,
+        has_bins,
         lowest,
         highest,
         _leaf_counts(forest.trees[0]) if has_sums else np.zeros(0, dtype=np.int64),
