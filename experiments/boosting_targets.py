@@ -102,11 +102,11 @@ def targets(forest: Any, table: Table, rng: np.random.Generator) -> Case:
         "predictions_right": int((np.abs(prediction - y) <= tolerance).sum()),
         "prediction_correlation": float(np.corrcoef(prediction, y)[0, 1]),
     }
-    known = np.sort(rng.permutation(len(x))[: round(0.9 * len(x))])
-    solved = recover_targets(forest, x[known])
-    is_right = np.abs(solved.y - y[known]) <= tolerance
+    known_rows = np.sort(rng.permutation(len(x))[: round(0.9 * len(x))])
+    solved = recover_targets(forest, x[known_rows])
+    is_right = np.abs(solved.y - y[known_rows]) <= tolerance
     row |= {
-        "known_90": len(known),
+        "known_90": len(known_rows),
         "targets_90": int((solved.is_determined & is_right).sum()),
         "false_targets_90": int((solved.is_determined & ~is_right).sum()),
     }

@@ -41,8 +41,9 @@ def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def vague_names(path: Path) -> list[str]:
-    is_about_trees = path.is_relative_to(SOURCE) and MAY_USE_LEFT.search(
-        str(path.relative_to(SOURCE))
+    folder = SOURCE if path.is_relative_to(SOURCE) else ROOT
+    is_about_trees = path.is_relative_to(folder) and MAY_USE_LEFT.search(
+        str(path.relative_to(folder))
     )
     allowed = {"left"} if is_about_trees else set()
     return [

@@ -264,7 +264,7 @@ def plural(count: int, grade: str) -> str:
         "near-copy": ("near-copy", "near-copies"),
         "resemblance": ("resemblance", "resemblances"),
         "class-level": ("class-level match", "class-level matches"),
-        "attribute": ("recovered target", "recovered targets"),
+        "attribute": ("recovered value", "recovered values"),
     }
     singular, several = singular_and_plural.get(grade, (grade, grade))
     return f"{count} {singular if count == 1 else several}"

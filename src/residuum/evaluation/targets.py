@@ -1,8 +1,12 @@
-"""Test whether recovered targets are those of the training samples rather than of any samples.
+"""Test whether values recovered from a file are those of the training samples rather than of any samples.
 
 A regression target is matched if it equals a recovered target within rounding. If training and held-out
 samples are exchangeable, then the number of matched training samples has a hypergeometric distribution, given
 the number of all matched samples. So its p-value is exact.
+
+Boosted trees store no targets, but some of their thresholds are values of the training table. A training sample
+scores the number of its columns whose value is stored. The sum over the training samples is compared with the
+sums over random subsets of all samples.
 
 Class labels have few values, so every label equals some recovered label. Labels are compared in row order: a
 sample is matched if the recovered label of the same row equals its label. Under a random order of the rows,
@@ -23,19 +27,20 @@ from residuum.records.recovered_table import RecoveredTable
 
 # Recovered targets equal a target of the table if they differ by at most this share of the range.
 ROUNDING = 1e-6
+VALUES = "values of columns"
 DRAWS = 10_000  # random orders of the labels; the smallest p-value is 1 / (DRAWS + 1)
 
 
 @dataclass(frozen=True, eq=False)
 class TargetTest(Record):
-    """How many training samples have a target that was recovered from the file.
+    """How many values of the training samples, such as their targets, were recovered from the file.
 
     Attributes:
-        what: "targets" or "labels".
-        recovered: Number of training samples whose target was recovered.
-        n: Number of training samples.
-        expected_by_chance: Number of samples expected by chance.
-        p_value: P-value of the number of recovered samples.
+        what: "targets", "labels" or "values of columns".
+        recovered: Number of recovered values of training samples.
+        n: Number of values that were searched for: one for each training sample, or one for each cell.
+        expected_by_chance: Number of recovered values expected by chance.
+        p_value: P-value of the number of recovered values.
         adjusted: P-value adjusted over all tests of the audit.
         in_row_order: Whether the recovered targets were compared row by row.
         reason: Why there was no test, "" if there was one.
@@ -61,6 +66,11 @@ class TargetTest(Record):
         """The result of the test in one sentence."""
         if self.reason:
             return f"The {self.what} could not be tested: {self.reason}."
+        if self.what == VALUES:
+            return (
+                f"The file stores {self.recovered} of {self.n} values of the training samples as thresholds "
+                f"({self.expected_by_chance:.4g} expected by chance)."
+            )
         order = ", row by row" if self.in_row_order else ""
         return (
             f"The file determines the {self.what} of {self.recovered} of {self.n} training samples{order} "
@@ -131,6 +141,32 @@ def compare_labels(labels: Array, train: Array, tests: int, seed: int) -> Target
         p_value=p,
         adjusted=min(1.0, tests * p),
         in_row_order=True,
+    )
+
+
+def compare_stored_values(train: Array, holdout: Array, cells: int, tests: int) -> TargetTest:
+    """Compare how many values of training samples and of held-out samples a file stores.
+
+    Args:
+        train: (n,) number of stored values of each training sample.
+        holdout: (N,) number of stored values of each held-out sample.
+        cells: Number of values of all training samples.
+        tests: Number of tests of the audit, by which the p-value is multiplied.
+
+    Returns:
+        The test.
+    """
+    n, pool = len(train), np.concatenate([train, holdout])
+    rng = np.random.default_rng(n)
+    sums = np.array([rng.permutation(pool)[:n].sum() for _ in range(DRAWS)])
+    p = float((1 + (sums >= train.sum()).sum()) / (DRAWS + 1))
+    return TargetTest(
+        what=VALUES,
+        recovered=int(train.sum()),
+        n=cells,
+        expected_by_chance=n * float(holdout.mean()),
+        p_value=p,
+        adjusted=min(1.0, tests * p),
     )
 
 

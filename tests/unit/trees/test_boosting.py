@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from experiments.live_boosting import describe
 from sklearn.datasets import load_diabetes, make_friedman1
 from sklearn.ensemble import GradientBoostingRegressor, HistGradientBoostingRegressor
 
+from experiments.live_boosting import describe
 from residuum.errors import InputError
 from residuum.trees.boosting import recover_targets, why_not
 from residuum.trees.forest import ISOLATION, Forest
