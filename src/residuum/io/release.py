@@ -18,8 +18,10 @@ checkpoint is fast.
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -190,6 +192,33 @@ def locate_weights(path: str | Path) -> Path:
             "Check the path.",
         )
     return file
+
+
+def pickle_in_memory(model: Any) -> Release:
+    """Pickle an object in memory, and read the pickle like a file. Nothing in the pickle is executed.
+
+    Args:
+        model: A live model.
+
+    Returns:
+        The release. Its path is the name of the class.
+
+    Raises:
+        CheckpointError: If the object cannot be pickled.
+    """
+    name = type(model).__name__
+    try:
+        data = pickle.dumps(model)
+    except Exception as problem:  # noqa: BLE001  the methods of the object may raise anything
+        raise CheckpointError(
+            f"A live model must be pickled to search what its file would store; pickling the {name} raised "
+            f"{type(problem).__name__}.",
+            "Save the model to a file and audit the file.",
+        ) from problem
+    stream = io.BufferedReader(io.BytesIO(data))  # type: ignore[arg-type]
+    return _release_from_pickle(
+        Path(name), len(data), read_pickle(Path(name), stream, len(data))
+    )
 
 
 def is_release(path: Path) -> bool:
