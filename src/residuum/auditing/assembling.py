@@ -42,9 +42,9 @@ def assemble_result(audit: Audit) -> AuditResult:
     """Return the result, including the verdict, of an audit whose stages have run."""
     if audit.case.network is not None:
         return _assemble_for_network(audit)
-    return (
-        _assemble_for_records(audit) if audit.case.forest is None else _assemble_for_forest(audit)
-    )
+    if audit.case.predictor is None:
+        return _assemble_for_records(audit)
+    return _assemble_for_predictor(audit)
 
 
 def describe_case(case: Case) -> tuple[Applies, ...]:
@@ -174,13 +174,14 @@ def _assemble_for_records(audit: Audit) -> AuditResult:
     )
 
 
-def _assemble_for_forest(audit: Audit) -> AuditResult:
-    """Return the result for a file that holds a forest."""
+def _assemble_for_predictor(audit: Audit) -> AuditResult:
+    """Return the result for a forest, or for any other model that is no network."""
     case, scores, table = audit.case, audit.scores, audit.table
-    assert case.forest is not None
+    assert case.predictor is not None
     verdict = audit.verdict()
-    forest, name = case.forest.forest, case.forest.name
-    shape = (forest.columns,)
+    name, columns = case.predictor.name, case.predictor.columns
+    shape = (columns,) if columns else () if case.train is None else case.train.shape
+    stored_notes = () if case.stored is None else (case.stored.arrays[0].finding.remedy,)
     shown_scores = None if scores is None else scores.scores
     reconstructions: tuple[Reconstruction, ...] = ()
     if table is not None and scores is not None and scores.evidence is not None:
@@ -213,7 +214,7 @@ def _assemble_for_forest(audit: Audit) -> AuditResult:
         table=table,
         targets=audit.targets,
         applies=(
-            Applies("trees", MEASURED, describe_forest(forest)),
+            *describe_predictor(case),
             *list_attacks(audit.outcomes),
         ),
         suite=SUITE,
@@ -221,9 +222,23 @@ def _assemble_for_forest(audit: Audit) -> AuditResult:
         notes=(
             *audit.negative_controls.notes,
             *(() if table is None else (*table.lines, *table.notes)),
+            *stored_notes,
         ),
         files=_files(audit),
     )
+
+
+def describe_predictor(case: Case) -> tuple[Applies, ...]:
+    """Return what is known of a model that is no network, as rows of the table."""
+    assert case.predictor is not None
+    source = (
+        "the live model" if case.predictor.model is not None else "the file, without running it"
+    )
+    text = f"{case.predictor.name}, which predicts {case.predictor.kind}, evaluated from {source}"
+    rows = (Applies("model", MEASURED, text),)
+    if case.forest is None:
+        return rows
+    return (*rows, Applies("trees", MEASURED, describe_forest(case.forest.forest)))
 
 
 def describe_forest(forest: Forest) -> str:

@@ -23,9 +23,13 @@ if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
 SMALLEST_SHARE = 1e-6  # a predicted share of 0 counts as this share, so that the loss is finite
-ONLY_LOSSES = "only networks have activation boundaries that name single samples, so only losses are compared"
+ONLY_LOSSES = (
+    "only networks have activation boundaries that name single samples, so only losses are compared"
+)
 NO_LABELS = "the losses cannot be compared, because {} have no labels"
-OTHER_SHAPE = "the losses cannot be compared, because training and held-out samples have other shapes"
+OTHER_SHAPE = (
+    "the losses cannot be compared, because training and held-out samples have other shapes"
+)
 NOT_COMPARED = "the losses cannot be compared, because {}"
 
 
@@ -37,11 +41,15 @@ def measure_losses(audit: Audit) -> Audit:
     train, holdout, loss, p_value = case.train, case.holdout, None, None
     reason = why_not_compared(case.predictor, train, holdout)
     if not reason and holdout is not None:
-        scores = -np.concatenate([losses(case.predictor, s) for s in (train, holdout)])
-        members = np.arange(len(scores)) < len(train)
-        loss = separate_by_scores(scores, members)
-        p_value = _rank_p_value(scores, members)
-        audit.listener.message(loss.line)
+        try:
+            scores = -np.concatenate([losses(case.predictor, s) for s in (train, holdout)])
+        except InputError as problem:
+            reason = problem.message.rstrip(".")
+        else:
+            members = np.arange(len(scores)) < len(train)
+            loss = separate_by_scores(scores, members)
+            p_value = _rank_p_value(scores, members)
+            audit.listener.message(loss.line)
     membership = MembershipTest.by_loss_alone(train, holdout, loss, reason or ONLY_LOSSES)
     return replace(audit, membership=membership, p_value_of_losses=p_value)
 
@@ -69,26 +77,6 @@ def why_not_compared(predictor: Predictor, train: Dataset, holdout: Dataset | No
         if not has_targets(samples)
     ]
     return NO_LABELS.format(" and ".join(unlabeled)) if unlabeled else ""
-
-
-def check_predictor(predictor: Predictor, train: Dataset | None, holdout: Dataset | None) -> None:
-    """Refuse samples that the model cannot predict, or whose targets it does not have.
-
-    Args:
-        predictor: The model.
-        train: The training samples.
-        holdout: The held-out samples.
-
-    Raises:
-        InputError: If a loss cannot be computed.
-    """
-    for samples in (train, holdout):
-        if samples is not None:
-            predictor.outputs(samples.take(np.arange(min(len(samples), 2))))
-    if train is None or holdout is None or why_not_compared(predictor, train, holdout):
-        return
-    for samples in (train, holdout):
-        losses(predictor, samples)
 
 
 def losses(predictor: Predictor, samples: Dataset) -> Array:
@@ -150,9 +138,7 @@ def class_numbers(predictor: Predictor, samples: Dataset, outputs: int) -> Array
     if samples.classes and predictor.classes:
         positions = {str(name): i for i, name in enumerate(predictor.classes)}
         numbers = {
-            float(i): positions[name]
-            for i, name in enumerate(samples.classes)
-            if name in positions
+            float(i): positions[name] for i, name in enumerate(samples.classes) if name in positions
         }
     elif all(isinstance(name, int | float) for name in predictor.classes) and predictor.classes:
         numbers = {float(name): i for i, name in enumerate(predictor.classes)}

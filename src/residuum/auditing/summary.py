@@ -160,4 +160,5 @@ def _attacked_surfaces(result: AuditResult) -> str:
         name if name == SURFACE_WORDS[STORED] else f"{name}, by {n} attack{'' if n == 1 else 's'}"
         for name, n in attack_counts.items()
     ]
-    return "; ".join(surface_texts) or "nothing: no attack applies to this network"
+    reason = result.checks.why_no_attack and "residuum has no attack on this kind of model"
+    return "; ".join(surface_texts) or f"nothing: {reason or 'no attack applies to this network'}"

@@ -80,6 +80,7 @@ class Checks(Record):
         restricted: Why an audit with these settings cannot rule out a leak, "" if it can.
         budget_needed: Budget in reference seconds that would be large enough for all planned work, None if no
             work was left out.
+        why_no_attack: Why residuum has no attack on this kind of model, "" if it has one.
     """
 
     failures: tuple[str, ...] = ()
@@ -91,6 +92,7 @@ class Checks(Record):
     stopped: str = ""
     restricted: str = ""
     budget_needed: float | None = None
+    why_no_attack: str = ""
 
     @property
     def covered(self) -> int:
@@ -291,6 +293,7 @@ def decide(
         has_failures=bool(checks.failures),
         why_not_compared=why_not_compared,
         attacks=attacks,
+        why_no_attack=checks.why_no_attack,
         targets=targets,
         is_target_finding=target_finding is not None,
     )
@@ -412,6 +415,12 @@ def reasons_to_stay_open(
     Returns:
         The reasons, the most useful first, or [] if the audit can rule out a leak.
     """
+    loss_test = None if membership is None else membership.loss
+    memorization = []
+    if loss_test is not None and loss_test.memorization == SHOWN:
+        memorization = [f"the model memorizes its training samples. {loss_test.line.rstrip('.')}"]
+    if checks.why_no_attack:
+        return [*memorization, checks.why_no_attack]
     reasons = [checks.restricted] if checks.restricted else []
     reasons += unfinished(attacks)
     reasons += [checks.stopped] if checks.stopped else []
@@ -421,9 +430,7 @@ def reasons_to_stay_open(
         reasons.append(MOMENT_ATTACKED)
     if membership is not None and membership.neurons and membership.reason:
         reasons.append(f"membership could not be tested: {membership.reason.rstrip('.')}")
-    loss_test = None if membership is None else membership.loss
-    if loss_test is not None and loss_test.memorization == SHOWN:
-        reasons.append(f"the model memorizes its training samples. {loss_test.line.rstrip('.')}")
+    reasons += memorization
     if not checks.covered:
         # If there is another reason to be inconclusive, positive controls were not run, because they cannot
         # change the verdict. Missing positive controls are then not given as a reason.

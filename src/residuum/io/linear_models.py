@@ -171,7 +171,9 @@ def read_linear_model(release: Release) -> Predictor | None:
             "Save the model again.",
         )
     classes = () if name in REGRESSORS | LOG_LINK else read_classes(wrapped.estimator)
-    if name not in REGRESSORS | LOG_LINK and len(weights) != (len(classes) if len(classes) > 2 else 1):
+    if name not in REGRESSORS | LOG_LINK and len(weights) != (
+        len(classes) if len(classes) > 2 else 1
+    ):
         return None  # a classifier of several targets
     has_shares = name in LOGISTIC or attributes.get("loss") in ("log_loss", "log")
     kind = NUMBERS if name in REGRESSORS | LOG_LINK else SHARES if has_shares else SCORES

@@ -52,6 +52,7 @@ class Predictor:
         classes: The classes in the order of the predictions, () if the classes are 0, 1, 2 and so on.
         columns: Number of values of a sample, None if it is unknown.
         why_no_loss: Why the predictions cannot be compared with the targets, "" if they can.
+        model: The object in memory, None if the model was read from a file.
     """
 
     name: str
@@ -60,6 +61,7 @@ class Predictor:
     classes: tuple[Any, ...] = ()
     columns: int | None = None
     why_no_loss: str = ""
+    model: Any = None
 
     @property
     def is_classifier(self) -> bool:
@@ -78,13 +80,7 @@ class Predictor:
         Raises:
             InputError: If the model cannot predict the samples, or returns other values.
         """
-        width = samples.x[0].numel()
-        if self.columns not in (None, width):
-            raise InputError(
-                f"Samples must have as many values as the model has columns. The {self.name} has "
-                f"{self.columns} columns, and the samples have {width} values.",
-                PASS_AS_TRAINED,
-            )
+        self.check_columns(samples)
         outputs = self._as_table(self.function(samples), len(samples))
         if not self.is_classifier:
             return outputs
@@ -105,6 +101,20 @@ class Predictor:
                 "Pass a classifier with a single target.",
             )
         return outputs
+
+    def check_columns(self, samples: Dataset) -> None:
+        """Check that samples have as many values as the model has columns.
+
+        Raises:
+            InputError: If they do not.
+        """
+        width = samples.x[0].numel()
+        if self.columns not in (None, width):
+            raise InputError(
+                f"Samples must have as many values as the model has columns. The {self.name} has "
+                f"{self.columns} columns, and the samples have {width} values.",
+                PASS_AS_TRAINED,
+            )
 
     def _as_table(self, values: Any, n: int) -> Array:
         """Return predictions as a table with one row per sample."""
@@ -157,18 +167,20 @@ def wrap_live_model(model: Any) -> Predictor:
     columns = int(columns) if isinstance(columns, int | np.integer) else None
     classes = _as_classes(_attribute(model, "classes_"))
     if _method(model, "predict_proba"):
-        return Predictor(name, SHARES, _Call(model, "predict_proba"), classes, columns)
+        return Predictor(name, SHARES, _Call(model, "predict_proba"), classes, columns, model=model)
     if classes and _method(model, "decision_function"):
-        return Predictor(name, SCORES, _Call(model, "decision_function"), classes, columns)
+        return Predictor(
+            name, SCORES, _Call(model, "decision_function"), classes, columns, model=model
+        )
     call = _Call(model, "predict")
     if not classes:
-        return Predictor(name, NUMBERS, call, (), columns)
+        return Predictor(name, NUMBERS, call, (), columns, model=model)
 
     def mark_predicted_class(samples: Dataset) -> Array:
         predicted = np.asarray(call(samples)).reshape(len(samples), -1)
         return np.stack([(predicted == name).all(1) for name in classes], axis=1).astype(np.float64)
 
-    return Predictor(name, SCORES, mark_predicted_class, classes, columns)
+    return Predictor(name, SCORES, mark_predicted_class, classes, columns, model=model)
 
 
 def wrap_forest(name: str, forest: Forest, classes: Sequence[Any] = ()) -> Predictor:
@@ -207,7 +219,7 @@ class _Call:
     def __call__(self, samples: Dataset) -> Any:
         try:
             return getattr(self.model, self.method)(_as_argument(self.model, samples))
-        except Exception as problem:  # noqa: BLE001  the object of a user may raise anything
+        except Exception as problem:
             raise InputError(
                 f"A live model must predict your samples; {type(self.model).__name__}.{self.method} raised "
                 f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
@@ -243,6 +255,6 @@ def _method(model: Any, name: str) -> bool:
 
 def _as_classes(classes: Any) -> tuple[Any, ...]:
     """Return the classes of a classifier as Python values, () if it has none or several lists of them."""
-    if classes is None or isinstance(classes, list) and classes and np.ndim(classes[0]):
+    if classes is None or (isinstance(classes, list) and classes and np.ndim(classes[0])):
         return ()
     return tuple(np.asarray(classes).ravel().tolist())

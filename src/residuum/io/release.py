@@ -18,6 +18,7 @@ checkpoint is fast.
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import os
@@ -209,16 +210,18 @@ def pickle_in_memory(model: Any) -> Release:
     name = type(model).__name__
     try:
         data = pickle.dumps(model)
-    except Exception as problem:  # noqa: BLE001  the methods of the object may raise anything
+    except Exception as problem:
         raise CheckpointError(
             f"A live model must be pickled to search what its file would store; pickling the {name} raised "
             f"{type(problem).__name__}.",
             "Save the model to a file and audit the file.",
         ) from problem
     stream = io.BufferedReader(io.BytesIO(data))  # type: ignore[arg-type]
-    return _release_from_pickle(
+    release = _release_from_pickle(
         Path(name), len(data), read_pickle(Path(name), stream, len(data))
     )
+    vars(release)["sha256"] = hashlib.sha256(data).hexdigest()  # there is no file to hash
+    return release
 
 
 def is_release(path: Path) -> bool:
