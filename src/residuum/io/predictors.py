@@ -228,7 +228,7 @@ class _Call:
 
 
 def _as_argument(model: Any, samples: Dataset) -> Any:
-    """Return samples as a table if the model was fitted to a table, otherwise in their own shape."""
+    """Return samples as a DataFrame if the model was fitted to one, otherwise in their own shape."""
     x = samples.x.numpy().copy()
     if _attribute(model, "n_features_in_") is None:
         return x
@@ -236,7 +236,9 @@ def _as_argument(model: Any, samples: Dataset) -> Any:
     names = _attribute(model, "feature_names_in_")
     if names is None or len(names) != x.shape[1]:
         return x
-    import pandas as pd  # the model was fitted to a DataFrame
+    import pandas as pd  # type: ignore[import-untyped]
+
+    return pd.DataFrame(x, columns=list(samples.features or names))
 
     return pd.DataFrame(x, columns=list(samples.features or names))
 

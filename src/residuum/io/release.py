@@ -216,7 +216,7 @@ def pickle_in_memory(model: Any) -> Release:
             f"{type(problem).__name__}.",
             "Save the model to a file and audit the file.",
         ) from problem
-    stream = io.BufferedReader(io.BytesIO(data))  # type: ignore[arg-type]
+    stream: Any = io.BufferedReader(io.BytesIO(data))
     release = _release_from_pickle(
         Path(name), len(data), read_pickle(Path(name), stream, len(data))
     )
