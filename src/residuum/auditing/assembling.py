@@ -14,6 +14,8 @@ from residuum import plugins
 from residuum.attacks import every_attack
 from residuum.auditing.applicability import (
     MEASURED,
+    NOT_TRIED,
+    TRIED,
     Applies,
     describe_network,
     list_attacks,
@@ -21,8 +23,9 @@ from residuum.auditing.applicability import (
 )
 from residuum.auditing.case import Case
 from residuum.auditing.forests import RowComparison
+from residuum.auditing.losses import why_not_compared
 from residuum.auditing.result import SUITE, AuditResult
-from residuum.auditing.stages import NO_NETWORK, certificates_or_reason
+from residuum.auditing.stages import NO_NETWORK, NO_SAMPLES, certificates_or_reason
 from residuum.auditing.stored_records import NAME
 from residuum.auditing.verdict import assumptions, limitations
 from residuum.networks.network import Network
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
 MOVED = "layers that moved"  # name of a row in the table of ``describe_network``
+IS_NO_NETWORK = "the model is no network"
+PURPOSE_OF_LOSSES = "whether training samples have smaller losses than held-out samples"
 MAX_RECORDS = 300  # largest number of stored records that the report receives. A page shows fewer
 
 
@@ -193,12 +198,12 @@ def _assemble_for_predictor(audit: Audit) -> AuditResult:
         created=_now(),
         verdict=verdict,
         checkpoint=Network({}, name, input_shape=shape),
-        inspection=_empty_inspection(name, shape),
+        inspection=_empty_inspection(name, shape, IS_NO_NETWORK),
         knowledge=case.knowledge,
         attacks=audit.outcomes,
         reconstructions=reconstructions,
-        certificate_of=NO_NETWORK,
-        uniqueness_reason=NO_NETWORK,
+        certificate_of=IS_NO_NETWORK,
+        uniqueness_reason=IS_NO_NETWORK,
         settings={**_settings(audit), "file": _release_path(case)},
         environment=environment(audit.request.device),
         hashes=dict(case.sources.hashes),
@@ -207,7 +212,7 @@ def _assemble_for_predictor(audit: Audit) -> AuditResult:
         displayed_attack="" if scores is None else scores.displayed_attack,
         scores=shown_scores,
         evidence=None if scores is None else scores.evidence,
-        limitations=limitations(verdict, shown_scores, case.knowledge),
+        limitations=limitations(verdict, shown_scores, case.knowledge, is_network=False),
         controls=audit.negative_controls,
         checks=audit.checks,
         membership=audit.membership,
@@ -216,6 +221,7 @@ def _assemble_for_predictor(audit: Audit) -> AuditResult:
         applies=(
             *describe_predictor(case),
             *list_attacks(audit.outcomes),
+            describe_losses(case),
         ),
         suite=SUITE,
         warnings=(*case.warnings, *(case.train.notes if case.train is not None else ())),
@@ -239,6 +245,23 @@ def describe_predictor(case: Case) -> tuple[Applies, ...]:
     if case.forest is None:
         return rows
     return (*rows, Applies("trees", MEASURED, describe_forest(case.forest.forest)))
+
+
+def describe_losses(case: Case, status: str = TRIED) -> Applies:
+    """Return the row of the table about the losses of a model that is no network.
+
+    Args:
+        case: The inputs of the audit.
+        status: Text in the status column if losses are compared.
+
+    Returns:
+        The row, with the reason why losses are compared or not.
+    """
+    assert case.predictor is not None
+    reason = NO_SAMPLES
+    if case.train is not None:
+        reason = why_not_compared(case.predictor, case.train, case.holdout)
+    return Applies("losses", NOT_TRIED if reason else status, reason or PURPOSE_OF_LOSSES)
 
 
 def describe_forest(forest: Forest) -> str:
@@ -317,7 +340,7 @@ def _why_no_membership(audit: Audit) -> str:
     return audit.membership.reason
 
 
-def _empty_inspection(name: str, shape: tuple[int, ...]) -> Inspection:
+def _empty_inspection(name: str, shape: tuple[int, ...], reason: str = NO_NETWORK) -> Inspection:
     return Inspection(
         arch=name,
         input_shape=shape,
@@ -329,7 +352,7 @@ def _empty_inspection(name: str, shape: tuple[int, ...]) -> Inspection:
         dtype="",
         homogeneity_order=None,
         directions=None,
-        directions_of=NO_NETWORK,
+        directions_of=reason,
         ranks={},
         balance=None,
     )

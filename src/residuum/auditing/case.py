@@ -155,9 +155,7 @@ class Case:
         if self.forest is not None and not reason:
             return ""
         no_attack = f"residuum has no attack on models of the class {self.predictor.name}"
-        return f"{no_attack}, so finding nothing proves nothing" + (
-            f" ({reason})" if reason else ""
-        )
+        return f"{no_attack} ({reason})" if reason else no_attack
 
     @cached_property
     def attacked(self) -> Network:

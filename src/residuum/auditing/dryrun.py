@@ -13,7 +13,7 @@ from typing import Any, Unpack
 
 from residuum import plugins
 from residuum.auditing.applicability import PLANNED, Applies, list_attacks
-from residuum.auditing.assembling import describe_case, describe_predictor
+from residuum.auditing.assembling import describe_case, describe_losses, describe_predictor
 from residuum.auditing.case import Case, Model, Obstacles, load_case
 from residuum.auditing.controls import run_controls
 from residuum.auditing.forests import plan_attack, why_no_controls
@@ -193,13 +193,13 @@ def _plan_without_network(case: Case, request: AuditRequest, obstacles: Obstacle
         _conditions(case, request, rows) if is_possible else ([], [])
     )
     if case.why_no_attack:
-        reasons_against_leak.append(case.why_no_attack)
+        reasons_against_leak.append(f"{case.why_no_attack}, and losses alone do not show a leak")
     elif (reason := why_no_controls(case, request)) and not reasons_against_leak:
         reasons_against_no_leak.append(f"positive controls: {reason}")
     return DryRun(
         tuple(obstacles.messages),
         (*(_without_data(obstacles) if case.train is None else ()), *case.warnings),
-        (*describe_predictor(case), *list_attacks(rows, PLANNED)),
+        (*describe_predictor(case), *list_attacks(rows, PLANNED), describe_losses(case, PLANNED)),
         verdicts=_verdicts(reasons_against_leak, reasons_against_no_leak)
         if is_possible
         else STOPPED,

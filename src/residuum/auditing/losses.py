@@ -30,6 +30,7 @@ NO_LABELS = "the losses cannot be compared, because {} have no labels"
 OTHER_SHAPE = (
     "the losses cannot be compared, because training and held-out samples have other shapes"
 )
+NO_HOLDOUT = "the losses cannot be compared, because there are no samples that the model never saw"
 NOT_COMPARED = "the losses cannot be compared, because {}"
 
 
@@ -68,7 +69,7 @@ def why_not_compared(predictor: Predictor, train: Dataset, holdout: Dataset | No
     if predictor.why_no_loss:
         return NOT_COMPARED.format(predictor.why_no_loss)
     if holdout is None:
-        return ""
+        return NO_HOLDOUT
     if holdout.shape != train.shape or holdout.y.shape[1:] != train.y.shape[1:]:
         return OTHER_SHAPE
     unlabeled = [

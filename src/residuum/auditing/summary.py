@@ -119,7 +119,8 @@ def _wrap(text: str, width: int, first: str = "", following: str = "") -> list[s
 def summarize(result: AuditResult) -> Screen:
     """Return the summary of an audit."""
     verdict = result.verdict
-    no_knowledge_text = f"nothing but the {'file' if verdict.stored else 'weights'}"
+    release_text = "model" if result.checks.why_no_attack else "weights"
+    no_knowledge_text = f"nothing but the {'file' if verdict.stored else release_text}"
     line_texts = (
         _knowledge(result.knowledge) or no_knowledge_text,
         _attacked_surfaces(result),

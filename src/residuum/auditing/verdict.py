@@ -420,7 +420,7 @@ def reasons_to_stay_open(
     if loss_test is not None and loss_test.memorization == SHOWN:
         memorization = [f"the model memorizes its training samples. {loss_test.line.rstrip('.')}"]
     if checks.why_no_attack:
-        return [*memorization, checks.why_no_attack]
+        return [*memorization, f"{checks.why_no_attack}, so finding nothing proves nothing"]
     reasons = [checks.restricted] if checks.restricted else []
     reasons += unfinished(attacks)
     reasons += [checks.stopped] if checks.stopped else []
@@ -579,13 +579,16 @@ def assumptions(network: Network, inspection: Inspection) -> tuple[str, ...]:
     return (samples_note, exchangeable, homogeneity_note, *file_notes)
 
 
-def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -> tuple[str, ...]:
+def limitations(
+    verdict: Verdict, scores: Scores | None, knowledge: Knowledge, *, is_network: bool = True
+) -> tuple[str, ...]:
     """Return what a reader must not conclude from an audit.
 
     Args:
         verdict: The verdict.
         scores: Scores of the strongest attack, None without samples.
         knowledge: What the attacker knows.
+        is_network: Whether the audited model is a network.
 
     Returns:
         One sentence per limitation.
@@ -595,7 +598,9 @@ def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -
         "A sample counts as recovered if its match is closer than the 99% chance level. The grade says how "
         "much closer the match is than held-out samples.",
         "Membership is tested by activation boundaries and losses of this one network. An attacker with "
-        "shadow networks may find more members.",
+        "shadow networks may find more members."
+        if is_network
+        else "Losses of this one model are compared. An attacker with shadow models may find more members.",
     ]
     if scores is not None and scores.smallest_significant is not None:
         limitation_texts.append(
