@@ -135,7 +135,7 @@ def summarize(result: AuditResult) -> Screen:
 
 
 def _unproven_assumption(result: AuditResult) -> str:
-    """Return why nothing shows that the network was trained on these samples, "" if something shows it."""
+    """Return why nothing shows that the model was trained on these samples, "" if something shows it."""
     needs_no_note = result.verdict.outcome == LEAK or result.membership is None
     return "" if needs_no_note else "; ".join(result.checks.unproven)
 

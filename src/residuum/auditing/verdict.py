@@ -101,7 +101,7 @@ class Checks(Record):
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """Why nothing shows that the network was trained on these samples, () if the losses show it."""
+        """Why nothing shows that the model was trained on these samples, () if the losses show it."""
         reasons = []
         if self.told_apart is None:
             reasons.append(
@@ -112,7 +112,7 @@ class Checks(Record):
             reasons.append(
                 f"the losses on these samples do not differ from the losses on held-out samples ({p_text})"
             )
-        unproven_text = "nothing shows that the network was trained on these samples"
+        unproven_text = "nothing shows that the model was trained on these samples"
         return tuple(f"{unproven_text}: {reason}" for reason in reasons)
 
 
