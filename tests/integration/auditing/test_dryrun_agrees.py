@@ -239,4 +239,4 @@ def test_there_are_15_artifacts_and_every_attack_is_tried_on_one(tmp_path: Path)
         inputs = {"data": artifact.samples(TRAIN, 0), "knowledge": artifact.knowledge}
         plan = dry_run(artifact.model, **inputs, **artifact.options, steps=1)
         tried |= {row.what for row in plan.applies if row.status == PLANNED}
-    assert tried == {*every_attack(), NAME, FOREST, "losses"}
+    assert tried == {*every_attack(), NAME, FOREST}
