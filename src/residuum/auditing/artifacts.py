@@ -67,7 +67,7 @@ def write_artifacts(
     result.save_record(out / AUDIT)
     remove_stored_knowledge(result.knowledge).save(out / KNOWLEDGE)
     input_files = dict(sources or {})
-    if "checkpoint" not in input_files:
+    if "checkpoint" not in input_files and result.checkpoint.theta:
         save_checkpoint(result.checkpoint, out / MODEL)
         input_files["checkpoint"] = MODEL
         tensor_files.append(MODEL)

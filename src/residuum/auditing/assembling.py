@@ -14,14 +14,17 @@ from residuum import plugins
 from residuum.attacks import every_attack
 from residuum.auditing.applicability import (
     MEASURED,
+    NOT_TRIED,
+    TRIED,
     Applies,
     describe_network,
     list_attacks,
     list_other_checks,
 )
 from residuum.auditing.case import Case
+from residuum.auditing.losses import why_not_compared
 from residuum.auditing.result import SUITE, AuditResult
-from residuum.auditing.stages import NO_NETWORK, certificates_or_reason
+from residuum.auditing.stages import NO_NETWORK, NO_SAMPLES, certificates_or_reason
 from residuum.auditing.stored_records import NAME
 from residuum.auditing.verdict import assumptions, limitations
 from residuum.networks.network import Network
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
 MOVED = "layers that moved"  # name of a row in the table of ``describe_network``
+IS_NO_NETWORK = "the model is no network"
+PURPOSE_OF_LOSSES = "whether training samples have smaller losses than held-out samples"
 MAX_RECORDS = 300  # largest number of stored records that the report receives. A page shows fewer
 
 
@@ -41,9 +46,9 @@ def assemble_result(audit: Audit) -> AuditResult:
     """Return the result, including the verdict, of an audit whose stages have run."""
     if audit.case.network is not None:
         return _assemble_for_network(audit)
-    return (
-        _assemble_for_records(audit) if audit.case.forest is None else _assemble_for_forest(audit)
-    )
+    if audit.case.predictor is None:
+        return _assemble_for_records(audit)
+    return _assemble_for_predictor(audit)
 
 
 def describe_case(case: Case) -> tuple[Applies, ...]:
@@ -173,25 +178,26 @@ def _assemble_for_records(audit: Audit) -> AuditResult:
     )
 
 
-def _assemble_for_forest(audit: Audit) -> AuditResult:
-    """Return the result for a file that holds a forest."""
+def _assemble_for_predictor(audit: Audit) -> AuditResult:
+    """Return the result for a forest, or for any other model that is no network."""
     case, scores, table = audit.case, audit.scores, audit.table
-    assert case.forest is not None
+    assert case.predictor is not None
     verdict = audit.verdict()
-    forest, name = case.forest.forest, case.forest.name
-    shape = (forest.columns,)
+    name, columns = case.predictor.name, case.predictor.columns
+    shape = (columns,) if columns else () if case.train is None else case.train.shape
+    stored_notes = () if case.stored is None else (case.stored.arrays[0].finding.remedy,)
     shown_scores = None if scores is None else scores.scores
     return AuditResult(
         subject=_subject(audit, name),
         created=_now(),
         verdict=verdict,
         checkpoint=Network({}, name, input_shape=shape),
-        inspection=_empty_inspection(name, shape),
+        inspection=_empty_inspection(name, shape, IS_NO_NETWORK),
         knowledge=case.knowledge,
         attacks=audit.outcomes,
         reconstructions=audit.attacks.reconstructions,
-        certificate_of=NO_NETWORK,
-        uniqueness_reason=NO_NETWORK,
+        certificate_of=IS_NO_NETWORK,
+        uniqueness_reason=IS_NO_NETWORK,
         settings={**_settings(audit), "file": _release_path(case)},
         environment=environment(audit.request.device),
         hashes=dict(case.sources.hashes),
@@ -200,24 +206,56 @@ def _assemble_for_forest(audit: Audit) -> AuditResult:
         displayed_attack="" if scores is None else scores.displayed_attack,
         scores=shown_scores,
         evidence=None if scores is None else scores.evidence,
-        limitations=limitations(verdict, shown_scores, case.knowledge),
+        limitations=limitations(verdict, shown_scores, case.knowledge, is_network=False),
         controls=audit.negative_controls,
         checks=audit.checks,
         membership=audit.membership,
         table=table,
         targets=audit.targets,
         applies=(
-            Applies("trees", MEASURED, describe_forest(forest)),
+            *describe_predictor(case),
             *list_attacks(audit.outcomes),
+            describe_losses(case),
         ),
         suite=SUITE,
         warnings=(*case.warnings, *(case.train.notes if case.train is not None else ())),
         notes=(
             *audit.negative_controls.notes,
             *(() if table is None else (*table.lines, *table.notes)),
+            *stored_notes,
         ),
         files=_files(audit),
     )
+
+
+def describe_predictor(case: Case) -> tuple[Applies, ...]:
+    """Return what is known of a model that is no network, as rows of the table."""
+    assert case.predictor is not None
+    source = (
+        "the live model" if case.predictor.model is not None else "the file, without running it"
+    )
+    text = f"{case.predictor.name}, which predicts {case.predictor.kind}, evaluated from {source}"
+    rows = (Applies("model", MEASURED, text),)
+    if case.forest is None:
+        return rows
+    return (*rows, Applies("trees", MEASURED, describe_forest(case.forest.forest)))
+
+
+def describe_losses(case: Case, status: str = TRIED) -> Applies:
+    """Return the row of the table about the losses of a model that is no network.
+
+    Args:
+        case: The inputs of the audit.
+        status: Text in the status column if losses are compared.
+
+    Returns:
+        The row, with the reason why losses are compared or not.
+    """
+    assert case.predictor is not None
+    reason = NO_SAMPLES
+    if case.train is not None:
+        reason = why_not_compared(case.predictor, case.train, case.holdout)
+    return Applies("losses", NOT_TRIED if reason else status, reason or PURPOSE_OF_LOSSES)
 
 
 def describe_forest(forest: Forest) -> str:
@@ -296,7 +334,7 @@ def _why_no_membership(audit: Audit) -> str:
     return audit.membership.reason
 
 
-def _empty_inspection(name: str, shape: tuple[int, ...]) -> Inspection:
+def _empty_inspection(name: str, shape: tuple[int, ...], reason: str = NO_NETWORK) -> Inspection:
     return Inspection(
         arch=name,
         input_shape=shape,
@@ -308,7 +346,7 @@ def _empty_inspection(name: str, shape: tuple[int, ...]) -> Inspection:
         dtype="",
         homogeneity_order=None,
         directions=None,
-        directions_of=NO_NETWORK,
+        directions_of=reason,
         ranks={},
         balance=None,
     )

@@ -9,6 +9,7 @@ input shape and value scale of the network, and checked. A dry run collects all 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
+from residuum.attacks.trees.forest import why_not as why_not_attacked
 from residuum.auditing.controls import SampleSets, set_aside_repeats
 from residuum.auditing.inputs import (
     Fit,
@@ -41,9 +43,17 @@ from residuum.io.attacker_knowledge import (
     read_knowledge,
 )
 from residuum.io.checkpoints import as_network
+from residuum.io.estimators import read_estimator
 from residuum.io.forests import NamedForest, read_forests
+from residuum.io.linear_models import Wrapped, find_estimator, read_classes, read_linear_model
 from residuum.io.loading import load_network, resolve_trained_and_base
-from residuum.io.release import Release, open_release
+from residuum.io.predictors import (
+    Predictor,
+    is_live_predictor,
+    wrap_forest,
+    wrap_live_model,
+)
+from residuum.io.release import Release, open_release, pickle_in_memory
 from residuum.io.release_knowledge import add_stored_knowledge
 from residuum.networks.canonical import attacked_form
 from residuum.networks.network import Network
@@ -108,6 +118,8 @@ class Case:
         release: The release that was read, None for a live model.
         stored: The records that the release stores, None if it stores none.
         forest: The forest in the release, None if the release holds no forest or a network.
+        predictor: The model as a function from samples to predictions, None if there is a network, or if
+            residuum cannot evaluate the model.
         full_inputs: The whole network with its samples, before the frozen layers were cut off. None if the
             release holds no network.
         head: The trained layers above the frozen layers, None if no layers were cut off.
@@ -122,6 +134,7 @@ class Case:
     release: Release | None = None
     stored: StoredRecords | None = None
     forest: NamedForest | None = None
+    predictor: Predictor | None = None
     full_inputs: Inputs | None = None
     head: Head | None = None
     warnings: tuple[str, ...] = ()
@@ -132,6 +145,17 @@ class Case:
         """The audited network, with its weights as they were read. The case must hold a network."""
         assert self.network is not None
         return self.network
+
+    @property
+    def why_no_attack(self) -> str:
+        """Why residuum has no attack on a model that predicts, "" if it has an attack."""
+        if self.predictor is None:
+            return ""
+        reason = "" if self.forest is None else why_not_attacked(self.forest.forest)
+        if self.forest is not None and not reason:
+            return ""
+        no_attack = f"residuum has no attack on models of the class {self.predictor.name}"
+        return f"{no_attack} ({reason})" if reason else no_attack
 
     @cached_property
     def attacked(self) -> Network:
@@ -285,28 +309,13 @@ def load_case(
         return None
     shape = _sample_shape(model, train, held_out, knowledge)
     reader = _Reader(release, request, shape, _text(base), trust_code)
-    network_and_records = call(reader.read, model)
-    if network_and_records is None:
+    content = call(reader.read, model)
+    if content is None:
         return None
-    network, stored, forest = network_and_records
-    sources = _sources(release, network, model, data, holdout, base, (train, held_out))
-    if network is None:
-        attacker_knowledge = (
-            as_knowledge(knowledge) if isinstance(knowledge, Knowledge) else Knowledge()
-        )
-        if isinstance(knowledge, str | Path):
-            attacker_knowledge = call(read_knowledge, knowledge) or attacker_knowledge
-        if isinstance(knowledge, Mapping) and knowledge.get("shape") is not None:
-            attacker_knowledge = Knowledge(shape=shape_of(knowledge["shape"]))
-        if forest is not None:
-            named_facts = knowledge if isinstance(knowledge, Mapping) else None
-            forest_knowledge = call(
-                known_by_attacker, named_facts, attacker_knowledge, train, held_out
-            )
-            attacker_knowledge = forest_knowledge or attacker_knowledge
-        return Case(
-            None, attacker_knowledge, train, held_out, release, stored, forest, sources=sources
-        )
+    sources = _sources(release, content, model, data, holdout, base, (train, held_out))
+    if (network := content.network) is None:
+        return _case_without_network(content, release, knowledge, train, held_out, sources, call)
+    stored = content.stored
     loaded_knowledge = call(
         load_knowledge, knowledge, release, network, train, held_out, _text(base)
     )
@@ -325,8 +334,7 @@ def load_case(
         held_out,
         release,
         stored,
-        None,
-        full_inputs,
+        full_inputs=full_inputs,
         sources=sources,
     )
     if (head := extract_head(network, attacker_knowledge)) is not None:
@@ -334,6 +342,80 @@ def load_case(
     call(_check_surface, request, attacker_knowledge)
     warnings = call(check_scales, case.train, case.holdout, case.knowledge)
     return replace(case, warnings=warnings or ())
+
+
+def _case_without_network(
+    content: Content,
+    release: Release | None,
+    knowledge: Knowledge | Mapping[str, Any] | str | Path | None,
+    train: Dataset | None,
+    holdout: Dataset | None,
+    sources: Sources,
+    call: Callable[..., Any],
+) -> Case:
+    """Return the case of a forest, of another model that predicts, or of stored records alone.
+
+    If a forest is the last step of a pipeline, its table has the units of the scaled samples. So the samples
+    and the ranges that the attacker knows are scaled too.
+    """
+    attacker_knowledge = (
+        as_knowledge(knowledge) if isinstance(knowledge, Knowledge) else Knowledge()
+    )
+    if isinstance(knowledge, str | Path):
+        attacker_knowledge = call(read_knowledge, knowledge) or attacker_knowledge
+    if isinstance(knowledge, Mapping) and knowledge.get("shape") is not None:
+        attacker_knowledge = Knowledge(shape=shape_of(knowledge["shape"]))
+    if content.forest is not None:
+        named_facts = knowledge if isinstance(knowledge, Mapping) else None
+        forest_knowledge = call(known_by_attacker, named_facts, attacker_knowledge, train, holdout)
+        attacker_knowledge = forest_knowledge or attacker_knowledge
+    case = Case(
+        None,
+        attacker_knowledge,
+        train,
+        holdout,
+        release,
+        content.stored,
+        content.forest,
+        content.predictor,
+        warnings=content.warnings,
+        sources=sources,
+    )
+    return call(_scale_and_check, case, content.scaler) or case
+
+
+def _scale_and_check(case: Case, scaler: Wrapped | None) -> Case:
+    """Scale the samples of a forest like its pipeline, and check that the model can predict samples."""
+    if scaler is not None and scaler.scalings:
+        assert case.forest is not None
+        train, holdout = (
+            None if samples is None else scaler.scale(samples)
+            for samples in (case.train, case.holdout)
+        )
+        knowledge = _scale_ranges(case.knowledge, scaler, case.forest.forest.columns)
+        case = replace(case, train=train, holdout=holdout, knowledge=knowledge)
+    if case.predictor is not None:
+        for samples in (case.train, case.holdout):
+            if samples is None:
+                continue
+            case.predictor.check_columns(samples)
+            if case.predictor.model is not None:
+                case.predictor.outputs(samples.take(torch.arange(min(len(samples), 2))))
+    return case
+
+
+def _scale_ranges(knowledge: Knowledge, scaler: Wrapped, columns: int) -> Knowledge:
+    """Return what the attacker knows, with the ranges of the columns after the scalers of the pipeline."""
+    ranges = knowledge.column_ranges
+    if ranges is None and knowledge.value_range is not None:
+        ranges = torch.tensor(knowledge.value_range).double()[:, None].expand(2, columns)
+    if ranges is None:
+        return knowledge
+    scaled = scaler.scale(Dataset(ranges.double(), torch.zeros(2))).x
+    source = knowledge.provenance.get("column_ranges", "user")
+    provenance = {**knowledge.provenance, "column_ranges": source}
+    provenance.pop("value_range", None)
+    return knowledge.replace(column_ranges=scaled, value_range=None, provenance=provenance)
 
 
 def known_by_attacker(
@@ -476,8 +558,32 @@ def _check_surface(request: AuditRequest, knowledge: Knowledge) -> None:
 
 
 @dataclass(frozen=True)
+class Content:
+    """What a model consists of.
+
+    Attributes:
+        network: The network, None if the model is no network.
+        stored: The records that the release stores, None if it stores none.
+        forest: The forest, None if the model has none. A file with a forest is not read as a network.
+        predictor: The model as a function from samples to predictions, None for a network, or if residuum
+            cannot evaluate the model.
+        scaler: The forest as the last step of a pipeline, None if it is not.
+        warnings: What could not be read of a live model.
+        pickle_hash: SHA-256 of the pickle of a live model that predicts, "" for other models.
+    """
+
+    network: Network | None = None
+    stored: StoredRecords | None = None
+    forest: NamedForest | None = None
+    predictor: Predictor | None = None
+    scaler: Wrapped | None = None
+    warnings: tuple[str, ...] = ()
+    pickle_hash: str = ""
+
+
+@dataclass(frozen=True)
 class _Reader:
-    """Reads the network of a model and the records that its release stores."""
+    """Reads the network of a model, or its trees and its predictions, and the records that it stores."""
 
     release: Release | None
     request: AuditRequest
@@ -485,22 +591,45 @@ class _Reader:
     base: str | None
     trust_code: bool
 
-    def read(self, model: Model) -> tuple[Network | None, StoredRecords | None, NamedForest | None]:
-        """Return the network of the model, the records that its file stores, and its forest.
+    def read(self, model: Model) -> Content:
+        """Return what a model consists of. A live model that predicts is read like its pickle.
 
-        Each of them is None if the model does not have it. A file with a forest is not read as a network.
-
-        Raises:
-            ResiduumError: If the model has no readable network, no stored records and no forest.
+        A model without a readable network, stored records and predictions raises a ``ResiduumError``.
         """
-        if self.release is None:
-            return as_network(model, self.request.arch, self.shape), None, None
-        stored_records = find_records(self.release)
-        if self.request.model_code is None and (forests := read_forests(self.release)):
-            return None, stored_records, forests[0]
+        if self.release is not None:
+            return self._read_release(self.release)
+        if is_live_predictor(model):
+            return self._read_live(model)
+        return Content(as_network(model, self.request.arch, self.shape))
+
+    def _read_live(self, model: Any) -> Content:
+        """Return the trees and the stored records in the pickle of a live model, and its predictions."""
+        predictor = wrap_live_model(model)
+        try:
+            release = pickle_in_memory(model)
+            forest_content = _read_forest(release)
+        except ResiduumError as problem:
+            return Content(predictor=predictor, warnings=(problem.message,))
+        stored = find_records(release)
+        if forest_content is None:
+            network = _read_fitted_network(release)
+            if network is not None:
+                return Content(network, None if stored is None else stored.without(network))
+            return Content(stored=stored, predictor=predictor, pickle_hash=release.sha256)
+        if forest_content.scaler is None:  # the trees are one of several parts of the model
+            forest_content = replace(forest_content, predictor=predictor)
+        return replace(forest_content, stored=stored, pickle_hash=release.sha256)
+
+    def _read_release(self, release: Release) -> Content:
+        stored_records = find_records(release)
+        if self.request.model_code is None:
+            if (forest_content := _read_forest(release)) is not None:
+                return replace(forest_content, stored=stored_records)
+            if release.kind == "pickle" and (predictor := read_linear_model(release)) is not None:
+                return Content(stored=stored_records, predictor=predictor)
         try:
             network = load_network(
-                self.release,
+                release,
                 arch=self.request.arch,
                 model=self.request.model_code,
                 trust_code=self.trust_code,
@@ -510,8 +639,30 @@ class _Reader:
         except ResiduumError as problem:
             if stored_records is None:
                 raise
-            return None, replace(stored_records, notes=(problem.message,)), None
-        return network, None if stored_records is None else stored_records.without(network), None
+            return Content(stored=replace(stored_records, notes=(problem.message,)))
+        return Content(network, None if stored_records is None else stored_records.without(network))
+
+
+def _read_forest(release: Release) -> Content | None:
+    """Return the largest forest in a release and its predictions, None if the release holds no forest."""
+    forests = read_forests(release)
+    if not forests:
+        return None
+    forest = forests[0]
+    wrapped = find_estimator(release.content)
+    if wrapped is None or not wrapped.is_readable or wrapped.estimator.class_name != forest.name:
+        return Content(forest=forest, predictor=wrap_forest(forest.name, forest.forest))
+    classes = read_classes(wrapped.estimator) if forest.forest.is_classifier else ()
+    predictor = wrap_forest(forest.name, forest.forest, classes)
+    return Content(forest=forest, predictor=predictor, scaler=wrapped)
+
+
+def _read_fitted_network(release: Release) -> Network | None:
+    """Return the MLP of scikit-learn in the pickle of a live model, None if it holds none."""
+    try:
+        return read_estimator(release)
+    except ResiduumError:
+        return None
 
 
 def _behind_frozen_layers(case: Case, head: Head) -> Case:
@@ -561,7 +712,7 @@ def _sample_shape(
 
 def _sources(
     release: Release | None,
-    network: Network | None,
+    content: Content,
     model: Model,
     data: Any,
     holdout: Any,
@@ -575,8 +726,12 @@ def _sources(
     if release is not None:
         paths["checkpoint"] = Path(model) if isinstance(model, str | Path) else release.path
         hashes["checkpoint"] = release.sha256
-    elif network is not None:
+    elif (network := content.network) is not None:
         digests["checkpoint"] = digest(network.arch, *network.theta.values())
+    elif content.predictor is not None:
+        digests["checkpoint"] = content.pickle_hash or _digest_predictions(
+            content.predictor, samples
+        )
     if base is not None:
         paths["base"] = Path(base)
     sample_sources = {"data": data, "holdout": data if holdout is None else holdout}
@@ -589,3 +744,13 @@ def _sources(
         else:
             digests[name] = digest(dataset.x, dataset.y)
     return Sources(paths, hashes, digests)
+
+
+def _digest_predictions(
+    predictor: Predictor, samples: tuple[Dataset | None, Dataset | None]
+) -> str:
+    """Return a hash of the predictions of a live model that cannot be pickled."""
+    outputs = []
+    with suppress(ResiduumError):
+        outputs = [torch.from_numpy(predictor.outputs(s)) for s in samples if s is not None]
+    return digest(predictor.name, *outputs)

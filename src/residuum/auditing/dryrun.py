@@ -13,9 +13,10 @@ from typing import Any, Unpack
 
 from residuum import plugins
 from residuum.auditing.applicability import PLANNED, Applies, list_attacks
-from residuum.auditing.assembling import describe_case
+from residuum.auditing.assembling import describe_case, describe_losses, describe_predictor
 from residuum.auditing.case import Case, Model, Obstacles, load_case
 from residuum.auditing.controls import run_controls
+from residuum.auditing.forests import plan_attack, why_no_controls
 from residuum.auditing.outcomes import AttackOutcome
 from residuum.auditing.plan import AttackPlan, Deadline, forecast
 from residuum.auditing.request import AuditOptions, AuditRequest
@@ -101,11 +102,12 @@ def dry_run(
             verdicts=STOPPED,
             exit_code=obstacles.exit_code,
         )
-    plan = (
-        _plan(case, request, obstacles)
-        if case.network is not None
-        else _dry_run_of_records(case, obstacles)
-    )
+    if case.network is not None:
+        plan = _plan(case, request, obstacles)
+    elif case.predictor is not None:
+        plan = _plan_without_network(case, request, obstacles)
+    else:
+        plan = _dry_run_of_records(case, obstacles)
     return plan if case.stored is None else _with_stored_records(plan, case)
 
 
@@ -183,6 +185,28 @@ def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
     )
 
 
+def _plan_without_network(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
+    """Return the dry run of a forest, or of another model that is no network."""
+    is_possible = not obstacles.messages
+    rows = () if case.forest is None else (plan_attack(case.forest),)
+    reasons_against_leak, reasons_against_no_leak = (
+        _conditions(case, request, rows) if is_possible else ([], [])
+    )
+    if case.why_no_attack:
+        reasons_against_leak.append(f"{case.why_no_attack}, and losses alone do not show a leak")
+    elif (reason := why_no_controls(case, request)) and not reasons_against_leak:
+        reasons_against_no_leak.append(f"positive controls: {reason}")
+    return DryRun(
+        tuple(obstacles.messages),
+        (*(_without_data(obstacles) if case.train is None else ()), *case.warnings),
+        (*describe_predictor(case), *list_attacks(rows, PLANNED), describe_losses(case, PLANNED)),
+        verdicts=_verdicts(reasons_against_leak, reasons_against_no_leak)
+        if is_possible
+        else STOPPED,
+        exit_code=obstacles.exit_code,
+    )
+
+
 def _with_stored_records(plan: DryRun, case: Case) -> DryRun:
     """Return the dry run with the table row and the verdicts that follow from the stored records."""
     assert case.stored is not None
@@ -224,6 +248,8 @@ def _conditions(
             f"the network as read hardly fits these samples ({case.fit.line})"
         )
     reasons_against_no_leak = [restriction(request)] if restriction(request) else []
+    if case.network is None:
+        return reasons_against_leak, reasons_against_no_leak
     if not any(row.ran and row.decides for row in rows):
         reasons_against_no_leak.append("no deciding attack applies")
     if len(balanced_sets.holdout) < (needed := holdout_needed(len(balanced_sets.train))):

@@ -3,7 +3,7 @@
 An audit of a forest has the stages of every audit (:mod:`.run`). These stages work on trees instead of a
 network:
 
-- membership: do training samples have smaller losses than held-out samples?
+- membership: do training samples have smaller losses than held-out samples (:mod:`.losses`)?
 - attacks: recover the training table (:mod:`residuum.attacks.trees.forest`). The attack never sees samples.
 - negative controls: as in every audit. A leak needs an adjusted p-value of 0.1%. A forest reveals nearly all
   rows or none, so this strict level hides no leak.
@@ -15,11 +15,8 @@ network:
 
 from __future__ import annotations
 
-import pickle
-import tempfile
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +26,7 @@ from residuum.attacks.trees.forest import NAME, SURFACE, ForestAttack, why_not
 from residuum.auditing import stages
 from residuum.auditing.controls import STRICT_LEVEL, SampleSets
 from residuum.auditing.evidence import count_sets, held_out_matches
+from residuum.auditing.losses import has_targets
 from residuum.auditing.outcomes import (
     CLASS_LEVEL,
     NEAR_COPY,
@@ -48,7 +46,7 @@ from residuum.auditing.scores import (
     run_tests,
 )
 from residuum.evaluation import score
-from residuum.evaluation.matching import MIN_HOLDOUT, Array, as_array
+from residuum.evaluation.matching import MIN_HOLDOUT, as_array
 from residuum.evaluation.null import SUBSETS
 from residuum.evaluation.scoring import CandidatePool, label_name
 from residuum.evaluation.tables import (
@@ -58,14 +56,22 @@ from residuum.evaluation.tables import (
     mean_error,
     scale_columns,
 )
-from residuum.evaluation.targets import TargetTest, compare_labels, compare_targets
+from residuum.evaluation.targets import (
+    VALUES,
+    TargetTest,
+    compare_labels,
+    compare_stored_values,
+    compare_targets,
+)
 from residuum.io.forests import NamedForest, read_forests
-from residuum.io.release import open_release
+from residuum.io.release import pickle_in_memory
 from residuum.records import Dataset, Knowledge, Reconstruction, RecoveredTable, Scores
-from residuum.risk.membership import MembershipTest, separate_by_scores
-from residuum.trees.predict import predict
+from residuum.trees.forest import BOOSTING, Forest
+from residuum.trees.stored_values import count_stored_values
 
 if TYPE_CHECKING:
+    from residuum.auditing.case import Case
+    from residuum.auditing.request import AuditRequest
     from residuum.auditing.run import Audit
 
 # More training samples than this are not compared. A random subset of the training samples is used.
@@ -76,81 +82,28 @@ NEAR_COLUMNS, NEAR = (
     0.01,
 )  # a near-copy has this share of its columns right within this tolerance
 MIN_CONTROL_SAMPLES = 20  # a positive control has at least this many training samples
-NO_BOUNDARIES = "trees have no activation boundaries, so only their losses are compared"
+ITS_TREES = "the file holds the trees, from which the training table is computed"
 CONTROL_SUBJECT = "forests of as many fully grown trees"
 CLASSIFIER_ROWS = "the attack recovers labels of classification forests and no values of columns"
 
 
-def measure_losses(audit: Audit) -> Audit:
-    """Compare the losses of training and held-out samples."""
-    case = audit.case
-    assert case.forest is not None
-    assert case.train is not None
-    holdout = case.holdout
-    loss, p_value = None, None
-    if holdout is not None and holdout.shape == case.train.shape and _has_targets(holdout):
-        scores = -np.concatenate([losses(case.forest, case.train), losses(case.forest, holdout)])
-        if np.isfinite(scores).all():
-            members = np.arange(len(scores)) < len(case.train)
-            loss = separate_by_scores(scores, members)
-            p_value = _rank_p_value(scores, members)
-    membership = MembershipTest.by_loss_alone(case.train, holdout, loss, NO_BOUNDARIES)
-    if loss is not None:
-        audit.listener.message(loss.line)
-    return replace(audit, membership=membership, p_value_of_losses=p_value)
-
-
-def losses(model: NamedForest, samples: Dataset) -> Array:
-    """Return the loss of a forest on each sample.
-
-    Args:
-        model: The forest.
-        samples: The samples, with targets or class numbers.
-
-    Returns:
-        (n,) squared errors, or the negative logarithm of the predicted share of the right class. It is NaN
-        if the forest does not have the class.
-    """
-    outputs = predict(model.forest, samples.x.flatten(1).double().numpy())
-    y = samples.y.double().numpy()
-    if not model.forest.is_classifier:
-        targets = y.reshape(len(y), -1)
-        errors: Array = np.square(outputs[:, : targets.shape[1]] - targets).mean(1)
-        return errors
-    classes = y.astype(int)
-    is_class = (classes >= 0) & (classes < outputs.shape[1]) & (classes == y)
-    shares = outputs[np.arange(len(y)), np.where(is_class, classes, 0)]
-    result: Array = np.where(is_class, -np.log(np.maximum(shares, 1e-6)), np.nan)
-    return result
-
-
-def _has_targets(samples: Dataset) -> bool:
-    return len(samples.y.unique()) > 1
-
-
-def _rank_p_value(scores: Array, members: Array) -> float:
-    """Return the p-value of the rank test whether the scores of members and non-members differ."""
-    from scipy.stats import mannwhitneyu
-
-    return float(mannwhitneyu(scores[members], scores[~members]).pvalue)
+def plan_attack(model: NamedForest) -> AttackOutcome:
+    """Return the row of the attack before it runs, which says whether the attack applies."""
+    reason = why_not(model.forest)
+    return AttackOutcome(NAME, True, not reason, not reason, reason or ITS_TREES, SURFACE)
 
 
 def recover_tables(audit: Audit) -> Audit:
     """Run the attack on the forest. It sees the trees and the attacker's knowledge, never the samples."""
     case = audit.case
     assert case.forest is not None
-    if reason := why_not(case.forest.forest):
-        row = AttackOutcome(NAME, True, False, False, reason, SURFACE)
+    row = plan_attack(case.forest)
+    if not row.ran:
         return replace(audit, attacks=AttackResults((row,)))
     attack = ForestAttack(seed=audit.request.seed)
     table = attack.run(case.forest, case.knowledge, audit.listener.message)
-    row = AttackOutcome(
-        NAME,
-        decides=True,
-        applies=True,
-        ran=True,
+    row = row.replace(
         reason=" ".join(table.lines),
-        surface=SURFACE,
         restarts=1,
         candidates=table.records,
         seconds=table.seconds,
@@ -168,6 +121,9 @@ def run_negative_controls(audit: Audit) -> Audit:
 def score_table(audit: Audit) -> Audit:
     """Compare the recovered table with training and held-out samples."""
     table, sets = audit.table, audit.case.sample_sets
+    forest = None if audit.case.forest is None else audit.case.forest.forest
+    if forest is not None and forest.kind == BOOSTING and sets is not None:
+        return replace(audit, targets=compare_with_stored_values(forest, sets))
     if table is None or sets is None:
         return audit
     targets = compare_with_targets(audit, table)
@@ -186,6 +142,29 @@ def score_table(audit: Audit) -> Audit:
     return replace(audit, scores=scores)
 
 
+def compare_with_stored_values(forest: Forest, sets: SampleSets) -> TargetTest:
+    """Compare how many values of training samples and of held-out samples the trees of boosting store.
+
+    Args:
+        forest: The trees.
+        sets: Training and held-out samples.
+
+    Returns:
+        The test.
+    """
+    train, holdout = sets.train.x.flatten(1).double().numpy(), sets.holdout
+    if holdout is None or train.shape[1] != forest.columns:
+        reason = "there are no held-out samples with the columns of the trees"
+        return TargetTest(VALUES, n=train.size, reason=reason)
+    held_out = holdout.x.flatten(1).double().numpy()
+    return compare_stored_values(
+        count_stored_values(forest, train),
+        count_stored_values(forest, held_out),
+        cells=train.size,
+        tests=2 * QUESTIONS_OF_TESTS,
+    )
+
+
 def compare_with_targets(audit: Audit, table: RecoveredTable) -> TargetTest:
     """Compare the recovered targets with those of training and held-out samples.
 
@@ -200,14 +179,14 @@ def compare_with_targets(audit: Audit, table: RecoveredTable) -> TargetTest:
     assert case.train is not None
     what = "labels" if table.is_classifier else "targets"
     train, holdout = case.train, case.holdout
-    if not table.targets.shape[1] or not _has_targets(train):
+    if not table.targets.shape[1] or not has_targets(train):
         return TargetTest(what, n=len(train), reason="there are no targets to compare")
     values = table.targets[:, 0].numpy()
     y = train.y.double().reshape(len(train), -1)[:, 0].numpy()
     tests = 2 * QUESTIONS_OF_TESTS  # the other half of the level belongs to the rows
     if table.is_classifier:
         return compare_labels(values, y, tests, audit.request.seed)
-    if holdout is None or not _has_targets(holdout):
+    if holdout is None or not has_targets(holdout):
         return TargetTest(what, n=len(train), reason="there are no held-out targets")
     held_out = holdout.y.double().reshape(len(holdout), -1)[:, 0].numpy()
     return compare_targets(values, y, held_out, tests)
@@ -403,32 +382,57 @@ def _flat(samples: Dataset) -> Dataset:
     return samples.replace(x=samples.x.flatten(1))
 
 
+def control_samples(train: int, holdout: int) -> int:
+    """Return the number of training samples of a positive control.
+
+    Args:
+        train: Number of training samples of the audit.
+        holdout: Number of held-out samples, on some of which a control is trained.
+
+    Returns:
+        The number of samples. At least ``MIN_HOLDOUT`` held-out samples remain for the test of the control.
+    """
+    return min(train, MAX_COMPARED, holdout // 2, holdout - MIN_HOLDOUT)
+
+
+def why_no_controls(case: Case, request: AuditRequest) -> str:
+    """Return why no positive control can be trained for an audit of a forest, "" if one can.
+
+    Args:
+        case: The inputs of the audit.
+        request: Settings of the audit.
+
+    Returns:
+        The reason.
+    """
+    if not request.positive_controls:
+        return "switched off with --no-positive-controls"
+    train, holdout = case.train, case.holdout
+    if train is None or holdout is None or not has_targets(holdout):
+        return "there are no held-out samples with targets"
+    if control_samples(len(train), len(holdout)) < MIN_CONTROL_SAMPLES:
+        return f"a control needs {MIN_CONTROL_SAMPLES} held-out samples and {MIN_HOLDOUT} others"
+    return ""
+
+
 def test_positive_controls(audit: Audit) -> Audit:
     """Attack forests that memorize held-out samples, and count how many of them are detected."""
-    table, holdout = audit.table, audit.case.holdout
+    table, train, holdout = audit.table, audit.case.train, audit.case.holdout
     start = time.monotonic()
     question = "reconstruction"
-    reason = ""
-    if not audit.request.positive_controls:
-        reason = "switched off with --no-positive-controls"
-    elif table is None or holdout is None or not _has_targets(holdout):
-        reason = "there are no held-out samples with targets"
-    if reason:
+    reason = why_no_controls(audit.case, audit.request)
+    if reason or table is None:
         return replace(audit, positive_controls=(PositiveControls(question, reason=reason),))
     assert holdout is not None
-    assert audit.case.train is not None
+    assert train is not None
     sizes = []
-    samples = min(
-        len(audit.case.train), MAX_COMPARED, len(holdout) // 2, len(holdout) - MIN_HOLDOUT
-    )
+    samples = control_samples(len(train), len(holdout))
     while samples >= MIN_CONTROL_SAMPLES and not audit.deadline.is_over:
         size = _test_controls(audit, holdout, samples)
         sizes.append(size)
         if size.suffices:
             break
         samples //= 2
-    if not sizes:
-        reason = f"a control needs {MIN_CONTROL_SAMPLES} held-out samples and {MIN_HOLDOUT} others"
     seconds = round(time.monotonic() - start, 3)
     controls = PositiveControls(
         question,
@@ -503,10 +507,7 @@ def train_control(model: NamedForest, members: Dataset, seed: int) -> NamedFores
     fitted.fit(
         members.x.flatten(1).double().numpy(), y.astype(int) if model.forest.is_classifier else y
     )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "control.pkl"
-        path.write_bytes(pickle.dumps(fitted))
-        (control, *_) = read_forests(open_release(path))
+    (control, *_) = read_forests(pickle_in_memory(fitted))
     first = model.forest.trees[0]
     fields = ("seed", "count", "weight", "impurity")
     missing = [name for name in fields if getattr(first, name) is None]

@@ -161,7 +161,15 @@ def _holdout_needed(result: AuditResult) -> int:
     needed_for_membership = (
         MIN_HOLDOUT if result.membership is None else result.membership.holdout_needed
     )
+    if _needs_few_held_out(result):
+        return MIN_HOLDOUT
     return max(MIN_HOLDOUT, needed_for_membership, result.verdict.n or 0)
+
+
+def _needs_few_held_out(result: AuditResult) -> bool:
+    """Return True if the tests do not need as many held-out samples as training samples."""
+    # Losses need no equal numbers. The rows of a forest are compared with a subset of the training samples.
+    return result.table is not None or bool(result.checks.why_no_attack)
 
 
 def _holdout_count(result: AuditResult) -> int:
@@ -169,10 +177,8 @@ def _holdout_count(result: AuditResult) -> int:
 
 
 def _has_too_few_held_out(result: AuditResult) -> bool:
-    if result.table is not None and _holdout_count(result) >= MIN_HOLDOUT:
-        return (
-            False  # the rows of a forest are compared with a random subset of the training samples
-        )
+    if _needs_few_held_out(result) and _holdout_count(result) >= MIN_HOLDOUT:
+        return False
     return _holdout_count(result) < _holdout_needed(result) and (
         result.membership is None
         or bool(result.membership.reason)
@@ -307,6 +313,21 @@ INCONCLUSIVE_ROWS = (
         _has_too_few_held_out,
         "Pass more held-out samples (--holdout): at least {needed}, and there are {holdout}. They must come "
         "from the same source and be prepared in the same way.",
+    ),
+    Row(
+        lambda result: bool(result.checks.why_no_attack) and _memorizes(result),
+        "Do not release this model if it must stay secret who is in its training set. An attacker with a "
+        "sample and its label can tell better than chance whether the model was trained on it. Train again "
+        "with more regularization, so that training and held-out samples have the same losses. Then audit "
+        "the new model.",
+        (redacted_report,),
+    ),
+    Row(
+        lambda result: bool(result.checks.why_no_attack),
+        "No audit by residuum can rule out a leak of this kind of model. Residuum searched stored records "
+        "and compared losses. Look at these results before you release the model. Do not take them for a "
+        "proof. An attacker with shadow models may find more members.",
+        (scan_file, redacted_report),
     ),
     Row(
         lambda result: bool(result.checks.restricted),

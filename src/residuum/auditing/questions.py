@@ -68,6 +68,7 @@ def answer_questions(
     has_failures: bool = False,
     why_not_compared: str = "",
     attacks: Sequence[AttackOutcome] = (),
+    why_no_attack: str = "",
     targets: TargetTest | None = None,
     is_target_finding: bool = False,
 ) -> tuple[Answer, ...]:
@@ -82,6 +83,7 @@ def answer_questions(
         has_failures: Whether the samples cannot be compared, because a negative control fails.
         why_not_compared: Why training and held-out samples could not be compared, "" if they could.
         attacks: One row per attack.
+        why_no_attack: Why residuum has no attack on this kind of model, "" if it has one.
         targets: The test of recovered targets, None if the release holds no forest.
         is_target_finding: Whether more targets were recovered than expected by chance.
 
@@ -89,7 +91,7 @@ def answer_questions(
         Three answers, in the order of ``QUESTIONS``.
     """
     by_question = {control.question: control for control in controls}
-    reconstruction = _reconstruction(findings, why_not_compared, attacks)
+    reconstruction = _reconstruction(findings, why_not_compared, attacks, why_no_attack)
     if targets is not None and not why_not_compared:
         reconstruction = _with_targets(reconstruction, targets, is_target_finding)
     member = _membership(membership, is_member_finding, why_not_compared)
@@ -159,8 +161,13 @@ def _stored(row: AttackOutcome | None) -> Answer:
 
 
 def _reconstruction(
-    findings: Findings | None, why_not: str, attacks: Sequence[AttackOutcome]
+    findings: Findings | None,
+    why_not: str,
+    attacks: Sequence[AttackOutcome],
+    why_no_attack: str,
 ) -> Answer:
+    if why_no_attack:
+        return _answer(RECONSTRUCTION, UNKNOWN, f"Not tested: {why_no_attack}.")
     if why_not:
         recovered = [row.reason for row in attacks if row.ran and row.surface == TREES]
         reason = " ".join((*recovered, f"Not tested: {why_not}."))

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from residuum import plugins
-from residuum.auditing import forests, stages
+from residuum.auditing import forests, losses, stages
 from residuum.auditing.assembling import assemble_result
 from residuum.auditing.case import Case, Model, check_hashes, load_case
 from residuum.auditing.certificates import Certificates
@@ -124,6 +124,7 @@ class Audit:
             stopped=STOPPED.format(duration(self.deadline.seconds)) if self.was_stopped else "",
             restricted=restriction(self.request),
             budget_needed=budget_for_all(self.attacks.plans, self.request),
+            why_no_attack=self.case.why_no_attack,
         )
 
     @property
@@ -188,13 +189,13 @@ STAGES = (  # for each stage: name, function to run, function that returns the r
     Stage("exposure", stages.rank_exposure, stages.skip_without_network_time_and_samples),
 )
 
-# The stages of an audit of a forest. The other stages need a network.
-FOREST_STAGES = (
+# The stages of an audit of a forest or of any other model that is no network.
+PREDICTOR_STAGES = (
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
-    Stage("membership", forests.measure_losses, stages.skip_without_train),
-    Stage("attacks", forests.recover_tables, stages.never_skip),
-    Stage("negative controls", forests.run_negative_controls, stages.skip_without_train),
-    Stage("scores", forests.score_table, stages.skip_without_train),
+    Stage("membership", losses.measure_losses, stages.skip_without_predictions),
+    Stage("attacks", forests.recover_tables, stages.skip_without_forest),
+    Stage("negative controls", forests.run_negative_controls, stages.skip_without_predictions),
+    Stage("scores", forests.score_table, stages.skip_without_table),
     Stage("positive controls", forests.test_positive_controls, stages.skip_if_decided),
 )
 
@@ -219,8 +220,10 @@ def audit(
     If an input cannot be read, or if the inputs do not fit each other, a ``ResiduumError`` is raised.
 
     Args:
-        model: A file, a release, a live network of any class, its ``state_dict()``, or a fitted
-            MLPClassifier or MLPRegressor of scikit-learn (``docs/networks.md``).
+        model: A file, a release, a live network of any class, its ``state_dict()``, or a fitted model of
+            scikit-learn, of xgboost or of your own with ``predict_proba`` or ``predict``
+            (``docs/networks.md``). MLPs and trees of scikit-learn are attacked. For other models, stored
+            records are searched and losses are compared.
         data: The training samples: (x, y), a Dataset, a DataFrame, a DataLoader, a map-style dataset of
             PyTorch, or the path of an .npz, a .csv or a folder. The attacks never see them.
         holdout: At least 100 samples that the network never saw, in the same forms as ``data``. One
@@ -261,7 +264,7 @@ def audit(
             return finished
         for line in opening(case.network, case.fit) if case.network is not None else ():
             listener.message(line)
-        stage_list = STAGES if case.forest is None else FOREST_STAGES
+        stage_list = PREDICTOR_STAGES if case.network is None else STAGES
         finished_audit = run_stages(Audit(case, request, deadline, store, listener), stage_list)
         result = assemble_result(finished_audit)
         store.write(result, blur=blur)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
 NO_NETWORK = "the file holds no network"
+NO_PREDICTIONS = "the file holds no model that residuum evaluates"
 NO_RECORDS = "the release stores no records"
 NO_SAMPLES = "there are no training samples to compare with"
 NO_TRAINING_SAMPLES = "there are no training samples to rank"
@@ -62,9 +63,21 @@ def skip_without_train(audit: Audit) -> str:
     return NO_SAMPLES if audit.case.train is None else ""
 
 
-def never_skip(audit: Audit) -> str:
-    """Return "", because the stage always runs."""
-    return ""
+def skip_without_predictions(audit: Audit) -> str:
+    """Return the reason to skip if residuum cannot evaluate the model, or if there is no training sample."""
+    return NO_PREDICTIONS if audit.case.predictor is None else skip_without_train(audit)
+
+
+def skip_without_forest(audit: Audit) -> str:
+    """Return the reason to skip if there is no forest."""
+    if audit.case.forest is not None:
+        return ""
+    return audit.case.why_no_attack or NO_PREDICTIONS
+
+
+def skip_without_table(audit: Audit) -> str:
+    """Return the reason to skip if there is no forest, or no training sample to compare with."""
+    return skip_without_forest(audit) or skip_without_train(audit)
 
 
 def test_membership(audit: Audit) -> Audit:
@@ -124,7 +137,7 @@ def skip_if_decided(audit: Audit) -> str:
     if reason := skip_without_train(audit):
         return reason
     if audit.case.forest is None and (reason := skip_without_network(audit)):
-        return reason
+        return audit.case.why_no_attack or reason
     sample_sets = audit.case.sample_sets
     if sample_sets is None or sample_sets.holdout is None or len(sample_sets.holdout) < MIN_HOLDOUT:
         return DECIDED

@@ -119,7 +119,8 @@ def _wrap(text: str, width: int, first: str = "", following: str = "") -> list[s
 def summarize(result: AuditResult) -> Screen:
     """Return the summary of an audit."""
     verdict = result.verdict
-    no_knowledge_text = f"nothing but the {'file' if verdict.stored else 'weights'}"
+    release_text = "model" if result.checks.why_no_attack else "weights"
+    no_knowledge_text = f"nothing but the {'file' if verdict.stored else release_text}"
     line_texts = (
         _knowledge(result.knowledge) or no_knowledge_text,
         _attacked_surfaces(result),
@@ -134,7 +135,7 @@ def summarize(result: AuditResult) -> Screen:
 
 
 def _unproven_assumption(result: AuditResult) -> str:
-    """Return why nothing shows that the network was trained on these samples, "" if something shows it."""
+    """Return why nothing shows that the model was trained on these samples, "" if something shows it."""
     needs_no_note = result.verdict.outcome == LEAK or result.membership is None
     return "" if needs_no_note else "; ".join(result.checks.unproven)
 
@@ -160,4 +161,5 @@ def _attacked_surfaces(result: AuditResult) -> str:
         name if name == SURFACE_WORDS[STORED] else f"{name}, by {n} attack{'' if n == 1 else 's'}"
         for name, n in attack_counts.items()
     ]
-    return "; ".join(surface_texts) or "nothing: no attack applies to this network"
+    reason = result.checks.why_no_attack and "residuum has no attack on this kind of model"
+    return "; ".join(surface_texts) or f"nothing: {reason or 'no attack applies to this network'}"

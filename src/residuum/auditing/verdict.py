@@ -80,6 +80,7 @@ class Checks(Record):
         restricted: Why an audit with these settings cannot rule out a leak, "" if it can.
         budget_needed: Budget in reference seconds that would be large enough for all planned work, None if no
             work was left out.
+        why_no_attack: Why residuum has no attack on this kind of model, "" if it has one.
     """
 
     failures: tuple[str, ...] = ()
@@ -91,6 +92,7 @@ class Checks(Record):
     stopped: str = ""
     restricted: str = ""
     budget_needed: float | None = None
+    why_no_attack: str = ""
 
     @property
     def covered(self) -> int:
@@ -99,7 +101,7 @@ class Checks(Record):
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """Why nothing shows that the network was trained on these samples, () if the losses show it."""
+        """Why nothing shows that the model was trained on these samples, () if the losses show it."""
         reasons = []
         if self.told_apart is None:
             reasons.append(
@@ -110,7 +112,7 @@ class Checks(Record):
             reasons.append(
                 f"the losses on these samples do not differ from the losses on held-out samples ({p_text})"
             )
-        unproven_text = "nothing shows that the network was trained on these samples"
+        unproven_text = "nothing shows that the model was trained on these samples"
         return tuple(f"{unproven_text}: {reason}" for reason in reasons)
 
 
@@ -291,6 +293,7 @@ def decide(
         has_failures=bool(checks.failures),
         why_not_compared=why_not_compared,
         attacks=attacks,
+        why_no_attack=checks.why_no_attack,
         targets=targets,
         is_target_finding=target_finding is not None,
     )
@@ -412,6 +415,12 @@ def reasons_to_stay_open(
     Returns:
         The reasons, the most useful first, or [] if the audit can rule out a leak.
     """
+    loss_test = None if membership is None else membership.loss
+    memorization = []
+    if loss_test is not None and loss_test.memorization == SHOWN:
+        memorization = [f"the model memorizes its training samples. {loss_test.line.rstrip('.')}"]
+    if checks.why_no_attack:
+        return [*memorization, f"{checks.why_no_attack}, so finding nothing proves nothing"]
     reasons = [checks.restricted] if checks.restricted else []
     reasons += unfinished(attacks)
     reasons += [checks.stopped] if checks.stopped else []
@@ -421,9 +430,7 @@ def reasons_to_stay_open(
         reasons.append(MOMENT_ATTACKED)
     if membership is not None and membership.neurons and membership.reason:
         reasons.append(f"membership could not be tested: {membership.reason.rstrip('.')}")
-    loss_test = None if membership is None else membership.loss
-    if loss_test is not None and loss_test.memorization == SHOWN:
-        reasons.append(f"the model memorizes its training samples. {loss_test.line.rstrip('.')}")
+    reasons += memorization
     if not checks.covered:
         # If there is another reason to be inconclusive, positive controls were not run, because they cannot
         # change the verdict. Missing positive controls are then not given as a reason.
@@ -572,13 +579,16 @@ def assumptions(network: Network, inspection: Inspection) -> tuple[str, ...]:
     return (samples_note, exchangeable, homogeneity_note, *file_notes)
 
 
-def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -> tuple[str, ...]:
+def limitations(
+    verdict: Verdict, scores: Scores | None, knowledge: Knowledge, *, is_network: bool = True
+) -> tuple[str, ...]:
     """Return what a reader must not conclude from an audit.
 
     Args:
         verdict: The verdict.
         scores: Scores of the strongest attack, None without samples.
         knowledge: What the attacker knows.
+        is_network: Whether the audited model is a network.
 
     Returns:
         One sentence per limitation.
@@ -588,7 +598,9 @@ def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -
         "A sample counts as recovered if its match is closer than the 99% chance level. The grade says how "
         "much closer the match is than held-out samples.",
         "Membership is tested by activation boundaries and losses of this one network. An attacker with "
-        "shadow networks may find more members.",
+        "shadow networks may find more members."
+        if is_network
+        else "Losses of this one model are compared. An attacker with shadow models may find more members.",
     ]
     if scores is not None and scores.smallest_significant is not None:
         limitation_texts.append(

@@ -4,9 +4,9 @@ A regression target is matched if it equals a recovered target within rounding. 
 samples are exchangeable, then the number of matched training samples has a hypergeometric distribution, given
 the number of all matched samples. So its p-value is exact.
 
-Boosted trees store no targets, but some of their thresholds are values of the training table. A training sample
-scores the number of its columns whose value is stored. The sum over the training samples is compared with the
-sums over random subsets of all samples.
+Boosted trees store no targets, but some of their thresholds are values of the training table. A training
+sample scores the number of its columns whose value is stored. The sum over the training samples is compared
+with the sums over random subsets of all samples.
 
 Class labels have few values, so every label equals some recovered label. Labels are compared in row order: a
 sample is matched if the recovered label of the same row equals its label. Under a random order of the rows,

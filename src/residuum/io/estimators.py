@@ -124,9 +124,10 @@ def _refuse_other_estimators(release: Release) -> None:
     content = release.content
     if isinstance(content, InertObject) and content.name.startswith("sklearn."):
         raise CheckpointError(
-            f"residuum attacks neural networks; {release.path.name[:80]!r} is a pickle of a "
+            f"residuum attacks neural networks and trees; {release.path.name[:80]!r} is a pickle of a "
             f"{content.class_name[:60]}, for which residuum has no attack.",
-            "Use the findings of the scan alone, or train an MLPClassifier or MLPRegressor and audit it.",
+            "Use the findings of residuum scan. If you trust the file, load it and pass the live model to "
+            "residuum.audit, which compares the losses of training and held-out samples.",
         )
 
 
@@ -177,20 +178,33 @@ def read_scalings(release: Release) -> list[tuple[Tensor, Tensor]]:
     Returns:
         One pair of tensors for each scaler.
     """
-    scalings = []
-    for scaler in _iterate_objects(release):
-        attributes = scaler.attributes
-        attribute_names = ("scale_", CENTERS.get(scaler.class_name, "none"))
-        scale, center = (
-            b.tensor().double() if isinstance(b := attributes.get(n), Block) else None
-            for n in attribute_names
-        )
-        if scaler.class_name == "MinMaxScaler" and scale is not None and center is not None:
-            scalings.append((scale, center))
-        elif scaler.class_name in CENTERS and (scale is not None or center is not None):
-            factor = torch.ones(()) if scale is None else 1 / scale
-            scalings.append((factor, torch.zeros(()) if center is None else -center * factor))
-    return scalings
+    scalings = (read_scaling(candidate) for candidate in _iterate_objects(release))
+    return [scaling for scaling in scalings if scaling is not None]
+
+
+def read_scaling(scaler: InertObject) -> tuple[Tensor, Tensor] | None:
+    """Return factor and shift of a scaler of scikit-learn.
+
+    Args:
+        scaler: An object of a pickle.
+
+    Returns:
+        The pair (factor, shift), None if the object is no fitted scaler.
+    """
+    attributes = scaler.attributes
+    attribute_names = ("scale_", CENTERS.get(scaler.class_name, "none"))
+    scale, center = (
+        b.tensor().double() if isinstance(b := attributes.get(n), Block) else None
+        for n in attribute_names
+    )
+    if attributes.get("with_mean") is False:  # StandardScaler keeps a mean that it does not use
+        center = None
+    if scaler.class_name == "MinMaxScaler" and scale is not None and center is not None:
+        return scale, center
+    if scaler.class_name in CENTERS and (scale is not None or center is not None):
+        factor = torch.ones(()) if scale is None else 1 / scale
+        return factor, torch.zeros(()) if center is None else -center * factor
+    return None
 
 
 def _iterate_objects(release: Release) -> Iterator[InertObject]:

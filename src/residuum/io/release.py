@@ -19,8 +19,11 @@ checkpoint is fast.
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 import os
+import pickle
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -194,6 +197,35 @@ def locate_weights(path: str | Path) -> Path:
             "Check the path.",
         )
     return file
+
+
+def pickle_in_memory(model: Any) -> Release:
+    """Pickle an object in memory, and read the pickle like a file. Nothing in the pickle is executed.
+
+    Args:
+        model: A live model.
+
+    Returns:
+        The release. Its path is the name of the class.
+
+    Raises:
+        CheckpointError: If the object cannot be pickled.
+    """
+    name = type(model).__name__
+    try:
+        data = pickle.dumps(model)
+    except Exception as problem:
+        raise CheckpointError(
+            f"A live model must be pickled to search what its file would store; pickling the {name} raised "
+            f"{type(problem).__name__}.",
+            "Save the model to a file and audit the file.",
+        ) from problem
+    stream: Any = io.BufferedReader(io.BytesIO(data))
+    release = _release_from_pickle(
+        Path(name), len(data), read_pickle(Path(name), stream, len(data))
+    )
+    vars(release)["sha256"] = hashlib.sha256(data).hexdigest()  # there is no file to hash
+    return release
 
 
 def is_release(path: Path) -> bool:

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from residuum.trees.bootstrap import bootstrap_counts
-from residuum.trees.forest import AVERAGE, Forest
+from residuum.trees.forest import AVERAGE, BOOSTING, Forest
 from residuum.trees.labels import find_labels
 from residuum.trees.recovery import recover_table
+from residuum.trees.stored_values import find_stored_values
 
 # A scan recovers the tables of forests with at most this many nodes, which takes some seconds.
 MAX_NODES = 500_000
@@ -59,6 +60,16 @@ def describe_trees(name: str, forest: Forest) -> Iterator[TreeFinding]:
         One finding, or none if the forest is too large for a scan.
     """
     node_count = sum(len(tree.left) for tree in forest.trees)
+    if forest.kind == BOOSTING:
+        stored_values = find_stored_values(forest)
+        reason = " ".join(line.rstrip(".") + "." for line in stored_values.lines).rstrip(".")
+        yield TreeFinding(
+            False,
+            f"values of columns in the trees of {name}",
+            reason,
+            stored_values.threshold_count,
+        )
+        return
     if forest.kind != AVERAGE or node_count > MAX_NODES:
         return
     if forest.is_classifier:

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.ensemble import RandomForestClassifier, RandomForestRegressor
+from sklearn.linear_model import LogisticRegression
 from sklearn.neighbors import KNeighborsClassifier
 from sklearn.neural_network import MLPClassifier, MLPRegressor
 from sklearn.svm import SVC
@@ -19,6 +21,7 @@ from torch import nn
 
 import residuum as rs
 from residuum.attacks import every_attack
+from residuum.attacks.trees.forest import NAME as FOREST
 from residuum.auditing.applicability import PLANNED, TRIED
 from residuum.auditing.dryrun import dry_run
 from residuum.auditing.stored_records import NAME
@@ -133,6 +136,11 @@ def fitted(estimator: Any, folder: Path, classes: int = 2) -> Artifact:
     return Artifact(path, (6,), classes)
 
 
+def live(estimator: Any) -> Artifact:
+    x, y = Artifact(None, (6,)).samples(TRAIN, 0)
+    return Artifact(estimator.fit(x.numpy(), y.numpy()), (6,))
+
+
 ARTIFACTS: dict[str, Callable[[Path], Artifact]] = {
     "dense .pt": lambda f: saved(dense(12, 10, 1), f / "m.pt", (12,)),
     "dense, images": lambda f: saved(
@@ -180,6 +188,10 @@ ARTIFACTS: dict[str, Callable[[Path], Artifact]] = {
     ),
     "nearest neighbors": lambda f: fitted(KNeighborsClassifier(3), f),
     "support vectors": lambda f: fitted(SVC(), f),
+    "random forest": lambda f: fitted(RandomForestRegressor(20, random_state=0), f, classes=0),
+    "logistic regression": lambda f: fitted(LogisticRegression(), f),
+    "live random forest": lambda _: live(RandomForestClassifier(20, random_state=0)),
+    "live logistic regression": lambda _: live(LogisticRegression()),
 }
 
 
@@ -197,12 +209,15 @@ def test_a_dry_run_and_an_audit_agree_about_every_attack(name: str, tmp_path: Pa
     plan = dry_run(artifact.model, **inputs, **settings)
     assert not plan.obstacles
     attacks = every_attack()
-    rows = {row.what: row for row in plan.applies if row.what in attacks or row.what == NAME}
+    other_rows = {NAME, FOREST, "losses"}
+    rows = {row.what: row for row in plan.applies if row.what in {*attacks, *other_rows}}
     result = rs.audit(artifact.model, **inputs, **settings)
-    done = {row.what: row for row in result.applies if row.what in attacks or row.what == NAME}
+    done = {row.what: row for row in result.applies if row.what in {*attacks, *other_rows}}
     # A baseline that does not apply has no row in an audit.
     assert done.keys() >= {
-        n for n in rows if n == NAME or not attacks[n].is_baseline or rows[n].status == PLANNED
+        n
+        for n in rows
+        if n in other_rows or not attacks[n].is_baseline or rows[n].status == PLANNED
     }
     assert {n for n in rows if rows[n].status == PLANNED} <= done.keys() <= rows.keys()
     for attack, row in done.items():
@@ -224,4 +239,4 @@ def test_there_are_15_artifacts_and_every_attack_is_tried_on_one(tmp_path: Path)
         inputs = {"data": artifact.samples(TRAIN, 0), "knowledge": artifact.knowledge}
         plan = dry_run(artifact.model, **inputs, **artifact.options, steps=1)
         tried |= {row.what for row in plan.applies if row.status == PLANNED}
-    assert tried == {*every_attack(), NAME}
+    assert tried == {*every_attack(), NAME, FOREST}

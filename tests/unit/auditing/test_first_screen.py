@@ -68,6 +68,7 @@ SHORT = RAN.replace(unfinished="each restart ran 609 of 3000 steps")
 NOT_FITTED = KNOWN.replace(fit=FIT.replace(train=0.5))
 LIMITED_CONTROLS = (PositiveControls("membership", limited_by=BUDGET),)
 NO_CONTROLS = (PositiveControls("membership", reason="you passed --no-positive-controls"),)
+NO_ATTACK = Checks(why_no_attack="residuum has no attack on models of the class Ridge")
 # A name, an audit, words of its next step, and a part of its last command, "" if there is none. One row of
 # the table in next_steps.py after the other.
 NEXT = [
@@ -113,6 +114,18 @@ NEXT = [
         opened(membership=MEMBERS.replace(holdout=50, reason="there are 50.")),
         "at least 199, and there are 50",
         "",
+    ),
+    (
+        "memorizes, no attack",
+        opened(NO_ATTACK, membership=MEMORIZES),
+        "with more regularization",
+        "report runs/a --redact",
+    ),
+    (
+        "no attack",
+        opened(NO_ATTACK, membership=MEMBERS.replace(holdout=100)),
+        "No audit by residuum can rule out a leak of this kind of model",
+        "report runs/a --redact",
     ),
     (
         "quick",

@@ -509,7 +509,7 @@ def test_assumptions_and_facts_that_nobody_checked_are_printed_and_decide_nothin
     verdict = decide(findings(), (ran(),), SOUND, membership(), assumed=("assumed: ReLU",))
     assert verdict.outcome == NO_LEAK_FOUND
     assert verdict.reasons[-1] == "assumed: ReLU"
-    text = "nothing shows that the network was trained on these samples"
+    text = "nothing shows that the model was trained on these samples"
     for p, ending in (
         (None, ": there are no labels or held-out samples with which losses can be compared"),
         (

@@ -1,0 +1,262 @@
+"""A model that predicts: class shares, class scores or numbers for each sample.
+
+An audit compares the losses of training and held-out samples for every model that predicts. The model is a
+live object, or a file that residuum evaluates itself (:mod:`.linear_models`, :mod:`.forests`). A file is
+never run.
+
+=====================  ==================================  ==========================================
+a live object with     predicts                            the loss of a sample
+=====================  ==================================  ==========================================
+``predict_proba``      shares of classes                   - log(share of the right class)
+``decision_function``  scores of classes                   largest other score - score of the right class
+``classes_``           the name of a class                 0 if the class is right, else 1
+``predict``            numbers                             squared error
+=====================  ==================================  ==========================================
+
+The first row that applies is used. ``decision_function`` is used only if the object also has ``classes_``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from residuum.errors import InputError
+from residuum.io.release import Release
+from residuum.networks.network import Network
+from residuum.records import Dataset
+from residuum.trees.forest import BOOSTING, ISOLATION, Forest
+from residuum.trees.predict import predict
+
+SHARES, SCORES, NUMBERS = "class shares", "class scores", "numbers"
+ROUNDING = 1e-3  # the shares of all classes may differ from 1 by this much, as with float16
+PASS_AS_TRAINED = (
+    "Pass samples as the model receives them, with the columns of the training in the same order."
+)
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model that predicts.
+
+    Attributes:
+        name: Class of the model, such as "LogisticRegression".
+        kind: What the model predicts: "class shares", "class scores" or "numbers".
+        function: Function that returns the predictions for the samples of a dataset.
+        classes: The classes in the order of the predictions, () if the classes are 0, 1, 2 and so on.
+        columns: Number of values of a sample, None if it is unknown.
+        why_no_loss: Why the predictions cannot be compared with the targets, "" if they can.
+        model: The object in memory, None if the model was read from a file.
+    """
+
+    name: str
+    kind: str
+    function: Callable[[Dataset], Any]
+    classes: tuple[Any, ...] = ()
+    columns: int | None = None
+    why_no_loss: str = ""
+    model: Any = None
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether the model predicts classes."""
+        return self.kind != NUMBERS
+
+    def outputs(self, samples: Dataset) -> Array:
+        """Return the predictions for samples after checking them.
+
+        Args:
+            samples: The samples, as the model receives them.
+
+        Returns:
+            (n, k) class shares, class scores or numbers.
+
+        Raises:
+            InputError: If the model cannot predict the samples, or returns other values.
+        """
+        self.check_columns(samples)
+        outputs = self._as_table(self.function(samples), len(samples))
+        if not self.is_classifier:
+            return outputs
+        if outputs.shape[1] == 1:
+            other = 1 - outputs if self.kind == SHARES else -outputs
+            outputs = np.concatenate([other, outputs], axis=1)
+        if self.kind == SHARES and not (
+            (outputs >= -ROUNDING).all() and np.allclose(outputs.sum(1), 1, rtol=0, atol=ROUNDING)
+        ):
+            raise InputError(
+                f"The shares of all classes must add up to 1; those of the {self.name} do not.",
+                "Let predict_proba return probabilities.",
+            )
+        if self.classes and len(self.classes) != outputs.shape[1]:
+            raise InputError(
+                f"A classifier must predict one value for each class; the {self.name} has "
+                f"{len(self.classes)} classes and predicts {outputs.shape[1]} values.",
+                "Pass a classifier with a single target.",
+            )
+        return outputs
+
+    def check_columns(self, samples: Dataset) -> None:
+        """Check that samples have as many values as the model has columns.
+
+        Raises:
+            InputError: If they do not.
+        """
+        width = samples.x[0].numel()
+        if self.columns not in (None, width):
+            raise InputError(
+                f"Samples must have as many values as the model has columns. The {self.name} has "
+                f"{self.columns} columns, and the samples have {width} values.",
+                PASS_AS_TRAINED,
+            )
+
+    def _as_table(self, values: Any, n: int) -> Array:
+        """Return predictions as a table with one row per sample."""
+        values = values.detach().cpu() if hasattr(values, "detach") else values
+        try:
+            table = np.asarray(values, dtype=np.float64)
+        except (TypeError, ValueError) as problem:
+            raise InputError(
+                f"Predictions must be numbers; the {self.name} returns {type(values).__name__} "
+                f"({type(problem).__name__}).",
+                "If the model predicts names of classes, give it an attribute classes_ with these names.",
+            ) from problem
+        if table.ndim not in (1, 2) or len(table) != n or not table.size:
+            raise InputError(
+                f"Predictions must have one row for each of the {n} samples; those of the {self.name} have "
+                f"shape {table.shape}.",
+                "Let the model return an array of shape (n,) or (n, k).",
+            )
+        if not np.isfinite(table).all():
+            raise InputError(
+                f"Predictions must be finite; those of the {self.name} are not.",
+                PASS_AS_TRAINED,
+            )
+        return table.reshape(n, -1)
+
+
+def is_live_predictor(model: Any) -> bool:
+    """Return True if an object in memory predicts and is not read as a network.
+
+    Networks are networks of residuum, modules of torch, state dicts, and the MLPs of scikit-learn.
+    """
+    if isinstance(model, Network | nn.Module | Mapping | Release | type):
+        return False
+    is_network = _attribute(model, "coefs_") is not None
+    return not is_network and any(_method(model, n) for n in ("predict_proba", "predict"))
+
+
+def wrap_live_model(model: Any) -> Predictor:
+    """Return the predictor of an object in memory.
+
+    Exceptions that the object raises become an ``InputError`` when it predicts.
+
+    Args:
+        model: An object with the method ``predict_proba`` or ``predict``.
+
+    Returns:
+        The predictor.
+    """
+    name, columns = type(model).__name__, _attribute(model, "n_features_in_")
+    columns = int(columns) if isinstance(columns, int | np.integer) else None
+    classes = _as_classes(_attribute(model, "classes_"))
+    if _method(model, "predict_proba"):
+        return Predictor(name, SHARES, _Call(model, "predict_proba"), classes, columns, model=model)
+    if classes and _method(model, "decision_function"):
+        return Predictor(
+            name, SCORES, _Call(model, "decision_function"), classes, columns, model=model
+        )
+    call = _Call(model, "predict")
+    if not classes:
+        return Predictor(name, NUMBERS, call, (), columns, model=model)
+
+    def mark_predicted_class(samples: Dataset) -> Array:
+        predicted = np.asarray(call(samples)).reshape(len(samples), -1)
+        return np.stack([(predicted == name).all(1) for name in classes], axis=1).astype(np.float64)
+
+    return Predictor(name, SCORES, mark_predicted_class, classes, columns, model=model)
+
+
+def wrap_forest(name: str, forest: Forest, classes: Sequence[Any] = ()) -> Predictor:
+    """Return the predictor of a forest that was read from a file.
+
+    Args:
+        name: Class of the model.
+        forest: The trees.
+        classes: The classes in the order of the values of leaves, () for 0, 1, 2 and so on.
+
+    Returns:
+        The predictor.
+    """
+    reason = ""
+    if forest.kind == ISOLATION:
+        reason = "an isolation forest predicts no targets"
+    elif forest.kind == BOOSTING and not forest.is_classifier and forest.offset is None:
+        reason = "the file does not store the number to which the trees of boosting are added"
+    kind = NUMBERS
+    if forest.is_classifier:
+        kind = SCORES if forest.kind == BOOSTING else SHARES
+
+    def evaluate(samples: Dataset) -> Array:
+        return predict(forest, samples.x.flatten(1).double().numpy())
+
+    return Predictor(name, kind, evaluate, tuple(classes), forest.columns, reason)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """Calls a method of an object in memory with samples in the form that the object expects."""
+
+    model: Any
+    method: str
+
+    def __call__(self, samples: Dataset) -> Any:
+        try:
+            return getattr(self.model, self.method)(_as_argument(self.model, samples))
+        except Exception as problem:
+            raise InputError(
+                f"A live model must predict your samples; {type(self.model).__name__}.{self.method} raised "
+                f"{type(problem).__name__}: {' '.join(str(problem).split())[:200]}.",
+                f"Fit the model first. {PASS_AS_TRAINED}",
+            ) from problem
+
+
+def _as_argument(model: Any, samples: Dataset) -> Any:
+    """Return samples as a DataFrame if the model was fitted to one, otherwise in their own shape."""
+    x = samples.x.numpy().copy()
+    if _attribute(model, "n_features_in_") is None:
+        return x
+    x = x.reshape(len(x), -1)
+    names = _attribute(model, "feature_names_in_")
+    if names is None or len(names) != x.shape[1]:
+        return x
+    import pandas as pd  # type: ignore[import-untyped]
+
+    return pd.DataFrame(x, columns=list(samples.features or names))
+
+    return pd.DataFrame(x, columns=list(samples.features or names))
+
+
+def _attribute(model: Any, name: str) -> Any:
+    """Return an attribute of an object, None if reading it fails."""
+    try:
+        return getattr(model, name, None)
+    except Exception:  # noqa: BLE001  a property of the object of a user may raise anything
+        return None
+
+
+def _method(model: Any, name: str) -> bool:
+    return callable(_attribute(model, name))
+
+
+def _as_classes(classes: Any) -> tuple[Any, ...]:
+    """Return the classes of a classifier as Python values, () if it has none or several lists of them."""
+    if classes is None or (isinstance(classes, list) and classes and np.ndim(classes[0])):
+        return ()
+    return tuple(np.asarray(classes).ravel().tolist())
