@@ -270,6 +270,13 @@ LEAK_ROWS = (
         (redacted_report,),
     ),
     Row(
+        lambda result: result.table is None and result.targets is not None,
+        "Do not release this file, because its thresholds are values of training records. Round the columns "
+        "before training, so that no value identifies a record, or use a library whose thresholds lie "
+        "between two values. Then audit the new file.",
+        (redacted_report,),
+    ),
+    Row(
         lambda result: result.table is not None,
         "Do not release this file, because its trees determine values of training records. Train again with "
         "at least 5 records in every leaf (min_samples_leaf=5) and with fewer trees than records. Remove the "

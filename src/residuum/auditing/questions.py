@@ -203,7 +203,9 @@ def _reconstruction(
 
 def _with_targets(answer: Answer, targets: TargetTest, is_finding: bool) -> Answer:
     """Add the test of recovered targets to the answer about reconstruction."""
-    answer = answer.replace(evidence=f"{answer.evidence} {targets.line}")
+    untested = is_finding and answer.answer == UNKNOWN
+    evidence = targets.line if untested else f"{answer.evidence} {targets.line}"
+    answer = answer.replace(evidence=evidence)
     if not is_finding or answer.answer == YES:
         return answer
     return answer.replace(

@@ -36,7 +36,7 @@ from torch import Tensor
 from residuum.errors import CheckpointError
 from residuum.io.adapters import find_adapter_pairs
 from residuum.io.estimators import NETWORKS, find_initial_weights
-from residuum.io.forest_files import READABLE, read_forest
+from residuum.io.forests import NamedForest, read_forests
 from residuum.io.inert import Block, InertObject, make_key
 from residuum.io.optimizer_state import FIRST_MOMENTS, SECOND_MOMENTS
 from residuum.io.release import Release
@@ -449,32 +449,35 @@ def _find_statistics(place: Place) -> Iterator[Finding]:
 
 def _find_tree_models(release: Release) -> Iterator[Finding]:
     """Find models made of trees, whose leaves, roots and seeds reveal training records."""
+    described = set()
+    for model in _readable_forests(release):
+        for trees in describe_trees(model.name, model.forest):
+            kind, severity = (STORED, "high") if trees.reveals_records else (STATISTICS, "medium")
+            remedy = ADVICE if trees.reveals_records else LIMIT_LEAVES
+            yield Finding(
+                kind, severity, trees.what, model.name, trees.reason, remedy, count=trees.count
+            )
+            described.add(model.name)
     inner: set[int] = set()
     for place in walk(release.content):
         if not isinstance(place.value, InertObject):
             continue
-        model = read_tree_model(place.value, inner)
-        if model is None:
+        tree_model = read_tree_model(place.value, inner)
+        if tree_model is None:
             continue
         where = place.path or name_of(release)
-        recovered = [*_recover(place.value, where)]
-        yield from recovered or _by_structure(model, where)
-        if model.may_contain_memory:
-            yield _uninitialized_memory(model, where)
+        if tree_model.name not in described:
+            yield from _by_structure(tree_model, where)
+        if tree_model.may_contain_memory:
+            yield _uninitialized_memory(tree_model, where)
 
 
-def _recover(model: InertObject, where: str) -> Iterator[Finding]:
-    """Yield what can be recovered from a forest, nothing if it is not read or too large."""
-    if model.class_name not in READABLE:
-        return
+def _readable_forests(release: Release) -> tuple[NamedForest, ...]:
+    """Return the forests of a release, () if one of them cannot be read."""
     try:
-        forest = read_forest(model)
+        return read_forests(release)
     except CheckpointError:
-        return
-    for trees in describe_trees(model.class_name, forest) if forest is not None else ():
-        kind, severity = (STORED, "high") if trees.reveals_records else (STATISTICS, "medium")
-        remedy = ADVICE if trees.reveals_records else LIMIT_LEAVES
-        yield Finding(kind, severity, trees.what, where, trees.reason, remedy, count=trees.count)
+        return ()
 
 
 def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:

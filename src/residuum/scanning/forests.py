@@ -65,7 +65,7 @@ def describe_trees(name: str, forest: Forest) -> Iterator[TreeFinding]:
         reason = " ".join(line.rstrip(".") + "." for line in stored_values.lines).rstrip(".")
         yield TreeFinding(
             False,
-            f"values of columns in the trees of {name}",
+            f"decision trees of {name}",
             reason,
             stored_values.threshold_count,
         )

@@ -56,8 +56,23 @@ MADE_OF_RECORDS = {
 NOTHING = {
     "logistic": lambda: LogisticRegression(max_iter=20).fit(X, Y),
     "k-means": lambda: KMeans(2).fit(X),
-    "forest": lambda: RandomForestClassifier(3).fit(X, Y),
 }
+
+
+def test_the_script_for_trees_keeps_the_predictions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = RandomForestClassifier(3, random_state=0).fit(X, Y)
+    path, clean = tmp_path / "model.pkl", tmp_path / "clean.pkl"
+    path.write_bytes(pickle.dumps(model))
+    assert main(["strip", str(path), "--out", str(clean)]) == 2
+    shown = capsys.readouterr()
+    assert "removing seeds, counts and impurities does not help" in " ".join(shown.err.split())
+    exec(compile(shown.out, "script", "exec"), {})
+    stripped = pickle.loads(clean.read_bytes())
+    assert np.array_equal(stripped.predict_proba(X), model.predict_proba(X))
+    assert stripped.estimators_[0].random_state is None
+    assert not stripped.estimators_[0].tree_.n_node_samples.any()
 
 
 def printed_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str]:

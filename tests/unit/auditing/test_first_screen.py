@@ -17,6 +17,7 @@ from residuum.auditing.power import BUDGET, PositiveControls
 from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Checks, Verdict
 from residuum.cli.main import COMMANDS
+from residuum.evaluation.targets import TargetTest
 from residuum.networks.network import Network
 from residuum.records import RecoveredTable
 from residuum.report.glossary import GLOSSARY, compile_pattern, find_entry, find_used_words
@@ -76,6 +77,12 @@ NEXT = [
     ("made of records", leaked("verbatim"), "such as nearest neighbors", "--redact"),
     ("below", leaked("class-level", limit="near-copy"), "weaker than your limit", "--redact"),
     ("members", leaked("membership"), "who is in the training set", "report runs/a --redact"),
+    (
+        "stored values",
+        leaked("attribute", targets=TargetTest("values of columns")),
+        "its thresholds are values of training records",
+        "report runs/a --redact",
+    ),
     (
         "forest",
         leaked("near-copy", (SURVIVES,), table=TABLE_OF_FOREST),
