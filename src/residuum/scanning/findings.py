@@ -35,7 +35,7 @@ from torch import Tensor
 from residuum.errors import CheckpointError
 from residuum.io.adapters import find_adapter_pairs
 from residuum.io.estimators import NETWORKS, find_initial_weights
-from residuum.io.forest_files import READABLE, read_forest
+from residuum.io.forest_files import READERS
 from residuum.io.inert import Block, InertObject, make_key
 from residuum.io.optimizer_state import FIRST_MOMENTS, SECOND_MOMENTS
 from residuum.io.release import Release
@@ -455,10 +455,11 @@ def _find_tree_models(release: Release) -> Iterator[Finding]:
 
 def _recover(model: InertObject, where: str) -> Iterator[Finding]:
     """Yield what can be recovered from a forest, nothing if it is not read or too large."""
-    if model.class_name not in READABLE:
+    read = READERS.get(model.class_name)
+    if read is None:
         return
     try:
-        forest = read_forest(model)
+        forest = read(model)
     except CheckpointError:
         return
     for trees in describe_trees(model.class_name, forest) if forest is not None else ():

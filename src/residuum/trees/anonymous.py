@@ -58,6 +58,7 @@ def records_without_seeds(leaves: Leaves) -> Records:
     return Records(
         y=np.array(targets),
         group=np.array(groups, dtype=np.int64),
+        targets=None if leaves.targets is None else leaves.targets[groups],
         counts=count_columns,
         has_row_order=False,
         links=tuple(links),

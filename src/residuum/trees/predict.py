@@ -7,21 +7,23 @@ import numpy as np
 from residuum.trees.forest import BOOSTING, NO_CHILD, Floats, Forest, Integers, Tree
 
 
-def find_leaf_nodes(tree: Tree, x: Floats, is_strict: bool = False) -> Integers:
+def find_leaf_nodes(
+    tree: Tree, x: Floats, is_strict: bool = False, compares_doubles: bool = False
+) -> Integers:
     """Return the node of the leaf that each sample reaches.
 
-    Trees compare float32 values with thresholds. A missing value (NaN) follows the direction that the node
-    states.
+    A missing value (NaN) follows the direction that the node states.
 
     Args:
         tree: The tree.
         x: (samples, columns) values.
         is_strict: Whether a value that equals a threshold goes to the right child.
+        compares_doubles: Whether the tree compares float64 values with thresholds, not float32 values.
 
     Returns:
         (samples,) numbers of nodes.
     """
-    x = np.asarray(x, dtype=np.float32)
+    x = np.asarray(x, dtype=np.float64 if compares_doubles else np.float32)
     missing_left = (
         tree.missing_left if tree.missing_left is not None else np.zeros(len(tree.left), bool)
     )
@@ -47,13 +49,13 @@ def predict(forest: Forest, x: Floats) -> Floats:
 
     Returns:
         (samples, k) predicted targets, or shares of classes. For boosting, the sum of the trees before any
-        link function.
+        link function. For an isolation forest, the mean path length.
     """
     if forest.kind == BOOSTING:
         return _add_trees(forest, x)
     total = np.zeros((len(x), forest.trees[0].value.shape[1]))
     for tree in forest.trees:
-        values = tree.value[find_leaf_nodes(tree, x, forest.is_strict)]
+        values = tree.value[_find_leaves(forest, tree, x)]
         if forest.is_classifier:
             values = values / values.sum(1, keepdims=True)
         total += values
@@ -68,5 +70,9 @@ def _add_trees(forest: Forest, x: Floats) -> Floats:
     total = np.zeros((len(x), int(outputs.max()) + 1))
     total += 0.0 if forest.offset is None else forest.offset
     for tree, output in zip(forest.trees, outputs, strict=True):
-        total[:, output] += tree.value[find_leaf_nodes(tree, x, forest.is_strict), 0]
+        total[:, output] += tree.value[_find_leaves(forest, tree, x), 0]
     return total
+
+
+def _find_leaves(forest: Forest, tree: Tree, x: Floats) -> Integers:
+    return find_leaf_nodes(tree, x, forest.is_strict, forest.compares_doubles)

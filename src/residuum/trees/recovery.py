@@ -33,7 +33,8 @@ class RecoveredTable:
     """The training table of a forest, as far as the file determines it.
 
     Attributes:
-        y: (records,) targets, NaN for a target that is not determined.
+        y: (records,) first target, NaN for a target that is not determined.
+        targets: (records, targets) all targets.
         low: (records, columns) lower ends of the intervals that hold the values.
         high: (records, columns) upper ends of these intervals.
         is_exact: (records, columns) whether the value is determined exactly.
@@ -47,6 +48,7 @@ class RecoveredTable:
     """
 
     y: Floats
+    targets: Floats
     low: Floats
     high: Floats
     is_exact: Booleans
@@ -85,7 +87,7 @@ def recover_table(
     if records.has_row_order and np.isnan(records.y).all():  # the seeds may have been overwritten
         records = records_without_seeds(leaves)
     if not len(records.y):
-        return _empty_table(forest.columns)
+        return _empty_table(forest.columns, leaves.all_targets.shape[1])
     progress(f"{int((records.group >= 0).sum())} of {len(records.y)} targets are known")
     while True:
         search = Search.begin(forest, leaves, records, ranges)
@@ -248,6 +250,7 @@ class Search:
         knows_counts = self.records.has_row_order or self.linker.leaves.count is not None
         return RecoveredTable(
             y=self.records.y,
+            targets=self.records.all_targets,
             low=self.low,
             high=self.high,
             is_exact=is_determined & knows_counts,
@@ -259,12 +262,21 @@ class Search:
         )
 
 
-def _empty_table(columns: int) -> RecoveredTable:
+def _empty_table(columns: int, targets: int) -> RecoveredTable:
     """Return a table without records, for a forest whose records cannot be told apart."""
     values, flags = np.zeros((0, columns)), np.zeros((0, columns), dtype=bool)
     no_column = np.zeros(columns, dtype=bool)
     return RecoveredTable(
-        np.zeros(0), values, values, flags, flags, flags, no_column, has_row_order=False, rounds=0
+        y=np.zeros(0),
+        targets=np.zeros((0, targets)),
+        low=values,
+        high=values,
+        is_exact=flags,
+        is_likely=flags,
+        is_missing=flags,
+        is_contradictory=no_column,
+        has_row_order=False,
+        rounds=0,
     )
 
 
