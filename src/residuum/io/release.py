@@ -4,7 +4,8 @@ r"""Open the file of a release without running any of its code.
 a file that begins with     is read as
 ==========================  =======================================================================
 8 bytes, then ``{``         safetensors: its header, and ``adapter_config.json`` in the same folder
-``PK\x03\x04``                torch.save or TorchScript: the pickle in the archive, as inert values
+``PK\x03\x04``                torch.save or TorchScript: the pickle in the archive, as inert values.
+                            With ``schema.json``: a file of skops, as inert values
 ``\x80``, or a known name   a pickle of torch, scikit-learn or anything else, as inert values
 the mark of a compressor    compressed pickles of joblib, unpacked while they are read, up to a limit
 anything, named ``.onnx``   the initializers of an ONNX graph (extra ``onnx``)
@@ -30,6 +31,7 @@ from residuum.io.onnx_files import read_onnx
 from residuum.io.pickle_files import ZIP_MAGIC, PickleContent, read_archive, read_pickle
 from residuum.io.pickle_reader import describe_unsafe
 from residuum.io.safetensors_files import read_safetensors
+from residuum.io.skops_files import is_skops, read_skops
 from residuum.io.streams import UNPACKERS
 from residuum.records.rundir import sha256
 
@@ -42,8 +44,8 @@ PICKLE_MAGIC = b"\x80"
 # First bytes of pickles in protocols 0 and 1, which have no magic number.
 FIRST_BYTES = b"(]}cKIVSF"
 SUFFIXES = (
-    ".pt", ".pth", ".ckpt", ".bin", ".tar", ".pkl", ".pickle", ".p", ".sav", ".joblib", ".gz", ".z",
-    ".bz2", ".xz", ".lzma", ".model", ".safetensors", ".onnx", ".ts", ".jit", ".pth.tar",
+    ".pt", ".pth", ".ckpt", ".bin", ".tar", ".pkl", ".pickle", ".p", ".sav", ".joblib", ".skops", ".gz",
+    ".z", ".bz2", ".xz", ".lzma", ".model", ".safetensors", ".onnx", ".ts", ".jit", ".pth.tar",
 )  # fmt: skip
 PICKLES = (".pkl", ".pickle", ".p", ".sav", ".joblib", ".model", ".bin", ".pt", ".pth")
 ADAPTER_CONFIG = "adapter_config.json"
@@ -67,13 +69,14 @@ class Release:
 
     Attributes:
         path: The file.
-        kind: "torch", "torchscript", "pickle", "safetensors" or "onnx".
+        kind: "torch", "torchscript", "pickle", "skops", "safetensors" or "onnx".
         content: The tree of inert values (:mod:`.inert`), or the tensors by name.
         size: Size of the file in bytes.
         metadata: Texts that are stored in the file.
         config: Content of adapter_config.json in the folder of the file, {} if there is no such file.
         unsafe: Code that loading the file would run, such as "call os.system".
         foreign: Classes and functions of other packages that the file names.
+        graph: The graph of an ONNX file with its operators, None for other files.
     """
 
     path: Path
@@ -84,6 +87,7 @@ class Release:
     config: dict[str, Any] = field(default_factory=dict)
     unsafe: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
+    graph: Any = None
 
     @cached_property
     def sha256(self) -> str:
@@ -199,11 +203,13 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
     head = stream.read(16)
     stream.seek(0)
     if path.suffix == ".onnx":
-        content, metadata = read_onnx(path)
-        return Release(path, "onnx", content, size, metadata)
+        content, metadata, graph = read_onnx(path)
+        return Release(path, "onnx", content, size, metadata, graph=graph)
     if head[8:9] == b"{":
         content, metadata = read_safetensors(path, stream, size)
         return Release(path, "safetensors", content, size, metadata, _read_adapter_config(path))
+    if head.startswith(ZIP_MAGIC) and is_skops(stream):
+        return _release_from_pickle(path, size, read_skops(path, stream, size))
     if head.startswith(ZIP_MAGIC):
         return _release_from_pickle(path, size, read_archive(path, stream, size))
     for magic, (what, remedy) in UNSUPPORTED_FORMATS.items():

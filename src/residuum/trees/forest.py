@@ -85,6 +85,8 @@ class Forest:
         is_strict: Whether a value goes to the left child if it is below the threshold, not if it is equal.
         compares_doubles: Whether trees compare float64 values with thresholds. Other trees round values to
             float32 first.
+        has_rounded_thresholds: Whether the thresholds are rounded, so that they are midpoints only up to the
+            distance of neighboring float32 numbers.
         stored_ranges: (columns,) smallest and (columns,) largest values of the columns in the training table,
             None if the file does not store them. NaN for a column without such values.
         bin_edges: For each column, edges of histogram bins that the file stores in addition to the nodes, ()
@@ -108,6 +110,7 @@ class Forest:
     objective: str = ""
     is_strict: bool = False
     compares_doubles: bool = False
+    has_rounded_thresholds: bool = False
     stored_ranges: tuple[Floats, Floats] | None = None
     bin_edges: tuple[Floats, ...] = ()
 

@@ -24,6 +24,8 @@ from residuum.trees.targets import find_records
 
 MAX_ROUNDS = 200  # maximum number of rounds, each of which links records and narrows the columns
 MAX_PASSES = 50  # maximum number of passes over the nodes of a column in one round
+# Values are stated if their rounding error is at most this share of the range of their column.
+MAX_ERROR = 1e-5
 # The values of a column count as a lattice if there is at least this number of thresholds per lattice step.
 MIN_FILL = 0.3
 
@@ -247,12 +249,18 @@ class Search:
     def table(self) -> RecoveredTable:
         """Return the recovered table. Columns with contradictory equations have no exact values."""
         is_determined = self.is_exact & ~self.is_contradictory & ~self.is_missing
+        low, high = self.low, self.high
+        if self.forest.has_rounded_thresholds:
+            error, is_coarse = self._rounding_errors()
+            is_determined &= ~is_coarse
+            low = np.where(is_determined, low, low - error)
+            high = np.where(is_determined, high, high + error)
         knows_counts = self.records.has_row_order or self.linker.leaves.count is not None
         return RecoveredTable(
             y=self.records.y,
             targets=self.records.all_targets,
-            low=self.low,
-            high=self.high,
+            low=low,
+            high=high,
             is_exact=is_determined & knows_counts,
             is_likely=is_determined & (not knows_counts),
             is_missing=self.is_missing,
@@ -260,6 +268,25 @@ class Search:
             has_row_order=self.records.has_row_order,
             rounds=self.rounds,
         )
+
+    def _rounding_errors(self) -> tuple[Floats, Booleans]:
+        """Return how far rounded thresholds change the values, and where this is more than MAX_ERROR.
+
+        Equations between records add up the errors of their thresholds. So a column whose values are large
+        compared with its range has no exact values.
+
+        Returns:
+            (columns,) errors, and (columns,) whether the error is too large to state values.
+        """
+        structure = self.forest.structure
+        error, is_coarse = np.zeros(len(self.edges)), np.zeros(len(self.edges), dtype=bool)
+        for f, (_, step) in enumerate(self.lattices):
+            threshold = structure.threshold[structure.feature == f]
+            threshold = threshold[np.isfinite(threshold)]
+            if len(threshold):
+                error[f] = ROUNDING * np.abs(threshold).max()
+                is_coarse[f] = error[f] > max(MAX_ERROR * np.ptp(threshold), LATTICE_ERROR * step)
+        return error, is_coarse
 
 
 def _empty_table(columns: int, targets: int) -> RecoveredTable:
