@@ -13,7 +13,7 @@ import numpy as np
 from residuum.errors import CheckpointError
 from residuum.io.inert import Block, InertObject
 from residuum.io.trees import TREE
-from residuum.trees.forest import NO_CHILD, Floats, Forest, Integers, Tree
+from residuum.trees.forest import AVERAGE, NO_CHILD, Floats, Forest, Integers, Tree
 from residuum.trees.nodes import forms_tree
 
 NODE_FIELDS = [
@@ -28,6 +28,7 @@ NODE_FIELDS = [
 NODE = np.dtype(NODE_FIELDS)
 NODE_WITH_MISSING = np.dtype([*NODE_FIELDS, ("missing_left", "u1"), ("padding", "V7")])
 MAX_NODES = 50_000_000  # largest number of nodes of all trees of a forest
+MAX_VALUE = 1e150  # largest value of a node
 MAX_COLUMNS = 1_000_000  # largest number of columns of a training table
 # Criteria of regression trees whose impurity is the variance of the targets below a node.
 VARIANCES = ("squared_error", "friedman_mse", "mse")
@@ -247,14 +248,28 @@ def check_forest(forest: Forest) -> None:
                 "The nodes of a decision tree must form one tree; the nodes in this file do not.",
                 COPY_AGAIN,
             )
-        if not _are_numbers(tree):
+        has_shares = forest.is_classifier and forest.kind == AVERAGE
+        same_width = tree.value.shape[1] == forest.trees[0].value.shape[1]
+        if not same_width or not _has_values(tree, has_shares):
             raise CheckpointError(
-                "The leaves of a decision tree must store finite numbers; a leaf in this file does not.",
+                "The leaves of decision trees must store finite targets, or shares of the same classes; a "
+                "leaf in this file does not.",
                 COPY_AGAIN,
             )
 
 
-def _are_numbers(tree: Tree) -> bool:
-    """Return True if the values of all leaves are numbers of a moderate size."""
+def _has_values(tree: Tree, has_shares: bool) -> bool:
+    """Return True if the values of all nodes are numbers of a moderate size. Inner nodes may lack values.
+
+    Args:
+        tree: The tree.
+        has_shares: Whether the values must be shares or numbers of classes.
+
+    Returns:
+        Whether this is the case.
+    """
     leaf_values = tree.value[tree.left == NO_CHILD]
-    return bool((np.isfinite(leaf_values) & (np.abs(leaf_values) < 1e150)).all())
+    values = tree.value[~np.isnan(tree.value).any(1)]
+    if np.isnan(leaf_values).any() or not (np.abs(values) < MAX_VALUE).all():
+        return False
+    return not has_shares or bool((values >= 0).all() and (values.sum(1) > 0).all())

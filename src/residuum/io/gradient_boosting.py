@@ -24,6 +24,7 @@ import numpy as np
 from residuum.errors import CheckpointError
 from residuum.io.decision_trees import (
     COPY_AGAIN,
+    MAX_VALUE,
     check_forest,
     has_best_splits,
     read_columns,
@@ -190,7 +191,7 @@ def _scale(tree: Tree, factor: float) -> Tree:
         right=tree.right,
         feature=tree.feature,
         threshold=tree.threshold,
-        value=np.clip(tree.value, -1e150, 1e150) * factor,
+        value=np.clip(tree.value, -MAX_VALUE, MAX_VALUE) * factor,
         weight=tree.weight,
         count=tree.count,
         impurity=tree.impurity,

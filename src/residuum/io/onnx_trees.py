@@ -371,8 +371,8 @@ def _read_operator(node: Any, columns: int, producer: str) -> Forest:
 
 def _output_count(attributes: dict[str, Any], is_classifier: bool) -> int:
     """Return the number of targets, or the number of classes that the leaves name."""
-    classes = attributes["class_ids"].max() + 1 if is_classifier else 0
-    count = int(classes) if is_classifier else attributes.get("n_targets", 1)
+    classes = int(attributes["class_ids"].max()) + 1 if is_classifier else 0
+    count = classes if is_classifier else attributes.get("n_targets", 1)
     if not 1 <= count <= MAX_TARGETS:
         raise ValueError("the number of targets or classes is out of range")
     return count
@@ -583,21 +583,20 @@ def _class_shares(forest: Forest, attributes: dict[str, Any], factor: int) -> Fo
             and (np.abs(leaf_shares.sum(1) - 1) <= SHARE_ERROR).all()
         ):
             return None
-        trees.append(replace(tree, value=share))
+        trees.append(replace(tree, value=np.maximum(share, 0.0)))
     return replace(forest, trees=tuple(trees))
 
 
 def _is_fitted_to_targets(trees: list[Tree], producer: str) -> bool:
     """Return True if the leaf values show that all trees are fitted to the same targets."""
-    leaf_values = [tree.value[tree.left == NO_CHILD, 0] for tree in trees]
+    leaf_values = [tree.value[tree.left == NO_CHILD] for tree in trees]
     if len(trees) == 1:
         return True
-    values = np.concatenate([np.unique(v) for v in leaf_values])
-    distinct, counts = np.unique(values, return_counts=True)
-    is_shared = counts[np.searchsorted(distinct, values)] > 1
-    if is_shared.mean() >= SHARED_VALUES:
+    values = np.concatenate([np.unique(rows, axis=0) for rows in leaf_values])
+    _, group, counts = np.unique(values, axis=0, return_inverse=True, return_counts=True)
+    if (counts[group.ravel()] > 1).mean() >= SHARED_VALUES:
         return True
-    ranges = np.array([np.ptp(v) for v in leaf_values])
+    ranges = np.array([np.ptp(rows) for rows in leaf_values])
     return producer == "skl2onnx" and bool(ranges.min() >= SAME_RANGE * ranges.max())
 
 
