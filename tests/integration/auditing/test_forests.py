@@ -117,3 +117,22 @@ def test_the_attack_writes_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
     network = tmp_path / "model.pkl"
     network.write_bytes(pickle.dumps({"weights": [1.0]}))
     assert main(["attack", "forest", str(network), "--out", str(tmp_path / "b")]) == 2
+
+
+def test_exposure_ranks_records_by_what_the_trees_determine(tmp_path: Path) -> None:
+    train, other = friedman()
+    path = saved(RandomForestRegressor(60, random_state=0).fit(*train), tmp_path)
+    names = "a,b,c,d,e,target"
+    files = {"train": train, "other": (other[0][:RECORDS], other[1][:RECORDS])}
+    summaries = {}
+    for name, (x, y) in files.items():
+        data, out = tmp_path / f"{name}.csv", tmp_path / f"exposure-{name}"
+        rows = np.column_stack([x, y])
+        np.savetxt(data, rows, delimiter=",", header=names, comments="", fmt="%.17g")
+        assert main(["exposure", str(path), "--data", str(data), "--out", str(out), "-q"]) == 0
+        summaries[name] = json.loads((out / "exposure.json").read_text())
+        assert len((out / "exposure.csv").read_text().splitlines()) == RECORDS + 1
+    train_records, other_records = (summary["per_record"] for summary in summaries.values())
+    assert sum(record["exact_columns"] == 5 for record in train_records) > 0.95 * RECORDS
+    assert all(record["target"] for record in train_records)
+    assert not any(record["exact_columns"] == 5 or record["target"] for record in other_records)

@@ -27,6 +27,7 @@ from residuum.attacks.trees.forest import ForestAttack
 from residuum.errors import CheckpointError
 from residuum.io.forests import NamedForest, read_forests
 from residuum.io.release import open_release
+from residuum.scanning.findings import findings
 from residuum.trees.forest import AVERAGE, BOOSTING, NO_CHILD, Forest
 from residuum.trees.predict import predict
 from residuum.trees.recovery import RecoveredTable, recover_table
@@ -160,6 +161,17 @@ def test_the_attack_reads_an_export(tmp_path: Path) -> None:
     recovered = ForestAttack().run(path)
     assert recovered.known_targets >= 0.95 * len(y)
     assert recovered.certainty == "likely"
+
+
+def test_a_scan_finds_the_targets_of_an_export(tmp_path: Path) -> None:
+    x, y, _ = table()
+    path = tmp_path / "model.onnx"
+    for leaf, is_reported in ((1, True), (20, False)):
+        model = RandomForestRegressor(60, min_samples_leaf=leaf, random_state=0).fit(x, y)
+        export(model, x, path)
+        found = [f for f in findings(open_release(path)) if f.severity == "high"]
+        assert bool(found) == is_reported
+        assert all((f.count or 0) >= 0.95 * len(y) for f in found)
 
 
 def new_operator(

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import skops.io
+import torch
 from sklearn.datasets import make_friedman1
 from sklearn.ensemble import (
     BaggingRegressor,
@@ -20,11 +21,13 @@ from sklearn.ensemble import (
     RandomForestClassifier,
     RandomForestRegressor,
 )
+from sklearn.neural_network import MLPRegressor
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeRegressor
 
 from residuum.errors import CheckpointError, UnsafeFileError
+from residuum.io.checkpoints import load_checkpoint
 from residuum.io.forests import NamedForest, read_forests
 from residuum.io.release import open_release, read_release
 from residuum.trees.forest import Forest
@@ -193,3 +196,14 @@ def test_an_archive_that_claims_too_much_is_refused(tmp_path: Path) -> None:
         archive.writestr("schema.json", b" " * (65 << 20))
     with pytest.raises(UnsafeFileError, match="unpack"):
         open_release(path)
+
+
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_networks_are_read_from_files_of_skops(tmp_path: Path) -> None:
+    x, y = table()
+    model = MLPRegressor(hidden_layer_sizes=(5,), max_iter=20, random_state=0).fit(x, y)
+    skops.io.dump(model, tmp_path / "model.skops")
+    (tmp_path / "model.pkl").write_bytes(pickle.dumps(model))
+    network, expected = (load_checkpoint(tmp_path / f"model.{end}") for end in ("skops", "pkl"))
+    assert network.arch == expected.arch
+    assert all(torch.equal(network.theta[name], expected.theta[name]) for name in expected.theta)
