@@ -53,6 +53,7 @@ UNREADABLE_KINDS = {
     "lightgbm": ("a model of LightGBM, which has trees and no network", USE_TREES),
     "catboost": ("a model of CatBoost, which has trees and no network", USE_TREES),
     "pickle": ("a pickle that was not written by torch.save", SAVE_WEIGHTS),
+    "skops": ("a file of skops without a neural network", SAVE_WEIGHTS),
 }
 
 
@@ -87,7 +88,7 @@ def load_checkpoint(
             f"A network may have at most {max_bytes} bytes; {release.path.name!r} has {release.size}.",
             "Increase max_bytes for a large model.",
         )
-    if release.kind == "pickle" and (network := read_estimator(release)) is not None:
+    if release.kind in ("pickle", "skops") and (network := read_estimator(release)) is not None:
         return (
             network if arch is None else _read_network(dict(network.theta), NO_METADATA, arch=arch)
         )

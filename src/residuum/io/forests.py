@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from residuum.io.boosted_files import find_boosted_forests
 from residuum.io.forest_files import find_forests
+from residuum.io.onnx_trees import find_onnx_forests
 from residuum.io.release import Release
 from residuum.trees.forest import Forest
 
@@ -34,5 +35,8 @@ def read_forests(release: Release) -> tuple[NamedForest, ...]:
     """
     forests = [NamedForest(name, forest) for name, forest in find_forests(release.content)]
     forests += [NamedForest(name, forest) for name, forest in find_boosted_forests(release.content)]
+    if release.graph is not None:
+        producer = release.metadata.get("producer_name", "")
+        forests += [NamedForest(*pair) for pair in find_onnx_forests(release.graph, producer)]
     forests.sort(key=lambda named: -sum(len(tree.left) for tree in named.forest.trees))
     return tuple(forests)

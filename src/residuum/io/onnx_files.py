@@ -14,8 +14,8 @@ from residuum.io.safetensors_files import COPY_AGAIN
 from residuum.io.streams import MAX_PICKLE_BYTES
 
 
-def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
-    """Return the initializers of an ONNX graph by name, and the metadata of the graph.
+def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str], Any]:
+    """Return the initializers of an ONNX graph by name, the metadata, and the graph itself.
 
     Numbers that are stored in other files are not read.
 
@@ -23,7 +23,7 @@ def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
         path: The file.
 
     Returns:
-        The initializers as blocks, and the metadata.
+        The initializers as blocks, the metadata, and the graph as onnx parses it.
 
     Raises:
         MissingExtraError: If the package onnx is not installed.
@@ -66,4 +66,5 @@ def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
 
     metadata = {entry.key: entry.value for entry in model.metadata_props}
     metadata |= {k: v for k in ("producer_name", "doc_string") if (v := getattr(model, k, ""))}
-    return {tensor.name: make_block(tensor) for tensor in model.graph.initializer}, metadata
+    blocks = {tensor.name: make_block(tensor) for tensor in model.graph.initializer}
+    return blocks, metadata, model.graph

@@ -47,7 +47,7 @@ class PickleContent:
     """The content of a pickle, and the code that loading the pickle would run.
 
     Attributes:
-        kind: "torch", "torchscript" or "pickle".
+        kind: "torch", "torchscript", "pickle" or "skops".
         content: The content as a tree of inert values (:mod:`.inert`).
         unsafe: Calls of unknown functions, such as "call os.system".
         foreign: Classes and functions of other packages that the pickle names.
@@ -320,9 +320,6 @@ def refuse_other_archives(names: list[str]) -> None:
             "Save the weights as safetensors: safetensors.numpy.save_file({w.path: w.numpy() for w in "
             "model.weights}, 'model.safetensors')."
         )
-    elif "schema.json" in names:
-        description = "an archive of skops"
-        remedy = "If you trust the archive, load the model with skops.io.load and save it with joblib.dump."
     raise CheckpointError(
         f"A zip archive must come from torch.save; this file is {description}.", remedy
     )

@@ -4,7 +4,8 @@ r"""Open a release (a model file) without running any of its code.
 a file that begins with     is read as
 ==========================  =======================================================================
 8 bytes, then ``{``         safetensors: its header, and ``adapter_config.json`` in the same folder
-``PK\x03\x04``                torch.save or TorchScript: the pickle in the archive, as inert values
+``PK\x03\x04``                torch.save or TorchScript: the pickle in the archive, as inert values.
+                            With ``schema.json``: a file of skops, as inert values
 ``\x80``, or a known name   a pickle of torch, scikit-learn or anything else, as inert values
 the mark of a compressor    compressed pickles of joblib, unpacked while they are read, up to a limit
 anything, named ``.onnx``   the initializers of an ONNX graph (extra ``onnx``)
@@ -37,6 +38,7 @@ from residuum.io.onnx_files import read_onnx
 from residuum.io.pickle_files import ZIP_MAGIC, PickleContent, read_archive, read_pickle
 from residuum.io.pickle_reader import describe_unsafe
 from residuum.io.safetensors_files import read_safetensors
+from residuum.io.skops_files import is_skops, read_skops
 from residuum.io.streams import UNPACKERS
 from residuum.records.rundir import sha256
 
@@ -48,8 +50,8 @@ PICKLE_MAGIC = b"\x80"
 # First bytes of pickles in protocols 0 and 1, which have no magic number.
 FIRST_BYTES = b"(]}cKIVSF"
 SUFFIXES = (
-    ".pt", ".pth", ".ckpt", ".bin", ".tar", ".pkl", ".pickle", ".p", ".sav", ".joblib", ".gz", ".z",
-    ".bz2", ".xz", ".lzma", ".model", ".safetensors", ".onnx", ".ts", ".jit", ".pth.tar", ".ubj",
+    ".pt", ".pth", ".ckpt", ".bin", ".tar", ".pkl", ".pickle", ".p", ".sav", ".joblib", ".skops", ".gz",
+    ".z", ".bz2", ".xz", ".lzma", ".model", ".safetensors", ".onnx", ".ts", ".jit", ".pth.tar", ".ubj",
     ".cbm", ".lgb", ".lgbm", ".xgb",
 )  # fmt: skip
 PICKLES = (".pkl", ".pickle", ".p", ".sav", ".joblib", ".model", ".bin", ".pt", ".pth")
@@ -68,19 +70,26 @@ UNSUPPORTED_FORMATS = {
 }
 
 
+RELEASE_KINDS = (  # formats of files
+    *("torch", "torchscript", "pickle", "skops", "safetensors", "onnx"),
+    *("xgboost", "lightgbm", "catboost"),
+)
+
+
 @dataclass(frozen=True, eq=False)
 class Release:
     """The content of a model file.
 
     Attributes:
         path: The file.
-        kind: "torch", "torchscript", "pickle", "safetensors", "onnx", "xgboost", "lightgbm" or "catboost".
+        kind: One of ``RELEASE_KINDS``.
         content: The tree of inert values (:mod:`.inert`), or the tensors by name.
         size: Size of the file in bytes.
         metadata: Texts that are stored in the file.
         config: Content of adapter_config.json in the folder of the file, {} if there is no such file.
         unsafe: Code that loading the file would run, such as "call os.system".
         foreign: Classes and functions of other packages that the file names.
+        graph: The graph of an ONNX file with its operators, None for other files.
     """
 
     path: Path
@@ -91,6 +100,7 @@ class Release:
     config: dict[str, Any] = field(default_factory=dict)
     unsafe: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
+    graph: Any = None
 
     @cached_property
     def sha256(self) -> str:
@@ -238,11 +248,13 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
     first_bytes = stream.read(HEAD)
     stream.seek(0)
     if path.suffix == ".onnx":
-        content, metadata = read_onnx(path)
-        return Release(path, "onnx", content, size, metadata)
+        content, metadata, graph = read_onnx(path)
+        return Release(path, "onnx", content, size, metadata, graph=graph)
     if first_bytes[8:9] == b"{":
         content, metadata = read_safetensors(path, stream, size)
         return Release(path, "safetensors", content, size, metadata, _read_adapter_config(path))
+    if first_bytes.startswith(ZIP_MAGIC) and is_skops(stream):
+        return _release_from_pickle(path, size, read_skops(path, stream, size))
     if first_bytes.startswith(ZIP_MAGIC):
         return _release_from_pickle(path, size, read_archive(path, stream, size))
     if library := detect_library(first_bytes):
@@ -260,7 +272,7 @@ def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
     if first_bytes.startswith(PICKLE_MAGIC) or unpacker is not None or has_first_byte:
         return _release_from_pickle(path, size, read_pickle(path, stream, size, unpacker))
     raise CheckpointError(
-        "A release must be a file of torch, safetensors, pickle, joblib, ONNX, XGBoost, LightGBM or "
+        "A release must be a file of torch, safetensors, pickle, joblib, skops, ONNX, XGBoost, LightGBM or "
         f"CatBoost; {path.name!r} "
         f"{'has another format' if size else 'is empty'}.",
         "Save the weights with torch.save(model.state_dict(), path), or as safetensors: "

@@ -87,7 +87,7 @@ def read_stored_knowledge(release: Release, checkpoint: Network) -> StoredKnowle
     Returns:
         The optimizer state and the initial weights.
     """
-    if release.kind == "pickle":
+    if release.kind in ("pickle", "skops"):
         return StoredKnowledge(*read_training_state(release))
     if release.kind != "torch":
         return StoredKnowledge()

@@ -35,8 +35,10 @@ from torch import Tensor
 
 from residuum.errors import CheckpointError
 from residuum.io.adapters import find_adapter_pairs
+from residuum.io.boosted_files import find_boosted_forests
 from residuum.io.estimators import NETWORKS, find_initial_weights
-from residuum.io.forests import NamedForest, read_forests
+from residuum.io.forest_files import READERS
+from residuum.io.forests import read_forests
 from residuum.io.inert import Block, InertObject, make_key
 from residuum.io.optimizer_state import FIRST_MOMENTS, SECOND_MOMENTS
 from residuum.io.release import Release
@@ -47,11 +49,13 @@ from residuum.records import Record
 from residuum.records.inputs import is_size
 from residuum.records.published import Count, SchemaRule
 from residuum.scanning.forests import ADVICE, LIMIT_LEAVES, describe_trees
+from residuum.trees.forest import Forest
 
 STORED, STATE, START, STATISTICS = "stored", "optimizer-state", "start", "statistics"
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
 CODE, CLASSES = "code", "classes"
 # The place that findings about code name, because code is no value in the file.
+KINDS_OF_TREES = ("onnx", "xgboost", "lightgbm", "catboost")  # files that hold trees and no pickle
 PROGRAM = "the pickle"
 KINDS = (CODE, STORED, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS, CLASSES)
 Kind = Annotated[str, SchemaRule(enum=[*KINDS])]
@@ -449,35 +453,47 @@ def _find_statistics(place: Place) -> Iterator[Finding]:
 
 def _find_tree_models(release: Release) -> Iterator[Finding]:
     """Find models made of trees, whose leaves, roots and seeds reveal training records."""
-    described = set()
-    for model in _readable_forests(release):
-        for trees in describe_trees(model.name, model.forest):
-            kind, severity = (STORED, "high") if trees.reveals_records else (STATISTICS, "medium")
-            remedy = ADVICE if trees.reveals_records else LIMIT_LEAVES
-            yield Finding(
-                kind, severity, trees.what, model.name, trees.reason, remedy, count=trees.count
-            )
-            described.add(model.name)
     inner: set[int] = set()
     for place in walk(release.content):
         if not isinstance(place.value, InertObject):
             continue
-        tree_model = read_tree_model(place.value, inner)
-        if tree_model is None:
+        model = read_tree_model(place.value, inner)
+        if model is None:
             continue
         where = place.path or name_of(release)
-        if tree_model.name not in described:
-            yield from _by_structure(tree_model, where)
-        if tree_model.may_contain_memory:
-            yield _uninitialized_memory(tree_model, where)
+        recovered = [*_recover(place.value, where)]
+        yield from recovered or _by_structure(model, where)
+        if model.may_contain_memory:
+            yield _uninitialized_memory(model, where)
+    if release.kind in KINDS_OF_TREES:
+        try:
+            for read_model in read_forests(release):
+                yield from _describe_forest(read_model.name, read_model.forest, "the trees")
+        except CheckpointError:  # the trees are damaged, or compare values in an unusual way
+            return
 
 
-def _readable_forests(release: Release) -> tuple[NamedForest, ...]:
-    """Return the forests of a release, () if one of them cannot be read."""
+def _recover(model: InertObject, where: str) -> Iterator[Finding]:
+    """Yield what can be recovered from a tree model, nothing if it is not read or too large."""
+    read = READERS.get(model.class_name)
     try:
-        return read_forests(release)
+        if read is None:
+            forests = [*find_boosted_forests(model)]
+        else:
+            forest = read(model)
+            forests = [] if forest is None else [(model.class_name, forest)]
     except CheckpointError:
-        return ()
+        return
+    for name, forest in forests:
+        yield from _describe_forest(name, forest, where)
+
+
+def _describe_forest(name: str, forest: Forest, where: str) -> Iterator[Finding]:
+    """Yield what the trees of a forest determine."""
+    for trees in describe_trees(name, forest):
+        kind, severity = (STORED, "high") if trees.reveals_records else (STATISTICS, "medium")
+        remedy = ADVICE if trees.reveals_records else LIMIT_LEAVES
+        yield Finding(kind, severity, trees.what, where, trees.reason, remedy, count=trees.count)
 
 
 def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:

@@ -18,7 +18,14 @@ from typing import Annotated
 from residuum.errors import CheckpointError, InputError, ResiduumError, require_known
 from residuum.io.checkpoints import load_checkpoint
 from residuum.io.inert import Block
-from residuum.io.release import ADAPTER_CONFIG, Release, is_release, open_release, read_release
+from residuum.io.release import (
+    ADAPTER_CONFIG,
+    RELEASE_KINDS,
+    Release,
+    is_release,
+    open_release,
+    read_release,
+)
 from residuum.io.release_weights import find_weights, flatten_blocks
 from residuum.io.tree import walk
 from residuum.records import Record
@@ -52,7 +59,7 @@ class ScannedFile(Record):
     """
 
     file: str
-    kind: Annotated[str, SchemaRule(enum=["torch", "torchscript", "pickle", "safetensors", "onnx"])]
+    kind: Annotated[str, SchemaRule(enum=[*RELEASE_KINDS])]
     bytes: Count
     findings: tuple[Finding, ...]
     network: Inspection | None = None

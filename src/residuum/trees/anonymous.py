@@ -9,20 +9,28 @@ largest number of records with this target in one tree. Otherwise a target belon
 has two leaves with this value, and if this value occurs in no more trees than expected for one record.
 Several records with the same target are distinguished in a tree that puts each of them into a separate leaf.
 Leaves of other trees are linked with these records if their boxes overlap (:mod:`.links`).
+
+If a file stores no impurities, a leaf value may also be the mean of several targets. A target occurs in every
+tree that drew its record, so the number of its trees has a binomial distribution. The mean of two targets
+only occurs again in a tree that drew both records equally often and left them together. So most means occur
+in one tree.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from scipy.stats import binom
+from scipy.stats import binom, poisson
 
-from residuum.trees.forest import Integers
+from residuum.trees.forest import Booleans, Integers
 from residuum.trees.leaves import Leaves
 from residuum.trees.links import UNKNOWN, Records
 
 IN_BAG = 1 - np.exp(-1)  # probability that a bootstrap sample contains a given record
 # A leaf value counts as the target of one record if the odds of two records are at most this number.
 MAX_DOUBT = 0.01
+# Probability that the mean of two targets occurs in so many trees that it counts as a target.
+FALSE_TARGET = 1e-4
+MIN_IN_BAG = 0.3  # smallest share of trees with a target, if leaves with several targets exist
 MAX_ANCHORS = 6  # more records with the same target than this are not distinguished
 
 
@@ -37,6 +45,8 @@ def records_without_seeds(leaves: Leaves) -> Records:
     """
     trees = leaves.numbers.shape[1]
     group_sizes = _group_sizes(leaves)
+    if leaves.impurity is None:
+        group_sizes = np.where(_are_targets((leaves.numbers > 0).sum(1), trees), group_sizes, 0)
     targets, groups, counts = [], [], []
     links: list[tuple[int, int, int]] = []
     leaf_counts = leaves.numbers if leaves.weight is None else leaves.weights
@@ -58,6 +68,7 @@ def records_without_seeds(leaves: Leaves) -> Records:
     return Records(
         y=np.array(targets),
         group=np.array(groups, dtype=np.int64),
+        targets=None if leaves.targets is None else leaves.targets[groups],
         counts=count_columns,
         has_row_order=False,
         links=tuple(links),
@@ -84,3 +95,52 @@ def _group_sizes(leaves: Leaves) -> Integers:
     return np.where(
         (most_leaves == 1) & (pair_likelihood > MAX_DOUBT * single_likelihood), 0, most_leaves
     )
+
+
+def _are_targets(occurrences: Integers, trees: int) -> Booleans:
+    """Return which leaf values are targets, not means of several targets.
+
+    Args:
+        occurrences: (groups,) number of trees in which each leaf value occurs, at least 1.
+        trees: Number of trees.
+
+    Returns:
+        (groups,) flags. One tree, or trees without a bootstrap, do not show this. They count as fully grown.
+    """
+    if not len(occurrences) or (occurrences == trees).mean() > 0.9:
+        return np.ones(len(occurrences), dtype=bool)
+    in_bag = _share_of_trees(float(occurrences.mean()), trees)
+    # If all values are targets, so many of them occur in one tree only.
+    single = trees * in_bag * (1 - in_bag) ** (trees - 1)
+    expected = min(single / (1 - (1 - in_bag) ** trees), 1.0)
+    error = 4 * np.sqrt(expected * (1 - expected) / len(occurrences)) + 0.02
+    if expected <= 0.5 and (occurrences == 1).mean() <= expected + error:
+        return np.ones(len(occurrences), dtype=bool)
+    by_size = np.sort(occurrences)
+    upper = by_size[np.searchsorted(np.cumsum(by_size), 0.9 * by_size.sum())]
+    if upper < MIN_IN_BAG * trees:
+        return np.zeros(len(occurrences), dtype=bool)
+    draws = -np.log1p(-min(upper / trees, IN_BAG))  # mean number of draws of a record for one tree
+    number = np.arange(1, 20)
+    equally_often = float((poisson.pmf(number, draws) ** 2).sum())
+    return occurrences > binom.isf(FALSE_TARGET, trees, equally_often)
+
+
+def _share_of_trees(mean: float, trees: int) -> float:
+    """Return the probability p with which a tree draws a record.
+
+    Args:
+        mean: Mean number of trees of the records that at least one tree drew, i.e. T p / (1 - (1 - p)^T).
+        trees: Number of trees T.
+
+    Returns:
+        The probability.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if trees * middle < mean * (1 - (1 - middle) ** trees):
+            low = middle
+        else:
+            high = middle
+    return max(high, 1e-9)

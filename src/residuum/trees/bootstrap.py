@@ -13,6 +13,9 @@ import numpy as np
 from residuum.trees.forest import Forest, Integers
 
 MAX_RECORDS = 1_000_000  # bootstrap samples of more records or draws than this are not computed
+MAX_COUNTS = (
+    100_000_000  # bootstrap samples with more counts, records times trees, are not computed
+)
 
 
 def bootstrap_counts(forest: Forest) -> Integers | None:
@@ -35,6 +38,8 @@ def bootstrap_counts(forest: Forest) -> Integers | None:
     draws = round(roots[0][1])
     records = draws if forest.records is None else forest.records
     if not 1 <= draws <= MAX_RECORDS or not 1 <= records <= MAX_RECORDS:
+        return None
+    if len(roots) * records > MAX_COUNTS:
         return None
     if any(abs(weight - draws) > 1e-6 for _, weight in roots):
         return None

@@ -24,7 +24,7 @@ Booleans = NDArray[np.bool_]
 NO_CHILD = -1
 # How the trees of a model work together. Trees of a forest are fitted to the targets, and their values are
 # averaged. Trees of boosting are fitted to residuals or gradients, and their values are added. Trees of an
-# isolation forest split at random and predict nothing.
+# isolation forest split at random, and their values are path lengths, which are averaged.
 AVERAGE, BOOSTING, ISOLATION = "average", "boosting", "isolation"
 
 
@@ -86,6 +86,8 @@ class Forest:
         is_strict: Whether a value goes to the left child if it is below the threshold, not if it is equal.
         compares_doubles: Whether trees compare float64 values with thresholds. Other trees round values to
             float32 first.
+        has_rounded_thresholds: Whether the thresholds are rounded, so that they are midpoints only up to the
+            distance of neighboring float32 numbers.
         stored_ranges: (columns,) smallest and (columns,) largest values of the columns in the training table,
             None if the file does not store them. NaN for a column without such values.
         bin_edges: For each column, edges of histogram bins that the file stores in addition to the nodes, ()
@@ -111,6 +113,7 @@ class Forest:
     objective: str = ""
     is_strict: bool = False
     compares_doubles: bool = False
+    has_rounded_thresholds: bool = False
     stored_ranges: tuple[Floats, Floats] | None = None
     bin_edges: tuple[Floats, ...] = ()
     regularization: float | None = None
@@ -123,7 +126,11 @@ class Forest:
     def without(self, *fields: str) -> Self:
         """Return a copy of the forest without the named fields of its trees, such as "seed" or "impurity"."""
         removed_fields: dict[str, Any] = dict.fromkeys(fields)
-        return replace(self, trees=tuple(replace(tree, **removed_fields) for tree in self.trees))
+        return replace(
+            self,
+            trees=tuple(replace(tree, **removed_fields) for tree in self.trees),
+            bootstrap=None if "seed" in fields else self.bootstrap,
+        )
 
     def with_leaf_values_only(self) -> Self:
         """Return a copy of the forest whose inner nodes store no values, as in files of ONNX."""

@@ -34,7 +34,10 @@ class Leaves:
         group: (leaves,) group number of each leaf, -1 for a mixed leaf.
         weight: (leaves,) sum of the weights of each leaf's records, None if the file stores no weights.
         count: (leaves,) number of distinct records of each leaf, None if the file stores no numbers.
-        impurity: (leaves,) variance of the targets of each leaf, None if the file stores no impurities.
+        impurity: (leaves,) variance of the targets of each leaf, None if the file stores no impurities. For
+            several targets, the mean of their variances.
+        targets: (groups, targets) all targets of each group, if the model has several targets. Then ``value``
+            and ``values`` hold the first target. None for one target.
     """
 
     value: Floats
@@ -44,6 +47,12 @@ class Leaves:
     weight: Integers | None
     count: Integers | None
     impurity: Floats | None
+    targets: Floats | None = None
+
+    @property
+    def all_targets(self) -> Floats:
+        """(groups, targets) all targets of each group."""
+        return self.values[:, None] if self.targets is None else self.targets
 
     @property
     def has_mixed(self) -> bool:
@@ -92,7 +101,8 @@ def group_leaves(forest: Forest) -> Leaves:
     """Group the leaves of a regression forest by the target that they store.
 
     If the file stores no impurities, every leaf counts as pure, i.e. all its records have the same target.
-    This is true for forests with the default settings, whose trees are fully grown.
+    This is true for forests with the default settings, whose trees are fully grown. Leaves of a model with
+    several targets form a group if all targets are equal.
 
     Args:
         forest: The forest.
@@ -102,27 +112,48 @@ def group_leaves(forest: Forest) -> Leaves:
     """
     value = _gather(forest, "value")
     assert value is not None
-    value = value[:, 0]
     impurity, weight, count = (_gather(forest, name) for name in ("impurity", "weight", "count"))
     is_pure = np.ones(len(value), dtype=bool)
     if impurity is not None:
-        is_pure = impurity <= PURE * max(float(value.var()), np.finfo(float).tiny)
+        is_pure = impurity <= PURE * max(float(value.var(0).mean()), np.finfo(float).tiny)
     group = np.full(len(value), MIXED)
     pure_leaves = np.flatnonzero(is_pure)
-    by_value = pure_leaves[np.argsort(value[pure_leaves], kind="stable")]
-    is_first_in_group = np.diff(value[by_value], prepend=-np.inf) > ROUNDING * np.abs(value).max(
-        initial=0.0
-    )
-    group[by_value] = np.cumsum(is_first_in_group) - 1
+    group[pure_leaves] = _number_groups(value[pure_leaves], ROUNDING * np.abs(value).max(0))
+    by_group = pure_leaves[np.argsort(group[pure_leaves], kind="stable")]
+    starts = np.flatnonzero(np.diff(group[by_group], prepend=MIXED))
+    targets = np.stack([_most_common(column, starts) for column in value[by_group].T], 1)
     return Leaves(
-        value=value,
+        value=value[:, 0],
         tree=forest.structure.leaf_tree,
-        values=_most_common(value[by_value], np.flatnonzero(is_first_in_group)),
+        values=targets[:, 0],
         group=group,
         weight=None if weight is None else np.rint(weight).astype(np.int64),
         count=None if count is None else count.astype(np.int64),
         impurity=impurity,
+        targets=targets if targets.shape[1] > 1 else None,
     )
+
+
+def _number_groups(value: Floats, tolerance: Floats) -> Integers:
+    """Number the groups of leaves with equal targets, in the order of the first target.
+
+    Args:
+        value: (leaves, targets) values of pure leaves.
+        tolerance: (targets,) largest difference of equal values.
+
+    Returns:
+        (leaves,) numbers of groups.
+    """
+    columns = []
+    for column, largest_difference in zip(value.T, tolerance, strict=True):
+        order = np.argsort(column, kind="stable")
+        number = np.zeros(len(column), dtype=np.int64)
+        is_first = np.diff(column[order], prepend=-np.inf) > largest_difference
+        number[order] = np.cumsum(is_first) - 1
+        columns.append(number)
+    if len(columns) == 1:
+        return columns[0]
+    return np.unique(np.stack(columns, 1), axis=0, return_inverse=True)[1].ravel()
 
 
 def _gather(forest: Forest, name: str) -> Floats | None:
@@ -139,7 +170,7 @@ def _most_common(value: Floats, starts: Integers) -> Floats:
     """Return the most common value of each group. The values of a group differ by rounding errors.
 
     Args:
-        value: Values of all pure leaves, ascending.
+        value: A target of all pure leaves, group after group.
         starts: Position of the first value of each group.
 
     Returns:

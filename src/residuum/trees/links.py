@@ -32,6 +32,8 @@ class Records:
         counts: (trees, records) how often each tree drew each record, -1 if this is unknown.
         has_row_order: Whether the records are in the order of the training table.
         links: Triples (tree, record, leaf) of records whose leaf is known before the search.
+        targets: (records, targets) all targets, if the model has several targets. Then ``y`` holds the first
+            target. None for one target.
     """
 
     y: Floats
@@ -39,6 +41,12 @@ class Records:
     counts: Integers
     has_row_order: bool
     links: tuple[tuple[int, int, int], ...] = ()
+    targets: Floats | None = None
+
+    @property
+    def all_targets(self) -> Floats:
+        """(records, targets) all targets of each record."""
+        return self.y[:, None] if self.targets is None else self.targets
 
     def without_groups(self, groups: Integers) -> Records:
         """Return the records whose targets are not stored by the leaves of the given groups."""
@@ -46,7 +54,12 @@ class Records:
         new_numbers = np.cumsum(is_kept) - 1
         links = tuple((t, int(new_numbers[i]), leaf) for t, i, leaf in self.links if is_kept[i])
         return Records(
-            self.y[is_kept], self.group[is_kept], self.counts[:, is_kept], self.has_row_order, links
+            self.y[is_kept],
+            self.group[is_kept],
+            self.counts[:, is_kept],
+            self.has_row_order,
+            links,
+            None if self.targets is None else self.targets[is_kept],
         )
 
 
@@ -167,6 +180,8 @@ class Linker:
     def _link_subsets(self, low: Floats, high: Floats) -> None:
         """Link a leaf of two or three records with the only records that have its mean target."""
         if self.leaves.count is None or self.leaves.weight is None or self.leaves.impurity is None:
+            return
+        if self.leaves.targets is not None:  # the impurity is not the variance of one target
             return
         targets = self.records.y
         spread = float(np.nanstd(targets)) if not np.isnan(targets).all() else 0.0

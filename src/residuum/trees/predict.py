@@ -67,8 +67,8 @@ def _add_trees(forest: Forest, x: Floats) -> Floats:
     outputs = (
         np.zeros(len(forest.trees), dtype=np.int64) if forest.outputs is None else forest.outputs
     )
-    total = np.zeros((len(x), int(outputs.max()) + 1))
-    total += 0.0 if forest.offset is None else forest.offset
+    offset = np.zeros(int(outputs.max()) + 1) if forest.offset is None else forest.offset
+    total = np.tile(offset.astype(np.float64), (len(x), 1))
     for tree, output in zip(forest.trees, outputs, strict=True):
         total[:, output] += tree.value[_find_leaves(forest, tree, x), 0]
     return total

@@ -24,6 +24,8 @@ from residuum.trees.targets import find_records
 
 MAX_ROUNDS = 200  # maximum number of rounds, each of which links records and narrows the columns
 MAX_PASSES = 50  # maximum number of passes over the nodes of a column in one round
+# Values are stated if their rounding error is at most this share of the range of their column.
+MAX_ERROR = 1e-5
 # The values of a column count as a lattice if there is at least this number of thresholds per lattice step.
 MIN_FILL = 0.3
 
@@ -33,7 +35,8 @@ class RecoveredTable:
     """The training table of a forest, as far as the file determines it.
 
     Attributes:
-        y: (records,) targets, NaN for a target that is not determined.
+        y: (records,) first target, NaN for a target that is not determined.
+        targets: (records, targets) all targets.
         low: (records, columns) lower ends of the intervals that hold the values.
         high: (records, columns) upper ends of these intervals.
         is_exact: (records, columns) whether the value is determined exactly.
@@ -47,6 +50,7 @@ class RecoveredTable:
     """
 
     y: Floats
+    targets: Floats
     low: Floats
     high: Floats
     is_exact: Booleans
@@ -85,7 +89,7 @@ def recover_table(
     if records.has_row_order and np.isnan(records.y).all():  # the seeds may have been overwritten
         records = records_without_seeds(leaves)
     if not len(records.y):
-        return _empty_table(forest.columns)
+        return _empty_table(forest.columns, leaves.all_targets.shape[1])
     progress(f"{int((records.group >= 0).sum())} of {len(records.y)} targets are known")
     while True:
         search = Search.begin(forest, leaves, records, ranges)
@@ -245,11 +249,18 @@ class Search:
     def table(self) -> RecoveredTable:
         """Return the recovered table. Columns with contradictory equations have no exact values."""
         is_determined = self.is_exact & ~self.is_contradictory & ~self.is_missing
+        low, high = self.low, self.high
+        if self.forest.has_rounded_thresholds:
+            error, is_coarse = self._rounding_errors()
+            is_determined &= ~is_coarse
+            low = np.where(is_determined, low, low - error)
+            high = np.where(is_determined, high, high + error)
         knows_counts = self.records.has_row_order or self.linker.leaves.count is not None
         return RecoveredTable(
             y=self.records.y,
-            low=self.low,
-            high=self.high,
+            targets=self.records.all_targets,
+            low=low,
+            high=high,
             is_exact=is_determined & knows_counts,
             is_likely=is_determined & (not knows_counts),
             is_missing=self.is_missing,
@@ -258,13 +269,41 @@ class Search:
             rounds=self.rounds,
         )
 
+    def _rounding_errors(self) -> tuple[Floats, Booleans]:
+        """Return how far rounded thresholds change the values, and where this is more than MAX_ERROR.
 
-def _empty_table(columns: int) -> RecoveredTable:
+        Equations between records add up the errors of their thresholds. So a column whose values are large
+        compared with its range has no exact values.
+
+        Returns:
+            (columns,) errors, and (columns,) whether the error is too large to state values.
+        """
+        structure = self.forest.structure
+        error, is_coarse = np.zeros(len(self.edges)), np.zeros(len(self.edges), dtype=bool)
+        for f, (_, step) in enumerate(self.lattices):
+            threshold = structure.threshold[structure.feature == f]
+            threshold = threshold[np.isfinite(threshold)]
+            if len(threshold):
+                error[f] = ROUNDING * np.abs(threshold).max()
+                is_coarse[f] = error[f] > max(MAX_ERROR * np.ptp(threshold), LATTICE_ERROR * step)
+        return error, is_coarse
+
+
+def _empty_table(columns: int, targets: int) -> RecoveredTable:
     """Return a table without records, for a forest whose records cannot be told apart."""
     values, flags = np.zeros((0, columns)), np.zeros((0, columns), dtype=bool)
     no_column = np.zeros(columns, dtype=bool)
     return RecoveredTable(
-        np.zeros(0), values, values, flags, flags, flags, no_column, has_row_order=False, rounds=0
+        y=np.zeros(0),
+        targets=np.zeros((0, targets)),
+        low=values,
+        high=values,
+        is_exact=flags,
+        is_likely=flags,
+        is_missing=flags,
+        is_contradictory=no_column,
+        has_row_order=False,
+        rounds=0,
     )
 
 

@@ -19,6 +19,9 @@ At any depth of the trees, the root of tree t stores the mean target, so
     sum_i c_ti y_i = (weight of the root) x (value of the root).
 
 These equations determine all targets if there are as many trees as records.
+
+If a model has several targets, a leaf is pure if all of them are equal, and it stores all of them. The roots
+give equations for each target.
 """
 
 from __future__ import annotations
@@ -51,16 +54,29 @@ def find_records(forest: Forest, leaves: Leaves, counts: Integers) -> Records:
     groups = _match_columns(counts, leaves)
     if leaves.has_mixed:
         groups = _match_partly(counts, leaves, groups)
-        targets_from_pairs = targets_of_pairs(leaves, counts)
     else:
         groups = _match_sums(counts, leaves, groups)
-    targets = targets_from_pairs if leaves.has_mixed else np.full(len(groups), np.nan)
-    targets[groups != UNKNOWN] = leaves.values[groups[groups != UNKNOWN]]
+    targets = np.full((len(groups), leaves.all_targets.shape[1]), np.nan)
+    if leaves.has_mixed and leaves.targets is None:
+        targets[:, 0] = targets_of_pairs(leaves, counts)
+    targets[groups != UNKNOWN] = leaves.all_targets[groups[groups != UNKNOWN]]
     if (groups == UNKNOWN).any() and len(counts) >= len(groups):
         solved_targets = _solve(forest, counts)
-        targets = np.where((groups == UNKNOWN) & ~np.isnan(solved_targets), solved_targets, targets)
-        groups = np.where(groups == UNKNOWN, _nearest_group(targets, leaves.values), groups)
-    return Records(targets, groups, counts, has_row_order=True)
+        is_solved = (groups == UNKNOWN) & ~np.isnan(solved_targets).any(1)
+        targets = np.where(is_solved[:, None], solved_targets, targets)
+        nearest_groups = (
+            _nearest_group(targets[:, 0], leaves.values)
+            if leaves.targets is None
+            else _nearest_group_of_all(targets, leaves.targets)
+        )
+        groups = np.where(groups == UNKNOWN, nearest_groups, groups)
+    return Records(
+        targets[:, 0],
+        groups,
+        counts,
+        has_row_order=True,
+        targets=None if leaves.targets is None else targets,
+    )
 
 
 def _match_columns(counts: Integers, leaves: Leaves) -> Integers:
@@ -188,16 +204,20 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
 
 
 def _solve(forest: Forest, counts: Integers) -> Floats:
-    """Return the targets that the mean targets in the roots determine, NaN if they are ambiguous."""
-    sums = np.array([tree.value[0, 0] * tree.weight[0] for tree in forest.trees])  # type: ignore[index]
-    matrix, unknown = counts.astype(np.float64), np.full(counts.shape[1], np.nan)
+    """Return (records, targets) that the means in the roots determine, NaN if they are ambiguous."""
+    sums = np.stack([tree.value[0] * tree.weight[0] for tree in forest.trees])  # type: ignore[index]
+    matrix = counts.astype(np.float64)
+    unknown = np.full((counts.shape[1], sums.shape[1]), np.nan)
+    if not np.isfinite(sums).all():
+        return unknown
     solution, _, _, singular = np.linalg.lstsq(matrix, sums, rcond=None)
     if singular.min(initial=np.inf) < MIN_RANK_RATIO * singular.max(initial=0.0):
         return unknown
     # Wrong seeds give wrong counts. Then the solution contradicts the sums, if there are more trees than
     # records. Otherwise only the stored numbers of distinct records show that the seeds are right.
     is_verified = forest.trees[0].count is not None or len(counts) > counts.shape[1]
-    if not is_verified or np.abs(matrix @ solution - sums).max() > MAX_MISFIT * np.abs(sums).max():
+    errors = np.abs(matrix @ solution - sums).max(0)
+    if not is_verified or (errors > MAX_MISFIT * np.abs(sums).max(0)).any():
         return unknown
     return solution
 
@@ -218,3 +238,25 @@ def _nearest_group(y: Floats, values: Floats) -> Integers:
     )
     tolerance = 1e-9 * max(np.abs(values).max(), np.ptp(values))
     return np.where(np.abs(values[nearest] - y) <= tolerance, nearest, -1)
+
+
+def _nearest_group_of_all(targets: Floats, values: Floats) -> Integers:
+    """Return the number of the group whose targets equal all targets of each record, or -1.
+
+    Args:
+        targets: (records, targets) targets of the records.
+        values: (groups, targets) targets of the groups.
+
+    Returns:
+        (records,) numbers of groups.
+    """
+    groups = np.full(len(targets), -1)
+    if not len(values):
+        return groups
+    tolerance = 1e-9 * np.maximum(np.abs(values).max(0), np.ptp(values, axis=0))
+    for i in np.flatnonzero(~np.isnan(targets).any(1)).tolist():
+        errors = np.abs(values - targets[i])
+        nearest = int(errors.sum(1).argmin())
+        if (errors[nearest] <= tolerance).all():
+            groups[i] = nearest
+    return groups

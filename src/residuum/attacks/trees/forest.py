@@ -101,7 +101,7 @@ def why_not(forest: Forest) -> str:
             "still show values of the columns"
         )
     if forest.kind == ISOLATION:
-        return "trees of an isolation forest split at random and store no targets"
+        return "its trees split at random and store no targets"
     return ""
 
 
@@ -157,7 +157,7 @@ def recover_regression(
         is_exact=torch.from_numpy(table.is_exact),
         is_likely=torch.from_numpy(table.is_likely),
         is_missing=torch.from_numpy(table.is_missing),
-        targets=torch.from_numpy(table.y)[:, None],
+        targets=torch.from_numpy(table.targets),
         has_row_order=table.has_row_order,
         records_in_file=model.forest.records,
         names=model.forest.names,

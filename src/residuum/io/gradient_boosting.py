@@ -1,0 +1,279 @@
+"""Read boosted trees of scikit-learn: GradientBoosting and HistGradientBoosting.
+
+The prediction before the link function, called margin, is
+
+    offset + sum over all trees of the value of the sample's leaf.
+
+GradientBoosting multiplies the leaf values by the learning rate during prediction. Its offset is the
+prediction of ``init_``, by default the mean target, or for classifiers the link of the class shares:
+
+    log(p / (1 - p))                          for two classes,
+    log(p_k) - mean of log(p) over classes    for more classes.
+
+The leaf values of HistGradientBoosting contain the learning rate. Its thresholds are edges of histogram bins,
+which are stored in ``_bin_mapper``. If a column has at most ``max_bins`` distinct values, the edges are the
+midpoints of all neighboring values. Otherwise they are quantiles, most of which are values of the table.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from residuum.errors import CheckpointError
+from residuum.io.decision_trees import (
+    COPY_AGAIN,
+    MAX_VALUE,
+    check_forest,
+    has_best_splits,
+    read_columns,
+    read_names,
+    read_numbers,
+    read_tree,
+)
+from residuum.io.inert import Block, InertObject
+from residuum.trees.forest import BOOSTING, NO_CHILD, Floats, Forest, Tree
+
+# Nodes of HistGradientBoosting. Versions of scikit-learn before 1.2 store the feature in 4 bytes.
+BIN_NODE_FIELDS = [
+    ("value", "<f8"),
+    ("count", "<u4"),
+    ("feature", "<i8"),
+    ("threshold", "<f8"),
+    ("missing_left", "u1"),
+    ("left", "<u4"),
+    ("right", "<u4"),
+    ("gain", "<f8"),
+    ("depth", "<u4"),
+    ("is_leaf", "u1"),
+    ("bin", "u1"),
+    ("is_categorical", "u1"),
+    ("bitset", "<u4"),
+]
+BIN_NODE = np.dtype(BIN_NODE_FIELDS)
+OLD_BIN_NODE = np.dtype([(n, "<u4" if n == "feature" else kind) for n, kind in BIN_NODE_FIELDS])
+NODES = {kind.itemsize: kind for kind in (BIN_NODE, OLD_BIN_NODE)}
+
+
+def read_gradient_boosting(model: InertObject) -> Forest | None:
+    """Return the structure of a GradientBoostingRegressor or GradientBoostingClassifier.
+
+    Args:
+        model: The estimator.
+
+    Returns:
+        The forest, None if the estimator was not fitted.
+
+    Raises:
+        CheckpointError: If the estimator is damaged.
+    """
+    attributes = model.attributes
+    stages = attributes.get("estimators_")
+    estimators = _flatten(stages)
+    trees = [tree for estimator in estimators if (tree := read_tree(estimator)) is not None]
+    if not trees or len(trees) != len(estimators) or not isinstance(stages, Block):
+        return None
+    if len(stages.shape) != 2 or stages.shape[0] * stages.shape[1] != len(trees):
+        raise CheckpointError(
+            "GradientBoosting must store an array of trees with one row for each stage; this file does not.",
+            COPY_AGAIN,
+        )
+    learning_rate = _learning_rate(attributes)
+    if any(tree.value.shape[1] != 1 for tree in trees):
+        raise CheckpointError(
+            "A tree of GradientBoosting must have one value per node; a tree in this file has more.",
+            COPY_AGAIN,
+        )
+    outputs = stages.shape[1]
+    count = trees[0].count
+    is_classifier = model.class_name.endswith("Classifier")
+    objective = attributes.get("loss")
+    forest = Forest(
+        trees=tuple(_scale(tree, learning_rate) for tree in trees),
+        columns=read_columns(model),
+        is_classifier=is_classifier,
+        has_bootstrap=False,
+        records=(
+            int(count[0]) if count is not None and attributes.get("subsample") == 1.0 else None
+        ),
+        has_midpoints=has_best_splits([e for e in estimators if isinstance(e, InertObject)]),
+        names=read_names(model),
+        kind=BOOSTING,
+        offset=_offset(attributes, outputs, is_classifier),
+        outputs=np.tile(np.arange(outputs), stages.shape[0]),
+        learning_rate=learning_rate,
+        objective=objective if isinstance(objective, str) else "",
+    )
+    check_forest(forest)
+    return forest
+
+
+def read_histogram_boosting(model: InertObject) -> Forest | None:
+    """Return the structure of a HistGradientBoostingRegressor or HistGradientBoostingClassifier.
+
+    Args:
+        model: The estimator.
+
+    Returns:
+        The forest, None if the estimator was not fitted.
+
+    Raises:
+        CheckpointError: If the estimator is damaged, or if it has categorical columns.
+    """
+    attributes = model.attributes
+    iterations = attributes.get("_predictors")
+    if not isinstance(iterations, list) or not iterations:
+        return None
+    sizes = {len(row) if isinstance(row, list) else 0 for row in iterations}
+    if len(sizes) != 1 or 0 in sizes:
+        raise CheckpointError(
+            "HistGradientBoosting must store the same number of trees in every iteration; this file does "
+            "not.",
+            COPY_AGAIN,
+        )
+    _refuse_categories(attributes)
+    (outputs,) = sizes
+    offset = read_numbers(attributes.get("_baseline_prediction"), "the baseline prediction").ravel()
+    if len(offset) != outputs:
+        raise CheckpointError(
+            f"HistGradientBoosting must store one baseline prediction for each of its {outputs} outputs; "
+            f"this file stores {len(offset)}.",
+            COPY_AGAIN,
+        )
+    trees = [_read_bin_tree(tree) for row in iterations for tree in row]
+    columns = read_columns(model)
+    edges, max_edges = _bin_edges(attributes, columns)
+    count, objective = trees[0].count, attributes.get("loss")
+    forest = Forest(
+        trees=tuple(trees),
+        columns=columns,
+        is_classifier=model.class_name.endswith("Classifier"),
+        has_bootstrap=False,
+        records=None if count is None else int(count[0]),
+        has_midpoints=bool(edges) and all(len(column) < max_edges for column in edges),
+        names=read_names(model),
+        kind=BOOSTING,
+        offset=offset,
+        outputs=np.tile(np.arange(outputs), len(iterations)),
+        learning_rate=_learning_rate(attributes),
+        objective=objective if isinstance(objective, str) else "",
+        compares_doubles=True,
+        bin_edges=edges,
+    )
+    check_forest(forest)
+    return forest
+
+
+def _flatten(stages: Any) -> list[Any]:
+    """Return the entries of an array of objects, which joblib stores as an array in an array."""
+    for _ in range(2):
+        if isinstance(stages, Block):
+            stages = stages.objects
+    return stages if isinstance(stages, list) else []
+
+
+def _learning_rate(attributes: dict[str, Any]) -> float:
+    rate = attributes.get("learning_rate")
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1e100:
+        raise CheckpointError(
+            "Boosting must store its learning rate as a number that is not negative; this file stores "
+            f"{rate!r:.60}.",
+            COPY_AGAIN,
+        )
+    return float(rate)
+
+
+def _scale(tree: Tree, factor: float) -> Tree:
+    """Return the tree with its values times a factor. Its impurities stay those of the residuals."""
+    return Tree(
+        left=tree.left,
+        right=tree.right,
+        feature=tree.feature,
+        threshold=tree.threshold,
+        value=np.clip(tree.value, -MAX_VALUE, MAX_VALUE) * factor,
+        weight=tree.weight,
+        count=tree.count,
+        impurity=tree.impurity,
+        missing_left=tree.missing_left,
+    )
+
+
+def _offset(attributes: dict[str, Any], outputs: int, is_classifier: bool) -> Floats | None:
+    """Return the prediction before the first tree, None if another model makes it."""
+    init, loss = attributes.get("init_"), attributes.get("_loss")
+    if init == "zero":
+        return np.zeros(outputs)
+    if not isinstance(init, InertObject) or not isinstance(loss, InertObject):
+        return None  # versions of scikit-learn before 1.4 use other link functions
+    if init.class_name == "DummyRegressor" and not is_classifier:
+        constant = read_numbers(init.attributes.get("constant_"), "its first prediction").ravel()
+        return constant if len(constant) == outputs == 1 else None
+    is_prior = init.attributes.get("strategy") == "prior"
+    if init.class_name != "DummyClassifier" or not is_prior or not is_classifier:
+        return None
+    shares = read_numbers(init.attributes.get("class_prior_"), "the shares of classes")
+    if shares.ndim != 1 or not ((shares >= 0) & (shares <= 1)).all():
+        return None
+    eps = np.finfo(np.float64).eps
+    logs = np.log(np.clip(shares, eps, 1 - eps))
+    if outputs > 1:
+        return logs - logs.mean() if len(logs) == outputs else None
+    if len(shares) != 2:
+        return None
+    share = float(np.clip(shares[1], eps, 1 - eps))
+    margin = np.log(share / (1 - share))
+    return np.array([margin / 2 if attributes.get("loss") == "exponential" else margin])
+
+
+def _refuse_categories(attributes: dict[str, Any]) -> None:
+    flags = attributes.get("is_categorical_")
+    if flags is not None and (not isinstance(flags, Block) or flags.tensor().any()):
+        raise CheckpointError(
+            "residuum reads HistGradientBoosting without categorical columns; this model has some.",
+            "Encode the categories as numbers and train with categorical_features=None.",
+        )
+
+
+def _read_bin_tree(predictor: Any) -> Tree:
+    """Return a tree of HistGradientBoosting."""
+    nodes = predictor.attributes.get("nodes") if isinstance(predictor, InertObject) else None
+    raw = nodes.raw() if isinstance(nodes, Block) else None
+    if raw is None or raw.shape[1] not in NODES:
+        raise CheckpointError(
+            "A tree of HistGradientBoosting must hold an array of nodes; a tree in this file does not.",
+            "Save the model again with a current version of scikit-learn.",
+        )
+    table = np.ascontiguousarray(raw).view(NODES[raw.shape[1]])[:, 0]
+    is_leaf = table["is_leaf"] != 0
+    if (table["is_categorical"][~is_leaf] != 0).any():
+        raise CheckpointError(
+            "residuum reads HistGradientBoosting without categorical splits; a tree in this file has some.",
+            "Encode the categories as numbers and train with categorical_features=None.",
+        )
+    count = table["count"].astype(np.int64)
+    return Tree(
+        left=np.where(is_leaf, NO_CHILD, table["left"].astype(np.int64)),
+        right=np.where(is_leaf, NO_CHILD, table["right"].astype(np.int64)),
+        feature=table["feature"].astype(np.int64),
+        threshold=table["threshold"].astype(np.float64),
+        value=table["value"].astype(np.float64)[:, None],
+        count=count if (count > 0).all() else None,
+        missing_left=table["missing_left"] != 0,
+    )
+
+
+def _bin_edges(attributes: dict[str, Any], columns: int) -> tuple[tuple[Floats, ...], int]:
+    """Return the edges of the histogram bins of all columns, and the largest number of edges of a column."""
+    mapper = attributes.get("_bin_mapper")
+    if not isinstance(mapper, InertObject):
+        return (), 0
+    edges, bins = mapper.attributes.get("bin_thresholds_"), mapper.attributes.get("n_bins")
+    if not isinstance(edges, list) or len(edges) != columns or type(bins) is not int:
+        raise CheckpointError(
+            "HistGradientBoosting must store the edges of the histogram bins of every column; this file "
+            "does not.",
+            COPY_AGAIN,
+        )
+    columns_of_edges = tuple(read_numbers(column, "the edges of bins").ravel() for column in edges)
+    return columns_of_edges, bins - 2  # one bin holds missing values
