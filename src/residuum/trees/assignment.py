@@ -282,6 +282,22 @@ class Choices:
         _, inverse, number = np.unique(self.slot, return_inverse=True, return_counts=True)
         return np.asarray(number[inverse] > 1)
 
+    def remaining(self, rows: Booleans) -> tuple[Integers, Integers | None]:
+        """Return what the leaves hold in addition to the records of some rows.
+
+        Args:
+            rows: (rows,) whether the record of a row lies in its leaf.
+
+        Returns:
+            (leaves, classes) remaining weights and (leaves,) remaining numbers of distinct records.
+        """
+        weight, size = self.weight.copy(), None if self.size is None else self.size.copy()
+        label = self.leaves.labels[self.members[self.member[rows]]]
+        np.subtract.at(weight, (self.leaf[rows], label), self.draws[rows])
+        if size is not None:
+            np.subtract.at(size, self.leaf[rows], 1)
+        return weight, size
+
     def cuts(self) -> tuple[Integers, Integers, Integers]:
         """Return the order literals that matter: [z <= cut] for a record and a column.
 
@@ -372,7 +388,8 @@ def solve(
     cp_model = import_solver()
     model = cp_model.CpModel()
     literals = _order_literals(model, segments)
-    _add_leaves(model, choices, literals)
+    if not _add_leaves(model, choices, literals):
+        return None
     if costs is not None:
         _add_costs(model, segments, literals, costs)
     if hint is not None:
@@ -414,53 +431,51 @@ def _order_literals(model: Any, segments: Segments) -> dict[tuple[int, int, int]
     return literals
 
 
-def _add_leaves(model: Any, choices: Choices, literals: dict[tuple[int, int, int], Any]) -> None:
-    """Add one literal for each leaf that a record may fill, and what the leaves hold."""
+def _add_leaves(model: Any, choices: Choices, literals: dict[tuple[int, int, int], Any]) -> bool:
+    """Add one literal for each leaf that a record may fill, and what the leaves hold.
+
+    Args:
+        model: The model.
+        choices: The leaves that the records may fill.
+        literals: The order literals by record, column and cut.
+
+    Returns:
+        False if a leaf cannot hold what the file stores.
+    """
     leaves = choices.leaves
-    weights: dict[tuple[int, int], tuple[list[Any], list[int]]] = {}
-    sizes: dict[int, list[Any]] = {}
-    slots: dict[int, list[Any]] = {}
-    always = model.new_constant(1)
     is_open = choices.is_open
+    weight, size = choices.remaining(~is_open)
     label = leaves.labels[choices.members[choices.member]]
     below_high = leaves.high[choices.leaf] < choices.high[choices.member]
     above_low = leaves.low[choices.leaf] > choices.low[choices.member]
-    for row, (i, v) in enumerate(zip(choices.member.tolist(), choices.leaf.tolist(), strict=True)):
-        literal = model.new_bool_var("") if is_open[row] else always
-        variables, draws = weights.setdefault((v, int(label[row])), ([], []))
-        variables.append(literal)
-        draws.append(int(choices.draws[row]))
-        sizes.setdefault(v, []).append(literal)
-        if not is_open[row]:
-            continue
+    terms: dict[tuple[int, int], list[tuple[Any, int]]] = {}
+    slots: dict[int, list[Any]] = {}
+    for row in np.flatnonzero(is_open).tolist():
+        i, v = int(choices.member[row]), int(choices.leaf[row])
+        literal = model.new_bool_var("")
         slots.setdefault(int(choices.slot[row]), []).append(literal)
-        for f in np.flatnonzero(below_high[row]).tolist():
-            model.add_implication(literal, literals[i, f, int(leaves.high[v, f])])
-        for f in np.flatnonzero(above_low[row]).tolist():
-            model.add_implication(literal, literals[i, f, int(leaves.low[v, f]) - 1].negated())
+        terms.setdefault((v, int(label[row])), []).append((literal, int(choices.draws[row])))
+        below, above = np.flatnonzero(below_high[row]), np.flatnonzero(above_low[row])
+        box = [literals[i, f, int(leaves.high[v, f])] for f in below.tolist()]
+        box += [literals[i, f, int(leaves.low[v, f]) - 1].negated() for f in above.tolist()]
+        if box:
+            model.add_bool_and(box).only_enforce_if(literal)
     for slot in slots.values():
         model.add_exactly_one(slot)
-    cp_model = import_solver()
-    weight_of_members = np.where(
-        np.isin(np.arange(choices.weight.shape[1]), label), choices.weight, 0
-    )
-    for leaf, k in np.argwhere(weight_of_members > 0).tolist():
-        variables, draws = weights.get((leaf, k), ([], []))
-        total = cp_model.LinearExpr.weighted_sum(variables, draws) if variables else 0
-        _add_equality(model, total, int(choices.weight[leaf, k]))
-    if choices.size is not None:
-        for leaf in np.flatnonzero(weight_of_members.any(1)).tolist():
-            variables = sizes.get(leaf, [])
-            total = cp_model.LinearExpr.sum(variables) if variables else 0
-            _add_equality(model, total, int(choices.size[leaf]))
-
-
-def _add_equality(model: Any, total: Any, value: int) -> None:
-    if isinstance(total, int):
-        if total != value:
-            model.add_bool_or([])  # no record may fill the leaf, so no table fits
-    else:
-        model.add(total == value)
+    in_leaf: dict[int, list[Any]] = {}
+    for (v, k), pairs in terms.items():
+        variables, draws = ([pair[j] for pair in pairs] for j in (0, 1))
+        model.add(import_solver().LinearExpr.weighted_sum(variables, draws) == int(weight[v, k]))
+        weight[v, k] = 0
+        in_leaf.setdefault(v, []).extend(variables)
+    is_full = not weight[:, np.unique(label)].any()
+    if size is not None:
+        for v, variables in in_leaf.items():
+            model.add(import_solver().LinearExpr.sum(variables) == int(size[v]))
+            size[v] = 0
+        has_member_class = choices.weight[:, np.unique(label)].any(1)
+        is_full = is_full and not size[has_member_class].any()
+    return is_full
 
 
 def _add_costs(
