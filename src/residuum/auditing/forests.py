@@ -74,7 +74,7 @@ NEAR_COLUMNS, NEAR = (
 MIN_CONTROL_SAMPLES = 20  # a positive control has at least this many training samples
 NO_BOUNDARIES = "trees have no activation boundaries, so only their losses are compared"
 CONTROL_SUBJECT = "forests of as many fully grown trees"
-CLASSIFIER_ROWS = "the attack recovers labels of classification forests and no values of columns"
+CLASSIFIER_ROWS = "an audit compares the labels of classification forests, as their rows are estimates"
 
 
 def measure_losses(audit: Audit) -> Audit:
@@ -138,7 +138,7 @@ def recover_tables(audit: Audit) -> Audit:
     if reason := why_not(case.forest.forest):
         row = AttackOutcome(NAME, True, False, False, reason, SURFACE)
         return replace(audit, attacks=AttackResults((row,)))
-    attack = ForestAttack(seed=audit.request.seed)
+    attack = ForestAttack(seed=audit.request.seed, rows=False)
     table = attack.run(case.forest, case.knowledge, audit.listener.message)
     row = AttackOutcome(
         NAME,
@@ -446,7 +446,7 @@ def _test_control(audit: Audit, members: Dataset, others: Dataset, seed: int) ->
     assert audit.case.forest is not None
     model = train_control(audit.case.forest, members, seed)
     knowledge = _knowledge_of_control(audit.case.knowledge, members)
-    table = ForestAttack(seed=audit.request.seed).run(model, knowledge)
+    table = ForestAttack(seed=audit.request.seed, rows=False).run(model, knowledge)
     level = audit.negative_controls.level
     if table.is_classifier:
         y = members.y.double().numpy()

@@ -308,7 +308,8 @@ def _attack_forest(
     if out is None:
         raise InputError("An attack needs a folder to write.", "Pass --out runs/a.")
     knowledge = known_by_attacker(facts, Knowledge(), None, None)
-    table = attack_forest(release, knowledge, ForestAttack(seed=attack.seed), out)
+    forest_attack = ForestAttack(seed=attack.seed, seconds=attack.seconds)
+    table = attack_forest(release, knowledge, forest_attack, out)
     from residuum.records.rundir import read_json
 
     def show_table() -> None:

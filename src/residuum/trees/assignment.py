@@ -336,9 +336,7 @@ class Segments:
         """Divide the intervals of every value at its cuts."""
         member, column, cut = cuts
         members, columns = choices.low.shape
-        every_member, every_column = (
-            index.ravel() for index in np.indices((members, columns))
-        )
+        every_member, every_column = (index.ravel() for index in np.indices((members, columns)))
         first = np.concatenate([choices.low.ravel(), cut + 1])
         member = np.concatenate([every_member, member])
         column = np.concatenate([every_column, column])
@@ -402,7 +400,9 @@ def solve(
     solver.parameters.max_deterministic_time = effort.work
     if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    is_below = np.ones(len(segments.first), dtype=bool)  # whether the value is not above the segment
+    is_below = np.ones(
+        len(segments.first), dtype=bool
+    )  # whether the value is not above the segment
     for s, key in _with_literals(segments):
         is_below[s] = solver.boolean_value(literals[key])
     # The segment of a value is the first whose upper end the value does not exceed.
@@ -504,5 +504,7 @@ def to_intervals(values: ArrayLike, thresholds: Sequence[Floats]) -> Integers:
     """
     columns = np.asarray(values, dtype=np.float64).T
     # A value that equals a threshold goes to the left, so it lies in the interval below the threshold.
-    intervals = [np.searchsorted(t, x, side="left") for t, x in zip(thresholds, columns, strict=True)]
+    intervals = [
+        np.searchsorted(t, x, side="left") for t, x in zip(thresholds, columns, strict=True)
+    ]
     return np.stack(intervals, 1)

@@ -45,13 +45,17 @@ MAX_SWEEPS = 100  # maximum number of times that the walk moves all records
 BURN_IN = 1 / 3  # share of the first tables of the walk that the mean omits
 BLOCK = 3  # number of records that the walk moves together
 STEP_WORK = 0.2  # limit of one step of the walk in the solver's unit of work
-TABLE_WORK = 1e6  # limit of the first table in the same unit, so that only the time limits the search
+TABLE_WORK = (
+    1e6  # limit of the first table in the same unit, so that only the time limits the search
+)
 BINS = 64  # bins of the densities of u
 BUMP = 0.1  # standard deviation of a bump in u
 CLASS_PRIOR = 2.0  # weight of the records of other classes in the density of a class, in records
 UNIFORM_PRIOR = 2.0  # weight of the uniform density among the records of other classes, in records
 GRID = 1000  # points at which the density of thresholds is computed
-MIN_WIDTH = 0.05  # smallest bandwidth of the density of thresholds, as a share of the column's range
+MIN_WIDTH = (
+    0.05  # smallest bandwidth of the density of thresholds, as a share of the column's range
+)
 UNIFORM_SHARE = 0.1  # weight of the uniform density, compared with that of the thresholds
 BINARY_THRESHOLD = 0.5
 MIN_MASS = 1e-9
@@ -172,9 +176,7 @@ class Scales:
     is_binary: Booleans
 
     @classmethod
-    def build(
-        cls, thresholds: tuple[Floats, ...], ranges: tuple[Floats, Floats] | None
-    ) -> Scales:
+    def build(cls, thresholds: tuple[Floats, ...], ranges: tuple[Floats, Floats] | None) -> Scales:
         """Estimate where the values of columns lie, by the density of their thresholds.
 
         Args:
@@ -236,9 +238,7 @@ def _interval_masses(cuts: Floats, lower: float, upper: float) -> tuple[Floats, 
     mass = np.bincount(interval, density, len(cuts) + 1)
     total = np.bincount(interval, density * grid, len(cuts) + 1)
     edges = np.concatenate([[lower], cuts, [upper]])
-    value = np.where(
-        mass > 0, total / np.where(mass > 0, mass, 1.0), (edges[1:] + edges[:-1]) / 2
-    )
+    value = np.where(mass > 0, total / np.where(mass > 0, mass, 1.0), (edges[1:] + edges[:-1]) / 2)
     mass = np.maximum(mass, 1e-6 * mass.sum())
     return mass / mass.sum(), value
 

@@ -22,7 +22,7 @@ def attack_forest(
     """Recover the training table of a forest and write it to a folder.
 
     ``table.csv`` has one row per record. A cell that the file does not determine has the ends of its
-    interval, such as ``[1.5, 2]``. ``table.safetensors`` is a saved ``RecoveredTable``.
+    interval, such as ``[1.5, 2]``, or an estimate, such as ``~1.7``. ``table.safetensors`` is a saved ``RecoveredTable``.
 
     Args:
         release: The release that holds the forest.
@@ -71,17 +71,22 @@ def to_csv(table: RecoveredTable) -> str:
     writer.writerow([*names, *target_names])
     stated = (table.is_exact | table.is_likely).tolist()
     low, high, missing = table.low.tolist(), table.high.tolist(), table.is_missing.tolist()
-    for i, values in enumerate(table.targets.tolist()):
+    unknown = [math.nan] * table.columns
+    values = [unknown] * table.records if table.values is None else table.values.tolist()
+    for i, target in enumerate(table.targets.tolist()):
         cells = [
-            _cell(low[i][j], high[i][j], stated[i][j], missing[i][j]) for j in range(table.columns)
+            _cell(low[i][j], high[i][j], stated[i][j], missing[i][j], values[i][j])
+            for j in range(table.columns)
         ]
-        writer.writerow([*cells, *("" if math.isnan(y) else f"{y:.10g}" for y in values)])
+        writer.writerow([*cells, *("" if math.isnan(y) else f"{y:.10g}" for y in target)])
     return text.getvalue()
 
 
-def _cell(low: float, high: float, is_stated: bool, is_missing: bool) -> str:
+def _cell(low: float, high: float, is_stated: bool, is_missing: bool, value: float) -> str:
     if is_missing:
         return "missing"
     if is_stated:
         return f"{(low + high) / 2:.7g}"
+    if not math.isnan(value):
+        return f"~{value:.7g}"
     return "" if math.isinf(low) and math.isinf(high) else f"[{low:.7g}, {high:.7g}]"
