@@ -134,7 +134,7 @@ class ClassLeaves:
 
     @property
     def groups(self) -> list[Integers]:
-        """Groups of records that share no leaf: the classes, or all records if leaves hold several classes."""
+        """Groups of records that share no leaf: the classes, or all records if leaves are mixed."""
         if ((self.class_weight > 0).sum(1) > 1).any():
             return [np.arange(self.records)]
         return [np.flatnonzero(self.labels == k) for k in np.unique(self.labels)]
@@ -333,7 +333,15 @@ class Segments:
 
     @classmethod
     def build(cls, choices: Choices, cuts: tuple[Integers, Integers, Integers]) -> Segments:
-        """Divide the intervals of every value at its cuts."""
+        """Divide the intervals of every value at its cuts.
+
+        Args:
+            choices: The leaves that the records may fill.
+            cuts: Position of the record, column, and cut of each order literal.
+
+        Returns:
+            The segments, ordered by record, column and interval.
+        """
         member, column, cut = cuts
         members, columns = choices.low.shape
         every_member, every_column = (index.ravel() for index in np.indices((members, columns)))

@@ -41,7 +41,7 @@ from residuum.trees.forest import Booleans, Floats, Forest, Integers
 SECONDS = 60.0  # default time of the search
 MAX_ASSIGNMENTS = 50_000  # maximum number of records times trees
 MAX_BOX_SIDES = 10_000_000  # maximum number of leaves times columns
-MAX_SWEEPS = 100  # maximum number of times that the walk moves all records
+SWEEPS = 100  # default number of times that the walk moves all records
 BURN_IN = 1 / 3  # share of the first tables of the walk that the mean omits
 BLOCK = 3  # number of records that the walk moves together
 STEP_WORK = 0.2  # limit of one step of the walk in the solver's unit of work
@@ -115,10 +115,12 @@ def recover_class_table(
     seconds: float = SECONDS,
     seed: int = 0,
     progress: Callable[[str], None] = lambda text: None,
+    sweeps: int = SWEEPS,
 ) -> ClassTable | None:
     """Estimate the training rows of a classification forest.
 
-    The result depends on the seed alone if the walk ends before the time is over.
+    The result depends on the seed alone if the walk ends before the time is over. Without or-tools the search
+    raises a ``MissingExtraError``.
 
     Args:
         forest: The forest.
@@ -128,12 +130,10 @@ def recover_class_table(
         seconds: Wall-clock time of the search.
         seed: Seed of the walk.
         progress: Function that is called with a line of text after each class and from time to time.
+        sweeps: Number of times that the walk moves all records, if the time allows.
 
     Returns:
         The estimates, or None if no table that fits the forest was found in time.
-
-    Raises:
-        MissingExtraError: If or-tools is not installed.
     """
     deadline = time.monotonic() + seconds
     leaves = ClassLeaves.build(forest, counts, labels)
@@ -143,12 +143,12 @@ def recover_class_table(
     walk = Walk.begin(leaves, scales, seed, deadline, progress)
     if walk is None:
         return None
-    tables = walk.run(deadline, progress)
-    tables = tables[int(BURN_IN * len(tables)) :]
+    visited_tables = walk.run(sweeps, deadline, progress)
+    tables = np.stack(visited_tables[int(BURN_IN * len(visited_tables)) :])
     columns = np.arange(leaves.columns)
-    values = np.mean([scales.value[columns, z] for z in tables], axis=0)
-    values = np.where(scales.is_binary, np.rint(values), values)
-    first, last = np.min(tables, axis=0), np.max(tables, axis=0)
+    mean = scales.value[columns, tables].mean(0)
+    values = np.where(scales.is_binary, np.rint(mean), mean)
+    first, last = tables.min(0), tables.max(0)
     return ClassTable(
         values=values,
         low=scales.low[columns, first],
@@ -207,7 +207,15 @@ class Scales:
         return cls(u, value, low, high, is_binary)
 
     def interval(self, column: Integers, u: Floats) -> Integers:
-        """Return the interval of each coordinate in its column."""
+        """Return the interval of each coordinate in its column.
+
+        Args:
+            column: (m,) columns.
+            u: (m,) coordinates.
+
+        Returns:
+            (m,) numbers of intervals.
+        """
         return np.asarray((self.u[column, 1:-1] <= u[:, None]).sum(1))
 
 
@@ -315,10 +323,11 @@ class Walk:
             )
         return walk if leaves.fits(walk.intervals) else None
 
-    def run(self, deadline: float, progress: Callable[[str], None]) -> list[Integers]:
+    def run(self, sweeps: int, deadline: float, progress: Callable[[str], None]) -> list[Integers]:
         """Walk, until the time is over.
 
         Args:
+            sweeps: Number of times that the walk moves all records, if the time allows.
             deadline: Time at which the walk ends.
             progress: Function that is called with a line of text.
 
@@ -326,7 +335,7 @@ class Walk:
             (records, columns) the intervals of the values in each table, which fits the forest.
         """
         tables = [self.intervals.copy()]
-        while len(tables) <= MAX_SWEEPS:
+        while len(tables) <= sweeps:
             for members in self.leaves.groups:
                 order = self.rng.permutation(members)
                 for start in range(0, len(order), BLOCK):
@@ -387,17 +396,15 @@ class Walk:
             (members, columns, bins + 1) values of the distribution function at the ends of the bins.
         """
         densities = self.densities.copy()
-        records = np.bincount(self.leaves.labels, minlength=len(densities)).astype(np.float64)
         for i in members:
             label = self.leaves.labels[i]
             if self.places[i, 0] != UNPLACED:
                 densities[label] -= self.bumps[self.bins[i]]
-            records[label] -= 1
         cumulative = np.empty((len(members), self.leaves.columns, BINS + 1))
         for label in np.unique(self.leaves.labels[members]):
-            others = densities.sum(0) - densities[label] + UNIFORM_PRIOR / BINS
-            others /= others.sum(-1, keepdims=True)
-            density = densities[label] + CLASS_PRIOR * others
+            other_classes = densities.sum(0) - densities[label] + UNIFORM_PRIOR / BINS
+            other_classes /= other_classes.sum(-1, keepdims=True)
+            density = densities[label] + CLASS_PRIOR * other_classes
             density /= density.sum(-1, keepdims=True)
             rows = self.leaves.labels[members] == label
             cumulative[rows] = np.concatenate(
@@ -432,7 +439,7 @@ def _inverse(cumulative: Floats, member: Integers, column: Integers, level: Floa
     """Return the coordinates at which distribution functions have the values ``level``."""
     rows = cumulative[member, column]
     index = np.clip((rows <= level[:, None]).sum(1) - 1, 0, BINS - 1)
-    every_row = np.arange(len(rows))
-    lower, upper = rows[every_row, index], rows[every_row, index + 1]
+    number = np.arange(len(rows))
+    lower, upper = rows[number, index], rows[number, index + 1]
     share = np.clip((level - lower) / np.maximum(upper - lower, 1e-300), 0.0, 1.0)
     return np.asarray((index + share) / BINS)

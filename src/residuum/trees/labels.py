@@ -8,8 +8,9 @@ record i (:mod:`.bootstrap`). Then the number of drawn records of class k is
 With as many trees as records these are linear equations with one solution. With fewer trees the solutions
 with 0 <= Y <= 1 and sum_k Y_ik = 1 form a polytope, which contains the labels. If a random linear objective
 has its minimum and its maximum over the polytope at the same point, this is the only point (with probability
-1). With two classes this happens if there are more trees than half the records. With slightly fewer trees an
-integer program finds labels, and a second integer program shows that no other labels agree.
+1). On random labels this happens with two classes if there are more trees than half the records, and with ten
+classes if there are a fifth as many. With slightly fewer trees an integer program finds labels, and a second
+integer program shows that no other labels agree.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ WHOLE = 1e-4  # numbers that are closer to a whole number than this count as who
 SEED = 0  # seed of the random objectives of the linear programs
 PROGRAM_SECONDS = 60.0  # time of each linear or integer program
 MAX_SHARES = 50_000  # maximum number of records times classes in a linear program
+MIN_LINEAR_SHARE = 0.1  # with fewer trees per record, linear programs do not determine labels
 # Integer programs are solved in less than a minute only for tables of this size, and if there are at least
 # this number of trees per record.
 MAX_INTEGER_SHARES, MIN_TREE_SHARE = 2000, 0.45
@@ -55,7 +57,8 @@ def find_labels(forest: Forest, counts: Integers) -> Integers:
         shares, _, rank, _ = np.linalg.lstsq(draw_counts, class_weights, rcond=None)
         if rank == records:
             return _rounded(shares, np.ones(len(shares), dtype=bool))
-    if class_weights.shape[1] * records > MAX_SHARES:
+    is_large = class_weights.shape[1] * records > MAX_SHARES
+    if is_large or len(counts) < MIN_LINEAR_SHARE * records:
         return undetermined
     equations = Equations.build(draw_counts, np.rint(class_weights))
     objective = np.random.default_rng(SEED).normal(size=equations.shape)
@@ -102,7 +105,7 @@ class Equations:
         return cls(csr_array(vstack([of_trees, of_records])), total, shape)
 
     def solve_linear_program(self, objective: Floats) -> Floats | None:
-        """Return (records, classes) shares in [0, 1] that minimize an objective, or None if there are none."""
+        """Return (records, classes) shares in [0, 1] that minimize an objective, None if there are none."""
         result = linprog(
             objective.ravel(),
             A_eq=self.matrix,

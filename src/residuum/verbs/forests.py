@@ -22,7 +22,8 @@ def attack_forest(
     """Recover the training table of a forest and write it to a folder.
 
     ``table.csv`` has one row per record. A cell that the file does not determine has the ends of its
-    interval, such as ``[1.5, 2]``, or an estimate, such as ``~1.7``. ``table.safetensors`` is a saved ``RecoveredTable``.
+    interval, such as ``[1.5, 2]``, or an estimate, such as ``~1.7``. ``table.safetensors`` is a saved
+    ``RecoveredTable``.
 
     Args:
         release: The release that holds the forest.

@@ -29,8 +29,8 @@ from residuum.trees.recovery import recover_table
 
 NAME, SURFACE = "forest", "trees"
 MANY_TABLES = (
-    "Many tables fit the same forest; the values are estimates. They are averages over {} fitting tables, and "
-    "the intervals are what these tables covered."
+    "Many tables fit the same forest; the values are estimates. They are averages over {} fitting tables, "
+    "and the intervals are what these tables covered."
 )
 
 
