@@ -48,6 +48,10 @@ def import_solver() -> Any:
     return cp_model
 
 
+class NoTableError(Exception):
+    """No places of the records agree with what the leaves hold."""
+
+
 @dataclass(frozen=True)
 class ClassLeaves:
     """The leaves of a classification forest as boxes of intervals, with what they hold.
@@ -217,7 +221,7 @@ class Choices:
     high: Integers
 
     @classmethod
-    def build(cls, leaves: ClassLeaves, members: Integers, places: Integers) -> Choices | None:
+    def build(cls, leaves: ClassLeaves, members: Integers, places: Integers) -> Choices:
         """Collect the leaves that records may fill.
 
         Args:
@@ -226,7 +230,10 @@ class Choices:
             places: (records, trees) the leaves of all records, ``UNPLACED`` for records without a place.
 
         Returns:
-            The choices, or None if a record has no leaf in a tree.
+            The choices.
+
+        Raises:
+            NoTableError: If a record has no leaf in a tree.
         """
         places = places.copy()
         places[members] = UNPLACED
@@ -250,7 +257,9 @@ class Choices:
             high=np.tile([len(values) for values in leaves.thresholds], (len(members), 1)),
         )
         slots = int((leaves.counts[:, members] > 0).sum())
-        return choices if choices.narrow() and len(np.unique(choices.slot)) == slots else None
+        if not choices.narrow() or len(np.unique(choices.slot)) < slots:
+            raise NoTableError
+        return choices
 
     def narrow(self) -> bool:
         """Narrow the intervals of the values to those of the leaves, and drop leaves outside, repeatedly.
@@ -390,12 +399,15 @@ def solve(
 
     Returns:
         (m, columns) number of the segment of each value, or None if no places were found in time.
+
+    Raises:
+        NoTableError: If no places agree with what the leaves hold.
     """
     cp_model = import_solver()
     model = cp_model.CpModel()
     literals = _order_literals(model, segments)
     if not _add_leaves(model, choices, literals):
-        return None
+        raise NoTableError
     if costs is not None:
         _add_costs(model, segments, literals, costs)
     if hint is not None:
@@ -403,14 +415,17 @@ def solve(
             model.add_hint(literal, int(hint[member, column] <= cut))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.linearization_level = 0
+    solver.parameters.symmetry_level = 0
     solver.parameters.random_seed = effort.seed
     solver.parameters.max_time_in_seconds = max(effort.seconds, 0.01)
     solver.parameters.max_deterministic_time = effort.work
-    if solver.solve(model) not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
+    status = solver.solve(model)
+    if status == cp_model.INFEASIBLE:
+        raise NoTableError
+    if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return None
-    is_below = np.ones(
-        len(segments.first), dtype=bool
-    )  # whether the value is not above the segment
+    is_below = np.ones(len(segments.first), dtype=bool)  # the value is not above the segment
     for s, key in _with_literals(segments):
         is_below[s] = solver.boolean_value(literals[key])
     # The segment of a value is the first whose upper end the value does not exceed.

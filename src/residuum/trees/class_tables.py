@@ -33,6 +33,7 @@ from residuum.trees.assignment import (
     Choices,
     ClassLeaves,
     Effort,
+    NoTableError,
     Segments,
     solve,
 )
@@ -45,9 +46,8 @@ SWEEPS = 100  # default number of times that the walk moves all records
 BURN_IN = 1 / 3  # share of the first tables of the walk that the mean omits
 BLOCK = 3  # number of records that the walk moves together
 STEP_WORK = 0.2  # limit of one step of the walk in the solver's unit of work
-TABLE_WORK = (
-    1e6  # limit of the first table in the same unit, so that only the time limits the search
-)
+# Limit of the first attempt at a first table, in the same unit. Further attempts have twice as much each.
+FIRST_WORK = 4.0
 BINS = 64  # bins of the densities of u
 BUMP = 0.1  # standard deviation of a bump in u
 CLASS_PRIOR = 2.0  # weight of the records of other classes in the density of a class, in records
@@ -140,7 +140,10 @@ def recover_class_table(
     if leaves is None:
         return None
     scales = Scales.build(leaves.thresholds, ranges)
-    walk = Walk.begin(leaves, scales, seed, deadline, progress)
+    try:
+        walk = Walk.begin(leaves, scales, seed, deadline, progress)
+    except NoTableError:
+        return None
     if walk is None:
         return None
     visited_tables = walk.run(sweeps, deadline, progress)
@@ -316,8 +319,12 @@ class Walk:
         )
         groups = leaves.groups
         for number, members in enumerate(groups):
-            if not walk.place(members, deadline):
-                return None
+            work = FIRST_WORK
+            # The time of the solver varies much with its seed, so several short attempts are faster.
+            while not walk.place(members, deadline, work):
+                if time.monotonic() >= deadline:
+                    return None
+                work *= 2
             progress(
                 f"group {number + 1} of {len(groups)}: the places of {len(members)} records fit"
             )
@@ -347,20 +354,19 @@ class Walk:
                 progress(f"{len(tables)} tables that fit the forest")
         return tables
 
-    def place(self, members: Integers, deadline: float) -> bool:
+    def place(self, members: Integers, deadline: float, work: float = STEP_WORK) -> bool:
         """Draw places of records, and keep all others.
 
         Args:
             members: The records.
             deadline: Time at which the search for places ends.
+            work: Limit of the search in the solver's unit of work.
 
         Returns:
             Whether places were found.
         """
         is_first = bool((self.places[members] == UNPLACED).any())
         choices = Choices.build(self.leaves, members, self.places)
-        if choices is None:
-            return False
         segments = Segments.build(choices, choices.cuts())
         cumulative = self.cumulative_densities(members)
         row = segments.member, segments.column
@@ -370,7 +376,7 @@ class Walk:
         costs = -np.log(np.maximum(end - start, MIN_MASS)) - noise
         effort = Effort(
             seconds=deadline - time.monotonic(),
-            work=TABLE_WORK if is_first else STEP_WORK,
+            work=work,
             seed=int(self.rng.integers(2**31 - 1)),
         )
         hint = None if is_first else self.intervals[members]

@@ -124,7 +124,6 @@ def test_the_model_agrees_with_an_enumeration_of_all_tables(tmp_path: Path) -> N
 
     places = leaves.place(truth)
     choices = Choices.build(leaves, members, places)
-    assert choices is not None
     segments = Segments.build(choices, choices.cuts())
     rng = np.random.default_rng(0)
     solutions = set()
