@@ -1,1 +1,5 @@
-"""Opt-in measurements: every figure a ratio against the published way, both taken in one run."""
+"""Measurements of speed. Each is a ratio of a reference's cost to ours, both measured in one run."""
+
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"

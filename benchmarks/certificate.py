@@ -1,9 +1,9 @@
-"""Multipliers by the Gram matrix against NNLS on the dense matrix of gradients.
+"""Compare multipliers by the Gram matrix with NNLS on the dense matrix of gradients.
 
     lam = argmin_{lam >= 0} || theta - sum_i lam_i y_i grad Phi(theta; x_i) ||
 
-The published way forms the P x n matrix of gradients and solves there. Both ways run in float64 on
-the same trained network, and their answers are compared.
+The published way forms the P x n matrix of gradients and solves there. Both ways run in float64 on the same
+trained network, and their answers are compared.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import torch
 from scipy.optimize import nnls
 from torch import Tensor
 
-from benchmarks.harness import Report, median_time, only_on
+from experiments.report import Report, only_on
+from experiments.timing import median_time
 from residuum.datasets import load_dataset
 from residuum.networks import MLP
 from residuum.stationarity import Rows, flatten, jacobian, norm, parameters, residual
@@ -27,7 +28,7 @@ AGREEMENT = 1e-9  # largest relative difference that still counts as the same an
 
 
 def certificate(device: str) -> Report:
-    """Seconds of the dense way over seconds of the Gram way, n = 500, P = 19 800."""
+    """Compare the seconds of the dense way with those of the Gram way, n = 500, P = 19,800."""
     only_on(device, "cpu")
     model, x, rows = _trained()
     theta = parameters(model)

@@ -1,11 +1,11 @@
-"""The uniqueness certificate of every sample of a large network, examples checked from scratch.
+"""Time the uniqueness certificate of every sample of a large network, and check examples from scratch.
 
-A 784-1000-1000-1 network trained on 500 digits, enlarged from 8 x 8 to 28 x 28; the training
-samples with their fitted multipliers stand for a reconstruction, those with none get the smallest
-one fitted (candidates of an attack all carry one). Without a value range, with it, and, with it, for
-50 of the digits with nine more images in the pattern of each. Bounds are proved by duality; of twenty
-samples, drawn by seed before anything is certified, the set around the example is written out and
-the residual of ALL candidates computed by one backward pass.
+A 784-1000-1000-1 network is trained on 500 digits, enlarged from 8 x 8 to 28 x 28. The training samples
+with their fitted multipliers stand for a reconstruction. Samples without a multiplier get the smallest
+fitted one, because every candidate of an attack has a multiplier. There are three cases: no value range, a
+value range, and a value range with 50 of the digits and nine more images in the pattern of each. Bounds are
+proved by duality. For twenty samples, drawn by seed before anything is certified, the set of the example is
+written out and the residual of ALL candidates is computed by one backward pass.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Report, clock
+from experiments.report import Report
+from experiments.timing import clock
 from residuum.datasets import load_dataset
 from residuum.networks import MLP
 from residuum.records import Dataset, Uniqueness
@@ -37,16 +38,16 @@ Box = tuple[Tensor, Tensor] | None
 
 
 def certificate_uniqueness(device: str) -> Report:
-    """Seconds allowed over seconds taken, the examples of twenty samples confirmed."""
+    """Compare the allowed seconds with the seconds taken, and check twenty examples."""
     model, data, lam = _victim()
     x = data.x.double()
     mean = torch.zeros(x.shape[1:]) if data.mean is None else data.mean.reshape(x.shape[1:])
     box = (0 - mean.double(), 1 - mean.double())
-    given = KKTSet.from_samples(model, x, data.y, lam)
+    candidates = KKTSet.from_samples(model, x, data.y, lam)
     cases: dict[str, tuple[KKTSet, Box]] = {
-        "no range": (given, None),
-        "0..1": (given, box),
-        "0..1, ten per pattern": (_crowded(given, box), box),
+        "no range": (candidates, None),
+        "0..1": (candidates, box),
+        "0..1, ten per pattern": (_crowded(candidates, box), box),
     }
     rows = [_row(name, *case, device) for name, case in cases.items()]
     allowed = SECONDS[device.split(":")[0]]
@@ -76,19 +77,25 @@ def certificate_uniqueness(device: str) -> Report:
     )
 
 
-def _row(name: str, given: KKTSet, box: Box, device: str) -> dict[str, Any]:
-    cost = estimate_cost(given, box=box, device=device)
+def _row(name: str, candidates: KKTSet, box: Box, device: str) -> dict[str, Any]:
+    """Certify one case, and measure time, memory and gaps."""
+    cost = estimate_cost(candidates, box=box, device=device)
     print(f"{name}: {cost}", flush=True)
     if device.startswith("cuda"):
         torch.cuda.reset_peak_memory_stats()
     start, seen = time.process_time(), []
-    found, seconds = clock(
-        lambda: uniqueness(given, box=box, device=device, watch=lambda i, of: seen.append(i)),
+    certificate, seconds = clock(
+        lambda: uniqueness(
+            candidates, box=box, device=device, watch=lambda i, total: seen.append(i)
+        ),
         device,
     )
     busy = time.process_time() - start
-    gaps, far = found.determined_energy - found.determined_at_least, found.radius_most / found.size
-    chosen = torch.randperm(len(found), generator=torch.Generator().manual_seed(SEED))[:TRIED]
+    gaps, distances = (
+        certificate.determined_energy - certificate.determined_at_least,
+        certificate.radius_most / certificate.size,
+    )
+    chosen = torch.randperm(len(certificate), generator=torch.Generator().manual_seed(SEED))[:TRIED]
     peak = (
         torch.cuda.max_memory_allocated() / 1e9
         if device.startswith("cuda")
@@ -97,54 +104,63 @@ def _row(name: str, given: KKTSet, box: Box, device: str) -> dict[str, Any]:
     return {
         "seed": SEED,
         "case": name,
-        "certified": len(found),
-        "patterns": found.sums.patterns,
-        "pinned": int(found.pinned.sum()),
+        "certified": len(certificate),
+        "patterns": certificate.sums.patterns,
+        "pinned": int(certificate.pinned.sum()),
         "seconds": seconds,
         "processor seconds": busy,
         "estimated seconds": cost.seconds,
         "reports of progress": len(seen),
         "memory, GB": peak,
         "tried": TRIED,
-        "change": max(_change(given, found, int(i)) for i in chosen),
-        "others keep at least, median": float(found.determined_at_least.median()),
-        "least found, median": float(found.determined_energy.median()),
-        "margins kept: at least, median": float(found.full_at_least.median()),
+        "change": max(_change(candidates, certificate, int(i)) for i in chosen),
+        "others keep at least, median": float(certificate.determined_at_least.median()),
+        "least found, median": float(certificate.determined_energy.median()),
+        "margins kept: at least, median": float(certificate.full_at_least.median()),
         "gap, median": float(gaps.median()),
         "gap, largest": float(gaps.max()),
-        "distance at most / |x|, median": None if box is None else float(far.median()),
+        "distance at most / |x|, median": None if box is None else float(distances.median()),
     }
 
 
-def _change(given: KKTSet, found: Uniqueness, i: int) -> float:
-    """Change of the whole sum when the example takes its share and one image the rest of its group."""
-    pattern = given.switches.pattern
-    same = (pattern == pattern[i]).all(1) & (given.y == given.y[i])
-    w, mass = found.share * given.lam[i], given.lam[same].sum()
-    moment = (given.lam[same, None] * given.x[same].flatten(1)).sum(0)
-    rest = (moment - w * found.least[i].flatten()) / (mass - w)
-    x = torch.cat([given.x[~same], found.least[i][None], rest.reshape(1, *given.x.shape[1:])])
-    y = torch.cat([given.y[~same], given.y[i].repeat(2)])
-    lam = torch.cat([given.lam[~same], torch.stack([w, mass - w])])
-    other = KKTSet(given.models, given.target, x, y, lam, y[:, None, None], given.task)
-    return norm({n: other.remainder[n] - given.remainder[n] for n in given.remainder}) / norm(
-        given.target
+def _change(candidates: KKTSet, certificate: Uniqueness, i: int) -> float:
+    """Return the change of the whole sum if an example takes its share of the weight of its group."""
+    pattern = candidates.switches.pattern
+    same = (pattern == pattern[i]).all(1) & (candidates.y == candidates.y[i])
+    w, mass = certificate.share * candidates.lam[i], candidates.lam[same].sum()
+    moment = (candidates.lam[same, None] * candidates.x[same].flatten(1)).sum(0)
+    image = (moment - w * certificate.least[i].flatten()) / (mass - w)
+    x = torch.cat(
+        [candidates.x[~same], certificate.least[i][None], image.reshape(1, *candidates.x.shape[1:])]
     )
+    y = torch.cat([candidates.y[~same], candidates.y[i].repeat(2)])
+    lam = torch.cat([candidates.lam[~same], torch.stack([w, mass - w])])
+    other = KKTSet(
+        candidates.models, candidates.target, x, y, lam, y[:, None, None], candidates.task
+    )
+    return norm(
+        {n: other.remainder[n] - candidates.remainder[n] for n in candidates.remainder}
+    ) / norm(candidates.target)
 
 
-def _crowded(given: KKTSet, box: tuple[Tensor, Tensor]) -> KKTSet:
-    """The heaviest samples, and nine images in the pattern and box of each, multipliers at random."""
+def _crowded(candidates: KKTSet, box: tuple[Tensor, Tensor]) -> KKTSet:
+    """Return the heaviest samples with nine images in the pattern of each, and random multipliers."""
     rng = torch.Generator().manual_seed(SEED)
-    x = given.x[given.lam.argsort(descending=True)[:PATTERNS]].repeat_interleave(MEMBERS, 0)
-    y = given.y[given.lam.argsort(descending=True)[:PATTERNS]].repeat_interleave(MEMBERS)
+    x = candidates.x[candidates.lam.argsort(descending=True)[:PATTERNS]].repeat_interleave(
+        MEMBERS, 0
+    )
+    y = candidates.y[candidates.lam.argsort(descending=True)[:PATTERNS]].repeat_interleave(MEMBERS)
     v = torch.rand(x.shape, generator=rng, dtype=x.dtype)
     v = torch.where(v < 0.5, box[0], box[1]) - x  # towards a corner of the box
-    speed, value = compute_slopes(given.models, x, v), compute_switches(given.models, x).values
+    speed, value = (
+        compute_slopes(candidates.models, x, v),
+        compute_switches(candidates.models, x).values,
+    )
     reach = torch.where(speed * value < 0, -value / speed, torch.inf).amin(1).clamp(max=1)
     share = torch.rand(len(x), generator=rng, dtype=x.dtype) * 0.9 * reach
     x = x + share.reshape(-1, *[1] * (x.ndim - 1)) * v
     lam = torch.rand(len(x), generator=rng, dtype=x.dtype) + 0.1
-    return KKTSet(given.models, given.target, x, y, lam, y[:, None, None], "binary")
+    return KKTSet(candidates.models, candidates.target, x, y, lam, y[:, None, None], "binary")
 
 
 def _victim() -> tuple[MLP, Dataset, Tensor]:

@@ -1,7 +1,7 @@
-"""Time of one attack step against m, d, width and the number of restarts, drawn and written.
+"""Draw the time of one attack step against m, d, width and the number of restarts.
 
-Around d = 784, width 1000, m = 1000, one run, first layer's terms, one of the four is varied at a
-time. Draws docs/figures/step-<device>.png.
+One of the four is varied at a time around d = 784, width 1000, m = 1000 and one restart, with the terms of
+the first layer. The picture is docs/figures/step-DEVICE.png.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Report, device_name
 from benchmarks.step import ours
+from experiments.report import Report, device_name
 
 BASE = {"m": 1000, "d": 784, "width": 1000, "restarts": 1}
 VARIED = {
@@ -23,6 +23,7 @@ FIGURES = Path(__file__).parents[1] / "docs" / "figures"
 
 
 def curves(device: str) -> Report:
+    """Measure and draw the time of a step for all sizes."""
     gpu = device.startswith("cuda")
     rows: list[dict[str, Any]] = []
     for name, values in VARIED.items():
@@ -46,6 +47,7 @@ def curves(device: str) -> Report:
 
 
 def draw(rows: list[dict[str, Any]], device: str) -> None:
+    """Draw one panel for each size that is varied."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -59,10 +61,10 @@ def draw(rows: list[dict[str, Any]], device: str) -> None:
         "restarts": "restarts R",
     }
     for panel, name in zip(panels, VARIED, strict=True):
-        mine = [r for r in rows if r["varied"] == name]
-        panel.loglog([r["value"] for r in mine], [r["ms"] for r in mine], "o-", color="#0072B2")
+        points = [r for r in rows if r["varied"] == name]
+        panel.loglog([r["value"] for r in points], [r["ms"] for r in points], "o-", color="#0072B2")
         panel.set_xlabel(labels[name])
-        panel.set_xticks([r["value"] for r in mine], [str(r["value"]) for r in mine])
+        panel.set_xticks([r["value"] for r in points], [str(r["value"]) for r in points])
         panel.minorticks_off()
         panel.grid(alpha=0.3)
     panels[0].set_ylabel("milliseconds per step")

@@ -1,13 +1,13 @@
-"""Margin method against plain gradient descent: cost of the same normalized margin.
+"""Compare the margin method with plain gradient descent: cost of the same normalized margin.
 
     min_i y_i Phi(theta; x_i) / ||theta||^2      (two layers: homogeneous of order 2)
 
-Gradient descent is run for STEPS steps at each of three stable rates; the best normalized margin it
-ends with is the reference. The margin method starts from the same weights, and what is counted is
-every evaluation of its objective, rejected trial steps included; gradient descent makes one per step.
+Gradient descent runs for STEPS steps at each of three stable rates. The best normalized margin at its end
+is the reference. The margin method starts from the same weights. All evaluations of its objective are
+counted, including rejected trial steps. Gradient descent makes one evaluation per step.
 
-From small initial weights either method can end where no neuron of a sample's own sign is active on
-it, and its margin then stays at 0 or below. That is counted on other random draws of digits.
+From small initial weights, both methods can end where no neuron of a sample's own sign is active on it. The
+margin then stays at 0 or below. Such runs are counted on other random draws of digits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.harness import Report, clock, threads
+from experiments.report import Report
+from experiments.timing import clock, threads
 from residuum.datasets import load_dataset
 from residuum.networks import Architecture, homogeneity_order, probe_inputs
 from residuum.records import Dataset
@@ -35,7 +36,7 @@ SHORT_MARGIN, SHORT_GD = 1_000, 3_000  # evaluations, steps: enough to separate 
 
 
 def margin(device: str) -> Report:
-    """Steps of gradient descent over evaluations of the margin method, to the same margin."""
+    """Compare steps of gradient descent with evaluations of the margin method, at the same margin."""
     with threads(1):
         rows, stable = zip(*(_one_seed(seed, device) for seed in SEEDS), strict=True)
         separated = _count_separated(device)
@@ -70,8 +71,8 @@ def _one_seed(seed: int, device: str) -> tuple[dict[str, Any], bool]:
         reached[rate] = value
         stable, gd_seconds = stable and fine, gd_seconds + seconds
     best = max(reached.values())
-    found, seconds = clock(lambda: _maximize(data, seed, best, LATER, device), device)
-    evaluations = found["reached_at"] or STEPS  # a margin never reached counts as no gain at all
+    progress, seconds = clock(lambda: _maximize(data, seed, best, LATER, device), device)
+    evaluations = progress["reached_at"] or STEPS  # a margin never reached counts as no gain at all
     return {
         "seed": seed,
         **{f"gd margin, rate {rate:g}": value for rate, value in reached.items()},
@@ -79,20 +80,20 @@ def _one_seed(seed: int, device: str) -> tuple[dict[str, Any], bool]:
         "gd seconds per rate": gd_seconds / len(RATES),
         "evaluations to gd best": evaluations,
         "ratio": STEPS / evaluations,
-        f"margin after {LATER} evaluations": found["margin"],
-        "over gd best": found["margin"] / best,
+        f"margin after {LATER} evaluations": progress["margin"],
+        "over gd best": progress["margin"] / best,
         f"seconds of {LATER} evaluations": seconds,
     }, stable
 
 
 def _count_separated(device: str) -> dict[str, int]:
-    """How many runs of each method end with every sample on its side."""
+    """Count the runs of each method that end with every sample on its side."""
     counts = {"margin method": 0, **{f"gd, rate {rate:g}": 0 for rate in RATES}}
     for draw in DRAWS:
         data = load_dataset("digits", SAMPLES, seed=draw).train
         for seed in STARTS:
-            found = _maximize(data, seed, 0.0, SHORT_MARGIN, device)
-            counts["margin method"] += found["margin"] > SEPARATED
+            progress = _maximize(data, seed, 0.0, SHORT_MARGIN, device)
+            counts["margin method"] += progress["margin"] > SEPARATED
             for rate in RATES:
                 value, _ = _descend(data, seed, rate, SHORT_GD, device)
                 counts[f"gd, rate {rate:g}"] += value > SEPARATED
@@ -100,7 +101,7 @@ def _count_separated(device: str) -> dict[str, int]:
 
 
 def _descend(data: Dataset, seed: int, rate: float, steps: int, device: str) -> tuple[float, bool]:
-    """Normalized margin at the end, and whether the loss fell from each record to the next."""
+    """Return the normalized margin at the end, and whether the loss always fell."""
     config = TrainingConfig(method="gd", lr=rate, steps=steps, seed=seed)
     state = train(ARCH, data, config, device=device)
     losses = [point["loss"] for point in state.history]
@@ -112,7 +113,7 @@ def _descend(data: Dataset, seed: int, rate: float, steps: int, device: str) -> 
 def _maximize(
     data: Dataset, seed: int, goal: float, evaluations: int, device: str
 ) -> dict[str, Any]:
-    """Evaluations until the normalized margin is ``goal``, and the margin after ``evaluations``."""
+    """Return the evaluations until the normalized margin is ``goal``, and the margin at the end."""
     arch, config = Architecture.parse(ARCH), TrainingConfig(seed=seed)
     model = initialize(arch, config).to(device)
     x, y = data.x.to(device), data.y.to(device, data.x.dtype)

@@ -1,7 +1,7 @@
-"""One attack step the published way, transcribed: eager autograd twice, ``item()`` every step.
+"""Transcribe one step of the published attack: eager autograd twice, ``item()`` at every step.
 
-[H] Haim et al. 2022: forward ReLU, backward sigmoid(alpha z); sum of squared residuals over all
-tensors, box and multiplier penalties; SGD with momentum 0.9.
+[H] Haim et al. 2022: forward ReLU, backward sigmoid(alpha z); sum of squared residuals over all tensors,
+box and multiplier penalties; SGD with momentum 0.9.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from residuum.networks import MLP, SigmoidReLU
 
 
 class PublishedAttack:
+    """The attack of Haim et al. 2022, one step at a time."""
+
     def __init__(self, model: MLP, m: int, alpha: float = 150.0) -> None:
         weight = model.linears[0].weight
         self.model = model
@@ -26,6 +28,7 @@ class PublishedAttack:
         self.optimizer_lam = torch.optim.SGD([self.lam], lr=1e-4, momentum=0.9)
 
     def step(self) -> float:
+        """Take one step and return the loss."""
         loss = self.loss()
         self.optimizer_x.zero_grad()
         self.optimizer_lam.zero_grad()
@@ -35,6 +38,7 @@ class PublishedAttack:
         return loss.item()
 
     def loss(self) -> Tensor:
+        """Return the loss of the current candidates."""
         parameters: list[nn.Parameter] = list(self.model.parameters())
         values = self.model(self.x)
         inner = (self.lam / len(self.x) * self.y * values).sum()

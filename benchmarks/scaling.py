@@ -1,12 +1,13 @@
-"""Any number of candidates: time per candidate and peak memory at m = 100 000 against m = 1000.
+"""Compare time per candidate and peak memory at m = 100,000 with m = 1000.
 
-Network 784-1000-1000-1 in float32, Adam. Each case is an attack of its own in a process of its own:
-initial candidates, one look, a warm-up step, timed steps and the last look, so that the peak is that
-of everything an attack does. The ratio is time per candidate at the small m over that at the large.
+The network is 784-1000-1000-1 in float32, with Adam. Each case is an attack in a process of its own:
+initial candidates, one evaluation step, a warm-up step, timed steps and a last evaluation step. The peak is
+thus that of a whole attack. The ratio is the time per candidate at the small m over that at the large m.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import resource
 import subprocess
@@ -17,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Report
+from experiments.report import Report
 from residuum.attacks import Auto
 from residuum.attacks.stationarity.objectives import BinaryKKT
 from residuum.attacks.stationarity.solver import Solver
@@ -32,19 +33,19 @@ MEMORY = {"cpu": 8.0, "cuda": 16.0}  # GB
 
 
 def scaling(device: str) -> Report:
-    """First layer alone, and all layers."""
+    """Compare many candidates with few, for the first layer alone and for all layers."""
     figures = []
     for layers in ("first", "all"):
         # The small case before and after the large one: a machine that slows down shows.
-        found = [_alone(m, layers, device) for m in (SMALL, LARGE, SMALL)]
-        small = min(found[0], found[2], key=lambda case: case["us per candidate"])
-        large = found[1]
+        costs = [_alone(m, layers, device) for m in (SMALL, LARGE, SMALL)]
+        small = min(costs[0], costs[2], key=lambda case: case["us per candidate"])
+        large = costs[1]
         figures.append(
             {
                 "layers": layers,
                 "us per candidate, m=1000": small["us per candidate"],
                 "us per candidate, m=1000, other run": max(
-                    found[0]["us per candidate"], found[2]["us per candidate"]
+                    costs[0]["us per candidate"], costs[2]["us per candidate"]
                 ),
                 "us per candidate, m=100000": large["us per candidate"],
                 "slower": large["us per candidate"] / small["us per candidate"],
@@ -75,7 +76,7 @@ def _alone(m: int, layers: str, device: str) -> dict[str, Any]:
 
 
 def case(m: int, layers: str, device: str) -> dict[str, Any]:
-    """One attack's beginning, timed; peak memory is this process's own."""
+    """Time the first steps of one attack, and measure the peak memory of this process."""
     torch.manual_seed(0)
     config = Auto(
         restarts=1, steps=10**6, dtype="float32", layers=layers, device=device, lam_scale="mean"
@@ -124,4 +125,9 @@ def _peak(device: str) -> float:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(case(int(sys.argv[1]), sys.argv[2], sys.argv[3])))
+    parser = argparse.ArgumentParser(description="Measure one case, in a process of its own.")
+    parser.add_argument("m", type=int, help="number of candidates")
+    parser.add_argument("layers", help="first or all")
+    parser.add_argument("device")
+    options = parser.parse_args()
+    sys.stdout.write(json.dumps(case(options.m, options.layers, options.device)))

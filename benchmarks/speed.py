@@ -1,10 +1,10 @@
-"""How fast, in one run on one machine: a step, published quality, a whole audit, unmixing, a sweep.
+"""Measure in one run on one GPU what takes time: a step, published quality, an audit, unmixing, a sweep.
 
     RESIDUUM_DATA=FOLDER python -m benchmarks speed --device cuda    FOLDER holds cifar10.npz; 2-3 minutes
 
-One CIFAR victim of n = 500, d-1000-1000-1, trained to the margin. Published quality is 17 images above
-ssim3 0.4, as two runs of Haim et al. 2022 have it: the shortest of a few attacks that gets there, timed
-with everything.
+The network is d-1000-1000-1, trained to the margin on n = 500 CIFAR images. Published quality is 17 images
+above ssim3 0.4, as in two runs of Haim et al. 2022. The time is that of the shortest of a few attacks that
+reaches it, with everything included.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any
 import torch
 
 import residuum as rs
-from benchmarks.harness import Report, WrongDevice, clock, only_on, threads
-from benchmarks.stationarity import MARGIN, quick
 from benchmarks.step import SHAPES, floor, ours, published
 from benchmarks.sweep import TINY_STEPS, TINY_TRIALS, victim
-from benchmarks.unmix import speed as unmixing
+from experiments.report import Report, WrongDevice, only_on
+from experiments.stationarity import MARGIN, measure_quick
+from experiments.timing import clock, threads
+from experiments.unmix import speed as time_unmix
 from residuum.datasets import load_dataset
 from residuum.errors import DataError
 from residuum.sweeping import sweep
@@ -34,7 +35,7 @@ BAR = 14.0
 
 
 def speed(device: str) -> Report:
-    """Every figure from this run; the bar is that of a step."""
+    """Measure all figures in one run. The bar is that of a step."""
     only_on(device, "cuda")
     try:
         split = load_dataset("cifar10", N, seed=SEED, holdout=1000)
@@ -46,16 +47,18 @@ def speed(device: str) -> Report:
     )
     row |= quality(state.theta, split, device)
     checkpoint = rs.Network(dict(state.theta), ARCH, split.train.shape)
-    found, row["audit with a budget of a minute, s"] = clock(
+    result, row["audit with a budget of a minute, s"] = clock(
         lambda: rs.audit(
             checkpoint, data=split.train, holdout=split.holdout, budget=BUDGET, device=device
         )
     )
-    row["audit, recovered"] = found.verdict.recovered
-    row["audit, by chance"] = found.verdict.expected_by_chance
-    one = unmixing(state.theta["layers.0.weight"].float().cpu(), split.train.shape, RANK)["one run"]
-    row["one run of unmix, one core, s"] = one["unmix"]
-    row["the same by scikit-learn's FastICA, s"] = one["scikit-learn"]
+    row["audit, recovered"] = result.verdict.recovered
+    row["audit, by chance"] = result.verdict.expected_by_chance
+    unmix_seconds = time_unmix(
+        state.theta["layers.0.weight"].float().cpu(), split.train.shape, RANK
+    )["one run"]
+    row["one run of unmix, one core, s"] = unmix_seconds["unmix"]
+    row["the same by scikit-learn's FastICA, s"] = unmix_seconds["scikit-learn"]
     row["sweep, seconds beside its trials"] = overhead()
     return Report(
         what="milliseconds per attack step, published way over ours, and what else takes time",
@@ -70,7 +73,7 @@ def speed(device: str) -> Report:
 
 
 def steps(device: str) -> dict[str, Any]:
-    """Milliseconds, all layers, m = 1000."""
+    """Return the milliseconds of a step with all layers, m = 1000."""
     d = SHAPES["cifar"]
     fast: dict[str, Any] = {"dtype": "bf16", "compile": True}
     return {
@@ -82,7 +85,7 @@ def steps(device: str) -> dict[str, Any]:
 
 
 def quality(theta: Any, split: rs.Split, device: str) -> dict[str, Any]:
-    """The first attack of a few that finds as many as published."""
+    """Return the shortest attack that recovers as many images as published."""
     target = {
         "arch": ARCH,
         "theta": dict(theta),
@@ -90,21 +93,21 @@ def quality(theta: Any, split: rs.Split, device: str) -> dict[str, Any]:
         "held": split.holdout.x.float(),
         "mean": split.train.mean,
     }
-    found = quick(target, device)
-    for count, one in found.items():
-        if one["ssim3"] >= PUBLISHED_COUNT:
+    runs = measure_quick(target, device)
+    for count, run in runs.items():
+        if run["ssim3"] >= PUBLISHED_COUNT:
             return {
-                "to published quality, s": one["seconds"],
+                "to published quality, s": run["seconds"],
                 "to published quality, steps": int(count),
-                "images above ssim3 0.4 then": one["ssim3"],
-                "the same of held-out images": one["ssim3 held out"],
+                "images above ssim3 0.4 then": run["ssim3"],
+                "the same of held-out images": run["ssim3 held out"],
                 "published, s": PUBLISHED_SECONDS,
             }
     return {"to published quality, steps": 0}
 
 
 def overhead() -> float:
-    """Share of a sweep's wall clock that is not its trials', on one core."""
+    """Return the share of a sweep's wall-clock time that its trials do not take, on one core."""
     checkpoint, knowledge, _ = victim(40)
     attack = rs.attacks.Auto(restarts=2, steps=TINY_STEPS)
     with threads(1), tempfile.TemporaryDirectory() as place:

@@ -1,14 +1,14 @@
-"""Seconds of one splitting round against those of 20 000 steps, on d-1000-1000-1 with m candidates.
+"""Compare the seconds of one splitting round with those of 20,000 steps, on d-1000-1000-1 with m candidates.
 
-What growth brings, and whether it is the curvature that brings it, is ``python -m papers
-shen2026:growth-ntk`` and ``shen2026:growth-kkt``.
+``python -m papers shen2026:growth-ntk`` and ``shen2026:growth-kkt`` measure what growth recovers.
 """
 
 from __future__ import annotations
 
 import torch
 
-from benchmarks.harness import Report, median_time, only_on
+from experiments.report import Report, only_on
+from experiments.timing import median_time
 from residuum import attacks
 from residuum.attacks.stationarity.growth import Grower
 from residuum.attacks.stationarity.objectives import BinaryKKT
@@ -22,7 +22,7 @@ SHARE = 0.05  # of those steps, at most
 
 
 def splitting(device: str) -> Report:
-    """One round with half of the candidates split, beside a step of the same attack."""
+    """Compare one round, with half of the candidates split, with steps of the same attack."""
     only_on(device, "cuda")
     torch.manual_seed(0)
     m = 1000

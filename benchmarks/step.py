@@ -1,7 +1,7 @@
-"""Time of one attack step: ours against the published way and against its own matrix products.
+"""Compare the time of one attack step with the published way and with its own matrix products.
 
-Network d-1000-1000-1, m = 1000 candidates. The floor is the twelve matrix products of a step with
-all layers (five forward and backward, seven of the double backward) timed alone.
+The network is d-1000-1000-1 with m = 1000 candidates. The floor is the time of the twelve matrix products
+of a step with all layers: five forward and backward, and seven of the double backward.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.harness import Report, clock
 from benchmarks.published import PublishedAttack
+from experiments.report import Report
+from experiments.timing import clock
 from residuum.attacks import Auto
 from residuum.attacks.stationarity.objectives import BinaryKKT
 from residuum.attacks.stationarity.solver import Solver
@@ -27,12 +28,13 @@ BAR = {"cuda": 14.0, "cpu": 1.8}
 
 
 def network(d: int, width: int = WIDTH) -> MLP:
+    """Return a network d-width-width-1 with fixed weights."""
     torch.manual_seed(0)
     return MLP((d, width, width, 1))
 
 
 def ours(d: int, device: str, steps: int, width: int = WIDTH, **settings: Any) -> float:
-    """Milliseconds per step, capture and compilation not counted."""
+    """Return the milliseconds per step, without capture and compilation."""
     config = Auto(
         candidates=settings.pop("m", M),
         restarts=settings.pop("restarts", 1),
@@ -63,6 +65,7 @@ def ours(d: int, device: str, steps: int, width: int = WIDTH, **settings: Any) -
 
 
 def published(d: int, device: str, dtype: torch.dtype, steps: int) -> float:
+    """Return the milliseconds per step of the published attack."""
     attack = PublishedAttack(network(d).to(device, dtype), M)
     attack.step()
 
@@ -74,7 +77,7 @@ def published(d: int, device: str, dtype: torch.dtype, steps: int) -> float:
 
 
 def floor(d: int, device: str, repeats: int) -> float:
-    """The twelve products of a step, TF32 on a GPU, in one CUDA graph."""
+    """Return the milliseconds of the twelve products of a step, on a GPU in one CUDA graph."""
 
     def random(*shape: int) -> Tensor:
         return torch.randn(*shape, device=device)
@@ -107,6 +110,7 @@ def floor(d: int, device: str, repeats: int) -> float:
 
 
 def step(device: str) -> Report:
+    """Measure a step of all kinds on both shapes."""
     gpu = device.startswith("cuda")
     steps, eager = (500, 40) if gpu else (3, 2)
     rows = []

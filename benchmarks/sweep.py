@@ -1,14 +1,14 @@
-"""What engines cost beside the trials they run, and what random search finds beside the default preset.
+"""Measure the overhead of the engines of a sweep, and compare random search with the default preset.
 
-Overhead: 200 trials of a fraction of a second each, on one core in this process, and on two workers of
-a Ray cluster started for the purpose. It is everything but the trials: storage, files, transport,
-pooling, the report, and the cluster's start; wall clock times workers over the workers' own seconds,
-less one.
+Overhead: 200 trials of a fraction of a second each run on one core in this process, and on two workers of a
+new Ray cluster. The overhead is everything but the trials: storage, files, transport, pooling, the report,
+and the start of the cluster. It is the wall-clock time, multiplied by the number of workers, over the
+seconds of the trials, less one.
 
-Search: 32 random trials on a digits network against 32 trials of the default preset that differ in
-their random start alone, all of the same length: the preset's typical residual is what one attack
-gets, its best of 32 what the same time buys without varying a setting. Both pools are scored after
-their ranking is fixed. The victims' seeds were used for nothing else.
+Search: 32 random trials on a digits network are compared with 32 trials of the default preset that differ
+only in their random initialization. All trials have the same length. The typical residual of the preset is
+what one attack gets. The best of 32 is what the same time gets without changed settings. Both pools are
+scored after their ranking is fixed. No other script uses the seeds.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import Report, clock, only_on, threads
+from experiments.report import Report, only_on
+from experiments.timing import clock, threads
 from residuum.attacks import Attack, Auto
 from residuum.datasets import load_dataset
 from residuum.evaluation import score
@@ -41,12 +42,12 @@ LOCAL, RAY = 0.15, 0.40  # overheads allowed
 
 
 def sweeps(device: str) -> Report:
-    """Overhead of both engines, and the search of every seed."""
+    """Measure the overhead of both engines, and the search for every seed."""
     only_on(device, "cpu")
     with threads(1), tempfile.TemporaryDirectory() as place:
         victims = {seed: victim(seed) for seed in SEEDS}
-        costs = overheads(*victims[SEEDS[0]][:2], Path(place))
-        figures = [searched(seed, *victims[seed], Path(place) / str(seed)) for seed in SEEDS]
+        costs = measure_overheads(*victims[SEEDS[0]][:2], Path(place))
+        figures = [measure_search(seed, *victims[seed], Path(place) / str(seed)) for seed in SEEDS]
     return Report(
         what="32 random trials against the default preset (first-layer residual), engine overhead",
         settings={
@@ -77,7 +78,7 @@ def sweeps(device: str) -> Report:
 
 
 def victim(seed: int) -> tuple[Network, Knowledge, Split]:
-    """A network trained on digits, and what its attacker is told."""
+    """Return a network trained on digits, what its attacker knows, and the data."""
     split = load_dataset("digits", SAMPLES, seed=seed, holdout=400)
     state = train(ARCH, split.train, TrainingConfig(steps=TRAINING, seed=seed))
     knowledge = Knowledge(
@@ -89,8 +90,8 @@ def victim(seed: int) -> tuple[Network, Knowledge, Split]:
     return make_release(state, ARCH, split.train, "binary"), knowledge, split
 
 
-def overheads(checkpoint: Network, knowledge: Knowledge, place: Path) -> dict[str, Any]:
-    """Wall clock of 200 small trials against the seconds that workers spent on them."""
+def measure_overheads(checkpoint: Network, knowledge: Knowledge, place: Path) -> dict[str, Any]:
+    """Compare the wall-clock time of 200 small trials with the seconds of the workers."""
     attack = Auto(restarts=2, steps=TINY_STEPS)
     costs: dict[str, Any] = {}
     for engine, workers in (("local", 1), ("ray", 2)):
@@ -119,37 +120,37 @@ def overheads(checkpoint: Network, knowledge: Knowledge, place: Path) -> dict[st
     return costs
 
 
-def searched(
+def measure_search(
     seed: int, checkpoint: Network, knowledge: Knowledge, split: Split, out: Path
 ) -> dict[str, Any]:
-    """A sweep and as many trials of the preset; figures by weights alone first, then by the data."""
+    """Compare a sweep with as many trials of the preset, first by weights, then by the data."""
     attack = Auto(restarts=2, steps=STEPS)
     done = sweep(checkpoint, knowledge, trials=TRIALS, seed=seed, attack=attack, out=out)
     same = preset_trials(checkpoint, knowledge, attack, seed)
     values = [
-        judge_trial(n, {}, found, ("residual",)).residual or float("inf")
-        for n, found in enumerate(same)
+        judge_trial(n, {}, trial, ("residual",)).residual or float("inf")
+        for n, trial in enumerate(same)
     ]
-    both = score_rankings(done, out, split.train, split.holdout)
+    rankings = score_rankings(done, out, split.train, split.holdout)
     pool, _ = pool_trials(
         [same[i] for i in sorted(range(TRIALS), key=values.__getitem__)], knowledge, {}
     )
     assert pool is not None
-    assert both.consensus is not None
-    mine, its = both.consensus.metrics["ncc"], _score(pool, split)
+    assert rankings.consensus is not None
+    consensus, preset_consensus = rankings.consensus.metrics["ncc"], _score(pool, split)
     return {
         "seed": seed,
         "sweep residual": done.order[0].residual,
         "preset residual": statistics.median(values),
         "preset residual, best of 32": min(values),
-        "rank correlation, residual with recovered": both.correlation,
-        "recovered by the trial chosen without data": both.rows[0]["recovered"],
-        "recovered by the trial chosen with data": both.by_data[0]["recovered"],
-        "consensus recovered": mine.recovered,
-        "consensus threshold": mine.threshold_null99,
-        "consensus by chance": mine.expected_by_chance,
-        "consensus p": mine.p_value,
-        "preset's consensus recovered": its.recovered,
+        "rank correlation, residual with recovered": rankings.correlation,
+        "recovered by the trial chosen without data": rankings.rows[0]["recovered"],
+        "recovered by the trial chosen with data": rankings.by_data[0]["recovered"],
+        "consensus recovered": consensus.recovered,
+        "consensus threshold": consensus.threshold_null99,
+        "consensus by chance": consensus.expected_by_chance,
+        "consensus p": consensus.p_value,
+        "preset's consensus recovered": preset_consensus.recovered,
         "best settings": {name: f"{value:.2g}" for name, value in done.order[0].params.items()},
     }
 
@@ -157,12 +158,12 @@ def searched(
 def preset_trials(
     checkpoint: Network, knowledge: Knowledge, attack: Attack, seed: int
 ) -> list[Reconstruction]:
-    """Trials that differ in nothing but their random start."""
+    """Run trials that differ only in their random initialization."""
     task = Task(checkpoint, knowledge, attack.resolve_settings(checkpoint, knowledge))
     jobs = (Job({n: {}}, seed) for n in range(TRIALS))
     return [run_job(task, job).reconstructions[0] for job in jobs]
 
 
-def _score(found: Reconstruction, split: Split) -> Any:
-    pool = selected_candidates(found)
+def _score(reconstruction: Reconstruction, split: Split) -> Any:
+    pool = selected_candidates(reconstruction)
     return score(pool.x, split.train, split.holdout, metrics=["ncc"]).metrics["ncc"]

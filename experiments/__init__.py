@@ -1,1 +1,5 @@
-"""Measurements of single claims, run by hand."""
+"""Measurements of one claim each, and the folder in which their results are stored."""
+
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"

@@ -39,22 +39,37 @@ def docstrings(path: Path, tree: ast.AST) -> Iterator[str]:
 
 
 def comments(path: Path) -> Iterator[str]:
-    """Yield comments with the line of code that they belong to."""
+    """Yield comments with the line of code that they belong to.
+
+    Comment lines that follow one another are one comment. A comment at the end of a line belongs to this
+    line. Any other comment belongs to the line below.
+    """
     lines = path.read_text().splitlines()
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text()).readline):
-        words = token.string.split()
-        if (
-            token.type == tokenize.COMMENT
-            and len(words) >= MIN_WORDS
-            and "noqa" not in token.string
-        ):
-            row = token.start[0] - 1
-            code = (
-                lines[row]
-                if lines[row].strip() != token.string
-                else "\n".join(lines[row : row + 2])
-            )
-            yield f"comment in\n    {code.strip()}"
+    block: list[str] = []
+    for line in [*lines, ""]:
+        if line.strip().startswith("#"):
+            block.append(line)
+            continue
+        if block:
+            yield from _comment("\n".join([*block, line]), block)
+            block = []
+        yield from _comment(line, _end_comments(line))
+
+
+def _end_comments(line: str) -> list[str]:
+    """Return the comment at the end of a line of code, in a list, [] if there is none."""
+    try:
+        tokens = [*tokenize.generate_tokens(io.StringIO(line.strip() + "\n").readline)]
+    except (tokenize.TokenError, IndentationError):
+        return []
+    return [token.string for token in tokens if token.type == tokenize.COMMENT]
+
+
+def _comment(code: str, words: list[str]) -> Iterator[str]:
+    """Yield a comment with its code, unless it is short or addressed to a tool."""
+    text = " ".join(words)
+    if len(text.split()) >= MIN_WORDS and "noqa" not in text:
+        yield f"comment in\n    {code.strip()}"
 
 
 def local_names(tree: ast.AST) -> Iterator[str]:
@@ -86,7 +101,7 @@ def _text(node: ast.expr) -> str:
     if isinstance(node, ast.Constant) and isinstance(node.value, str):
         return node.value
     if isinstance(node, ast.JoinedStr):
-        return "".join(_text(part) or "..." for part in node.values)
+        return "".join(_text(chunk) or "..." for chunk in node.values)
     return ""
 
 

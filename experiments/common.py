@@ -16,10 +16,11 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from experiments import RESULTS
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported: one core per worker
 
 Case = dict[str, Any]
-RESULTS = Path(__file__).parent / "results"
 
 
 def run_cases(

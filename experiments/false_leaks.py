@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from benchmarks.verdict import granted
 
 import residuum as rs
+from experiments.attack_options import knowledge_with_mean
 from experiments.common import Case, run_cases
 from residuum.auditing.controls import explain_by_knowledge, run_controls, set_aside_repeats
 from residuum.auditing.scores import findings, run_tests
@@ -36,12 +36,12 @@ def run_case(seed: int, n: int, pool: int) -> Case:
     split = rs.load_dataset("digits", n, seed=seed, center=False)
     seen, unseen = split.train, split.holdout
     center = seen.x.mean(0)
-    own = seen.replace(x=seen.x - center, mean=center)
-    state = rs.train(arch, own, rs.TrainingConfig(steps=STEPS, seed=seed))
-    network = rs.Network(state.theta, arch, own.shape, task="binary")
+    trained = seen.replace(x=seen.x - center, mean=center)
+    state = rs.train(arch, trained, rs.TrainingConfig(steps=STEPS, seed=seed))
+    network = rs.Network(state.theta, arch, trained.shape, task="binary")
     attacked = rs.audit(
         network,
-        knowledge=granted(own, mean=True),
+        knowledge=knowledge_with_mean(trained),
         attacks=[
             {"attack": "binary-kkt", "restarts": RESTARTS, "steps": ATTACK_STEPS},
             {"attack": "unmix"},
@@ -49,7 +49,10 @@ def run_case(seed: int, n: int, pool: int) -> Case:
         baselines=False,
         seed=seed,
     )
-    pools = {part.attack: all_candidates(part) for part in attacked.reconstructions}
+    pools = {
+        reconstruction.attack: all_candidates(reconstruction)
+        for reconstruction in attacked.reconstructions
+    }
     rng = np.random.default_rng((seed, n))
     counts = {"sets": SETS, "significant": 0, "leaks": 0, "caught": 0}
     for number in range(SETS):
@@ -59,14 +62,14 @@ def run_case(seed: int, n: int, pool: int) -> Case:
             center_by(unseen.take(rows), mean) for rows in (order[:n], order[n : n + pool])
         )
         claim = set_aside_repeats(tested, holdout)
-        controls = run_controls(claim, granted(tested, mean=True), seed=number)
+        controls = run_controls(claim, knowledge_with_mean(tested), seed=number)
         level = controls.level
         tests, _ = run_tests(pools, claim, number, SUBSETS, float("inf"), level=level)
-        found = findings(tests, len(claim.train), row_numbers=claim.train.rows)
-        failures = (*controls.failures, *explain_by_knowledge(controls, found.samples))
+        matches = findings(tests, len(claim.train), row_numbers=claim.train.rows)
+        failures = (*controls.failures, *explain_by_knowledge(controls, matches.samples))
         members = measure_membership(network, claim.train, claim.holdout, number)
-        verdict = decide(found, attacked.attacks, Checks(failures, level=level), members)
-        is_significant = found.p_value is not None and found.p_value <= SIGNIFICANCE
+        verdict = decide(matches, attacked.attacks, Checks(failures, level=level), members)
+        is_significant = matches.p_value is not None and matches.p_value <= SIGNIFICANCE
         counts["significant"] += is_significant
         counts["leaks"] += verdict.outcome == LEAK
         counts["caught"] += is_significant and bool(failures)

@@ -18,6 +18,7 @@ import pickle
 import resource
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,15 +128,15 @@ def draw_table(setting: dict[str, Any], seed: int) -> Table:
         table = with_missing(table, setting["missing"], seed)
     if "levels" in setting:
         edges = np.quantile(table.y, np.linspace(0, 1, setting["levels"] + 1)[1:-1])
-        table = Table(table.x, np.digitize(table.y, edges).astype(float), table.holdout)
+        table = replace(table, y=np.digitize(table.y, edges).astype(float))
     if "duplicates" in setting:
         copies = rng.permutation(len(table.x))[: 2 * int(setting["duplicates"] * len(table.x))]
         x = table.x.copy()
         x[copies[::2]] = x[copies[1::2]]
-        table = Table(x, table.y, table.holdout)
+        table = replace(table, x=x)
     if "targets" in setting:
         second = table.x @ rng.normal(size=table.x.shape[1]) + rng.normal(size=len(table.x))
-        table = Table(table.x, np.stack([table.y, second], 1), table.holdout)
+        table = replace(table, y=np.stack([table.y, second], 1))
     return table
 
 
@@ -164,11 +165,11 @@ def compare(recovered: Any, table: Table) -> Case:
     y = table.y if table.y.ndim == 1 else table.y[:, 0]
     width = np.nanmax(table.x, 0) - np.nanmin(table.x, 0)
     order = row_order(recovered, table.x, y, width)
-    known = order >= 0
+    is_matched = order >= 0
     x = np.full(recovered.low.shape, np.nan)
-    x[known] = table.x[order[known]]
+    x[is_matched] = table.x[order[is_matched]]
     error = np.abs(recovered.x - x) / width
-    is_missing = np.isnan(x) & known[:, None]
+    is_missing = np.isnan(x) & is_matched[:, None]
     stated = recovered.is_exact | recovered.is_likely
     is_right = (stated & (error <= TOLERANCE)) | (recovered.is_missing & is_missing)
     is_wrong = (stated & ~(error <= TOLERANCE)) | (recovered.is_missing & ~is_missing)
@@ -180,14 +181,16 @@ def compare(recovered: Any, table: Table) -> Case:
         "records": n,
         "columns": table.x.shape[1],
         "in_row_order": bool(recovered.has_row_order),
-        "targets": int((np.abs(recovered.y[known] - y[order[known]]) <= 1e-6 * scale).sum()),
+        "targets": int(
+            (np.abs(recovered.y[is_matched] - y[order[is_matched]]) <= 1e-6 * scale).sum()
+        ),
         "rows": int(whole_rows.sum()),
         "cells": round(float(is_right.sum() / cells), 5),
         "near_cells": round(float(((error <= 0.05) | (is_right & is_missing)).sum() / cells), 5),
         "false_exact": int((is_wrong & (recovered.is_exact | recovered.is_missing)).sum()),
         "false_likely": int((is_wrong & recovered.is_likely).sum()),
         "likely": int(recovered.is_likely.sum()),
-        "missed_intervals": int((misses & known[:, None] & ~stated).sum()),
+        "missed_intervals": int((misses & is_matched[:, None] & ~stated).sum()),
         **held_out_matches(recovered, stated, table, width),
     }
 
@@ -237,7 +240,7 @@ def held_out_matches(
         held-out row with one recovered row, averaged over the held-out rows.
     """
     rows, shares = 0, []
-    for row in table.holdout:
+    for row in table.holdout if len(stated) else ():
         agrees = stated & (np.abs(recovered.x - row) <= TOLERANCE * width)
         is_duplicate = (np.abs(table.x - row) <= TOLERANCE * width).all(1).any()
         rows += bool(agrees.all(1).any()) and not is_duplicate

@@ -129,7 +129,7 @@ def measure_power(case: Case) -> Case:
     else:
         model = build(case["model"], data, {})
         if case["model"] == "fine-tuned":  # from a network trained on 2000 other images
-            general = {"members": tuple(part[-2000:] for part in data["unused"])}
+            general = {"members": tuple(split[-2000:] for split in data["unused"])}
             ((_, model),) = train(model, general, {"optimizer": "adam"}, (5,), case["seed"])
         change = {"optimizer": case["optimizer"], "keep": case["model"] == "fine-tuned"}
         networks = train(model, data, change, EPOCHS, case["seed"])
@@ -223,11 +223,11 @@ def load(name: str, n: int, seed: int) -> dict[str, Any]:
         x = (x - x[members].mean(0)) / np.where(deviation > 0, deviation, 1)
     elif name in SCALINGS:
         x = SCALINGS[name](x)
-    parts = {"members": members, "non_members": outside, "holdout": holdout, "test": test}
-    parts["unused"] = unused
+    arrays = {"members": members, "non_members": outside, "holdout": holdout, "test": test}
+    arrays["unused"] = unused
     split = {
-        part: (torch.from_numpy(x[rows]).float(), torch.from_numpy(y[rows]).long())
-        for part, rows in parts.items()
+        array: (torch.from_numpy(x[rows]).float(), torch.from_numpy(y[rows]).long())
+        for array, rows in arrays.items()
     }
     return {**split, "classes": int(y.max()) + 1}
 
@@ -351,7 +351,7 @@ def train_estimator(data: dict[str, Any], seed: int) -> list[tuple[int, Any]]:
     from sklearn.neural_network import MLPClassifier
     from torch import nn
 
-    x, y = (part.numpy() for part in data["members"])
+    x, y = (rows.numpy() for rows in data["members"])
     networks = []
     for epochs in EPOCHS:
         estimator = MLPClassifier(max_iter=epochs, tol=0, n_iter_no_change=10**6, random_state=seed)
@@ -360,28 +360,28 @@ def train_estimator(data: dict[str, Any], seed: int) -> list[tuple[int, Any]]:
         for weight, bias in zip(estimator.coefs_, estimator.intercepts_, strict=True):
             layer = nn.Linear(*weight.shape)
             layer.weight.data, layer.bias.data = (
-                torch.from_numpy(part.T.copy()).float() for part in (weight, bias)
+                torch.from_numpy(rows.T.copy()).float() for rows in (weight, bias)
             )
             layers += [layer, nn.ReLU()]
         networks.append((epochs, nn.Sequential(*layers[:-1])))
     return networks
 
 
-def rounded(model: Any, how: str, seed: int) -> Any:
+def rounded(model: Any, kind: str, seed: int) -> Any:
     """Return a copy with rounded or noisy weights. Noise is a share of each tensor's rms."""
     import torch
 
     model, generator = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for p in model.parameters():
-            if how == "int8":
+            if kind == "int8":
                 step = p.abs().max() / 127
                 p.copy_((p / step).round() * step)
-            elif how.startswith("noise"):
-                share = float(how.split()[1]) * p.square().mean().sqrt()
+            elif kind.startswith("noise"):
+                share = float(kind.split()[1]) * p.square().mean().sqrt()
                 p.add_(share * torch.randn(p.shape, generator=generator))
             else:
-                p.copy_(p.to({"fp16": torch.float16, "bf16": torch.bfloat16}[how]).to(p))
+                p.copy_(p.to({"fp16": torch.float16, "bf16": torch.bfloat16}[kind]).to(p))
     return model
 
 
@@ -402,8 +402,8 @@ def membership_row(model: Any, data: dict[str, Any], lists: bool) -> dict[str, A
     n, outside_count = len(data["members"][0]), len(data["non_members"][0])
     with torch.no_grad():
         accuracy, train_accuracy = (
-            float((model(data[part][0]).argmax(1) == data[part][1]).float().mean())
-            for part in ("test", "members")
+            float((model(data[subset][0]).argmax(1) == data[subset][1]).float().mean())
+            for subset in ("test", "members")
         )
         loss = float(
             torch.nn.functional.cross_entropy(model(data["members"][0]), data["members"][1])
@@ -482,10 +482,10 @@ def summarize_power(rows: list[Case]) -> list[str]:
                 for name in dict.fromkeys(r["case"]["optimizer"] for r in selected)
             }
             mean = sum(by_optimizer.values()) / len(by_optimizer)
-            parts = ", ".join(f"{name} {value:.1%}" for name, value in by_optimizer.items())
+            groups = ", ".join(f"{name} {value:.1%}" for name, value in by_optimizer.items())
             bar = BARS.get((*setting, int(epoch)))
             lines.append(
-                f"{' '.join(map(str, setting))} {epoch}: {mean:.1%} ({parts})"
+                f"{' '.join(map(str, setting))} {epoch}: {mean:.1%} ({groups})"
                 + (f"; bar {bar:.0%}: {'met' if mean >= bar else 'NOT MET'}" if bar else "")
                 + f"; decoys {share(entries, 'decoy_named'):.1%}; TPR {average(entries, 'tpr'):.1%}; "
                 f"AUC {average(entries, 'auc'):.2f}; test {average(entries, 'test'):.2f}; {len(entries)}"

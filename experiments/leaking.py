@@ -33,13 +33,13 @@ def train_digits(arch: str, samples: int, seed: int, noise: float = 0.0) -> tupl
 
 def audit(checkpoint: Any, split: Any, holdout: Any, budget: float, **options: Any) -> Any:
     """Audit with the value range and the mean of the training samples known to the attacker."""
-    known = {"shape": (1, 8, 8), "value_range": (0, 1), "mean": split.train.mean}
+    knowledge = {"shape": (1, 8, 8), "value_range": (0, 1), "mean": split.train.mean}
     torch.set_num_threads(1)
     return rs.audit(
         checkpoint,
         data=split.train,
         holdout=holdout,
-        knowledge=known,
+        knowledge=knowledge,
         budget=budget,
         baselines=False,
         **options,

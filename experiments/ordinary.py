@@ -28,7 +28,7 @@ def draw(name: str, n: int, holdout: int, seed: int, label_noise: float = 0.0) -
     x, y = pool_of(name)
     rng = np.random.default_rng([seed, n, 40])
     order = rng.permutation(len(x))
-    members, held_out, others = np.split(order, [n, n + holdout])
+    members, held_out, remaining = np.split(order, [n, n + holdout])
     if name in SCALINGS:
         x = SCALINGS[name](x)
     else:  # scikit-learn's StandardScaler, fitted on the training samples
@@ -37,11 +37,11 @@ def draw(name: str, n: int, holdout: int, seed: int, label_noise: float = 0.0) -
     y = y.copy()
     wrong = members[rng.random(n) < label_noise]
     y[wrong] = rng.integers(0, y.max() + 1, len(wrong))
-    test = others if len(others) else held_out
-    parts = {"members": members, "holdout": held_out, "test": test[:2000], "others": others}
+    test = remaining if len(remaining) else held_out
+    subsets = {"members": members, "holdout": held_out, "test": test[:2000], "others": remaining}
     split = {
-        part: (torch.from_numpy(x[rows]).float(), torch.from_numpy(y[rows]).long())
-        for part, rows in parts.items()
+        subset: (torch.from_numpy(x[rows]).float(), torch.from_numpy(y[rows]).long())
+        for subset, rows in subsets.items()
     }
     return {**split, "classes": int(y.max()) + 1}
 
@@ -57,7 +57,7 @@ def trained(case: dict[str, Any], data: dict[str, Any]) -> Any:
     change = dict(case.get("change", {}))
     model = build(case["model"], data, change)
     if change.pop("fine_tune", False):
-        general = {"members": tuple(part[-1000:] for part in data["others"])}
+        general = {"members": tuple(array[-1000:] for array in data["others"])}
         ((_, model),) = train(model, general, {"optimizer": "adam"}, (5,), case["seed"] + 1)
         change["keep"] = True
     is_frozen, scale = change.pop("frozen", False), change.pop("rescale", 0.0)
@@ -92,8 +92,8 @@ def accuracies(model: Any, data: dict[str, Any]) -> tuple[float, float]:
 
     with torch.no_grad():
         shares = [
-            float((model(data[part][0]).argmax(1) == data[part][1]).float().mean())
-            for part in ("members", "test")
+            float((model(data[subset][0]).argmax(1) == data[subset][1]).float().mean())
+            for subset in ("members", "test")
         ]
     return shares[0], shares[1]
 

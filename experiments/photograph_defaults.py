@@ -13,9 +13,9 @@ import json
 from pathlib import Path
 
 import torch
-from benchmarks.counting import counted, held_out
 
 import residuum as rs
+from experiments.counting import count_matches, name_held_out
 from residuum.similarity import ncc
 
 SIZES, SEEDS = (100, 500), (9601, 9602, 9603)
@@ -33,14 +33,15 @@ def run_case(n: int, seed: int, root: str, device: str, steps: int) -> dict[str,
     shape = split.train.shape
     checkpoint = rs.Network(state.theta, arch, shape)
     knowledge = rs.Knowledge(shape=shape, sample_count=n)
-    train, unseen = (part.x.to(device).float() for part in (split.train, split.holdout))
+    train, unseen = (subset.x.to(device).float() for subset in (split.train, split.holdout))
     attack = rs.attacks.Auto(restarts=1, steps=steps, seed=seed, device=device, priors=PRIORS)
     reconstruction = rs.attack(checkpoint, knowledge, attack)
     x = reconstruction.x.to(device).float()
     recovered, by_chance = (
-        counted(x, samples, split.train.mean, ncc(x, samples)) for samples in (train, unseen[:n])
+        count_matches(x, samples, split.train.mean, ncc(x, samples))
+        for samples in (train, unseen[:n])
     )
-    counts = {**recovered, **held_out(by_chance), "seconds": reconstruction.seconds}
+    counts = {**recovered, **name_held_out(by_chance), "seconds": reconstruction.seconds}
     return {"n": n, "seed": seed, "arm": ARM, **counts}
 
 

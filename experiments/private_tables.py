@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,13 @@ class Table:
         x: (records, columns) training values, rounded to float32 as trees see them.
         y: (records,) targets or labels.
         holdout: (held-out rows, columns) rows from the same source that are not in the training table.
+        holdout_y: (held-out rows,) their targets or labels.
     """
 
     x: Floats
     y: Floats
     holdout: Floats
+    holdout_y: Floats
 
     @property
     def ranges(self) -> tuple[Floats, Floats]:
@@ -48,14 +50,15 @@ def make_table(name: str, records: int, seed: int) -> Table:
     order = rng.permutation(len(x))
     train, held_out = order[:records], order[records:]
     varies = np.nanmax(x[train], 0) > np.nanmin(x[train], 0)
-    return Table(x[train][:, varies], np.asarray(y, float)[train], x[held_out][:, varies])
+    y = np.asarray(y, float)
+    return Table(x[train][:, varies], y[train], x[held_out][:, varies], y[held_out])
 
 
 def with_missing(table: Table, share: float, seed: int) -> Table:
     """Return a table in which a random share of the training values is missing."""
     rng = np.random.default_rng([seed, 7])
     x = np.where(rng.random(table.x.shape) < share, np.nan, table.x)
-    return Table(x, table.y, table.holdout)
+    return replace(table, x=x)
 
 
 def _bundled(name: str) -> Callable[[int, np.random.Generator], tuple[Floats, Floats]]:

@@ -37,9 +37,9 @@ def measure(case: Case) -> dict[str, Any]:
 def summarize(rows: list[Case]) -> str:
     lines = ["budget  exit 0  exit 1  exit 3  longest, times the budget"]
     for budget in BUDGETS:
-        some = [row for row in rows if row["case"]["budget"] == budget]
-        codes = Counter(row["exit_code"] for row in some)
-        longest = max((row["audit_seconds"] / budget for row in some), default=0.0)
+        group = [row for row in rows if row["case"]["budget"] == budget]
+        codes = Counter(row["exit_code"] for row in group)
+        longest = max((row["audit_seconds"] / budget for row in group), default=0.0)
         lines.append(f"{budget:4} s {codes[0]:7} {codes[1]:7} {codes[3]:7} {longest:10.2f}")
     return "\n".join(
         [*lines, f"exit 0 in {sum(row['exit_code'] == 0 for row in rows)} of {len(rows)}"]

@@ -72,9 +72,9 @@ def measure(case: Case) -> Case:
 
 def summarize(rows: list[Case]) -> str:
     lines = []
-    for part in ("short", "long", "remedy"):
-        group = [row for row in rows if row["case"]["part"] == part]
-        if part == "long":
+    for name in ("short", "long", "remedy"):
+        group = [row for row in rows if row["case"]["part"] == name]
+        if name == "long":
             group = [row for row in group if row["train"] - row["test"] <= MAX_GAP]
         codes = [row["exit_code"] for row in group]
         other = [
@@ -82,7 +82,7 @@ def summarize(rows: list[Case]) -> str:
         ]
         slowest = max((row["audit_seconds"] for row in group), default=0)
         lines.append(
-            f"{part:8} {len(group):3} networks: exit 0 {codes.count(0)}, exit 1 {codes.count(1)} "
+            f"{name:8} {len(group):3} networks: exit 0 {codes.count(0)}, exit 1 {codes.count(1)} "
             f"({len(other)} not by membership alone), exit 3 {codes.count(3)}, slowest {slowest:.0f} s"
         )
     return "\n".join(lines)

@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common import RESULTS, Case, run_cases
+from experiments import RESULTS
+from experiments.common import Case, run_cases
 
 CANDIDATES = RESULTS / "level_candidates"
 SETS = 8
@@ -61,11 +62,11 @@ def measure(case: Case) -> Case:
     opened = load_case(model, data["members"], data["holdout"], None, request)
     assert opened is not None
     state = Audit(opened, request, Deadline.for_request(request))
-    kept = CANDIDATES / f"{case['seed']}.safetensors"
-    attacks = load_attacks(kept)
+    stored = CANDIDATES / f"{case['seed']}.safetensors"
+    attacks = load_attacks(stored)
     if attacks is None:
         attacks = shortened(run_attacks(state).attacks)
-        attacks.save(kept)
+        attacks.save(stored)
     rng = np.random.default_rng([case["seed"], 41])
     sets = []
     for number in range(SETS):
@@ -80,8 +81,11 @@ def measure(case: Case) -> Case:
 
 def shortened(attacks: Any) -> Any:
     """Return the outputs of the attacks with candidates in half precision and without their history."""
-    kept = (part.replace(x=part.x.half(), selection=None) for part in attacks.reconstructions)
-    return attacks.replace(reconstructions=tuple(kept), baselines=())
+    halved = (
+        reconstruction.replace(x=reconstruction.x.half(), selection=None)
+        for reconstruction in attacks.reconstructions
+    )
+    return attacks.replace(reconstructions=tuple(halved), baselines=())
 
 
 def load_attacks(path: Path) -> Any:
@@ -96,15 +100,18 @@ def never_seen(data: Any, case: Case, rng: np.random.Generator) -> tuple[Any, An
     """Return a set that the network never saw, and held-out samples, both without its training samples."""
     import torch
 
-    parts = (data["holdout"], data["others"])
-    x, y = (torch.cat([part[i] for part in parts]) for i in (0, 1))
+    subsets = (data["holdout"], data["others"])
+    x, y = (torch.cat([subset[i] for subset in subsets]) for i in (0, 1))
     order = torch.from_numpy(rng.permutation(len(x)))
     n = 8 if case["part"] == "eight samples" else case["n"]
     if case["part"] == "zeros and ones":
         low = y[order] < 2
         many, few = order[low][: round(0.6 * n)], order[~low][: n - round(0.6 * n)]
-        rest = torch.cat([order[low][len(many) :], order[~low][len(few) :]])
-        chosen, order = torch.cat([many, few]), rest[torch.from_numpy(rng.permutation(len(rest)))]
+        remaining = torch.cat([order[low][len(many) :], order[~low][len(few) :]])
+        chosen, order = (
+            torch.cat([many, few]),
+            remaining[torch.from_numpy(rng.permutation(len(remaining)))],
+        )
     else:
         chosen, order = order[:n], order[n:]
     held_out = order[: case["holdout"]]
@@ -133,13 +140,13 @@ def audit_set(state: Any, attacks: Any, number: int) -> Case:
 
 def summarize(rows: list[Case]) -> str:
     lines = []
-    for part, bar in (("exchangeable", 6 / 240), ("zeros and ones", 0.02), ("eight samples", 0.02)):
-        group = [row for row in rows if row["case"]["part"] == part]
-        sets = [one for row in group for one in row["sets"]]
-        leaks = sum(one["exit_code"] == 1 for one in sets)
-        caught = sum(one["failures"] > 0 for one in sets)
+    for name, bar in (("exchangeable", 6 / 240), ("zeros and ones", 0.02), ("eight samples", 0.02)):
+        group = [row for row in rows if row["case"]["part"] == name]
+        sets = [audited for row in group for audited in row["sets"]]
+        leaks = sum(audited["exit_code"] == 1 for audited in sets)
+        caught = sum(audited["failures"] > 0 for audited in sets)
         lines.append(
-            f"{part:16} {leaks} of {len(sets)} end in exit code 1 (bar {bar * len(sets):.3g}); a negative "
+            f"{name:16} {leaks} of {len(sets)} end in exit code 1 (bar {bar * len(sets):.3g}); a negative "
             f"control fails in {caught}"
         )
     return "\n".join(lines)

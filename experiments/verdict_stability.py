@@ -79,12 +79,14 @@ def _start_busy_process() -> subprocess.Popen[bytes]:
 
 
 def summarize(rows: list[Case]) -> str:
-    codes: dict[int, set[int]] = defaultdict(set)
+    codes_of: dict[int, set[int]] = defaultdict(set)
     for row in rows:
-        codes[row["case"]["seed"]].add(row["exit_code"])
-    lines = [f"network {seed}: exit codes {sorted(found)}" for seed, found in sorted(codes.items())]
-    stable = sum(len(found) == 1 for found in codes.values())
-    return "\n".join([*lines, f"{stable} of {len(codes)} networks have one exit code"])
+        codes_of[row["case"]["seed"]].add(row["exit_code"])
+    lines = [
+        f"network {seed}: exit codes {sorted(codes)}" for seed, codes in sorted(codes_of.items())
+    ]
+    stable = sum(len(codes) == 1 for codes in codes_of.values())
+    return "\n".join([*lines, f"{stable} of {len(codes_of)} networks have one exit code"])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""residuum: what remains of the training data in a trained network's weights?
+"""residuum measures how much of its training data a trained network's weights reveal.
 
 Public names are imported on first use, so that ``import residuum`` and ``residuum --help`` are fast.
-Editors and type checkers read the imports under ``TYPE_CHECKING``, which never run. A test compares these
-imports with the table of names.
+Only editors and type checkers read the imports under ``TYPE_CHECKING``. These imports never run. A test
+checks that these imports agree with ``_NAMES``.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_NAMES = {  # public names by the module that defines them
+_NAMES = {  # maps every module to the public names that it defines, separated by spaces
     "attacks": "PRESETS attack",
     "auditing.comparing": "compare",
     "auditing.result": "AuditResult",
@@ -37,7 +37,7 @@ _NAMES = {  # public names by the module that defines them
     "verbs.identifying": "identify",
 }
 _HOME = {name: home for home, names in _NAMES.items() for name in names.split()}
-_MODULES = ("attacks",)  # public modules, used as ``residuum.attacks.X``
+_MODULES = ("attacks",)  # public modules, which users access as in ``residuum.attacks.X``
 __all__ = sorted([*_HOME, *_MODULES])  # noqa: PLE0605  the names are the keys of _HOME
 
 if TYPE_CHECKING:

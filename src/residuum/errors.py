@@ -65,7 +65,7 @@ class PluginError(InputError):
 
 
 class InconclusiveError(ResiduumError):
-    """The work is complete, but its result supports no statement (exit code 3)."""
+    """All computations finished, but their result supports no conclusion (exit code 3)."""
 
     exit_code = 3
 
@@ -106,6 +106,6 @@ def did_you_mean(got: str, choices: list[str] | tuple[str, ...]) -> str:
     """
     from difflib import get_close_matches
 
-    close = get_close_matches(got, choices, n=1)
-    hint = f"Did you mean {close[0]!r}? " if close else ""
-    return f"{hint}Known: {', '.join(sorted(choices))}."
+    similar_names = get_close_matches(got, choices, n=1)
+    suggestion = f"Did you mean {similar_names[0]!r}? " if similar_names else ""
+    return f"{suggestion}Known: {', '.join(sorted(choices))}."

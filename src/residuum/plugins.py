@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 GROUP = "residuum.plugins"
 OFF = "RESIDUUM_NO_PLUGINS"
 Entry = TypeVar("Entry")
-faults: dict[str, str] = {}  # error messages of plug-in entries by the name of the entry
+faults: dict[str, str] = {}  # error messages of plug-in entries, by name of the entry
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Plugin:
 
 
 class Table(dict[str, Entry]):
-    """A dict of entries by name, such as all attacks. Plug-ins may add entries, but not replace entries.
+    """A dictionary of entries by name, such as all attacks. Plug-ins may add, but not replace entries.
 
     Args:
         sort: The kind of entry, such as "attack".
@@ -57,10 +57,10 @@ class Table(dict[str, Entry]):
     def __setitem__(self, name: str, entry: Entry) -> None:
         if _importing and (name in self or name in self.shared_names):
             existing = self.get(name, self.shared_names.get(name))
-            owner = getattr(existing, "__module__", "another")
+            owner_module = getattr(existing, "__module__", "another")
             raise ValueError(
                 f"plug-in {_importing[-1]!r} must not replace the {self.sort} {name!r} of "
-                f"{owner}; use another name"
+                f"{owner_module}; use another name"
             )
         if self.base is not None and not (isinstance(entry, type) and issubclass(entry, self.base)):
             raise TypeError(
@@ -83,9 +83,8 @@ class Table(dict[str, Entry]):
 
 _loaded: tuple[Plugin, ...] | None = None
 _importing: list[str] = []
-_added: list[
-    tuple[Table[Any], str]
-] = []  # tables and names of the entries that the current plug-in has added
+# Entries that the plug-in under import has added, each as a table and the name of the entry in the table.
+_added: list[tuple[Table[Any], str]] = []
 
 
 def load(enabled: bool = True) -> tuple[Plugin, ...]:
@@ -99,10 +98,13 @@ def load(enabled: bool = True) -> tuple[Plugin, ...]:
     """
     global _loaded
     if _loaded is None:
-        use = enabled and not os.environ.get(OFF)
-        entries = entry_points(group=GROUP) if use else ()
-        _loaded = ()  # if a plug-in calls ``load`` during its own import, ``load`` returns no plug-ins
-        _loaded = tuple(_import(entry) for entry in sorted(entries, key=lambda entry: entry.name))
+        is_enabled = enabled and not os.environ.get(OFF)
+        installed_entries = entry_points(group=GROUP) if is_enabled else ()
+        # If a plug-in calls ``load`` during its own import, ``load`` returns () instead of starting again.
+        _loaded = ()
+        _loaded = tuple(
+            _import(entry) for entry in sorted(installed_entries, key=lambda entry: entry.name)
+        )
     return _loaded
 
 

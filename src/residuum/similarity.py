@@ -51,8 +51,8 @@ def ncc(a: Tensor, b: Tensor) -> Tensor:
 def l2(a: Tensor, b: Tensor) -> Tensor:
     """Return Euclidean distances, exact to 1e-6 even between nearly identical samples.
 
-    Squared distances are computed as |a|^2 + |b|^2 - 2 a.b in float64, or as |a - b|^2 if the difference
-    cancels.
+    Squared distances are computed as |a|^2 + |b|^2 - 2 a.b in float64. If a and b are so close that this
+    formula loses digits, |a - b|^2 is computed instead.
 
     Args:
         a: Samples, (m, *shape).
@@ -67,12 +67,12 @@ def l2(a: Tensor, b: Tensor) -> Tensor:
     distances = a.new_empty(len(x), len(y))
     for rows in chunks(len(x), x.shape[1] + len(y)):
         block = x[rows].double()
-        sizes = block.square().sum(1)[:, None] + y_squares
-        squares = sizes - 2 * block @ y.T
-        i, j = torch.nonzero(squares < CANCELLATION * sizes, as_tuple=True)
+        squared_norms = block.square().sum(1)[:, None] + y_squares
+        squared_distances = squared_norms - 2 * block @ y.T
+        i, j = torch.nonzero(squared_distances < CANCELLATION * squared_norms, as_tuple=True)
         for pairs in chunks(len(i), x.shape[1]):
-            squares[i[pairs], j[pairs]] = (block[i[pairs]] - y[j[pairs]]).square().sum(1)
-        distances[rows] = squares.sqrt().to(distances.dtype)
+            squared_distances[i[pairs], j[pairs]] = (block[i[pairs]] - y[j[pairs]]).square().sum(1)
+        distances[rows] = squared_distances.sqrt().to(distances.dtype)
     return distances
 
 
@@ -90,11 +90,11 @@ def standardize(x: Tensor) -> Tensor:
         Standardized samples, (m, d).
     """
     channels = x.shape[1] if x.ndim == 4 else 1
-    flat = x.reshape(len(x), channels, -1)
-    centered = flat - flat.mean(2, keepdim=True)
+    channel_values = x.reshape(len(x), channels, -1)
+    centered = channel_values - channel_values.mean(2, keepdim=True)
     # After centering, a constant channel consists of rounding errors. Scaling would turn these into a
     # random image.
-    rounding = 8 * torch.finfo(x.dtype).eps * flat.norm(dim=2, keepdim=True)
+    rounding = 8 * torch.finfo(x.dtype).eps * channel_values.norm(dim=2, keepdim=True)
     norm = centered.norm(dim=2, keepdim=True)
     scaled = torch.where(norm > rounding, centered / norm, 0.0)
     return scaled.flatten(1) / channels**0.5
@@ -111,8 +111,10 @@ def chunks(rows: int, width: int, limit: int | None = None) -> Iterator[slice]:
     Returns:
         Slices that cover all rows.
     """
-    step = max(1, (limit or CHUNK) // max(1, width))
-    return (slice(start, min(start + step, rows)) for start in range(0, rows, step))
+    rows_per_slice = max(1, (limit or CHUNK) // max(1, width))
+    return (
+        slice(start, min(start + rows_per_slice, rows)) for start in range(0, rows, rows_per_slice)
+    )
 
 
 def check_shapes(a: Tensor, b: Tensor) -> None:
@@ -139,5 +141,5 @@ def _unit(x: Tensor) -> Tensor:
 
 
 def _products(x: Tensor, y: Tensor) -> Tensor:
-    """Return the inner products of rows x and y of norm at most 1, clamped to [-1, 1] against rounding."""
+    """Return the inner products of rows of norm at most 1. Clamping to [-1, 1] removes rounding errors."""
     return (x @ y.T).clamp_(-1, 1)

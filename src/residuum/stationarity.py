@@ -1,20 +1,20 @@
 """The stationarity equation, which all attacks and certificates use.
 
-    r = target - sum_i grad_theta <u_i, Phi(theta; x_i)>,      u_i = sum_{rows r of sample i} lam_r c_r
+    residual = target - sum_i grad_theta <u_i, Phi(theta; x_i)>,      u_i = sum_{rows r of sample i} lam_r c_r
 
-Here r is the residual, target is the vector that the weighted sum of gradients must equal (the weights
-theta, or the weight update), and lam_r are the multipliers. A *row* is a term of the sum: a sample x_i with a
-covector c_r on the outputs Phi of the network (+-1 for a binary label, e_y - e_c for a class and a rival
-class, e_k for a regression output). The gradient is linear in the covector, so the residual needs a single
-backward pass for any number of rows.
+The target is the vector that the weighted sum of gradients must equal: the weights theta, or the weight
+update. A *row* r is a term of this sum. Row r has a sample x_i, a multiplier lam_r and a covector c_r, i.e.
+weights of the outputs Phi of the network. The covector is +-1 for a binary label, e_y - e_c for a class y and
+a rival class c, and e_k for output k of a regression. The gradient is linear in the covector, so the residual
+needs a single backward pass for any number of rows.
 
 theta and target are dicts of tensors by parameter name. The shapes are x: (n, ...), u: (n, C), lam: (R,).
 All functions work for any ``nn.Module``. For MLPs, the Gram matrix has a closed form
 
     G = sum_l (d_l d_l^T) o (A_l A_l^T [+ 1 with a bias])
 
-with the backward signals d_l of the rows, the inputs A_l of layer l, and the elementwise product o. It does
-not need the P x R Jacobian.
+with the backward signals d_l of the rows, the inputs A_l of layer l, and the elementwise product o. This form
+does not need the P x R Jacobian.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ class Rows:
             samples: Number of samples.
 
         Returns:
-            The weighted sums u, (samples, C).
+            The weighted sums u, one for each sample, (samples, C).
         """
-        u = self.covectors.new_zeros(samples, self.covectors.shape[1])
-        return u.index_add(0, self.index, lam[:, None] * self.covectors)
+        weighted_covectors = self.covectors.new_zeros(samples, self.covectors.shape[1])
+        return weighted_covectors.index_add(0, self.index, lam[:, None] * self.covectors)
 
     def values(self, outputs: Tensor) -> Tensor:
         """Return the margin of each row, the inner product of covector and output, (R,)."""
@@ -99,8 +99,8 @@ def residual(model: nn.Module, target: Theta, x: Tensor, u: Tensor) -> Theta:
     Returns:
         The residual by parameter name.
     """
-    total = weighted_gradient(model, x, u)
-    return {name: target[name] - total[name] for name in target}
+    weighted_sum = weighted_gradient(model, x, u)
+    return {name: target[name] - weighted_sum[name] for name in target}
 
 
 def project(model: nn.Module, x: Tensor, rows: Rows, direction: Theta) -> Tensor:
@@ -116,8 +116,8 @@ def project(model: nn.Module, x: Tensor, rows: Rows, direction: Theta) -> Tensor
         Inner products, (R,).
     """
     theta = parameters(model)
-    change = jvp(lambda t: functional_call(model, t, (x,)), (theta,), (direction,))[1]
-    return rows.values(change)
+    output_changes = jvp(lambda t: functional_call(model, t, (x,)), (theta,), (direction,))[1]
+    return rows.values(output_changes)
 
 
 def jacobian(model: nn.Module, x: Tensor, rows: Rows, chunk: int = 64) -> Tensor:
@@ -157,10 +157,12 @@ def gram(model: nn.Module, x: Tensor, rows: Rows) -> Tensor:
         Gram matrix, (R, R).
     """
     if (chain := dense_chain(model)) is not None:
-        trace = chain.trace(x)
-        return mlp_gram(chain, trace, rows.index, chain.signals(trace, rows.covectors, rows.index))
-    dense = jacobian(model, x, rows)
-    return dense @ dense.T
+        activations = chain.trace(x)
+        return mlp_gram(
+            chain, activations, rows.index, chain.signals(activations, rows.covectors, rows.index)
+        )
+    gradients = jacobian(model, x, rows)
+    return gradients @ gradients.T
 
 
 def mlp_gram(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> Tensor:
@@ -168,22 +170,22 @@ def mlp_gram(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> 
 
     Args:
         model: The network.
-        trace: Activations of a forward pass of all samples.
+        trace: Inputs and pre-activations of every layer for all samples.
         index: Index of the sample of each row, (R,).
         signals: Backward signals of the rows (gradients with respect to pre-activations) by layer.
 
     Returns:
         Gram matrix, (R, R).
     """
-    total: Tensor | None = None
+    gram_matrix: Tensor | None = None
     for layer, inputs, signal in zip(model.linears, trace.inputs, signals, strict=True):
-        inner = inputs @ inputs.T
+        input_products = inputs @ inputs.T
         if layer.bias is not None:
-            inner = inner + 1
-        layer_gram = (signal @ signal.T).mul_(inner[index][:, index])
-        total = layer_gram if total is None else total.add_(layer_gram)
-    assert total is not None
-    return total
+            input_products = input_products + 1
+        layer_gram = (signal @ signal.T).mul_(input_products[index][:, index])
+        gram_matrix = layer_gram if gram_matrix is None else gram_matrix.add_(layer_gram)
+    assert gram_matrix is not None
+    return gram_matrix
 
 
 def flatten(theta: Theta) -> Tensor:
@@ -231,16 +233,17 @@ def moved_layers(theta: Theta, theta0: Theta) -> tuple[str, ...]:
     Returns:
         Names of the layers.
     """
-    # The rounding errors of weight and initial value can differ by a unit in the last place of the coarser
-    # number format. The tolerance is two units, because a conversion between formats rounds again.
+    # A weight and its initial value may be stored in different number formats, such as float32 and bfloat16.
+    # Rounding to the less precise format changes a number by at most its machine epsilon. The tolerance is
+    # twice this epsilon, because a conversion between formats rounds again.
     moved = []
     for layer, names in by_layer(theta).items():
         for name in names:
-            now, then = theta[name].detach(), theta0[name].detach()
-            unit = max(torch.finfo(now.dtype).eps, torch.finfo(then.dtype).eps)
-            now, then = now.double().cpu(), then.double().cpu()
-            size = torch.maximum(now.abs(), then.abs())
-            if bool(((now - then).abs() > 2 * unit * size).any()):
+            weight, initial_weight = theta[name].detach(), theta0[name].detach()
+            epsilon = max(torch.finfo(weight.dtype).eps, torch.finfo(initial_weight.dtype).eps)
+            weight, initial_weight = weight.double().cpu(), initial_weight.double().cpu()
+            magnitude = torch.maximum(weight.abs(), initial_weight.abs())
+            if bool(((weight - initial_weight).abs() > 2 * epsilon * magnitude).any()):
                 moved.append(layer)
                 break
     return tuple(moved)
@@ -258,6 +261,8 @@ def layer_residuals(r: Theta, theta: Theta) -> dict[str, float]:
     """
     residuals = {}
     for layer, names in by_layer(theta).items():
-        scale = norm({n: theta[n] for n in names})
-        residuals[layer] = norm({n: r[n] for n in names}) / (scale if scale > 0 else 1.0)
+        weight_norm = norm({n: theta[n] for n in names})
+        residuals[layer] = norm({n: r[n] for n in names}) / (
+            weight_norm if weight_norm > 0 else 1.0
+        )
     return residuals

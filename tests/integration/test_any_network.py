@@ -612,7 +612,7 @@ def test_a_forward_of_one_type_is_refused_where_its_remedy_is_not() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x.flatten(1) @ self.table)
 
-    with pytest.raises(ArchitectureError, match="creates tensors of a fixed type") as caught:
+    with pytest.raises(ArchitectureError, match="creates tensors whose type is fixed") as caught:
         rs.attack(Fixed(F.mish), SHAPE, SHORT)
     assert "register them as buffers" in caught.value.remedy
     assert torch.isfinite(rs.attack(Kept(), SHAPE, SHORT).loss).all()
@@ -667,7 +667,8 @@ def test_a_forward_that_fails_where_the_attack_runs_is_no_internal_error() -> No
     whole = problem(Elsewhere(F.mish).eval(), MulticlassKKT())
     whole.points[0].broken = True  # type: ignore[assignment]
     with pytest.raises(
-        ArchitectureError, match=r"must run on cpu in float64\. The network's forward method"
+        ArchitectureError,
+        match=r"must run on the device 'cpu' in the number format float64; the network's forward",
     ):
         whole.evaluate(*points(1, 3))
 

@@ -99,7 +99,7 @@ def test_an_attack_takes_what_an_audit_takes(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", [nn.ModuleList([nn.Linear(4, 1)]), {"w": 3}, None])
 def test_an_attack_on_anything_else_says_what_to_do(given: Any) -> None:
     with pytest.raises(
-        residuum.ResiduumError, match=r"the forward of ModuleList raised|state_dict\(\)"
+        residuum.ResiduumError, match=r"the forward method of ModuleList raised|state_dict\(\)"
     ):
         residuum.attack(given)
 

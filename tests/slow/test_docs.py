@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 import yaml
-from benchmarks import pages as results
-from benchmarks.markdown import read, victims_of
 
+from experiments.pages import filling as results
+from experiments.pages.tables import read, victims_of
 from residuum.attacks.registry import ATTACKS
 from residuum.attacks.stationarity.objectives import OBJECTIVES
 from residuum.attacks.stationarity.priors import PRIORS
@@ -171,7 +171,7 @@ def test_tables_are_what_the_files_of_results_say() -> None:
         text = page.read_text(encoding="utf-8")
         names = re.findall(r"<!-- table: (\S+) -->", text)
         assert len(names) == len(results.MARK.findall(text)) == text.count("<!-- /table -->")
-        assert results.filled(text) == text, "run: python -m benchmarks.pages"
+        assert results.filled(text) == text, "run: python -m experiments.pages"
 
 
 def test_every_table_stands_on_a_page() -> None:
@@ -192,21 +192,22 @@ def test_a_number_that_no_file_has_is_written_over() -> None:
 
 
 PROGRAMS = [
-    path.stem
-    for path in sorted((ROOT / "benchmarks").glob("*.py"))
-    if f"python -m benchmarks.{path.stem}" in path.read_text(encoding="utf-8")
+    f"{folder}.{path.stem}"
+    for folder in ("benchmarks", "experiments", "tools")
+    for path in sorted((ROOT / folder).glob("*.py"))
+    if f"python -m {folder}.{path.stem}" in path.read_text(encoding="utf-8")
     and "__main__" in path.read_text(encoding="utf-8")
 ]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_benchmark_that_is_asked_for_help_does_not_run(
+def test_a_program_that_is_asked_for_help_does_not_run(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("sys.argv", [name, "--help"])
-    monkeypatch.delitem(sys.modules, f"benchmarks.{name}", raising=False)
+    monkeypatch.delitem(sys.modules, name, raising=False)
     with pytest.raises(SystemExit) as ended:
-        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+        runpy.run_module(name, run_name="__main__")
     assert ended.value.code in (0, None)
     assert "usage:" in capsys.readouterr().out
 
@@ -231,7 +232,7 @@ def test_running_text_of_results_holds_no_number_of_its_own() -> None:
     assert results.unmarked(f"{marked} 0.7, 3 of 20 or 15%") == ["0.7", "3 of 20", "15%"]
     for name in results.PROSE:
         text = (ROOT / "docs" / name).read_text(encoding="utf-8")
-        assert not results.unmarked(text), f"{name}: see the head of benchmarks/pages.py"
+        assert not results.unmarked(text), f"{name}: see experiments/pages/__init__.py"
 
 
 def headlines() -> dict[str, list[float]]:

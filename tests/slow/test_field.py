@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from benchmarks import field, tables_of_field
-from benchmarks.__main__ import main as benchmarks
-from benchmarks.field_rows import (
+
+import residuum as rs
+from experiments import field
+from experiments.field_rows import (
     ARMS,
     BINARY,
     POOLED,
@@ -24,10 +25,9 @@ from benchmarks.field_rows import (
     frozen,
     settings,
 )
-from benchmarks.field_victims import Victim, images
-from benchmarks.markdown import read
-
-import residuum as rs
+from experiments.field_victims import Victim, images
+from experiments.pages import field as tables_of_field
+from experiments.pages.tables import read
 from residuum.attacks import ATTACKS
 from residuum.records import Knowledge
 from residuum.records.rundir import environment
@@ -62,7 +62,7 @@ def test_the_samples_themselves_score_fully_and_those_of_others_as_chance(digits
 def test_a_row_of_a_table_counts_by_its_worst_column() -> None:
     row, span = torch.tensor([[0.2, 0.5]]), torch.tensor([1.0, 2.0])
     near = torch.tensor([[0.25, 0.9], [0.2, 1.5]])
-    assert field.alike(near, row, span)[:, 0].tolist() == pytest.approx([0.8, 0.5])
+    assert field.similarity(near, row, span)[:, 0].tolist() == pytest.approx([0.8, 0.5])
 
 
 def test_victims_of_a_row_share_no_image() -> None:
@@ -94,37 +94,39 @@ def test_published_settings_are_as_released_and_every_row_has_a_control() -> Non
     assert len({frozen(*one) for one in own}) == len(own)
 
 
-def test_it_is_one_of_the_benchmarks(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_wrong_command_line_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     out = str(tmp_path / "out")
     (tmp_path / "file").write_text("")
     for words, said in (
         ([out, "--rows", "cifar-50"], "cifar-50 needs images; there is no FOLDER."),
-        ([str(tmp_path), out], "claim/cifar10.npz. Make it by python -m benchmarks.unmix data"),
+        ([str(tmp_path), out], "claim/cifar10.npz. Make it by python -m experiments.image_data"),
         ([out, "--attacks", "unmixed"], "No attack 'unmixed'. Did you mean"),
         ([out, "--attacks", "trunk-moment"], "trunk-moment is run on none of these rows."),
         ([out, "--device", "tpu"], "A device must be cpu or cuda; got 'tpu'."),
         ([out, "--workers", "0"], "At least one process is needed"),
     ):
-        assert benchmarks(["field", "run", *words]) == 2
+        assert field.main(["run", *words]) == 2
         assert said in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
-    assert benchmarks(["field", "run", str(tmp_path / "file")]) == 2
+    assert field.main(["run", str(tmp_path / "file")]) == 2
     assert "Not a directory" in capsys.readouterr().err
     for command in ("page", "picture"):
-        assert benchmarks(["field", command, str(tmp_path), str(tmp_path / "made")]) == 2
+        assert field.main([command, str(tmp_path), str(tmp_path / "made")]) == 2
         assert "Run the attacks into that folder first." in capsys.readouterr().err
     (tmp_path / "field.json").write_text("{}")
-    assert benchmarks(["field", "page", str(tmp_path), str(tmp_path / "made")]) == 2
+    assert field.main(["page", str(tmp_path), str(tmp_path / "made")]) == 2
     assert "holds nothing that was found" in capsys.readouterr().err
     np.savez(tmp_path / "field-pictures.npz", photos=np.zeros(1))
-    assert benchmarks(["field", "picture", str(tmp_path), str(tmp_path / "made")]) == 2
+    assert field.main(["picture", str(tmp_path), str(tmp_path / "made")]) == 2
     assert "Known: photos." in capsys.readouterr().err
 
 
 def program(site: Path, *words: str) -> str:
     path = os.pathsep.join((str(site), str(ROOT / "src"), str(ROOT)))
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.field", *words],
+        [sys.executable, "-m", "experiments.field", *words],
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -8,11 +8,11 @@ from importlib.metadata import version
 
 import pytest
 import torch
-from benchmarks import goldens as versions
 
 from residuum.cli.main import COMMANDS
 from tests import goldens
 from tests.documents import ROOT
+from tools import compare_versions as versions
 
 NO_FOLDER = {"demo", "scan", "strip"}  # demo: two audits, and a picture of both
 IN_ANOTHER = {"score": ("attack", "scores.json"), "report": ("audit-leak", "report-redacted.html")}

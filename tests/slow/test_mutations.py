@@ -1,13 +1,14 @@
-"""The faults that benchmarks/mutants.py puts into the code: that they are faults, and which."""
+"""The faults that tools/mutants.py puts into the code: that they are faults, and which."""
 
 from __future__ import annotations
 
 import ast
 
 import pytest
-from benchmarks import mutations
-from benchmarks.mutants import ROOT, TABLE, _reviewed, covering
-from benchmarks.mutations import PACKAGE, mutants_of
+
+from tools import mutations
+from tools.mutants import ROOT, TABLE, covering, reviewed_mutant
+from tools.mutations import PACKAGE, mutants_of
 
 SOURCE = '''
 """A docstring with 1 and True."""
@@ -54,7 +55,7 @@ def test_every_mutant_is_a_program_of_its_own(file):
 @pytest.mark.parametrize("row", TABLE["review"], ids=lambda row: row["what"])
 def test_every_reviewed_mutant_finds_its_text(row):
     """Code that moves takes its mutants along: the benchmark itself is run too seldom to notice."""
-    mutant = _reviewed(**row)
+    mutant = reviewed_mutant(**row)
     source = ast.parse((PACKAGE / mutant.file).read_bytes())
     assert ast.dump(ast.parse(mutant.mutated())) != ast.dump(source)
     assert all((ROOT / name).is_file() for name in covering(mutant.file))
@@ -62,7 +63,7 @@ def test_every_reviewed_mutant_finds_its_text(row):
 
 def test_a_mutant_whose_text_has_gone_is_refused():
     with pytest.raises(SystemExit, match=r"mend mutants\.toml"):
-        _reviewed("gone", "stationarity.py", "no such text", "pass")
+        reviewed_mutant("gone", "stationarity.py", "no such text", "pass")
 
 
 def test_the_table_names_what_there_is():

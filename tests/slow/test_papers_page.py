@@ -7,13 +7,13 @@ import re
 from typing import Any
 
 import pytest
-from benchmarks import tables_of_papers
 
+from experiments.pages import papers as tables_of_papers
 from papers.figures import FIGURES
 from papers.shen2026 import CASES
 from tests.documents import ROOT
 
-FILES = sorted((ROOT / "benchmarks" / "results" / "papers").glob("*.json"))
+FILES = sorted((ROOT / "experiments" / "results" / "papers").glob("*.json"))
 PICTURES = sorted((ROOT / "docs" / "figures" / "papers").glob("*.png"))
 PAGE = ROOT / "docs" / "papers.md"
 
@@ -43,7 +43,7 @@ def test_what_was_not_run_is_named() -> None:
     stated = re.search("Not run at this scale: ([^\n]+)", text)
     missing = {*re.findall(r"`(\w+:[\w-]+)`", stated[1])} if stated else set()
     here = {result["id"] for result in results().values()}
-    kept = (ROOT / "benchmarks" / "results").glob("uniqueness-*.json")
+    kept = (ROOT / "experiments" / "results").glob("uniqueness-*.json")
     elsewhere = {path.stem.replace("-", ":") for path in kept} - here
     elsewhere |= {"shen2026:growth-ntk", "shen2026:growth-kkt"}  # growth-*.json
     # Figures that draw, in another way, cases which the file of another figure has.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,15 @@ VAGUE = set(
     left there others facts mine every each far near apart alike laid drawn asked taken again gone both at
     of""".split()  # noqa: SIM905  a list of words is easier to read
 )
-MAY_USE_LEFT = SOURCE / "trees"
+# Readers of trees and the code about trees may use "left".
+MAY_USE_LEFT = re.compile(r"tree|forest|boost|lightgbm")
 MODULES = sorted(SOURCE.rglob("*.py"))
+ROOT = Path(__file__).parents[2]
+SCRIPTS = [
+    path
+    for folder in ("benchmarks", "experiments", "papers", "tools")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+]
 
 
 def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
@@ -33,7 +41,10 @@ def bindings(tree: ast.AST) -> Iterator[tuple[str, int]]:
 
 
 def vague_names(path: Path) -> list[str]:
-    allowed = {"left"} if MAY_USE_LEFT in path.parents else set()
+    is_about_trees = path.is_relative_to(SOURCE) and MAY_USE_LEFT.search(
+        str(path.relative_to(SOURCE))
+    )
+    allowed = {"left"} if is_about_trees else set()
     return [
         f"line {line}: {name}"
         for name, line in bindings(ast.parse(path.read_text()))
@@ -70,6 +81,11 @@ def gaps(function: ast.FunctionDef) -> list[str]:
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
 def test_names_say_what_they_name(path: Path) -> None:
+    assert not vague_names(path)
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_names_of_scripts_say_what_they_name(path: Path) -> None:
     assert not vague_names(path)
 
 

@@ -32,7 +32,7 @@ from residuum.surfaces.surface import MOMENT, SURFACES, WEIGHTS, Surface
 if TYPE_CHECKING:
     from torch import nn
 
-MAX_RETURNED = 20_000  # maximum number of candidates of an attack; bounds the memory of scoring
+MAX_RETURNED = 20_000  # maximum number of candidates that an attack may return
 MIN_CANDIDATES, MAX_CANDIDATES = 20, 1000  # limits of the estimated number of candidates
 NOT_ATTACKED = (
     "the optimizer state in this file was not attacked. To attack it, pass --surface moment"
@@ -41,7 +41,7 @@ NOT_ATTACKED = (
 
 @dataclass(frozen=True)
 class AttackProgress:
-    """Progress of an attack, as a watcher receives it.
+    """Progress of a running attack. Attacks pass this record to the function ``watch`` of the caller.
 
     Attributes:
         step: Number of the current step.
@@ -64,17 +64,18 @@ Watcher = Callable[[AttackProgress], None]
 
 
 class Attack(AttackSettings):
-    """Base of all attacks. By default an attack uses the weights, runs once, and can only show a leak.
+    """Base class of all attacks. The default values describe an attack that uses the weights and runs once.
 
     Attributes:
         name: Name of the attack in tables and files.
         surface: Name of the attack surface: the weights, the weight update or the optimizer state.
         has_residual: Whether the attack fits equations and leaves a residual, which the report shows.
         is_baseline: Whether the attack is only a comparison. Tests for a leak never use a baseline.
-        pace: How an audit plans the attack: in "batches" of restarts, "once" with its own settings, "sized"
-            if the attack adapts its amount of computation to ``seconds`` of a reference machine, or
-            "formula" if its time is negligible.
-        effort_share: Share of the time of an audit for this attack, relative to the shares of other attacks.
+        pace: How an audit schedules the attack. "batches": The audit runs the restarts of the attack in
+            batches. "once": The audit runs the attack once, with the settings of the attack. "sized": The
+            attack fits its amount of computation to its setting ``seconds``. "formula": The attack evaluates
+            a formula in negligible time.
+        effort_share: Weight of this attack when an audit divides its time budget among the attacks.
         assumes: Sentence for the report about the assumptions on which the attack relies.
     """
 
@@ -99,8 +100,8 @@ class Attack(AttackSettings):
         Returns:
             The attack.
         """
-        shared = cls.model_fields.keys() & other.model_fields_set
-        return cls(**{**{name: getattr(other, name) for name in shared}, **changes})
+        shared_settings = cls.model_fields.keys() & other.model_fields_set
+        return cls(**{**{name: getattr(other, name) for name in shared_settings}, **changes})
 
     @classmethod
     def select_settings(cls, settings: dict[str, Any]) -> dict[str, Any]:
@@ -113,7 +114,7 @@ class Attack(AttackSettings):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the attack that :meth:`to_json` wrote as plain values."""
+        """Create an attack from the plain values that :meth:`to_json` returned."""
         return super().from_json({k: v for k, v in values.items() if k in cls.model_fields})
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
@@ -187,12 +188,12 @@ class Attack(AttackSettings):
         plug-in, its output is validated, and its exceptions become ``PluginError``.
 
         Args:
-            target: What to attack: a release, the path of a release, a network, a live module, or one
+            target: What to attack: a release, the path of a release, a network, a PyTorch module, or one
                 attack surface.
             knowledge: What the attacker knows in addition to the release.
             state_path: File with the state of the search. If the search is interrupted, the next run
                 continues from this file. Attacks without steps ignore this argument.
-            watch: Function that receives the progress.
+            watch: Function that the attack calls with its progress, an :class:`AttackProgress`.
             per_run: Settings of each restart, if the restarts have different settings.
 
         Returns:
@@ -213,12 +214,16 @@ class Attack(AttackSettings):
             network, knowledge = read_target(target, knowledge)
             attack = self.resolve_settings(network, knowledge)
             surface = SURFACES[attack.surface](network, knowledge)
-        runs = (
+        resolved_per_run = (
             None
             if per_run is None
             else [r.resolve_settings(surface.checkpoint, knowledge) for r in per_run]
         )
-        options: dict[str, Any] = {"state_path": state_path, "watch": watch, "per_run": runs}
+        options: dict[str, Any] = {
+            "state_path": state_path,
+            "watch": watch,
+            "per_run": resolved_per_run,
+        }
         result = attack._guarded(surface, knowledge, **options)
         if surface.name == MOMENT or knowledge.provenance.get("moment") != RELEASE:
             return result
@@ -239,7 +244,7 @@ class Attack(AttackSettings):
             surface: The attack surface: the weights, the weight update or an optimizer state.
             knowledge: What the attacker knows.
             state_path: File with the state of the search, from which an interrupted search continues.
-            watch: Function that receives the progress.
+            watch: Function that the attack calls with its progress, an :class:`AttackProgress`.
             per_run: Settings of each restart, if the restarts have different settings.
 
         Returns:
@@ -266,13 +271,13 @@ class Attack(AttackSettings):
         except ResiduumError:
             raise
         except (Exception, SystemExit) as problem:
-            fault = f"The plug-in attack {self.name} failed: {plugins.describe(problem)}."
-            raise PluginError(fault, "Correct the plug-in, or use another attack.") from problem
+            message = f"The plug-in attack {self.name} failed: {plugins.describe(problem)}."
+            raise PluginError(message, "Correct the plug-in, or use another attack.") from problem
 
     def _validated(
         self, result: Reconstruction, surface: Surface, knowledge: Knowledge
     ) -> Reconstruction:
-        """Validate the output of a plug-in attack, and fill in its name, settings and selection."""
+        """Validate the output of a plug-in attack, and add its name, settings and selected candidates."""
         result = validate_output(result, surface, knowledge).replace(attack=self.name)
         result = result if result.settings else result.replace(settings=self.to_json())
         return result if result.selection is not None else result.replace(selection=select(result))
@@ -297,7 +302,7 @@ class OneShotAttack(Attack):
         raise NotImplementedError
 
     def reconstruct(self, surface: Surface, knowledge: Knowledge, **_: Any) -> Reconstruction:
-        """Run ``find``. If its result has no selection, select the candidates on which restarts agree.
+        """Run ``find``. If ``find`` selects no candidates, select those on which several restarts agree.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -307,14 +312,14 @@ class OneShotAttack(Attack):
         Returns:
             The candidates.
         """
-        start = time.monotonic()
+        start_time = time.monotonic()
         self.require_applicable(surface, knowledge)
         result = self.find(surface, knowledge)
         if self.is_plugin:
             result = validate_output(result, surface, knowledge)
         result = result.replace(settings=self.to_json())
         selection = select(result) if result.selection is None else result.selection
-        return result.replace(selection=selection, seconds=time.monotonic() - start)
+        return result.replace(selection=selection, seconds=time.monotonic() - start_time)
 
 
 def read_target(
@@ -323,7 +328,7 @@ def read_target(
     """Read the network to attack, and what the release tells the attacker.
 
     Args:
-        target: A release, the path of a release, a network or a live module.
+        target: A release, the path of a release, a network or a PyTorch module.
         knowledge: What the attacker knows in addition to the release.
 
     Returns:
@@ -341,11 +346,11 @@ def read_target(
 def estimate_candidate_count(network: Network, knowledge: Knowledge) -> int:
     """Return a number of candidates for an attack.
 
-    If the number of samples is known, the function returns twice this number. Otherwise it returns half the
-    number of neurons in the first layer, between MIN_CANDIDATES and MAX_CANDIDATES. A first layer with h
-    neurons and rank r gives about h r equations for the m (r + 1) unknowns of m samples, so the equations can
-    determine about h samples at most. With h / 2 candidates, an attack recovered as many digits as with h
-    candidates (``benchmarks/candidates.py``).
+    If the number of samples is known, the function returns twice this number. Otherwise the function returns
+    half the number of neurons in the first layer, between MIN_CANDIDATES and MAX_CANDIDATES. A first layer
+    with h neurons and rank r gives about h r equations for the m (r + 1) unknowns of m samples, so the
+    equations can determine about h samples at most. In an experiment with images of digits, h / 2 candidates
+    recovered as many training images as h candidates (``experiments/candidate_counts.py``).
 
     Args:
         network: The network to attack.
@@ -381,7 +386,7 @@ def validate_output(
     n, restarts, checks = len(result.x), result.restarts, len(result.steps)
     if not 0 < n <= MAX_RETURNED:
         raise PluginError(*_describe_invalid_output(f"1 to {MAX_RETURNED} candidates", n))
-    shapes = {
+    expected_shapes = {
         "x": (n, *surface.sample_shape(knowledge)),
         "labels": (n,),
         "lam": (n, *result.lam.shape[1:]),
@@ -389,7 +394,7 @@ def validate_output(
         "loss": (restarts, checks),
         "layers": (restarts, checks, len(result.layer_names)),
     }
-    for name, shape in shapes.items():
+    for name, shape in expected_shapes.items():
         if (got := tuple(getattr(result, name).shape)) != shape:
             raise PluginError(*_describe_invalid_output(f"{name} of shape {shape}", got))
     for name in ("x", "labels", "lam"):
@@ -398,8 +403,8 @@ def validate_output(
     if not result.x.is_floating_point():
         raise PluginError(*_describe_invalid_output("x of a floating-point type", result.x.dtype))
     if result.run.dtype != torch.long or {*result.run.tolist()} - {*range(restarts)}:
-        rule = f"integers from 0 to {restarts - 1} in run, one restart for each candidate"
-        raise PluginError(*_describe_invalid_output(rule, result.run.dtype))
+        expected_run = f"integers from 0 to {restarts - 1} in run, one restart for each candidate"
+        raise PluginError(*_describe_invalid_output(expected_run, result.run.dtype))
     return result
 
 

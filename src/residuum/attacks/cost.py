@@ -41,14 +41,15 @@ class Estimate:
         restarts: Number of restarts.
         candidates: Number of candidates of each restart.
         dimensions: Number of values of each candidate.
-        unknowns: Number of unknowns in all restarts, candidates and multipliers together.
+        unknowns: Number of values that all restarts optimize: the values of the candidates and the
+            multipliers.
         steps: Number of steps of each restart.
         flops_per_step: Number of floating-point operations of the matrix products in one step.
         flops_by_layer: Number of floating-point operations in one step, for each layer.
-        memory: Peak memory in bytes, by the kind of content.
+        memory: Peak memory in bytes, for each kind of tensor (such as weights or candidates).
         step_seconds: Measured seconds of one step.
-        seconds: Estimated seconds of all steps, evaluation steps and closed-form solutions, at most the
-            time limit of the attack.
+        seconds: Estimated seconds of the whole attack, at most the time limit of the attack. The estimate
+            includes the evaluations of the loss and the closed-form solutions for the multipliers.
         notes: Notes for the user.
     """
 
@@ -92,13 +93,14 @@ def estimate(
     """Estimate the cost of an attack: count its memory and measure the time of a step.
 
     The function builds the same solver as the attack, so it raises the same errors. In the estimate, an
-    evaluation of the loss takes as long as one step, and a closed-form solution for k multipliers takes as
-    long as k + 1 steps.
+    evaluation of the loss takes as long as one step. A closed-form solution for k multipliers takes as long
+    as k + 1 steps.
 
     Args:
         network: The network to attack.
         knowledge: What the attacker knows.
-        attack: The attack. The default is the stationarity attack that suits the network.
+        attack: The attack, which must solve a stationarity equation. The default is the KKT attack for
+            classifiers, and the weight-decay attack for regressions.
         measured: Total duration of the measured steps in seconds. The default is 2 seconds.
 
     Returns:
@@ -108,34 +110,38 @@ def estimate(
         InputError: If the attack has no steps, or does not fit the network.
     """
     knowledge = knowledge or Knowledge()
-    config = (attack or Auto()).resolve_settings(network, knowledge)
-    if not isinstance(config, Stationarity):
+    resolved_attack = (attack or Auto()).resolve_settings(network, knowledge)
+    if not isinstance(resolved_attack, Stationarity):
         raise InputError(
-            f"A dry run measures stationarity attacks only; got {config.name}.",
-            f"Run {config.name} without a dry run, or choose a stationarity attack.",
+            "A dry run can measure only attacks that solve a stationarity equation; got "
+            f"{resolved_attack.name}.",
+            f"Run {resolved_attack.name} without a dry run, or choose an attack such as kkt.",
         )
-    solver = config.solver(network, knowledge)
+    solver = resolved_attack.solver(network, knowledge)
     state = solver.start()
-    per_run = state.x[0].numel() + state.lam[0].numel()
+    unknowns_per_run = state.x[0].numel() + state.lam[0].numel()
     cost, notes = _cost(solver, state.x, state.lam)
     step_seconds = _measure(solver, MEASURING_SECONDS if measured is None else measured)
-    names = solver.problem.layer_names
-    if make_grower(solver) is not None:  # raises an error if the solver cannot add candidates
+    layer_names = solver.problem.layer_names
+    # If the settings add candidates during the search, but the solver cannot, make_grower raises an error.
+    if make_grower(solver) is not None:
         notes += (
             "the time covers the first candidates only. Candidates that the search adds later take more time",
         )
     return Estimate(
         network.arch,
-        config.device,
-        config.precision,
+        resolved_attack.device,
+        resolved_attack.precision,
         sum(t.numel() for t in network.theta.values()),
-        config.restarts,
-        config.candidates,
+        resolved_attack.restarts,
+        resolved_attack.candidates,
         state.x[0, 0].numel(),
-        config.restarts * per_run,
-        config.steps,
+        resolved_attack.restarts * unknowns_per_run,
+        resolved_attack.steps,
         sum(cost.flops),
-        dict(zip(names, cost.flops, strict=True)) if len(cost.flops) == len(names) else {},
+        dict(zip(layer_names, cost.flops, strict=True))
+        if len(cost.flops) == len(layer_names)
+        else {},
         cost.memory,
         step_seconds,
         _seconds(solver, step_seconds),
@@ -165,47 +171,53 @@ def estimate_reference_seconds(
     if isinstance(attack, RestartSettings):
         single_run["restarts"] = 1
     if not isinstance(attack, Stationarity):
-        single = attack.changed(**attack.select_settings(single_run), steps=1, seconds=math.inf)
-        single.run(surface, knowledge)  # caches properties of the network
-        return attack.steps * count_work(lambda: single.run(surface, knowledge)).seconds(speed)
-    resolved = attack.resolve_settings(surface.checkpoint, knowledge)
-    assert isinstance(resolved, Stationarity)
-    solver = resolved.changed(**single_run).solver(surface.checkpoint, knowledge)
+        one_step_attack = attack.changed(
+            **attack.select_settings(single_run), steps=1, seconds=math.inf
+        )
+        # The first run fills the caches of the network, so that the second run counts only the attack.
+        one_step_attack.run(surface, knowledge)
+        step_work = count_work(lambda: one_step_attack.run(surface, knowledge))
+        return attack.steps * step_work.seconds(speed)
+    resolved_attack = attack.resolve_settings(surface.checkpoint, knowledge)
+    assert isinstance(resolved_attack, Stationarity)
+    solver = resolved_attack.changed(**single_run).solver(surface.checkpoint, knowledge)
     state = solver.start()
     x, lam = state.x.clone(), state.lam.clone()
     with solver.precision(False):
-        work = count_work(lambda: solver.step(x, lam, {}, 0, state.moving))
-    return _seconds(solver, work.seconds(speed))
+        step_work = count_work(lambda: solver.step(x, lam, {}, 0, state.moving))
+    return _seconds(solver, step_work.seconds(speed))
 
 
 def _seconds(solver: Solver, step_seconds: float) -> float:
-    """Return the seconds of all steps, evaluation steps and closed-form solutions for multipliers."""
+    """Return the seconds of all steps, evaluations of the loss and closed-form solutions for multipliers."""
     config, unknowns = solver.config, solver.start().lam[0].numel()
-    evaluations = 1 + 1 / solver.check_every
+    evaluations_per_step = 1 + 1 / solver.check_every
     if config.lam_every and unknowns <= MAX_UNKNOWNS:
-        evaluations += (unknowns + 1) / config.lam_every
-    return min(config.seconds, config.steps * evaluations * step_seconds)
+        evaluations_per_step += (unknowns + 1) / config.lam_every
+    return min(config.seconds, config.steps * evaluations_per_step * step_seconds)
 
 
 def _cost(solver: Solver, x: Tensor, lam: Tensor) -> tuple[EvaluationCost, tuple[str, ...]]:
-    """Compute the cost of a step by formulas for dense networks, and by counting for other networks."""
+    """Return the operations and memory of a step: by formulas for dense networks, otherwise by counting."""
     problem, (runs, candidates) = solver.problem, solver.sizes
     if problem.explicit is not None:
-        follows = problem.objective.follows_outputs
-        return evaluation_cost(problem.explicit, runs, candidates, follows_outputs=follows), ()
+        follows_outputs = problem.objective.follows_outputs
+        return evaluation_cost(
+            problem.explicit, runs, candidates, follows_outputs=follows_outputs
+        ), ()
     work = count_work(lambda: problem.evaluate(x, lam * solver.scale))
-    weights = sum(t.numel() for t in problem.target.values()) * x.element_size()
-    passes = problem.generic.estimate_workspace(runs * candidates)
+    weight_bytes = sum(t.numel() for t in problem.target.values()) * x.element_size()
+    workspace_bytes = problem.generic.estimate_workspace(runs * candidates)
     memory = {
-        "weights": 4 * weights,
+        "weights": 4 * weight_bytes,
         "candidates": 10 * x.numel() * x.element_size(),
-        "passes": passes,
+        "passes": workspace_bytes,
     }
     return EvaluationCost((work.flops,), memory), ()
 
 
 def _measure(solver: Solver, budget: float) -> float:
-    """Measure the seconds of a step. Steps run for about ``budget`` seconds; the first step is ignored."""
+    """Measure the seconds of a step, by about ``budget`` seconds of steps after a first step for warm-up."""
     config, state = solver.config, solver.start()
     with solver.precision(config.precision in FAST_PRECISIONS):
         if config.device.startswith("cuda"):
@@ -222,15 +234,15 @@ def _measure(solver: Solver, budget: float) -> float:
                 solver.step(x, lam, moments, 0, state.moving)
                 return 1
 
-        start = time.perf_counter()
+        start_time = time.perf_counter()
         advance()
-        first_seconds = time.perf_counter() - start
+        first_seconds = time.perf_counter() - start_time
         # If the first step is slow, measure one more step, because the first step includes a warm-up.
         if first_seconds > SLOW * budget:
-            start = time.perf_counter()
+            start_time = time.perf_counter()
             advance()
-            return time.perf_counter() - start
-        steps, start = 0, time.perf_counter()
-        while steps < MIN_STEPS or time.perf_counter() - start < budget - first_seconds:
+            return time.perf_counter() - start_time
+        steps, start_time = 0, time.perf_counter()
+        while steps < MIN_STEPS or time.perf_counter() - start_time < budget - first_seconds:
             steps += advance()
-        return (time.perf_counter() - start) / steps
+        return (time.perf_counter() - start_time) / steps

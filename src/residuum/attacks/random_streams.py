@@ -11,8 +11,8 @@ def stream(*names: str | int) -> torch.Generator:
     """Return a random number generator that depends only on the given names.
 
     Equal names give equal numbers on every machine. Datasets, initial weights and attacks all use small
-    seeds. If all of them used the same generator for a seed, an attack could start from the same random
-    numbers as synthetic training data and recover the data by accident.
+    seeds. If datasets and attacks used the same generator for a seed, an attack could start from the same
+    random numbers as synthetic training data and recover the data by accident.
 
     Args:
         *names: Names and seeds that identify the generator.

@@ -106,16 +106,16 @@ def make_attack(name: str = "auto", preset: str = "residuum", **settings: Any) -
         The attack.
     """
     require_known(preset, PRESETS, "No preset")
-    values = PRESETS[preset]
-    kind = attack_class(values.attack if name == "auto" else name)
-    return kind(**{**kind.select_settings(values.settings), **settings})
+    preset_values = PRESETS[preset]
+    attack_type = attack_class(preset_values.attack if name == "auto" else name)
+    return attack_type(**{**attack_type.select_settings(preset_values.settings), **settings})
 
 
 def rebuild_attack(reconstruction: Reconstruction) -> Attack:
     """Return the attack that produced a reconstruction, with its settings."""
     name = reconstruction.settings.get("attack", reconstruction.attack)
-    kind = {**AUTOMATIC_ATTACKS, **every_attack()}.get(name, Attack)
-    return kind.from_json(reconstruction.settings)
+    attack_type = {**AUTOMATIC_ATTACKS, **every_attack()}.get(name, Attack)
+    return attack_type.from_json(reconstruction.settings)
 
 
 def adapt_to_surface(name: str, knowledge: Knowledge, attack: Attack) -> Attack:
@@ -139,12 +139,12 @@ def adapt_to_surface(name: str, knowledge: Knowledge, attack: Attack) -> Attack:
     if isinstance(attack, Unmix):
         return UNMIX[surface].like(attack)
     if isinstance(attack, Auto) and surface != WEIGHTS:
-        kinds = every_attack().values()
-        return next(kind for kind in kinds if kind.surface == surface).like(attack)
+        attack_types = every_attack().values()
+        return next(t for t in attack_types if t.surface == surface).like(attack)
     if attack.surface != surface:
-        names = {value: word for word, value in SURFACE_NAMES.items()}
+        surface_names = {value: word for word, value in SURFACE_NAMES.items()}
         raise InputError(
-            f"{attack.name} attacks {names[attack.surface]}, not {names[surface]}.",
+            f"{attack.name} attacks {surface_names[attack.surface]}, not {surface_names[surface]}.",
             "Omit --surface, or choose another attack.",
         )
     return attack

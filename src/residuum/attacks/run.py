@@ -30,15 +30,15 @@ def attack(
     If the attack does not apply to the release, this function raises an ``InputError``.
 
     Args:
-        target: A release, the path of a release, a network, or a live module.
+        target: A release, the path of a release, a network, or a PyTorch module.
         knowledge: What the attacker knows in addition to the release.
-        attack: The attack with its settings, such as ``rs.attacks.KKT(steps=3000)``. The default is the
-            stationarity attack that suits the network.
+        attack: The attack with its settings, such as ``rs.attacks.KKT(steps=3000)``. The default is the KKT
+            attack for classifiers, and the weight-decay attack for regressions.
         surface: What to attack: weights, change (the weight update from known initial weights) or moment
             (the optimizer state). The default depends on the attack.
         state_path: File with the state of the search. If the search is interrupted, the next run continues
             from this file.
-        watch: Function that receives the progress.
+        watch: Function that the attack calls with its progress.
         per_run: Settings of each restart, if the restarts have different settings.
 
     Returns:

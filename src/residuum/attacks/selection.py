@@ -1,8 +1,9 @@
 """Select candidates on which several restarts agree, without the training data.
 
 Two restarts have nothing in common but the weights. If both restarts arrive at the same image, the weights
-probably store this image. Candidates with the same label are grouped greedily, heaviest first. A group is a
-center and every ungrouped candidate whose cosine similarity to the center is at least ``similarity``.
+probably store this image. The weight of a candidate is the size of its multipliers. Candidates with the same
+label are grouped greedily, in the order of decreasing weight. A group is a center and every ungrouped
+candidate whose cosine similarity to the center is at least ``similarity``.
 
     support     = number of different restarts in the group
     consensus   = multiplier-weighted mean of the group
@@ -40,9 +41,9 @@ FEATURES = (
     "agreement",
     "agreement x log effective dimension",
 )
-BLOCK = 1024  # number of group centers that are compared at once, which bounds the memory
-# Candidates with fewer than FEW_VALUES values are grouped by distance. The maximum distance is DUPLICATE
-# times their median length, which is the duplicate radius of Haim et al. 2022 on the unit circle.
+BLOCK = 1024  # number of group centers that are compared at once, to limit the memory
+# Candidates with fewer than FEW_VALUES values are grouped by distance.
+# The maximum distance is DUPLICATE times their median length, as in Haim et al. 2022 on the unit circle.
 FEW_VALUES, DUPLICATE = 8, 0.03
 # Minimum weight of a usable candidate, as a share of the largest weight in its restart.
 WEIGHT_FLOOR = 1e-3
@@ -66,58 +67,82 @@ def select(
     """
     if radius is None and 0 < reconstruction.x[0].numel() < FEW_VALUES:
         radius = DUPLICATE * float(reconstruction.x.flatten(1).norm(dim=1).nanmedian())
-    rows = _describe_groups(reconstruction, similarity, radius)
-    heaviest = max((row["lam"] for row in rows), default=0.0)
-    usable = find_usable_candidates(reconstruction)
-    spread = math.log(effective_dimension(reconstruction.x[usable]))
-    for row in rows:
-        row["features"] = compute_features(row, reconstruction.restarts, heaviest, spread)
+    descriptions = _describe_groups(reconstruction, similarity, radius)
+    largest_weight = max((row["lam"] for row in descriptions), default=0.0)
+    is_usable = find_usable_candidates(reconstruction)
+    log_dimension = math.log(effective_dimension(reconstruction.x[is_usable]))
+    for row in descriptions:
+        row["features"] = compute_features(
+            row, reconstruction.restarts, largest_weight, log_dimension
+        )
         row["confidence"] = estimate_confidence(row["features"], reconstruction.restarts)
-    rows.sort(key=lambda row: (row["support"] < 2, -row["confidence"], -row["lam"]))
+    descriptions.sort(key=lambda row: (row["support"] < 2, -row["confidence"], -row["lam"]))
     return Selection(
-        x=torch.stack([row["x"] for row in rows]) if rows else reconstruction.x[:0],
-        labels=torch.stack([row["label"] for row in rows]) if rows else reconstruction.labels[:0],
-        lam=torch.tensor([row["lam"] for row in rows]),
-        support=torch.tensor([row["support"] for row in rows], dtype=torch.long),
-        members=torch.tensor([row["members"] for row in rows], dtype=torch.long),
-        confidence=torch.tensor([row["confidence"] for row in rows]),
-        features=torch.tensor([row["features"] for row in rows]).reshape(-1, len(FEATURES)),
-        index=torch.tensor([row["index"] for row in rows], dtype=torch.long),
+        x=torch.stack([row["x"] for row in descriptions]) if descriptions else reconstruction.x[:0],
+        labels=torch.stack([row["label"] for row in descriptions])
+        if descriptions
+        else reconstruction.labels[:0],
+        lam=torch.tensor([row["lam"] for row in descriptions]),
+        support=torch.tensor([row["support"] for row in descriptions], dtype=torch.long),
+        members=torch.tensor([row["members"] for row in descriptions], dtype=torch.long),
+        confidence=torch.tensor([row["confidence"] for row in descriptions]),
+        features=torch.tensor([row["features"] for row in descriptions]).reshape(-1, len(FEATURES)),
+        index=torch.tensor([row["index"] for row in descriptions], dtype=torch.long),
     )
 
 
 def _describe_groups(
     reconstruction: Reconstruction, similarity: float, radius: float | None
 ) -> list[dict[str, Any]]:
-    """Group the usable candidates of each label, and return one description for each group."""
-    usable, weight, rows = find_usable_candidates(reconstruction), reconstruction.weight, []
-    for label in reconstruction.labels[usable].unique():
-        index = (usable & (reconstruction.labels == label)).nonzero().flatten()
-        groups = group_candidates(reconstruction.x[index], weight[index], similarity, radius)
+    """Group the candidates of each label, and return one description for each group.
+
+    Candidates that are not finite, zero, or of small weight are left out (:func:`find_usable_candidates`).
+
+    Returns:
+        The descriptions of the groups.
+    """
+    is_usable, weight = find_usable_candidates(reconstruction), reconstruction.weight
+    descriptions: list[dict[str, Any]] = []
+    for label in reconstruction.labels[is_usable].unique():
+        candidate_index = (is_usable & (reconstruction.labels == label)).nonzero().flatten()
+        groups = group_candidates(
+            reconstruction.x[candidate_index], weight[candidate_index], similarity, radius
+        )
         for group in groups:
-            rows.append(_describe(reconstruction, index[group], weight[index[group]]))
-    return rows
+            descriptions.append(
+                _describe(reconstruction, candidate_index[group], weight[candidate_index[group]])
+            )
+    return descriptions
 
 
 def find_usable_candidates(reconstruction: Reconstruction) -> Tensor:
-    """Return the mask (N,) of candidates that are finite, nonzero and heavy enough in their restart."""
+    """Return the mask (N,) of candidates that are finite and nonzero, and whose weight is large enough.
+
+    The smallest permitted weight is the share WEIGHT_FLOOR of the largest weight in the same restart.
+
+    Args:
+        reconstruction: The candidates.
+
+    Returns:
+        The mask of the usable candidates.
+    """
     x, weight = reconstruction.x, reconstruction.weight
-    finite = torch.isfinite(x).flatten(1).all(1) & torch.isfinite(weight)
+    is_finite = torch.isfinite(x).flatten(1).all(1) & torch.isfinite(weight)
     norms = x.flatten(1).norm(dim=1)
-    usable = finite & (norms > 0) & (weight > 0)
+    is_usable = is_finite & (norms > 0) & (weight > 0)
     for run in range(reconstruction.restarts):
         in_run = reconstruction.run == run
-        if (in_run & usable).any():
-            usable &= ~in_run | (weight >= WEIGHT_FLOOR * weight[in_run & usable].max())
-    return usable
+        if (in_run & is_usable).any():
+            is_usable &= ~in_run | (weight >= WEIGHT_FLOOR * weight[in_run & is_usable].max())
+    return is_usable
 
 
 def group_candidates(
     x: Tensor, weight: Tensor, similarity: float, radius: float | None
 ) -> list[Tensor]:
-    """Group candidates greedily, heaviest first. Every candidate is in exactly one group.
+    """Group candidates greedily, largest weight first. Every candidate is in exactly one group.
 
-    The function compares BLOCK group centers at a time with all candidates, which bounds the memory.
+    To limit the memory, the function compares BLOCK group centers at a time with all candidates.
 
     Args:
         x: (n, *shape) candidates.
@@ -133,27 +158,35 @@ def group_candidates(
     # The NumPy array shares the memory of the tensor. The loop below is ten times as fast in NumPy.
     ungrouped_mask = is_ungrouped.numpy()
     groups = []
-    order = weight.argsort(descending=True)
-    for block in order.split(BLOCK):
+    order_by_weight = weight.argsort(descending=True)
+    for block in order_by_weight.split(BLOCK):
         block = block[is_ungrouped[block]]  # candidates in an earlier group cannot be centers
         if not len(block):
             continue
-        close = cosine(x[block], x) >= similarity if radius is None else l2(x[block], x) <= radius
-        for i, row in zip(block.tolist(), close.numpy(), strict=True):
+        is_close = (
+            cosine(x[block], x) >= similarity if radius is None else l2(x[block], x) <= radius
+        )
+        for i, row in zip(block.tolist(), is_close.numpy(), strict=True):
             if ungrouped_mask[i]:
-                members = row & ungrouped_mask
-                members[i] = True
-                ungrouped_mask ^= members
-                groups.append(torch.from_numpy(members.nonzero()[0]))
+                is_member = row & ungrouped_mask
+                is_member[i] = True
+                ungrouped_mask ^= is_member
+                groups.append(torch.from_numpy(is_member.nonzero()[0]))
     return groups
 
 
 def _describe(reconstruction: Reconstruction, group: Tensor, weight: Tensor) -> dict[str, Any]:
-    """Describe the group of the candidates with indices (k,) and weights (k,): mean, label, support."""
+    """Return the mean, label, support and other properties of a group of candidates.
+
+    The arguments hold the indices (k,) and the weights (k,) of the candidates in the group.
+
+    Returns:
+        The properties by name.
+    """
     x, support = reconstruction.x[group], len(reconstruction.run[group].unique())
     share, heaviest = weight / weight.sum(), group[weight.argmax()]
     mean = (share.view(-1, *[1] * (x.ndim - 1)) * x).sum(0)
-    inner = cosine(mean[None], x)[0]
+    cosines = cosine(mean[None], x)[0]
     return {
         "x": mean,
         "label": reconstruction.labels[heaviest],
@@ -161,7 +194,7 @@ def _describe(reconstruction: Reconstruction, group: Tensor, weight: Tensor) -> 
         "support": support,
         "members": len(group),
         "index": int(heaviest),
-        "tightness": float((share * inner).sum()),
+        "tightness": float((share * cosines).sum()),
     }
 
 
@@ -180,8 +213,8 @@ def effective_dimension(x: Tensor) -> float:
     if not len(x):
         return 1.0
     subset = x[:: -(-len(x) // BLOCK)].flatten(1).double()
-    inner = cosine(subset, subset)
-    return max(1.0, float(inner.diagonal().sum() ** 2 / inner.square().sum()))
+    gram = cosine(subset, subset)
+    return max(1.0, float(gram.diagonal().sum() ** 2 / gram.square().sum()))
 
 
 def compute_features(
@@ -198,9 +231,9 @@ def compute_features(
     Returns:
         The features in the order of FEATURES.
     """
-    weight = math.log(max(row["lam"], 1e-12 * heaviest) / heaviest) if heaviest > 0 else 0.0
+    log_weight = math.log(max(row["lam"], 1e-12 * heaviest) / heaviest) if heaviest > 0 else 0.0
     share, agreement = row["support"] / max(restarts, 1), float(row["support"] > 1)
-    return share, weight, row["tightness"], agreement, agreement * spread
+    return share, log_weight, row["tightness"], agreement, agreement * spread
 
 
 def estimate_confidence(features: tuple[float, ...], restarts: int) -> float:
@@ -211,13 +244,14 @@ def estimate_confidence(features: tuple[float, ...], restarts: int) -> float:
         restarts: Number of restarts.
 
     Returns:
-        The confidence. A single restart cannot agree with another one, so its confidence is the base rate.
+        The confidence. With a single restart, there is no agreement, so the confidence is the base rate: the
+        share of true reconstructions among all groups of the networks used for calibration.
     """
     constants = load_calibration()
     if restarts < 2:
         return constants["base_rate"]
-    pairs = zip(constants["weights"], features, strict=True)
-    return 1 / (1 + math.exp(-constants["intercept"] - sum(w * f for w, f in pairs)))
+    weighted_features = zip(constants["weights"], features, strict=True)
+    return 1 / (1 + math.exp(-constants["intercept"] - sum(w * f for w, f in weighted_features)))
 
 
 @lru_cache(maxsize=1)

@@ -23,8 +23,9 @@ class Speed(NamedTuple):
     numbers: float
 
 
-# Speeds of the reference machines: about two cores of a server, and one data-center GPU. The values are
-# rounded and fixed. If the values change, the plans of all audits change.
+# Speeds of the reference machines: about two cores of a server, and one data-center GPU.
+# The values are rounded and fixed.
+# If the values change, the plans of all audits change.
 REFERENCE = {"cpu": Speed(5e4, 2e10, 3e8), "cuda": Speed(4e5, 1e13, 5e10)}
 
 
@@ -58,11 +59,11 @@ class _Counter(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = func(*args, **(kwargs or {}))
+        output = func(*args, **(kwargs or {}))
         self.work.calls += 1
         if (count := flop_registry.get(func._overloadpacket)) is not None:
-            self.work.flops += count(*args, **(kwargs or {}), out_val=out)
+            self.work.flops += count(*args, **(kwargs or {}), out_val=output)
         elif not func.is_view:
-            tensors = (value for value in tree_leaves(out) if isinstance(value, Tensor))
+            tensors = (value for value in tree_leaves(output) if isinstance(value, Tensor))
             self.work.numbers += sum(value.numel() for value in tensors)
-        return out
+        return output

@@ -1,7 +1,8 @@
-"""The table of an audit that says what was measured of the network, what was tried, what was not, and why.
+"""The table of an audit that lists measured properties of the network, and all attacks and checks.
 
-Terminal, report, ``result.json`` and dry run show the same table. Measured facts come first, because they are
-the reasons why attacks apply or not.
+For each attack and each check, the table says whether it was tried, and why or why not. Terminal, report,
+``result.json`` and dry run show the same table. Measured properties come first, because they decide which
+attacks apply.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ MAX_NAMED = 6  # largest number of layer names in a row, so that the row takes o
 
 @dataclass(frozen=True, eq=False)
 class Applies(Record):
-    """One row of the table: a measured fact, or an attack or check that was tried or not, with the reason.
+    """One row of the table, about a measured property of the network, an attack or a check.
 
     Attributes:
         what: The property, attack or check that the row is about.
@@ -53,7 +54,7 @@ def describe_network(
     """
     arch, order = network.architecture, inspection.homogeneity_order
     is_live = network.live is not None
-    rows = {
+    property_texts = {
         "network": "kept as a live module, whose forward is run by automatic differentiation"
         if is_live
         else f"read as {network.arch}",
@@ -67,20 +68,23 @@ def describe_network(
         "outputs": f"{arch.outputs}, read as {network.inferred_task}"
         + ("" if fit is None else f"; {fit.line}"),
     }
-    return tuple(Applies(what, MEASURED, text) for what, text in rows.items())
+    return tuple(Applies(what, MEASURED, text) for what, text in property_texts.items())
 
 
 def _first_layer(network: Network, knowledge: Knowledge) -> str:
     model, sample = network.module, network.sample_shape(knowledge)
     name, shape, sees_whole_sample = find_input_layer(model, sample)
     if not name:
-        text = "none is dense on the samples or on patches of them, so its rows are no mixtures of samples"
+        no_dense_text = (
+            "none is dense on the samples or on patches of them, "
+            "so its rows are no mixtures of samples"
+        )
         name, shape = find_dense_layer(model, sample)
-        maps = "x".join(map(str, shape))
+        feature_shape = "x".join(map(str, shape))
         return (
-            f"{text}. Behind the backbone, {name} receives features of shape {maps}"
+            f"{no_dense_text}. Behind the backbone, {name} receives features of shape {feature_shape}"
             if name
-            else text
+            else no_dense_text
         )
     if sees_whole_sample:
         return f"{name}, dense: its rows are mixtures of samples"
@@ -91,32 +95,36 @@ def _moved_layers(network: Network, knowledge: Knowledge) -> str:
     if knowledge.theta0 is None:
         return "unknown, because the attacker does not know the initial weights (--init)"
     moved, layers = moved_layers(network.theta, knowledge.theta0), by_layer(network.theta)
-    names = ", ".join(moved[:MAX_NAMED]) + (", ..." if len(moved) > MAX_NAMED else "")
-    return f"{len(moved)} of {len(layers)}" + (f": {names}" if moved else "")
+    layer_names = ", ".join(moved[:MAX_NAMED]) + (", ..." if len(moved) > MAX_NAMED else "")
+    return f"{len(moved)} of {len(layers)}" + (f": {layer_names}" if moved else "")
 
 
 def list_attacks(rows: Iterable[AttackOutcome], status: str = TRIED) -> tuple[Applies, ...]:
     """Return one row per attack. Attacks that ran come first.
 
     Args:
-        rows: The outcomes of the attacks.
-        status: Status of the attacks that ran.
+        rows: One outcome per attack, which says whether the attack ran.
+        status: Text in the status column of the attacks that ran: "tried", or "to be tried" in a dry run.
 
     Returns:
         The rows with the reason why each attack ran or not.
     """
-    ordered = sorted(rows, key=lambda row: not row.ran)
-    return tuple(Applies(row.name, status if row.ran else NOT_TRIED, row.reason) for row in ordered)
+    rows_that_ran_first = sorted(rows, key=lambda row: not row.ran)
+    return tuple(
+        Applies(row.name, status if row.ran else NOT_TRIED, row.reason)
+        for row in rows_that_ran_first
+    )
 
 
 def list_other_checks(**reasons: str) -> tuple[Applies, ...]:
-    """Return one row for each check that is no attack.
+    """Return one row for each check of the audit other than the attacks, such as the test of membership.
 
     Args:
-        **reasons: For each check, by name, why the check was not tried, "" if it was tried.
+        **reasons: The reason why each check was not tried, by name of the check. The reason is "" if the
+            check was tried.
 
     Returns:
-        The rows.
+        One row of the table for each check.
     """
     return tuple(
         Applies(name.replace("_", " "), NOT_TRIED if reason else TRIED, reason or PURPOSES[name])
@@ -126,7 +134,8 @@ def list_other_checks(**reasons: str) -> tuple[Applies, ...]:
 
 PURPOSES = {
     "membership": "whether activation boundaries pass through training samples",
-    "exposure": "which samples are at risk, by weights and data. It does not enter the verdict",
+    "exposure": "which training samples have the largest risk of a leak. This ranking does not enter the "
+    "verdict",
     "certificate": "how close the weights are to a KKT point of the samples",
-    "uniqueness": "which values of the candidates other training sets share",
+    "uniqueness": "how much of each candidate all training sets share that fit the weights equally well",
 }

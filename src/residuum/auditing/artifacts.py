@@ -1,6 +1,7 @@
 """Write the files of a finished audit, and read its result back.
 
-``result.json`` is written last. It is the published form of an audit (:mod:`.published`).
+``result.json`` is written last, so a folder with this file holds a complete audit. :mod:`.published` defines
+the content of ``result.json``.
 """
 
 from __future__ import annotations
@@ -47,49 +48,62 @@ def write_artifacts(
     Args:
         out: The folder to write to, which must exist.
         result: The result of the audit.
-        request: Settings and input hashes by which the audit is recognized when it is started again.
-        sources: Files that were read, for ``config.toml``. If no checkpoint is among them, the weights are
-            written to the folder.
-        file: The checkpoint as the user named it, for SARIF.
+        request: Settings and hashes of the inputs. If the same audit is started again in this folder, these
+            values identify the audit.
+        sources: Paths of the input files, which are written to ``config.toml``. If no checkpoint is among
+            them, the weights are written to the folder.
+        file: Path of the checkpoint as the user passed it, which is written to the SARIF file.
         blur: Blur the images of the report until the reader asks for them.
 
     Returns:
         The content of ``result.json``.
     """
-    written = []
+    tensor_files = []
     for i, reconstruction in enumerate(result.reconstructions):
-        written.append(f"reconstruction-{i}-{reconstruction.attack}.safetensors" if i else MAIN)
-        reconstruction.save(out / written[-1])
+        tensor_files.append(
+            f"reconstruction-{i}-{reconstruction.attack}.safetensors" if i else MAIN
+        )
+        reconstruction.save(out / tensor_files[-1])
     result.save_record(out / AUDIT)
     remove_stored_knowledge(result.knowledge).save(out / KNOWLEDGE)
-    sources = dict(sources or {})
-    if "checkpoint" not in sources:
+    input_files = dict(sources or {})
+    if "checkpoint" not in input_files:
         save_checkpoint(result.checkpoint, out / MODEL)
-        sources, written = {**sources, "checkpoint": MODEL}, [*written, MODEL]
+        input_files["checkpoint"] = MODEL
+        tensor_files.append(MODEL)
         result.hashes.setdefault("checkpoint", sha256(out / MODEL))
-    origin = {"seed": result.settings["seed"], "sha256": result.hashes, "created": result.created}
+    seed_hashes_and_time = {
+        "seed": result.settings["seed"],
+        "sha256": result.hashes,
+        "created": result.created,
+    }
     certificates = {
         "of": result.certificate_of,
         "kkt": _plain(result.certificate),
         "uniqueness": _plain(result.uniqueness),
         "uniqueness_reason": result.uniqueness_reason,
     }
-    scanned: dict[str, Any] = {"tool_version": version("residuum"), "exit_code": result.exit_code}
-    scanned["sha256"] = result.hashes.get("checkpoint", "")
-    texts = {
-        CONFIG: _config(result, sources),
+    sarif_fields: dict[str, Any] = {
+        "tool_version": version("residuum"),
+        "exit_code": result.exit_code,
+    }
+    sarif_fields["sha256"] = result.hashes.get("checkpoint", "")
+    text_by_file = {
+        CONFIG: _config(result, input_files),
         REPORT: render(result, blur=blur),
         CARD: model_card(result),
-        ENVIRONMENT: _json({**result.environment, **origin}),
+        ENVIRONMENT: _json({**result.environment, **seed_hashes_and_time}),
         SCORES: _json(_scores(result)),
         CERTIFICATE: _json(certificates),
-        SARIF: _json(sarif(result.verdict, file=file, **scanned)),
+        SARIF: _json(sarif(result.verdict, file=file, **sarif_fields)),
     }
-    for name, content in texts.items():
+    for name, content in text_by_file.items():
         write_atomic(out / name, content)
-    names = sorted([*written, *texts, AUDIT, KNOWLEDGE])
-    summary = publish(result, request, {name: sha256(out / name) for name in names}).to_json()
-    published_form(PublishedAudit).model_validate(summary)  # no invalid file is written
+    file_names = sorted([*tensor_files, *text_by_file, AUDIT, KNOWLEDGE])
+    summary = publish(result, request, {name: sha256(out / name) for name in file_names}).to_json()
+    published_form(PublishedAudit).model_validate(
+        summary
+    )  # raise an error before an invalid file is written
     write_json(out / RESULT, summary)
     return summary
 
@@ -100,11 +114,11 @@ def read_result(path: Path) -> dict[str, Any]:
         values: dict[str, Any] = json.loads((path / RESULT).read_text())
     except (OSError, ValueError, RecursionError) as problem:
         raise InputError(DAMAGED.format(str(path), RESULT), RUN_AUDIT) from problem
-    schema = values.get("schema_version") if isinstance(values, dict) else None
-    if isinstance(schema, str) and schema != SCHEMA_VERSION:
+    schema_version = values.get("schema_version") if isinstance(values, dict) else None
+    if isinstance(schema_version, str) and schema_version != SCHEMA_VERSION:
         raise InputError(
-            f"{str(path)!r} holds an audit of schema version {schema[:20]}; this version of residuum reads "
-            f"{SCHEMA_VERSION}.",
+            f"{str(path)!r} holds an audit of schema version {schema_version[:20]}; this version of residuum "
+            f"reads {SCHEMA_VERSION}.",
             "Run the audit again.",
         )
     try:
@@ -115,10 +129,14 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def load_artifacts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
-    """Return the record file and the reconstructions of a finished audit. Their hashes are checked."""
+    """Return the path of the file ``audit.safetensors`` and the reconstructions of a finished audit.
+
+    Raises:
+        InputError: If a file is missing, or if its hash differs from the hash in ``result.json``.
+    """
     hashes = read_result(path)["artifacts"]
-    names = sorted(name for name in hashes if name.startswith("reconstruction"))
-    for name in (AUDIT, *names):
+    reconstruction_files = sorted(name for name in hashes if name.startswith("reconstruction"))
+    for name in (AUDIT, *reconstruction_files):
         if Path(name).name != name or not (path / name).is_file():
             raise InputError(
                 f"The folder of a finished audit must be complete; {str(path)!r} lacks {name[:60]!r}.",
@@ -129,19 +147,23 @@ def load_artifacts(path: Path) -> tuple[Path, tuple[Reconstruction, ...]]:
                 f"{name!r} in {str(path)!r} has changed since the audit wrote it.",
                 "Run the audit again.",
             )
-    order = [MAIN, *(name for name in names if name != MAIN)] if MAIN in names else names
-    return path / AUDIT, tuple(Reconstruction.load(path / name) for name in order)
+    main_file_first = (
+        [MAIN, *(name for name in reconstruction_files if name != MAIN)]
+        if MAIN in reconstruction_files
+        else reconstruction_files
+    )
+    return path / AUDIT, tuple(Reconstruction.load(path / name) for name in main_file_first)
 
 
 def _config(result: AuditResult, sources: dict[str, str]) -> str:
     requested = result.settings["requested"]
-    values = {
+    config_values = {
         **sources,
         **requested,
         "knowledge": KNOWLEDGE,
         "sha256": {name: digest for name, digest in result.hashes.items() if digest},
     }
-    return write_config(values, needs_code="model_code" in requested)
+    return write_config(config_values, needs_code="model_code" in requested)
 
 
 def _scores(result: AuditResult) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Assemble the result of an audit from the outputs of its stages."""
+"""Build the result of an audit, an ``AuditResult``, from the outputs of all stages of the audit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from residuum.auditing.applicability import (
     list_other_checks,
 )
 from residuum.auditing.case import Case
-from residuum.auditing.forests import RowComparison
 from residuum.auditing.result import SUITE, AuditResult
 from residuum.auditing.stages import NO_NETWORK, certificates_or_reason
 from residuum.auditing.stored_records import NAME
@@ -48,15 +47,20 @@ def assemble_result(audit: Audit) -> AuditResult:
 
 
 def describe_case(case: Case) -> tuple[Applies, ...]:
-    """Return the measured properties of the network. The row of moved layers is about the full network."""
+    """Return the measured properties of the network, as rows of the table.
+
+    If the first layers were frozen, the audited network consists of the layers above them. The row "layers
+    that moved" then still counts all layers of the network in the file.
+    """
     rows = describe_network(case.audited, case.inspection, case.knowledge, case.fit)
     if case.head is None or case.full_inputs is None:
         return rows
-    all_rows = describe_network(
+    rows_of_full_network = describe_network(
         case.full_inputs.network, case.inspection, case.full_inputs.knowledge, case.fit
     )
     return tuple(
-        full if row.what == MOVED else row for row, full in zip(rows, all_rows, strict=True)
+        full if row.what == MOVED else row
+        for row, full in zip(rows, rows_of_full_network, strict=True)
     )
 
 
@@ -65,17 +69,17 @@ def _assemble_for_network(audit: Audit) -> AuditResult:
     assert case.full_inputs is not None
     network, results = case.audited, audit.attacks
     certificates = certificates_or_reason(audit)
-    through_head = () if case.head is None else (case.head.note,)
+    head_notes = () if case.head is None else (case.head.note,)
     findings = None if scores is None else scores.findings
-    verdict = audit.verdict((*through_head, *network.assumptions))
+    verdict = audit.verdict((*head_notes, *network.assumptions))
     attacks = every_attack()
     attack_assumptions = [
         attacks[row.name].assumes for row in audit.outcomes if row.ran and row.name in attacks
     ]
-    shown_scores = None if scores is None else scores.scores
+    strongest_scores = None if scores is None else scores.scores
     subsets = request.subsets
-    if shown_scores is not None and shown_scores.subsets:
-        subsets = shown_scores.subsets
+    if strongest_scores is not None and strongest_scores.subsets:
+        subsets = strongest_scores.subsets
     settings = {**_settings(audit), "subsets": subsets, "arch": case.full_inputs.network.arch}
     return AuditResult(
         subject=_subject(audit, network.arch),
@@ -90,7 +94,7 @@ def _assemble_for_network(audit: Audit) -> AuditResult:
         seconds=dict(audit.seconds),
         findings=findings,
         displayed_attack="" if scores is None else scores.displayed_attack,
-        scores=shown_scores,
+        scores=strongest_scores,
         selected=None if scores is None else scores.selected,
         evidence=None if scores is None else scores.evidence,
         certificate=certificates.certificate,
@@ -104,7 +108,7 @@ def _assemble_for_network(audit: Audit) -> AuditResult:
             *assumptions(network, case.inspection),
             *dict.fromkeys(filter(None, attack_assumptions)),
         ),
-        limitations=limitations(verdict, shown_scores, case.knowledge),
+        limitations=limitations(verdict, strongest_scores, case.knowledge),
         suite=SUITE,
         suite_attacks=tuple(attacks),
         controls=audit.negative_controls,
@@ -123,7 +127,7 @@ def _assemble_for_network(audit: Audit) -> AuditResult:
         ),
         warnings=(
             *_notes_of_samples(audit),
-            *through_head,
+            *head_notes,
             *_fit_notes(audit),
             *case.warnings,
             *_failed_plugins(audit),
@@ -177,11 +181,6 @@ def _assemble_for_forest(audit: Audit) -> AuditResult:
     forest, name = case.forest.forest, case.forest.name
     shape = (forest.columns,)
     shown_scores = None if scores is None else scores.scores
-    reconstructions: tuple[Reconstruction, ...] = ()
-    if table is not None and scores is not None and scores.evidence is not None:
-        assert case.sample_sets is not None
-        comparison = RowComparison(table, case.sample_sets, audit.request.seed, 0)
-        reconstructions = (comparison.reconstruction(case.knowledge),)
     return AuditResult(
         subject=_subject(audit, name),
         created=_now(),
@@ -190,7 +189,7 @@ def _assemble_for_forest(audit: Audit) -> AuditResult:
         inspection=_empty_inspection(name, shape),
         knowledge=case.knowledge,
         attacks=audit.outcomes,
-        reconstructions=reconstructions,
+        reconstructions=audit.attacks.reconstructions,
         certificate_of=NO_NETWORK,
         uniqueness_reason=NO_NETWORK,
         settings={**_settings(audit), "file": _release_path(case)},
@@ -239,9 +238,17 @@ def _now() -> str:
 
 
 def _subject(audit: Audit, name: str) -> str:
-    """Return what the audit calls the model: the file name if a folder was written, else ``name``."""
-    path = audit.case.sources.paths.get("checkpoint")
-    return path.name if path is not None and audit.store.path is not None else name
+    """Return the name of the audited model in the result.
+
+    If the audit has a run directory, the name is the file name of the checkpoint. Otherwise the name is
+    ``name``.
+    """
+    checkpoint_path = audit.case.sources.paths.get("checkpoint")
+    return (
+        checkpoint_path.name
+        if checkpoint_path is not None and audit.store.path is not None
+        else name
+    )
 
 
 def _settings(audit: Audit) -> dict[str, Any]:
@@ -250,12 +257,15 @@ def _settings(audit: Audit) -> dict[str, Any]:
 
 
 def _files(audit: Audit) -> dict[str, str]:
-    """Return the names of the files that were read and written, as the user passed them, as valid text."""
-    files = dict(audit.case.sources.paths)
+    """Return the paths of all input files and of the run directory, as the user passed the paths.
+
+    Bytes of a path that are not valid UTF-8 are replaced. An audit without a run directory has no files.
+    """
+    paths = dict(audit.case.sources.paths)
     if audit.store.path is None:
         return {}
-    files["out"] = audit.store.path
-    return {name: os.fsencode(path).decode("utf-8", "replace") for name, path in files.items()}
+    paths["out"] = audit.store.path
+    return {name: os.fsencode(path).decode("utf-8", "replace") for name, path in paths.items()}
 
 
 def _notes_of_samples(audit: Audit) -> tuple[str, ...]:
@@ -268,8 +278,8 @@ def _fit_notes(audit: Audit) -> tuple[str, ...]:
 
 
 def _failed_plugins(audit: Audit) -> tuple[str, ...]:
-    names = ", ".join(audit.attacks.failed)
-    return (f"Plug-ins that failed and have no result: {names}.",) if names else ()
+    failed_names = ", ".join(audit.attacks.failed)
+    return (f"Plug-ins that failed and have no result: {failed_names}.",) if failed_names else ()
 
 
 def _notes(audit: Audit) -> list[str]:
@@ -305,17 +315,35 @@ def _empty_inspection(name: str, shape: tuple[int, ...]) -> Inspection:
 
 
 def _record_shape(width: int, knowledge: Knowledge, train: Dataset | None) -> tuple[int, ...]:
-    """Return the shape of a stored record, as known to the attacker, or as in the samples, or else flat."""
-    shapes = (knowledge.shape, None if train is None else train.shape)
-    return next((tuple(s) for s in shapes if s and math.prod(s) == width), (width,))
+    """Return the shape of one stored record, which the file stores as a row of ``width`` values.
+
+    The shape is the sample shape that the attacker knows, or the shape of the training samples, if this shape
+    has ``width`` values. Otherwise the shape is ``(width,)``.
+    """
+    candidate_shapes = (knowledge.shape, None if train is None else train.shape)
+    return next((tuple(s) for s in candidate_shapes if s and math.prod(s) == width), (width,))
 
 
 def _as_reconstruction(
     records: Tensor, shape: tuple[int, ...], knowledge: Knowledge
 ) -> Reconstruction:
     """Return the first stored records as a reconstruction, so that the report shows them."""
-    x = records[:MAX_RECORDS].double().reshape(-1, *shape)
-    ones, index = torch.ones(len(x), dtype=x.dtype), torch.arange(len(x))
-    support, labels = index.new_ones(len(x)), torch.zeros_like(ones)
-    selection = Selection(x, labels, ones, support, support, ones, torch.zeros(len(x), 5), index)
-    return Reconstruction.from_candidates(NAME, x, labels, ones, knowledge, selection=selection)
+    shaped_records = records[:MAX_RECORDS].double().reshape(-1, *shape)
+    ones, index = (
+        torch.ones(len(shaped_records), dtype=shaped_records.dtype),
+        torch.arange(len(shaped_records)),
+    )
+    support, labels = index.new_ones(len(shaped_records)), torch.zeros_like(ones)
+    selection = Selection(
+        shaped_records,
+        labels,
+        ones,
+        support,
+        support,
+        ones,
+        torch.zeros(len(shaped_records), 5),
+        index,
+    )
+    return Reconstruction.from_candidates(
+        NAME, shaped_records, labels, ones, knowledge, selection=selection
+    )

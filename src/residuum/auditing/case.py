@@ -1,8 +1,9 @@
 """The case of an audit: network, samples and attacker knowledge, loaded and checked against each other.
 
-An audit and a dry run both start from a :class:`Case`. The inputs are loaded in this order: samples, release,
-network, attacker knowledge, task. The samples are then converted to the form that the network receives and
-checked. A dry run collects all problems (:class:`Obstacles`). An audit stops at the first problem.
+An audit and a dry run both start from a :class:`Case`. The inputs are loaded in this order: samples, release
+(the published files of the model), network, attacker knowledge, task. The samples are then converted to the
+input shape and value scale of the network, and checked. A dry run collects all problems
+(:class:`Obstacles`). An audit stops at the first problem.
 """
 
 from __future__ import annotations
@@ -96,17 +97,20 @@ class Inputs:
 class Case:
     """Everything that an audit reads.
 
+    The release is the published files of the model.
+
     Attributes:
-        network: The network that is audited, None if the release holds none. If the first layers were
-            frozen, it consists of the layers above them (``head``).
+        network: The network that is audited, None if the release holds no network. If the first layers
+            were frozen in training, ``network`` consists of the layers above the frozen layers (``head``).
         knowledge: What the attacker knows about ``network``.
         train: The training samples, as ``network`` receives them.
         holdout: Samples that the network never saw.
         release: The release that was read, None for a live model.
         stored: The records that the release stores, None if it stores none.
-        forest: The forest in the release, None if it holds no forest or a network.
-        full_inputs: The inputs before ``head`` was cut off, None if the release holds no network.
-        head: The trained layers above frozen ones, None if all layers are attacked.
+        forest: The forest in the release, None if the release holds no forest or a network.
+        full_inputs: The whole network with its samples, before the frozen layers were cut off. None if the
+            release holds no network.
+        head: The trained layers above the frozen layers, None if no layers were cut off.
         warnings: Contradictions between the inputs.
         sources: Files and hashes of the inputs.
     """
@@ -131,37 +135,49 @@ class Case:
 
     @cached_property
     def attacked(self) -> Network:
-        """The network that attacks work on, in canonical form if the knowledge allows it.
+        """The network that attacks work on.
 
-        The attacked network computes the same function as the network in the file (``audited``). The
-        multipliers of reconstructions refer to the weights of the attacked network.
+        If the knowledge allows it, the weights of each neuron are rescaled to a standard scale (canonical
+        form). The attacked network computes the same function as the network in the file (``audited``). The
+        KKT multipliers in a reconstruction are valid for the weights of the attacked network.
         """
         return attacked_form(self.audited, self.knowledge)
 
     @property
     def rescaling_notes(self) -> tuple[str, ...]:
-        """Changes that were made to the network before the attacks."""
+        """One sentence for each change that was made to the network before the attacks."""
         return self.attacked.assumptions[len(self.audited.assumptions) :]
 
     @cached_property
     def balanced_sets(self) -> SampleSets | None:
-        """Training and held-out samples for the tests of the attacks.
+        """Training and held-out samples on which the results of the attacks are tested.
 
-        These tests need at least as many held-out samples as training samples. If there are fewer held-out
-        samples, a random subset of the training samples is compared.
+        The tests need at least as many held-out samples as training samples. If there are fewer held-out
+        samples, only a random subset of the training samples is tested.
         """
-        sets = self.sample_sets
-        if sets is None or sets.holdout is None or len(sets.holdout) >= len(sets.train):
-            return sets
+        all_sets = self.sample_sets
+        if (
+            all_sets is None
+            or all_sets.holdout is None
+            or len(all_sets.holdout) >= len(all_sets.train)
+        ):
+            return all_sets
         generator = torch.Generator().manual_seed(0)
-        rows = (
-            torch.randperm(len(sets.train), generator=generator)[: len(sets.holdout)].sort().values
+        chosen_rows = (
+            torch.randperm(len(all_sets.train), generator=generator)[: len(all_sets.holdout)]
+            .sort()
+            .values
         )
         note = (
-            f"Attacks were compared with a random {len(rows)} of {len(sets.train)} training samples"
+            f"Attacks were compared with a random {len(chosen_rows)} of {len(all_sets.train)} training "
+            "samples"
         )
-        reason = "because there are no more held-out samples"
-        return replace(sets, train=sets.train.take(rows), notes=(*sets.notes, f"{note}, {reason}"))
+        why_subset = "because there are no more held-out samples"
+        return replace(
+            all_sets,
+            train=all_sets.train.take(chosen_rows),
+            notes=(*all_sets.notes, f"{note}, {why_subset}"),
+        )
 
     @cached_property
     def inspection(self) -> Inspection:
@@ -256,56 +272,72 @@ def load_case(
         The case. With ``obstacles``, None if the network or the knowledge cannot be read.
     """
     request = request or AuditRequest()
-    attempt = (obstacles or StopAtFirst()).attempt
-    train, contained = attempt(read_train_and_holdout, data, None) or (None, None)
-    _, separate = attempt(read_train_and_holdout, None, holdout) or (None, None)
+    call = (obstacles or StopAtFirst()).attempt
+    train, contained = call(read_train_and_holdout, data, None) or (None, None)
+    _, separate = call(read_train_and_holdout, None, holdout) or (None, None)
     held_out = contained if separate is None else separate
     if isinstance(model, str | Path):
         model, base = resolve_trained_and_base(
             model, None if base is None else str(base), _text(adapter)
         )
-    release = attempt(open_release, model) if isinstance(model, str | Path | Release) else None
+    release = call(open_release, model) if isinstance(model, str | Path | Release) else None
     if release is None and isinstance(model, str | Path):
         return None
     shape = _sample_shape(model, train, held_out, knowledge)
     reader = _Reader(release, request, shape, _text(base), trust_code)
-    network_and_records = attempt(reader.read, model)
+    network_and_records = call(reader.read, model)
     if network_and_records is None:
         return None
     network, stored, forest = network_and_records
     sources = _sources(release, network, model, data, holdout, base, (train, held_out))
     if network is None:
-        attacker = as_knowledge(knowledge) if isinstance(knowledge, Knowledge) else Knowledge()
+        attacker_knowledge = (
+            as_knowledge(knowledge) if isinstance(knowledge, Knowledge) else Knowledge()
+        )
         if isinstance(knowledge, str | Path):
-            attacker = attempt(read_knowledge, knowledge) or attacker
+            attacker_knowledge = call(read_knowledge, knowledge) or attacker_knowledge
         if isinstance(knowledge, Mapping) and knowledge.get("shape") is not None:
-            attacker = Knowledge(shape=shape_of(knowledge["shape"]))
+            attacker_knowledge = Knowledge(shape=shape_of(knowledge["shape"]))
         if forest is not None:
-            facts = knowledge if isinstance(knowledge, Mapping) else None
-            known = attempt(known_by_attacker, facts, attacker, train, held_out)
-            attacker = known or attacker
-        return Case(None, attacker, train, held_out, release, stored, forest, sources=sources)
-    loaded = attempt(load_knowledge, knowledge, release, network, train, held_out, _text(base))
-    if loaded is None:
-        return None
-    attacker = name_source_of_mean(loaded, train)
-    network = network.replace(task=resolve_task(network, request.task).replace("auto", ""))
-    samples = attempt(adapt_samples, network, train, held_out, attacker, request.task)
-    train, held_out = samples or (train, held_out)
-    attempt(check_inputs, network, train, held_out, request.task)
-    full_inputs = Inputs(network, attacker, train, held_out)
-    case = Case(
-        network, attacker, train, held_out, release, stored, None, full_inputs, sources=sources
+            named_facts = knowledge if isinstance(knowledge, Mapping) else None
+            forest_knowledge = call(
+                known_by_attacker, named_facts, attacker_knowledge, train, held_out
+            )
+            attacker_knowledge = forest_knowledge or attacker_knowledge
+        return Case(
+            None, attacker_knowledge, train, held_out, release, stored, forest, sources=sources
+        )
+    loaded_knowledge = call(
+        load_knowledge, knowledge, release, network, train, held_out, _text(base)
     )
-    if (head := extract_head(network, attacker)) is not None:
+    if loaded_knowledge is None:
+        return None
+    attacker_knowledge = name_source_of_mean(loaded_knowledge, train)
+    network = network.replace(task=resolve_task(network, request.task).replace("auto", ""))
+    samples = call(adapt_samples, network, train, held_out, attacker_knowledge, request.task)
+    train, held_out = samples or (train, held_out)
+    call(check_inputs, network, train, held_out, request.task)
+    full_inputs = Inputs(network, attacker_knowledge, train, held_out)
+    case = Case(
+        network,
+        attacker_knowledge,
+        train,
+        held_out,
+        release,
+        stored,
+        None,
+        full_inputs,
+        sources=sources,
+    )
+    if (head := extract_head(network, attacker_knowledge)) is not None:
         case = _behind_frozen_layers(case, head)
-    attempt(_check_surface, request, attacker)
-    warnings = attempt(check_scales, case.train, case.holdout, case.knowledge)
+    call(_check_surface, request, attacker_knowledge)
+    warnings = call(check_scales, case.train, case.holdout, case.knowledge)
     return replace(case, warnings=warnings or ())
 
 
 def known_by_attacker(
-    facts: Mapping[str, Any] | None,
+    named_facts: Mapping[str, Any] | None,
     knowledge: Knowledge,
     train: Dataset | None,
     holdout: Dataset | None,
@@ -313,7 +345,7 @@ def known_by_attacker(
     """Return what an attacker on a forest knows: the ranges of the columns.
 
     Args:
-        facts: Facts that the user names, None if the user passes a record.
+        named_facts: Facts that the user names, None if the user passes a record.
         knowledge: The knowledge record.
         train: Training samples, whose ranges are used if the user names "train".
         holdout: Held-out samples, whose ranges are used if the user names "holdout".
@@ -321,14 +353,14 @@ def known_by_attacker(
     Returns:
         The knowledge.
     """
-    if facts is None:
+    if named_facts is None:
         return knowledge
-    ranges, source = facts.get("column_ranges"), "user"
+    ranges, source = named_facts.get("column_ranges"), "user"
     if isinstance(ranges, str):
         ranges, source = read_column_ranges(ranges, train, holdout)
     elif ranges is not None:
         ranges = torch.as_tensor(ranges, dtype=torch.float64)
-    value_range = facts.get("value_range")
+    value_range = named_facts.get("value_range")
     return knowledge.replace(
         value_range=None if value_range is None else parse_value_range(value_range),
         column_ranges=ranges,
@@ -361,19 +393,19 @@ def load_knowledge(
         The knowledge.
     """
     if isinstance(knowledge, str | Path):
-        attacker = read_knowledge(knowledge)
+        attacker_knowledge = read_knowledge(knowledge)
     elif isinstance(knowledge, Mapping) and release is not None and _has_text(knowledge):
         return build_knowledge(
             release, network, **knowledge, base=base, train=train, holdout=holdout
         )
     else:
-        attacker = as_knowledge(knowledge)
+        attacker_knowledge = as_knowledge(knowledge)
     if release is None:
-        return attacker
-    if base is not None and attacker.theta0 is None:
-        from_base = build_knowledge(release, network, base=base).theta0
-        attacker = attacker.replace(theta0=from_base)
-    return add_stored_knowledge(release, network, attacker)
+        return attacker_knowledge
+    if base is not None and attacker_knowledge.theta0 is None:
+        initial_weights = build_knowledge(release, network, base=base).theta0
+        attacker_knowledge = attacker_knowledge.replace(theta0=initial_weights)
+    return add_stored_knowledge(release, network, attacker_knowledge)
 
 
 def shape_of(shape: Any) -> tuple[int, ...] | None:
@@ -430,12 +462,15 @@ def check_hashes(case: Case, expected: Mapping[str, str]) -> None:
         if case.sources.hashes.get(name, value) != value:
             raise InputError(
                 f"The {name} must be the file that this configuration was written for; its SHA-256 differs.",
-                "Pass that file, or remove its line under [sha256].",
+                "Pass that file, or remove its line under [sha256] in the configuration.",
             )
 
 
 def _check_surface(request: AuditRequest, knowledge: Knowledge) -> None:
-    """Refuse an attack surface that does not exist in this release with this knowledge."""
+    """Raise an ``InputError`` if the attack surface (part of the release to attack) is not available.
+
+    An attack surface such as the weight update exists only if the attacker knows the initial weights.
+    """
     if request.surface != "all":
         resolve_surface(request.surface, knowledge)
 
@@ -451,12 +486,18 @@ class _Reader:
     trust_code: bool
 
     def read(self, model: Model) -> tuple[Network | None, StoredRecords | None, NamedForest | None]:
-        """Return network, stored records and forest. If the model has none, raise a ``ResiduumError``."""
+        """Return the network of the model, the records that its file stores, and its forest.
+
+        Each of them is None if the model does not have it. A file with a forest is not read as a network.
+
+        Raises:
+            ResiduumError: If the model has no readable network, no stored records and no forest.
+        """
         if self.release is None:
             return as_network(model, self.request.arch, self.shape), None, None
-        stored = find_records(self.release)
+        stored_records = find_records(self.release)
         if self.request.model_code is None and (forests := read_forests(self.release)):
-            return None, stored, forests[0]
+            return None, stored_records, forests[0]
         try:
             network = load_network(
                 self.release,
@@ -467,14 +508,18 @@ class _Reader:
                 base=self.base,
             )
         except ResiduumError as problem:
-            if stored is None:
+            if stored_records is None:
                 raise
-            return None, replace(stored, notes=(problem.message,)), None
-        return network, None if stored is None else stored.without(network), None
+            return None, replace(stored_records, notes=(problem.message,)), None
+        return network, None if stored_records is None else stored_records.without(network), None
 
 
 def _behind_frozen_layers(case: Case, head: Head) -> Case:
-    """Return the case of the trained layers only. The frozen layers below turn the samples into features."""
+    """Return the case of an audit that attacks only the trained layers above the frozen layers.
+
+    The inputs of the trained layers are features, so the samples are replaced by the outputs of the frozen
+    layers.
+    """
     train, holdout = (
         None if samples is None else head.compute_features(samples)
         for samples in (case.train, case.holdout)
@@ -502,7 +547,10 @@ def _sample_shape(
     holdout: Dataset | None,
     knowledge: Knowledge | Mapping[str, Any] | str | Path | None,
 ) -> tuple[int, ...] | None:
-    """Return the shape of one sample, by the samples or by the attacker's knowledge. None if unknown."""
+    """Return the shape of one sample, None if the shape is unknown.
+
+    The shape is taken from the samples. If there are no samples, the attacker's knowledge may hold the shape.
+    """
     samples = train if train is not None else holdout
     if (shape := infer_sample_shape(model, samples)) is not None:
         return shape
@@ -520,7 +568,7 @@ def _sources(
     base: str | Path | None,
     samples: tuple[Dataset | None, Dataset | None],
 ) -> Sources:
-    """Return the files of the inputs with their hashes, and digests of all other inputs."""
+    """Return the paths and hashes of the input files, and a hash of the content of every other input."""
     paths: dict[str, Path] = {}
     hashes: dict[str, str] = {}
     digests: dict[str, str] = {}
@@ -531,8 +579,8 @@ def _sources(
         digests["checkpoint"] = digest(network.arch, *network.theta.values())
     if base is not None:
         paths["base"] = Path(base)
-    inputs = {"data": data, "holdout": data if holdout is None else holdout}
-    for (name, source), dataset in zip(inputs.items(), samples, strict=True):
+    sample_sources = {"data": data, "holdout": data if holdout is None else holdout}
+    for (name, source), dataset in zip(sample_sources.items(), samples, strict=True):
         if dataset is None:
             continue
         if isinstance(source, str | Path):

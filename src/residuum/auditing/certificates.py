@@ -1,8 +1,9 @@
 """The two certificates of an audit: KKT residuals, and the uniqueness of a reconstruction.
 
-If there are training samples, the KKT certificate is computed for the samples. Otherwise it is computed for
-the candidates of the best restart. Both certificates use the network that was attacked (``Case.attacked``),
-because the multipliers of a reconstruction refer to the weights of this network.
+The KKT certificate says how close the weights are to a KKT point of some samples. If there are training
+samples, the certificate is computed for them. Otherwise it is computed for candidates: the samples that the
+best restart of an attack reconstructed. Both certificates use the network that was attacked
+(``Case.attacked``), because the KKT multipliers of a reconstruction are valid only for its weights.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ NOT_CONVERGED = "no restart converged to candidates that could be certified"
 # A KKT certificate solves a problem with one unknown per sample, so it takes at most this many samples.
 MAX_SAMPLES = 500
 MAX_BYTES = 2 << 30  # the gradients of a KKT certificate may take 2 GiB of memory
-MAX_SECONDS = 5.0  # time limit of a certificate, which then returns the bounds that it has reached
+MAX_SECONDS = 5.0  # time limit of a certificate, which then returns the best bounds so far
 # Largest number of candidates in a uniqueness certificate, and of values in all candidates together, so that
 # the certificate is finished in time.
 MAX_CERTIFIED, MAX_UNKNOWNS = 40, 400_000
@@ -39,7 +40,8 @@ class Certificates(Record):
     Attributes:
         certificate: KKT certificate: how close the weights are to a KKT point of the samples.
         certificate_of: The samples of the KKT certificate, or the reason why there is no KKT certificate.
-        uniqueness: Certificate that says which values of the best candidates other training sets share.
+        uniqueness: Certificate that says how much of each of the best candidates (reconstructed samples) all
+            training sets share that fit the weights equally well.
         uniqueness_reason: The reason why there is no ``uniqueness``.
     """
 
@@ -63,17 +65,19 @@ def compute_certificates(
     Args:
         network: The attacked network.
         train: The training samples.
-        reconstructions: Outputs of the deciding attacks.
+        reconstructions: Outputs of the deciding attacks, which are all attacks except baselines.
         knowledge: What the attacker knows. The known value range bounds the candidates.
-        seconds: Time until the clock stops the audit.
+        seconds: Seconds that are left until the time limit of the audit.
 
     Returns:
         The two certificates, or the reasons why there are none.
     """
-    limit = max(0.1, min(MAX_SECONDS, seconds / 2))
-    kkt, subject = kkt_certificate(network, train, reconstructions, limit)
-    unique, reason = _uniqueness(network, reconstructions, knowledge, limit)
-    return Certificates(kkt, subject, unique, reason)
+    certificate_seconds = max(0.1, min(MAX_SECONDS, seconds / 2))
+    kkt, subject = kkt_certificate(network, train, reconstructions, certificate_seconds)
+    uniqueness_certificate, reason = _uniqueness(
+        network, reconstructions, knowledge, certificate_seconds
+    )
+    return Certificates(kkt, subject, uniqueness_certificate, reason)
 
 
 def kkt_certificate(
@@ -88,12 +92,14 @@ def kkt_certificate(
     Args:
         network: The attacked network.
         train: The training samples, None to certify the candidates of the best restart instead.
-        reconstructions: Outputs of the deciding attacks.
-        seconds: Time to choose the gate of every ReLU whose input is zero at a sample.
-        max_bytes: Memory that per-sample gradients may take.
+        reconstructions: Outputs of the deciding attacks, which are all attacks except baselines.
+        seconds: Time limit in seconds of a search. A ReLU whose input is zero at a sample has no unique
+            derivative, so the search chooses its derivative, 0 or 1.
+        max_bytes: Largest memory in bytes that the per-sample gradients may take.
 
     Returns:
-        The certificate and a name of its samples, or None and the reason why there is no certificate.
+        The certificate and the kind of its samples in words, or None and the reason why there is no
+        certificate.
 
     Raises:
         ResiduumError: If the training samples do not fit the network.
@@ -109,21 +115,23 @@ def kkt_certificate(
     if len(x) > MAX_SAMPLES:
         return None, f"not computed for more than {MAX_SAMPLES} samples; there are {len(x)} samples"
     model = network.module
-    # MLPs have closed forms. For any other network the gradient of every sample is stored.
-    size = 8 * len(x) * sum(t.numel() for t in network.theta.values())
-    if dense_chain(model) is None and size > max_bytes:
+    # For MLPs the certificate is computed by formulas. For any other network, the gradient of every sample is
+    # stored in memory.
+    gradient_bytes = 8 * len(x) * sum(t.numel() for t in network.theta.values())
+    if dense_chain(model) is None and gradient_bytes > max_bytes:
         return None, (
-            f"not computed, because the gradients of {len(x)} samples take {size / 2**30:.1f} GiB, more than "
-            f"{max_bytes / 2**30:.0f}"
+            f"not computed, because the gradients of {len(x)} samples take {gradient_bytes / 2**30:.1f} GiB, "
+            f"more than {max_bytes / 2**30:.0f}"
         )
     try:
         return certify(model, x, y, task=network.task or "auto", seconds=seconds), subject
     except ResiduumError as problem:
-        # A network with constant outputs, or candidates that do not fit it, are no error of the user.
+        # The user cannot correct a network with constant outputs, or candidates that do not fit the network.
+        # These cases give a reason instead of an error.
         if train is not None and not isinstance(problem, InconclusiveError):
             raise
         return None, f"the {subject} cannot be certified ({problem.message})"
-    except RuntimeError as problem:  # torch.func fails on some networks of users
+    except RuntimeError as problem:  # torch.func cannot differentiate some modules
         if network.live is None:
             raise
         return None, f"not for this kind of network ({str(problem).splitlines()[0][:200]})"
@@ -135,31 +143,38 @@ def _uniqueness(
     knowledge: Knowledge,
     seconds: float,
 ) -> tuple[Uniqueness | None, str]:
-    """Certify which values of the best restart's candidates other training sets share, or say why not.
+    """Compute the uniqueness certificate of the candidates of the best restart.
+
+    The certificate says how much of each candidate all training sets share that fit the weights equally well.
 
     Args:
         network: The attacked network.
-        reconstructions: Outputs of the deciding attacks.
+        reconstructions: Outputs of the deciding attacks, which are all attacks except baselines.
         knowledge: What the attacker knows. The known value range bounds the candidates.
         seconds: Time limit of the certificate.
 
     Returns:
-        The certificate and "", or None and the reason why there is none. The ``index`` of the certificate
-        refers to the candidates of the first reconstruction, the largest multiplier first.
+        The certificate and "", or None and the reason why there is no certificate. The ``index`` of the
+        certificate lists positions of candidates in the first reconstruction. The candidate with the
+        largest KKT multiplier comes first.
     """
     if network.live is not None:
-        reason = "the activation boundaries of a live module are unknown"
-        return None, f"not for this kind of network: {reason}"
+        why_no_boundaries = "the activation boundaries of a live module are unknown"
+        return None, f"not for this kind of network: {why_no_boundaries}"
     if not reconstructions or (rows := select_best_rows(reconstructions[0])) is None:
         return None, NOT_CONVERGED
-    best = reconstructions[0]
-    if best.x[rows].numel() > MAX_UNKNOWNS:
+    best_reconstruction = reconstructions[0]
+    if best_reconstruction.x[rows].numel() > MAX_UNKNOWNS:
         return None, f"not computed for more than {MAX_UNKNOWNS} unknown values"
     try:
-        chosen = build_solution(network.module, best, "best")
-        box = knowledge.box(chosen.x[0])
-        unique = uniqueness(chosen.kkt, box=box, samples=MAX_CERTIFIED, seconds=seconds)
-        unique = unique.replace(best_residual=find_best_residual(network.module, reconstructions))
-    except ResiduumError as problem:  # candidates are not inputs of the user, so this is no error
+        solution = build_solution(network.module, best_reconstruction, "best")
+        value_box = knowledge.box(solution.x[0])
+        certificate = uniqueness(
+            solution.kkt, box=value_box, samples=MAX_CERTIFIED, seconds=seconds
+        )
+        certificate = certificate.replace(
+            best_residual=find_best_residual(network.module, reconstructions)
+        )
+    except ResiduumError as problem:  # candidates are no input, so no error is raised
         return None, f"not computed: {problem.message}"
-    return unique.replace(index=rows[unique.index]), ""
+    return certificate.replace(index=rows[certificate.index]), ""

@@ -1,7 +1,7 @@
-"""The command line of an audit, rendered from its settings and the attacker's knowledge.
+"""Write the command line that repeats an audit, from the settings of the audit and the attacker's knowledge.
 
-Reports print such commands as next steps. They give the attacker the same knowledge as the audit itself,
-whether it was started with options, from a configuration or from Python.
+Reports print such commands as next steps. A command gives the attacker the same knowledge as the audit had,
+even if the audit was started from a configuration or from Python.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OPTION_NAMES = {"model_code": "model"}  # settings whose option has another name
 def audit_command(
     result: AuditResult, *, checkpoint: str = "", out: str = "-again", **changes: Any
 ) -> str:
-    """Return the command that audits again with the same settings and the same knowledge.
+    """Return the command that runs an audit again with the same settings and the same knowledge.
 
     Args:
         result: The audit.
@@ -51,8 +51,8 @@ def audit_command(
 def knowledge_options(knowledge: Knowledge, files: dict[str, str]) -> list[str]:
     """Return the command-line options for what the attacker knows in addition to the release.
 
-    If every known fact fits into an option, each fact becomes an option. If a fact does not, such as a mean
-    image, all facts are read from the knowledge file in the run directory.
+    If every known fact can be written as an option, each fact becomes an option. If some fact cannot, such as
+    a mean image, all facts are read from the knowledge file in the run directory.
 
     Args:
         knowledge: What the attacker knows, without the facts in the release.

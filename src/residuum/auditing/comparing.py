@@ -1,4 +1,4 @@
-"""Compare two audits, such as before and after a defense or another training.
+"""Compare two audits, such as an audit before a defense and an audit after the defense.
 
 Every count is shown with the count expected by chance and a confidence interval, so that a chance difference
 is not mistaken for a change. If the audits differ in samples, attacker knowledge, budget or attacks, the
@@ -48,7 +48,7 @@ class Comparison(Record):
         rows: Results of both audits, side by side.
         only_before: Training samples that only the audit before recovered, None if the samples differ.
         only_after: Training samples that only the audit after recovered, None if the samples differ.
-        unlike: Differences in how the audits were made, one sentence each.
+        unlike: Differences in samples, attacker knowledge, settings or attacks, one sentence each.
     """
 
     before: str
@@ -75,10 +75,10 @@ def compare(before: AuditResult | str | Path, after: AuditResult | str | Path) -
     """
     a, b = (x if isinstance(x, AuditResult) else AuditResult.load(x) for x in (before, after))
     change, sentence = _change(a.verdict, b.verdict)
-    unlike = _unlike(a, b)
+    differences = _list_differences(a, b)
     only_before = only_after = None
-    same_data = not any("data" in difference for difference in unlike)
-    if a.findings is not None and b.findings is not None and same_data:
+    has_same_data = not any("data" in difference for difference in differences)
+    if a.findings is not None and b.findings is not None and has_same_data:
         first, second = set(a.findings.samples), set(b.findings.samples)
         only_before, only_after = tuple(sorted(first - second)), tuple(sorted(second - first))
     first_name, second_name = (
@@ -92,51 +92,56 @@ def compare(before: AuditResult | str | Path, after: AuditResult | str | Path) -
         rows=_rows(a, b),
         only_before=only_before,
         only_after=only_after,
-        unlike=unlike,
+        unlike=differences,
     )
 
 
 def _change(a: Verdict, b: Verdict) -> tuple[str, str]:
-    """Return the change in one word and in a sentence, by outcomes, then grades, then counts."""
-    undecided = "nothing that could be decided"
-    names = {LEAK: "a leak", NO_LEAK_FOUND: "no leak", INCONCLUSIVE: undecided}
+    """Return the change in one word and in a sentence.
+
+    The outcomes are compared first. If both audits found a leak, the grades of the leaks are compared. If the
+    grades are equal, the numbers of recovered samples are compared.
+    """
+    inconclusive_text = "nothing that could be decided"
+    outcome_texts = {LEAK: "a leak", NO_LEAK_FOUND: "no leak", INCONCLUSIVE: inconclusive_text}
     if a.outcome != b.outcome:
         sentence = (
-            f"The audit before found {names[a.outcome]}. The audit after found {names[b.outcome]}."
+            f"The audit before found {outcome_texts[a.outcome]}. "
+            f"The audit after found {outcome_texts[b.outcome]}."
         )
         if b.outcome == INCONCLUSIVE and a.outcome == LEAK:
             return ALIKE, f"{sentence} This does not show that the leak was fixed."
-        better = ORDER.index(b.outcome) < ORDER.index(a.outcome)
-        return (BETTER if better else WORSE), sentence
+        is_better = ORDER.index(b.outcome) < ORDER.index(a.outcome)
+        return (BETTER if is_better else WORSE), sentence
     if a.outcome != LEAK:
-        return ALIKE, f"Both audits found {names[a.outcome]}."
-    worst = list(GRADES)
-    if a.grade != b.grade and a.grade in worst and b.grade in worst:
-        better = worst.index(b.grade) > worst.index(a.grade)
+        return ALIKE, f"Both audits found {outcome_texts[a.outcome]}."
+    grades_worst_first = list(GRADES)
+    if a.grade != b.grade and a.grade in grades_worst_first and b.grade in grades_worst_first:
+        is_better = grades_worst_first.index(b.grade) > grades_worst_first.index(a.grade)
         sentence = f"Both audits found a leak. Its grade went from {a.grade} to {b.grade}."
-        return (BETTER if better else WORSE), sentence
+        return (BETTER if is_better else WORSE), sentence
     if a.interval is None or b.interval is None or a.n != b.n:
         return ALIKE, "Both audits found a leak."
-    recovers = "Both audits found a leak. The audit after recovers significantly"
+    opening = "Both audits found a leak. The audit after recovers significantly"
     if b.interval[1] < a.interval[0]:
-        return BETTER, f"{recovers} fewer samples."
+        return BETTER, f"{opening} fewer samples."
     if b.interval[0] > a.interval[1]:
-        return WORSE, f"{recovers} more samples."
+        return WORSE, f"{opening} more samples."
     return ALIKE, "Both audits found a leak. The difference of their counts may be due to chance."
 
 
 def _rows(a: AuditResult, b: AuditResult) -> tuple[Row, ...]:
     """Return one row for every result that at least one of the two audits has."""
-    attacks = [row.name for x in (a, b) for row in x.attacks if row.recovered is not None]
-    before, after = (_figures(x, tuple(dict.fromkeys(attacks))) for x in (a, b))
+    attack_names = [row.name for x in (a, b) for row in x.attacks if row.recovered is not None]
+    before, after = (_figures(x, tuple(dict.fromkeys(attack_names))) for x in (a, b))
     rows = [Row(name, before.get(name) or "–", after.get(name) or "–") for name in before | after]
     return tuple(row for row in rows if (row.before, row.after) != ("–", "–"))
 
 
 def _figures(result: AuditResult, attacks: tuple[str, ...]) -> dict[str, str]:
-    """Return the results of an audit as texts by name. A missing result is an empty text."""
+    """Return the results of an audit as a dictionary of texts. A missing result is an empty text."""
     verdict, fit, membership = result.verdict, result.fit, result.membership
-    figures = {
+    result_texts = {
         "verdict": verdict.headline,
         "reconstructed": "" if verdict.recovered is None else f"{verdict.recovered} of {verdict.n}",
         "by chance": _number(verdict.expected_by_chance),
@@ -147,31 +152,34 @@ def _figures(result: AuditResult, attacks: tuple[str, ...]) -> dict[str, str]:
     }
     if verdict.interval:
         low, high = verdict.interval
-        figures["in excess of chance, 99% confidence"] = f"{low:.1f} to {high:.1f}"
+        result_texts["in excess of chance, 99% confidence"] = f"{low:.1f} to {high:.1f}"
     if fit and fit.holdout is not None:
-        figures["right on held-out samples"] = fit.figure(fit.holdout)
-    counts = {row.name: row for row in result.attacks if row.recovered is not None}
+        result_texts["right on held-out samples"] = fit.figure(fit.holdout)
+    tested_rows = {row.name: row for row in result.attacks if row.recovered is not None}
     for name in attacks:
-        attack = counts.get(name)
-        chance = attack and f"{attack.recovered} ({_number(attack.expected_by_chance)} by chance)"
-        figures[f"by {name}"] = chance or ""
-    figures["named members"] = (
+        attack_row = tested_rows.get(name)
+        count_text = (
+            attack_row
+            and f"{attack_row.recovered} ({_number(attack_row.expected_by_chance)} by chance)"
+        )
+        result_texts[f"by {name}"] = count_text or ""
+    result_texts["named members"] = (
         f"{len(membership.named)} of {membership.records}" if membership else ""
     )
-    loss = None if membership is None else membership.loss
-    figures["AUC of the losses"] = "" if loss is None else f"{loss.auc:.2f}"
+    loss_test = None if membership is None else membership.loss
+    result_texts["AUC of the losses"] = "" if loss_test is None else f"{loss_test.auc:.2f}"
     for control in result.checks.positive_controls:
-        detected = f"{control.samples} samples" if control.samples else "not detected"
-        figures[f"positive controls of {control.question}"] = detected
-    return figures
+        detected_text = f"{control.samples} samples" if control.samples else "not detected"
+        result_texts[f"positive controls of {control.question}"] = detected_text
+    return result_texts
 
 
 def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.2g}"
 
 
-def _unlike(a: AuditResult, b: AuditResult) -> tuple[str, ...]:
-    """Return the differences in how the audits were made, one sentence each."""
+def _list_differences(a: AuditResult, b: AuditResult) -> tuple[str, ...]:
+    """Return one sentence for each difference in samples, attacker knowledge, settings or attacks."""
     differences = []
     for name, what in (("data", "training data"), ("holdout", "held-out data")):
         first, second = a.hashes.get(name, ""), b.hashes.get(name, "")

@@ -1,4 +1,4 @@
-"""The conditions that ``--fail-on`` accepts: grades of a leak, and comparisons such as ``recovered>=5``."""
+"""Read the conditions of ``--fail-on``: grades of a leak, and comparisons such as ``recovered>=5``."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ QUANTITIES: dict[str, Callable[[Verdict], float | None]] = {
 
 @dataclass(frozen=True)
 class Comparison:
-    """A comparison such as ``recovered>=5``. The comparison fails if the audit has no such number.
+    """A comparison such as ``recovered>=5``. If the audit has no such number, the comparison does not hold.
 
     Attributes:
         text: The comparison as the user wrote it.
@@ -88,10 +88,12 @@ def exit_code(verdict: Verdict, comparisons: Sequence[Comparison], only: bool = 
     Args:
         verdict: The verdict of the audit.
         comparisons: Comparisons. If one of them holds, the exit code is 1.
-        only: Whether the comparisons alone decide. A leak for which none holds then ends in exit code 0.
+        only: Whether the comparisons alone decide if a leak ends in exit code 1. If ``only`` is True and no
+            comparison holds, a leak ends in exit code 0.
 
     Returns:
-        1 if a comparison holds, otherwise the exit code of the verdict, or 0 for a leak with ``only``.
+        1 if a comparison holds. Otherwise 0 if ``only`` is True and the verdict is a leak, else the exit code
+        of the verdict.
     """
     if any(comparison.holds(verdict) for comparison in comparisons):
         return EXIT_CODES[LEAK]
@@ -103,7 +105,8 @@ def _read_comparison(text: str) -> Comparison:
     if match is None or not math.isfinite(bound := float(match[3])):
         raise InputError(
             f"--fail-on takes a grade or a comparison such as recovered>=5; got {text[:60]!r}.",
-            f"Grades: {', '.join(GRADES)}. Numbers: {', '.join(QUANTITIES)}.",
+            f"Pass one of the grades {', '.join(GRADES)}, or compare one of the numbers "
+            f"{', '.join(QUANTITIES)}.",
         )
     name, sign, _ = match.groups()
     require_known(name[:40], QUANTITIES, "--fail-on knows no")

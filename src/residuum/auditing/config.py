@@ -1,7 +1,7 @@
-"""``config.toml`` of an audit: the request, the files of the inputs, and hashes of these files.
+"""Read and write ``config.toml`` of an audit: its settings, its input files, and hashes of these files.
 
-The file repeats an audit. Its settings are the fields of :class:`~residuum.auditing.request.AuditRequest`.
-File names are relative to the folder of the configuration.
+``residuum audit --config config.toml`` runs the same audit again. The settings are the fields of
+:class:`~residuum.auditing.request.AuditRequest`. File names are relative to the folder of the configuration.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ FACTS = (
     *("shape", "value_range", "mean", "mean_provenance", "sample_count", "label_balance"),
     *("init", "loss", "weight_decay", "columns", "column_ranges"),
 )
-FILE_FACTS = ("mean", "init")  # facts whose value may be the name of a file
+FILE_FACTS = ("mean", "init")  # known facts that the configuration may give as the name of a file
 
 
 class AuditConfig(AuditRequest):
     """The settings of an audit together with the names of its input files.
 
-    ``knowledge`` is a file with everything that the attacker knows. With such a file, single facts such as
-    ``mean`` are refused. ``sha256`` has the hashes of checkpoint, data and holdout. Files with other hashes
-    are refused.
+    ``knowledge`` names a file with everything that the attacker knows. If it is set, a field for a single
+    fact, such as ``mean``, raises an error. ``sha256`` holds the hashes of checkpoint, data and holdout. If
+    the hash of a file differs, an error is raised.
     """
 
     checkpoint: str | None = None
@@ -57,20 +57,21 @@ class AuditConfig(AuditRequest):
         return self.model_dump(exclude_defaults=True, include=set(AuditRequest.model_fields))
 
     def knowledge_or_facts(self) -> str | dict[str, Any]:
-        """Return the file of the attacker's knowledge, or the single facts by name.
+        """Return the file with everything that the attacker knows, or the known facts by name.
 
         Raises:
-            InputError: If the configuration has a file of knowledge and single facts.
+            InputError: If the configuration has a file of knowledge and also single facts.
         """
-        values = {name: getattr(self, name) for name in FACTS}
-        single_facts = {name: value for name, value in values.items() if value is not None}
+        fact_values = {name: getattr(self, name) for name in FACTS}
+        single_facts = {name: value for name, value in fact_values.items() if value is not None}
         if self.knowledge is None:
             return single_facts
         if single_facts:
             raise InputError(
                 "A file of knowledge holds everything that the attacker knows; got "
                 f"{', '.join(single_facts)} as well.",
-                "Remove the file (--knowledge, or the line `knowledge`), or the single facts.",
+                "Remove either the file (--knowledge, or the line `knowledge`) or the options and lines "
+                "of these facts.",
             )
         return self.knowledge
 
@@ -90,16 +91,20 @@ def read_config(path: str | Path) -> AuditConfig:
     path = Path(path)
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise InputError(f"A configuration file has at most {MAX_BYTES} bytes.", "Shorten it.")
+            raise InputError(
+                f"A configuration file has at most {MAX_BYTES} bytes.", "Shorten the file."
+            )
         config = AuditConfig.model_validate(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, RecursionError, InputError) as problem:
         raise InputError(
-            f"{str(path)!r} must be a configuration of residuum audit; reading it failed "
+            f"{str(path)!r} must be a configuration of residuum audit; reading the file failed "
             f"({_reason(problem)}).",
             "Start from the config.toml of a finished run.",
         ) from problem
-    names = (*INPUTS, *FILE_FACTS)
-    return config.model_copy(update={name: _next_to(path, getattr(config, name)) for name in names})
+    file_fields = (*INPUTS, *FILE_FACTS)
+    return config.model_copy(
+        update={name: _next_to(path, getattr(config, name)) for name in file_fields}
+    )
 
 
 def write_config(values: dict[str, Any], needs_code: bool) -> str:
@@ -116,22 +121,26 @@ def write_config(values: dict[str, Any], needs_code: bool) -> str:
     Raises:
         OutputError: If a file name is not valid text.
     """
-    present = {name: value for name, value in values.items() if value is not None}
+    set_values = {name: value for name, value in values.items() if value is not None}
     comment = "# Repeats this audit: residuum audit --config config.toml --out ANOTHER_RUN"
     comment += " --trust-code" if needs_code else ""
-    text = f"{comment}\n{tomli_w.dumps(present)}"
+    text = f"{comment}\n{tomli_w.dumps(set_values)}"
     try:
         text.encode()
     except UnicodeEncodeError as problem:
-        line = text[: problem.end].splitlines()[-1]
+        invalid_line = text[: problem.end].splitlines()[-1]
         raise OutputError(
-            f"Names in a configuration must be Unicode text; {line!r} is not.", "Rename the file."
+            f"File names in a configuration must be valid Unicode text; {invalid_line!r} is not.",
+            "Rename the file.",
         ) from problem
     return text
 
 
 def _next_to(path: Path, name: Any) -> Any:
-    """Return the path of the file with this name next to the configuration, or the name if there is none."""
+    """Return the path of a file relative to the folder of the configuration, if this file exists.
+
+    Otherwise the value is returned unchanged.
+    """
     if not isinstance(name, str) or Path(name).is_absolute():
         return name
     neighbor = path.parent / name

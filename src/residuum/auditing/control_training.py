@@ -6,8 +6,8 @@ that the attacker knows. If the attacker knows none, the spectrum of the first l
 and a default initialization.
 
 A network with a small initialization is trained by full-batch descent until its loss vanishes. Any other
-network is trained by Adam in batches of 32 for a fixed number of epochs, because activation boundaries settle
-only after the loss has vanished.
+network is trained by Adam in batches of 32 for a fixed number of epochs. This training goes on after the loss
+has vanished, because only then do activation boundaries settle at the training samples.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ VANISHED = 1e-5  # full-batch training ends at this loss
 MIN_SECONDS = 0.1  # shortest time limit of a training, even after the deadline of the audit
 # Learning rates of gradient descent and of Adam, if the recipe names none.
 RATE, ADAM_RATE = 0.1, 1e-3
-# Factors on the learning rate of full-batch descent after a step that lowers or raises the loss.
+# Full-batch descent multiplies its learning rate by FASTER if a step lowers the loss, and by SLOWER if a step
+# raises the loss.
 FASTER, SLOWER = 1.05, 0.5
 
 
@@ -69,7 +70,7 @@ class ControlTraining:
         network: The audited network.
         knowledge: What the attacker knows about the audited network.
         inspection: Facts that were measured from the weights of the audited network.
-        recipe: How the audited network was trained, as far as the user says so.
+        recipe: The settings with which the audited network was trained, as far as the user knows them.
         seconds: Time limit of the training.
         seed: Seed of initial weights and batches.
         task: Task of the network.
@@ -89,15 +90,21 @@ class ControlTraining:
 
     @property
     def initialization(self) -> str:
-        """Name of the initialization, by recipe, attacker's knowledge or spectrum of the weights."""
-        inferred = "small" if self.inspection.directions else "default"
-        return self.recipe.start or (inferred if self.knowledge.theta0 is None else "granted")
+        """Name of the initialization.
+
+        The recipe may name the initialization. If it does not, known initial weights give "granted".
+        Otherwise the spectrum of the first layer decides between "small" and "default".
+        """
+        inferred_initialization = "small" if self.inspection.directions else "default"
+        return self.recipe.start or (
+            inferred_initialization if self.knowledge.theta0 is None else "granted"
+        )
 
     @property
     def initial_weights(self) -> Initialization:
-        """How initial weights are drawn if the initial weights of the audited network are unknown."""
-        name = "default" if self.initialization == "granted" else self.initialization
-        return cast(Initialization, name)
+        """The random initialization that is used if the attacker does not know the initial weights."""
+        initialization = "default" if self.initialization == "granted" else self.initialization
+        return cast(Initialization, initialization)
 
     @property
     def begins_at_known_weights(self) -> bool:
@@ -106,30 +113,34 @@ class ControlTraining:
 
     @property
     def frozen(self) -> tuple[str, ...]:
-        """Layers that are not trained: those in the recipe, or layers that training did not change."""
+        """Names of the layers that are not trained.
+
+        The recipe may name these layers. If it does not, they are the layers whose trained weights equal the
+        known initial weights.
+        """
         if self.recipe.frozen or self.knowledge.theta0 is None:
             return self.recipe.frozen
-        moved = build_weights_surface(self.network, self.knowledge).layers
-        return tuple(name for name in by_layer(self.network.theta) if name not in moved)
+        moved_layers = build_weights_surface(self.network, self.knowledge).layers
+        return tuple(name for name in by_layer(self.network.theta) if name not in moved_layers)
 
     def train(self, data: Dataset) -> TrainedControl:
         """Train a network until it memorizes the samples, and return its weights."""
-        frozen = self.frozen
-        is_plain = (
+        frozen_layers = self.frozen
+        may_maximize_margin = (
             self.task != "regression"
             and not self.begins_at_known_weights
-            and not frozen
+            and not frozen_layers
             and self.network.live is None
         )
-        has_small_init = is_plain and self.initialization == "small"
+        has_small_init = may_maximize_margin and self.initialization == "small"
         optimizer = self.recipe.optimizer or ("margin" if has_small_init else "adam")
         description = f"trained by {optimizer} from a {self.initialization} initialization"
-        description += f", {', '.join(frozen)} frozen" if frozen else ""
-        if optimizer == "margin" and is_plain:
+        description += f", {', '.join(frozen_layers)} frozen" if frozen_layers else ""
+        if optimizer == "margin" and may_maximize_margin:
             return self._maximize_margin(data, description)
         model = self._initial_model(dtype_of(optimizer))
         theta0 = {name: t.clone() for name, t in parameters(model).items()}
-        _freeze(model, frozen, theta0)
+        _freeze(model, frozen_layers, theta0)
         loss = self._descend(model, data, optimizer)
         dtypes = {name: t.dtype for name, t in self.network.theta.items()}
         theta = {n: t.detach().to(dtypes.get(n, t.dtype)) for n, t in parameters(model).items()}
@@ -181,22 +192,35 @@ class ControlTraining:
         )
 
     def _complete_recipe(self, optimizer: str) -> TrainingRecipe:
-        """Return the recipe with this optimizer. Missing epochs and batch size get default values."""
+        """Return the recipe with ``optimizer``, and with default epochs and batch size if they are missing.
+
+        Defaults are set only for optimizers that train in batches.
+
+        Returns:
+            The training recipe.
+        """
         recipe = replace(self.recipe, optimizer=optimizer)
         if optimizer not in IN_BATCHES:
             return recipe
         return replace(recipe, epochs=recipe.epochs or EPOCHS, batch=recipe.batch or BATCH)
 
     def reference_seconds_per_sample(self, samples: Dataset) -> float:
-        """Return the seconds per training sample that all epochs take on the reference machine."""
+        """Estimate the seconds per training sample that all epochs take on the reference machine.
+
+        The seconds are computed from counted operations and the speed of a fixed machine, so they do not
+        depend on the machine that runs the audit.
+
+        Returns:
+            The estimated seconds per training sample.
+        """
         x = samples.x[:BATCH].float()
-        model = self._initial_model(torch.float32)
-        work = count_work(lambda: model(x).sum().backward())
-        return EPOCHS * work.seconds(REFERENCE["cpu"]) / len(x)
+        initial_model = self._initial_model(torch.float32)
+        counted_work = count_work(lambda: initial_model(x).sum().backward())
+        return EPOCHS * counted_work.seconds(REFERENCE["cpu"]) / len(x)
 
 
 def dtype_of(optimizer: str) -> torch.dtype:
-    """Return the number format of a training: float32 in batches, float64 with the full batch."""
+    """Return the dtype in which an optimizer trains: float32 with batches, float64 with the full batch."""
     return torch.float32 if optimizer in IN_BATCHES else torch.float64
 
 
@@ -220,8 +244,8 @@ def descend(
 ) -> float:
     """Train a model in place until it reaches a target loss, or until the epochs or the time are over.
 
-    If the recipe has no learning rate, full-batch descent adapts the rate. The rate grows while the loss
-    falls. If a step raises the loss, the step is undone and the rate is halved.
+    If the recipe has no learning rate, full-batch descent adapts the learning rate. The rate grows while the
+    loss falls. If a step raises the loss, the step is undone and the rate is halved.
 
     Args:
         model: The model.
@@ -229,44 +253,45 @@ def descend(
         y: (n,) labels.
         loss: Name of the loss.
         recipe: Optimizer, rate, epochs and batch size.
-        target_loss: Training ends at this loss.
+        target_loss: Training ends when the loss is at most this value.
         seconds: Time limit of the training.
         seed: Seed that draws the batches.
 
     Returns:
         The loss of the trained model on all samples.
     """
-    trained = [p for p in model.parameters() if p.requires_grad]
+    trained_parameters = [p for p in model.parameters() if p.requires_grad]
     rate = recipe.rate or (ADAM_RATE if recipe.optimizer == "adam" else RATE)
     optimizer_class = torch.optim.Adam if recipe.optimizer == "adam" else torch.optim.SGD
-    optimizer = optimizer_class(trained, lr=rate)
-    batch = recipe.batch or len(x)
-    end, value = time.monotonic() + max(seconds, MIN_SECONDS), math.inf
-    # The learning rate adapts only without batches. Losses of two batches differ even without a step.
-    adapts = not recipe.rate and recipe.optimizer in ("gd", "margin") and batch >= len(x)
+    optimizer = optimizer_class(trained_parameters, lr=rate)
+    batch_size = recipe.batch or len(x)
+    end, last_loss = time.monotonic() + max(seconds, MIN_SECONDS), math.inf
+    # The learning rate adapts only if every step uses all samples. The losses of two batches cannot be
+    # compared, because the batches hold different samples.
+    adapts_rate = not recipe.rate and recipe.optimizer in ("gd", "margin") and batch_size >= len(x)
     generator = stream("twin", seed)
-    before_step = [p.detach().clone() for p in trained]
+    parameters_before_step = [p.detach().clone() for p in trained_parameters]
     for _ in range(recipe.epochs or STEPS):
         order, total = torch.randperm(len(x), generator=generator), 0.0
-        for rows in order.split(batch) if batch < len(x) else (slice(None),):
+        for rows in order.split(batch_size) if batch_size < len(x) else (slice(None),):
             optimizer.zero_grad()
-            current = LOSSES[loss](model(x[rows]), y[rows])
-            current.backward()
-            if adapts and not float(current.detach()) < value:
+            batch_loss = LOSSES[loss](model(x[rows]), y[rows])
+            batch_loss.backward()
+            if adapts_rate and not float(batch_loss.detach()) < last_loss:
                 with torch.no_grad():
-                    for p, before in zip(trained, before_step, strict=True):
+                    for p, before in zip(trained_parameters, parameters_before_step, strict=True):
                         p.copy_(before)
                 optimizer.param_groups[0]["lr"] *= SLOWER
-                value = math.inf
+                last_loss = math.inf
                 continue
-            if adapts:
-                before_step = [p.detach().clone() for p in trained]
+            if adapts_rate:
+                parameters_before_step = [p.detach().clone() for p in trained_parameters]
                 optimizer.param_groups[0]["lr"] *= FASTER
-            value = float(current.detach())
-            total += value * len(y[rows])
+            last_loss = float(batch_loss.detach())
+            total += last_loss * len(y[rows])
             optimizer.step()
-        mean = total / len(x) if batch < len(x) else value
-        if mean <= target_loss or time.monotonic() > end:
+        mean_loss = total / len(x) if batch_size < len(x) else last_loss
+        if mean_loss <= target_loss or time.monotonic() > end:
             break
     with torch.no_grad():
         return float(LOSSES[loss](model(x), y))

@@ -1,14 +1,15 @@
 """Negative controls: can training and held-out samples be compared at all?
 
-The tests of an audit assume that only the network distinguishes training from held-out samples. Every
-audit checks this assumption by controls that must find nothing:
+The tests of an audit compare candidates (images that an attack reconstructs) with training and held-out
+samples. The tests assume that only the network distinguishes training from held-out samples. Every audit
+checks this assumption by negative controls, which do not use the network and must find nothing:
 
 - A held-out sample that repeats a training sample would hide a leak of that sample. Both samples are set
-  aside.
+  aside (not used in the tests).
 - Some of the held-out samples are used as candidates.
-- Facts that the attacker knows, with noise, are used as candidates. A mean of few samples reveals these
-  samples.
-- A classifier tries to distinguish training from held-out samples without the network.
+- Facts that the attacker knows, with added noise, are used as candidates. For example, a known mean of few
+  samples resembles these samples.
+- A classifier tries to distinguish training from held-out samples.
 """
 
 from __future__ import annotations
@@ -50,20 +51,21 @@ from residuum.theory.rows import choose_task, normalize_labels
 
 # A negative control fails at this p-value, so each control raises a false alarm in 1 of 1000 audits.
 LEVEL = 0.001
-# A training sample is a repeat if its distance to some held-out sample is at most this share of the median
-# distance between a training sample and its nearest held-out sample.
+# Let d be the median distance between a training sample and its nearest held-out sample. A training sample
+# repeats a held-out sample if their distance is at most this share of d.
 REPEAT_DISTANCE = 0.01
 # Samples with at least MIN_NCC_VALUES values are repeats if their NCC exceeds REPEAT_NCC, whatever their
-# brightness. In raw tables every pair of rows has such an NCC, because the largest column dominates. If the
-# nearest held-out sample typically has an NCC above REPEAT_NCC, a repeat must be a hundred times closer.
+# brightness. In a table that is not standardized, every pair of rows has an NCC above REPEAT_NCC, because the
+# column with the largest values dominates. Let d be the median of 1 - NCC between a training sample and its
+# nearest held-out sample. If d is below 1 - REPEAT_NCC, 1 - NCC of a repeat must be below d / 100.
 REPEAT_NCC, MIN_NCC_VALUES = 0.99, 30
 MAX_REPEATS = 0.1  # largest share of training or held-out samples that may be set aside as repeats
-CANDIDATE_SHARE = 5  # one in five held-out samples is a candidate of the control that uses them
+CANDIDATE_SHARE = 5  # at most one in five held-out samples is a candidate of a control
 MAX_AUC = 0.8  # the AUC of a classifier at which training and held-out samples are not comparable
 # The AUC of the classifier counts only if it exceeds 1/2 by this number of standard errors.
 MIN_STANDARD_ERRORS = 3.0
-# The classifier is trained on 10 to 400 training samples and as many held-out samples. With fewer than 10
-# samples its AUC says nothing.
+# The classifier is trained on 10 to 400 training samples and on held-out samples. With fewer than 10 training
+# samples, the AUC of the classifier says nothing.
 MAX_CLASSIFIED, MIN_CLASSIFIED = 400, 10
 ENERGY_LEVEL = 0.01  # the energy test reports different distributions at this p-value
 # Significance level of the tests if training and held-out samples may differ in distribution.
@@ -72,8 +74,9 @@ STRICT_LEVEL = 0.001
 NOISE = 0.05
 # If the attacker's knowledge alone recovers this share of the recovered samples, the audit is inconclusive.
 MAX_KNOWN_SHARE = 1 / 3
-# Number of held-out subsets that a control draws. With MIN_SUBSETS subsets, p-values below LEVEL are
-# possible. Most controls pass with MIN_SUBSETS subsets. All other controls draw MAX_DRAWS subsets.
+# Number of random subsets of the held-out set that a control draws. With MIN_SUBSETS subsets, the smallest
+# possible p-value is above LEVEL, so a control can pass but not fail. If the p-value is the smallest possible
+# value, the control draws MAX_DRAWS subsets, with which it can fail.
 FIRST_DRAWS, MAX_DRAWS = MIN_SUBSETS, 1000
 TIME_MARGIN = 1.5  # a control begins only if this multiple of its expected duration is left
 MIN_CLASSIFIER_SECONDS = 0.3  # the classifier runs only if this many seconds are left
@@ -87,10 +90,11 @@ class ControlRow(Record):
         name: Name of the control.
         candidates: Number of candidates.
         recovered: Number of training samples that the candidates recover.
-        expected_by_chance: Number of samples that the candidates recover from as many held-out samples.
+        expected_by_chance: Mean number of samples that the candidates recover from a held-out subset as large
+            as the training set.
         p_value: P-value of the number of recovered samples.
         samples: Rows of the recovered training samples.
-        granted: Whether the candidates are made of what the attacker knows.
+        granted: Whether the candidates are made from facts that the attacker knows.
         subsets: Number of held-out subsets that were drawn.
     """
 
@@ -123,8 +127,9 @@ class Controls(Record):
         repeats: Rows of training samples that were set aside, because they also occur in the held-out set.
         auc: AUC of a classifier between training and held-out samples, None if it was not run.
         energy: P-value of the energy test between training and held-out samples, None if it was not run.
-        level: The largest adjusted p-value that shows a leak: 1%, or 0.1% if training and held-out samples
-            may differ in distribution, or if there are too few training samples to measure this.
+        level: The largest adjusted p-value that shows a leak. The level is 1%. The level is 0.1% if training
+            and held-out samples may differ in distribution, or if the training samples are too few to
+            measure a difference.
         failures: Reasons why the audit is inconclusive, one sentence each.
         notes: Other remarks for the reader.
     """
@@ -164,10 +169,9 @@ class SampleSets:
 
 
 def set_aside_repeats(train: Dataset, holdout: Dataset | None) -> SampleSets:
-    """Set aside training samples that also occur in the held-out set.
+    """Remove training samples that also occur in the held-out set, and the equal held-out samples.
 
-    Of each repeated sample, the training sample and the held-out sample are set aside, so that the remaining
-    samples stay exchangeable.
+    Both copies of a repeated sample are removed, so that the remaining samples stay exchangeable.
 
     Args:
         train: The training set under test.
@@ -183,26 +187,33 @@ def set_aside_repeats(train: Dataset, holdout: Dataset | None) -> SampleSets:
     in_holdout, in_train = is_repeat.any(1), is_repeat.any(0)
     if not bool(in_holdout.any()):
         return SampleSets(train, holdout)
-    count = int(in_holdout.sum())
-    sentence = f"{count} of {len(train)} training samples also occur in the held-out set"
+    repeat_count = int(in_holdout.sum())
+    sentence = f"{repeat_count} of {len(train)} training samples also occur in the held-out set"
     if max(float(in_holdout.double().mean()), float(in_train.double().mean())) > MAX_REPEATS:
         failure = f"{sentence}. At most a tenth may. Pass held-out samples that were not trained on"
         return SampleSets(train, holdout, failure=failure)
     set_aside = train.take(in_holdout)
-    listed = ", ".join(map(str, set_aside.rows[:20])) + (", ..." if count > 20 else "")
-    note = f"{sentence} (rows {listed}, counted from 0). They were not judged"
+    listed_rows = ", ".join(map(str, set_aside.rows[:20])) + (", ..." if repeat_count > 20 else "")
+    note = f"{sentence} (rows {listed_rows}, counted from 0). These samples were not judged"
     return SampleSets(train.take(~in_holdout), holdout.take(~in_train), set_aside, "", (note,))
 
 
 def _find_repeats(train: Tensor, holdout: Tensor) -> Tensor:
-    """Return an (n, N) mask of pairs of training and held-out samples that are the same sample."""
+    """Return an (n, N) mask that is True if a training sample and a held-out sample are the same sample.
+
+    n is the number of training samples, and N is the number of held-out samples.
+    """
     distance = similarity.l2(train, holdout)
     if train[0].numel() < MIN_NCC_VALUES:
         return distance <= REPEAT_DISTANCE * distance.amin(1).median()
-    gap = 1 - similarity.ncc(train, holdout)
-    typical = float(gap.amin(1).median())
-    limit = 1 - REPEAT_NCC if typical > 1 - REPEAT_NCC else REPEAT_DISTANCE * typical
-    return (gap < limit) | (distance == 0)
+    ncc_distance = 1 - similarity.ncc(train, holdout)
+    median_nearest_distance = float(ncc_distance.amin(1).median())
+    max_ncc_distance = (
+        1 - REPEAT_NCC
+        if median_nearest_distance > 1 - REPEAT_NCC
+        else REPEAT_DISTANCE * median_nearest_distance
+    )
+    return (ncc_distance < max_ncc_distance) | (distance == 0)
 
 
 @dataclass(frozen=True)
@@ -212,8 +223,8 @@ class Control:
     Attributes:
         name: Name of the control.
         candidates: (m, *shape) candidates.
-        holdout: Held-out samples to compare with. No candidate is among them.
-        granted: Whether the candidates are made of what the attacker knows.
+        holdout: Held-out samples to compare with. No candidate is among these samples.
+        granted: Whether the candidates are made from facts that the attacker knows.
     """
 
     name: str
@@ -273,9 +284,8 @@ def run_controls(
         sets: Training and held-out samples.
         knowledge: What the attacker knows.
         seed: Seed of candidates and subsets.
-        subsets: The largest number of held-out subsets that are drawn.
-        deadline: Time at which the clock stops the audit. A control for which no time is left fails, because
-            its result is unknown.
+        subsets: The largest number of random subsets of the held-out set that are drawn.
+        deadline: Time limit of the audit. If no time is left for a control, the control counts as failed.
 
     Returns:
         The results of the controls, with the reasons why the audit is inconclusive.
@@ -294,13 +304,11 @@ def run_controls(
             Control(f"{name} alone, as candidates", x, holdout, granted=True)
             for name, x in make_candidates_from_knowledge(train, holdout, knowledge, rng)
         ]
-    rows, longest = (
-        [],
-        0.0,
-    )  # seconds of the slowest control so far, as an estimate for the next control
+    rows = []
+    longest_seconds = 0.0  # duration of the slowest control so far, as an estimate for the next one
     for control in controls:
-        before = deadline.seconds_left
-        if before <= TIME_MARGIN * longest:
+        seconds_before = deadline.seconds_left
+        if seconds_before <= TIME_MARGIN * longest_seconds:
             failures.append(NOT_TRIED.format(name=control.name))
             continue
         try:
@@ -308,9 +316,14 @@ def run_controls(
         except InputError as problem:  # too few held-out samples remain for this control
             failures.append(problem.message.rstrip("."))
             continue
-        longest = max(longest, before - deadline.seconds_left) if before < np.inf else 0.0
+        longest_seconds = (
+            max(longest_seconds, seconds_before - deadline.seconds_left)
+            if seconds_before < np.inf
+            else 0.0
+        )
         rows.append(row)
-        # What the attacker's knowledge recovers by itself is considered by ``explain_by_knowledge``.
+        # If candidates from the attacker's knowledge recover samples, this is only a note for the reader.
+        # ``explain_by_knowledge`` decides whether the audit is inconclusive because of these samples.
         (notes if row.granted else failures).extend(_judge(row, len(train), subsets))
     auc, energy = compare_distributions(train, holdout, rng, deadline)
     if auc is None and len(train) >= MIN_CLASSIFIED:
@@ -327,9 +340,11 @@ def run_controls(
     level = STRICT_LEVEL if is_shifted or len(train) < MIN_CLASSIFIED else SIGNIFICANCE
     if level < SIGNIFICANCE:
         notes.append(STRICTER.format(level=level))
-    value = None if auc is None else auc.value
-    reasons = tuple(dict.fromkeys(failures))
-    return Controls(tuple(rows), sets.repeats, value, energy, level, reasons, tuple(notes))
+    auc_value = None if auc is None else auc.value
+    failure_reasons = tuple(dict.fromkeys(failures))
+    return Controls(
+        tuple(rows), sets.repeats, auc_value, energy, level, failure_reasons, tuple(notes)
+    )
 
 
 def _judge(row: ControlRow, n: int, subsets: int) -> tuple[str, ...]:
@@ -363,13 +378,17 @@ def make_holdout_control(
     Returns:
         A list with the control, or an empty list if there are too few held-out samples.
     """
-    # Enough held-out samples must remain for the p-value of the control.
-    spare = len(holdout) - max(len(train), 100)
-    count = min(len(train), len(holdout) // CANDIDATE_SHARE, spare)
-    if count < 1:
+    # Held-out samples that become candidates are not compared. At least 100 other held-out samples must
+    # remain for the p-value of the control, and at least as many as there are training samples.
+    max_candidates = len(holdout) - max(len(train), 100)
+    candidate_count = min(len(train), len(holdout) // CANDIDATE_SHARE, max_candidates)
+    if candidate_count < 1:
         return []
     order = torch.from_numpy(rng.permutation(len(holdout)))
-    candidates, remaining = holdout.x[order[:count]], holdout.take(order[count:])
+    candidates, remaining = (
+        holdout.x[order[:candidate_count]],
+        holdout.take(order[candidate_count:]),
+    )
     return [Control("held-out samples as candidates", candidates, remaining)]
 
 
@@ -378,8 +397,9 @@ def make_candidates_from_knowledge(
 ) -> list[tuple[str, Tensor]]:
     """Return candidates that an attacker can make from known facts without the network.
 
-    The candidates are directions with noise. An attacker with public data of the same kind knows their mean.
-    A known mean of few training samples minus the public mean points toward each of these samples.
+    The candidates are a known mean or a known value range, with random noise. The mean of few training
+    samples resembles each of these samples. The resemblance is stronger after the mean of public data is
+    subtracted, so this difference is used as well.
 
     Args:
         train: The training set under test, which sets the number of candidates.
@@ -393,25 +413,25 @@ def make_candidates_from_knowledge(
     count, shape, size = len(train), train.shape, train.x[0].numel()
 
     def noisy(direction: Tensor) -> Tensor:
-        """Return the direction with added noise, once for every training sample."""
-        flat = direction.double().reshape(-1)
-        flat = flat - flat.mean()
-        flat = flat / max(float(flat.norm()), 1e-12)
+        """Return one copy of the direction for every training sample, each with different noise."""
+        flat_direction = direction.double().reshape(-1)
+        flat_direction = flat_direction - flat_direction.mean()
+        flat_direction = flat_direction / max(float(flat_direction.norm()), 1e-12)
         noise = torch.from_numpy(rng.standard_normal((count, size))) / size**0.5
-        return (flat + NOISE * noise).reshape(-1, *shape)
+        return (flat_direction + NOISE * noise).reshape(-1, *shape)
 
     candidates: list[tuple[str, Tensor]] = []
     if knowledge.mean is not None and knowledge.mean.numel() == size:
         mean = knowledge.mean.double().reshape(shape)
-        public = holdout.x.double().mean(0)
-        if holdout.mean is not None:  # a mean that was subtracted from the held-out samples
-            public = public + holdout.mean.double().reshape(shape)
+        public_mean = holdout.x.double().mean(0)
+        if holdout.mean is not None:  # this mean was subtracted from the held-out samples
+            public_mean = public_mean + holdout.mean.double().reshape(shape)
         candidates.append(("the known mean", noisy(mean)))
-        difference = "the known mean minus the mean of the held-out samples"
-        candidates.append((difference, noisy(mean - public)))
-    box = knowledge.box(train.x[0].double())
-    if box is not None:
-        low, high = (end.expand(shape) for end in box)
+        difference_name = "the known mean minus the mean of the held-out samples"
+        candidates.append((difference_name, noisy(mean - public_mean)))
+    value_box = knowledge.box(train.x[0].double())
+    if value_box is not None:
+        low, high = (end.expand(shape) for end in value_box)
         uniform = torch.from_numpy(rng.random((count, *shape)))
         candidates.append(("the known value range", low + (high - low) * uniform))
     return candidates
@@ -422,25 +442,26 @@ def run_control(
 ) -> ControlRow:
     """Test the candidates of a negative control in the same way as the candidates of an attack.
 
-    Few held-out subsets are drawn first. If they do not decide and there is time, all subsets are drawn.
+    Few random subsets of the held-out set are drawn first. If these subsets do not decide whether the control
+    passes, and if there is time, all subsets are drawn.
 
     Args:
         control: The control.
         train: The training set under test.
         seed: Seed of the subsets.
-        subsets: The largest number of held-out subsets.
-        deadline: Time at which the clock stops the audit.
+        subsets: The largest number of random subsets of the held-out set.
+        deadline: Time limit of the audit.
 
     Returns:
         The number of training samples that the candidates recover, with its p-value.
     """
     seconds_at_start, metric = deadline.seconds_left, METRICS[DECIDING]
     holdout = control.holdout.replace(mean=train.mean)
-    field = prepare_scoring_data(control.candidates, train, holdout, [], seed=seed)
-    gain = field.gain(metric)
+    scoring_data = prepare_scoring_data(control.candidates, train, holdout, [], seed=seed)
+    similarities = scoring_data.gain(metric)
 
     def draw(count: int) -> ControlRow:
-        test = calibrate_metric(metric, field, gain, seed, count)
+        test = calibrate_metric(metric, scoring_data, similarities, seed, count)
         samples = tuple(train.rows[i] for i in np.flatnonzero(test.recovered))
         return ControlRow(
             name=control.name,
@@ -454,27 +475,33 @@ def run_control(
         )
 
     row = draw(min(FIRST_DRAWS, subsets))
-    remaining = deadline.seconds_left
-    seconds = seconds_at_start - remaining if seconds_at_start < np.inf else 0.0
-    if row.is_undecided and row.subsets < subsets and seconds * subsets / row.subsets < remaining:
+    seconds_left = deadline.seconds_left
+    seconds = seconds_at_start - seconds_left if seconds_at_start < np.inf else 0.0
+    if (
+        row.is_undecided
+        and row.subsets < subsets
+        and seconds * subsets / row.subsets < seconds_left
+    ):
         row = draw(subsets)
     return row
 
 
 def explain_by_knowledge(controls: Controls, samples: tuple[int, ...]) -> tuple[str, ...]:
-    """Return why recovered samples prove nothing if the attacker's knowledge alone recovers them too.
+    """Return why recovered samples show no leak if the attacker's knowledge alone recovers them too.
 
     Args:
         controls: The negative controls of the audit.
         samples: Rows of the training samples that the attacks recovered.
 
     Returns:
-        One sentence for each known fact that recovers a third of the samples or more.
+        One sentence for each known fact whose candidates recover at least a third of ``samples``.
     """
-    common = {row.name: len({*row.samples} & {*samples}) for row in controls.rows if row.granted}
+    common_counts = {
+        row.name: len({*row.samples} & {*samples}) for row in controls.rows if row.granted
+    }
     return tuple(
         KNOWN_BEFORE.format(name=name, common=count, n=len(samples))
-        for name, count in common.items()
+        for name, count in common_counts.items()
         if samples and count >= MAX_KNOWN_SHARE * len(samples)
     )
 
@@ -493,7 +520,7 @@ class Auc:
 
     @property
     def is_significant(self) -> bool:
-        """Whether the AUC exceeds 1/2 by more than chance explains."""
+        """Whether the AUC exceeds 1/2 by more than three standard errors."""
         return self.value > 0.5 + MIN_STANDARD_ERRORS * self.error
 
 
@@ -509,38 +536,44 @@ def compare_distributions(
 ) -> tuple[Auc | None, float | None]:
     """Measure how much training and held-out samples differ, without using the network.
 
-    Held-out samples are drawn with the label counts of the training set, like the subsets of the tests.
+    Held-out samples are drawn with the same label counts as the training set.
 
     Args:
         train: The training set under test.
         holdout: The held-out set.
         rng: Draws samples, folds and permutations.
-        deadline: Time at which the clock stops the audit.
+        deadline: Time limit of the audit.
 
     Returns:
         The cross-validated AUC of a support vector machine with RBF kernel that classifies the samples, and
         the p-value of an energy test. A result is None if there was no time or too few samples.
     """
     model_selection, svm = import_classifier()
-    chosen = rng.permutation(len(train))[: min(MAX_CLASSIFIED, len(holdout))]
-    if len(chosen) < MIN_CLASSIFIED or deadline.seconds_left < MIN_CLASSIFIER_SECONDS:
+    chosen_rows = rng.permutation(len(train))[: min(MAX_CLASSIFIED, len(holdout))]
+    if len(chosen_rows) < MIN_CLASSIFIED or deadline.seconds_left < MIN_CLASSIFIER_SECONDS:
         return None, None
     a, b = (as_array(samples.x.double()).reshape(len(samples), -1) for samples in (train, holdout))
     labels = _strata_or_one(train, holdout)
-    train_labels, holdout_labels = labels[: len(train)][chosen], labels[len(train) :]
+    train_labels, holdout_labels = labels[: len(train)][chosen_rows], labels[len(train) :]
     values, counts = np.unique(train_labels, return_counts=True)
-    room = [(holdout_labels == v).sum() // k for v, k in zip(values, counts, strict=True)]
-    times = max(1, min(min(room), MAX_CLASSIFIED // len(chosen)))
-    subset = draw_sets(holdout_labels, np.tile(train_labels, times), 1, rng)[0]
-    x = np.concatenate([a[chosen], b[subset]])
-    kind = np.repeat([1, 0], [len(chosen), len(subset)])
+    holdout_per_training_sample = [
+        (holdout_labels == v).sum() // k for v, k in zip(values, counts, strict=True)
+    ]
+    holdout_multiple = max(
+        1, min(min(holdout_per_training_sample), MAX_CLASSIFIED // len(chosen_rows))
+    )
+    subset = draw_sets(holdout_labels, np.tile(train_labels, holdout_multiple), 1, rng)[0]
+    x = np.concatenate([a[chosen_rows], b[subset]])
+    is_training = np.repeat([1, 0], [len(chosen_rows), len(subset)])
     folds = model_selection.StratifiedKFold(5, shuffle=True, random_state=int(rng.integers(2**31)))
     distance = as_array(similarity.l2(torch.from_numpy(x), torch.from_numpy(x)))
     kernel = np.exp(-(distance**2) / max(x.shape[1] * x.var(), 1e-300))
     classifier = svm.SVC(kernel="precomputed", class_weight="balanced")
-    scores = model_selection.cross_val_score(classifier, kernel, kind, cv=folds, scoring="roc_auc")
-    auc = Auc(float(scores.mean()), _auc_error(len(chosen), len(subset)))
-    return auc, _energy_p_value(distance, kind, rng) if deadline.seconds_left > 0 else None
+    scores = model_selection.cross_val_score(
+        classifier, kernel, is_training, cv=folds, scoring="roc_auc"
+    )
+    auc = Auc(float(scores.mean()), _auc_error(len(chosen_rows), len(subset)))
+    return auc, _energy_p_value(distance, is_training, rng) if deadline.seconds_left > 0 else None
 
 
 def _auc_error(n: int, held_out: int) -> float:
@@ -566,10 +599,11 @@ def compare_losses(
 ) -> float | None:
     """Test whether the losses of the network differ between training and held-out samples.
 
-    Two statistics are compared with random subsets of all samples. The first is the mean loss. The second is
-    the Kolmogorov-Smirnov distance between the losses of the training set and the losses of all samples.
-    It detects equal losses of training samples at the margin, which may be neither small nor large. If the
-    held-out samples have no labels, the predictions of the network replace the labels of all samples.
+    Two statistics of the training set are compared with those of random subsets of all samples. The first
+    statistic is the mean loss. The second statistic is the Kolmogorov-Smirnov distance between the losses of
+    the training set and the losses of all samples. The distance detects training samples that all have the
+    same loss, even if this loss is neither small nor large. Such losses occur if training samples lie at the
+    margin. If the held-out samples have no labels, predictions of the network replace all labels.
 
     Args:
         network: The audited network.
@@ -589,12 +623,14 @@ def compare_losses(
     labels = _strata_or_one(train, holdout)
     n, rng = len(train), np.random.default_rng((seed, 6))
     subsets = draw_sets(labels, labels[:n], SUBSETS - 1, rng)
-    rows = np.concatenate([np.arange(n)[None], subsets])
+    set_rows = np.concatenate([np.arange(n)[None], subsets])
     rank = np.argsort(np.argsort(loss, kind="stable"), kind="stable")
-    places = np.sort(rank[rows], axis=1) / len(loss)
-    steps = np.arange(n) / n
-    distance = np.maximum(np.abs(places - steps), np.abs(places - steps - 1 / n)).max(1)
-    return float(step_down(np.stack([-loss[rows].mean(1), distance])).min())
+    empirical_cdf = np.sort(rank[set_rows], axis=1) / len(loss)
+    uniform_cdf = np.arange(n) / n
+    distance = np.maximum(
+        np.abs(empirical_cdf - uniform_cdf), np.abs(empirical_cdf - uniform_cdf - 1 / n)
+    ).max(1)
+    return float(step_down(np.stack([-loss[set_rows].mean(1), distance])).min())
 
 
 def _outputs(network: Network, train: Dataset, holdout: Dataset) -> Tensor:
@@ -612,8 +648,9 @@ def compute_losses(
 ) -> Array | None:
     """Return the losses of the network on training and held-out samples.
 
-    If the held-out samples have no labels of the training set, the prediction of the network is used as
-    the label of all samples. Otherwise training samples could be identified by their labels.
+    If the labels of the held-out samples are missing or unknown classes, the predictions of the network are
+    used as the labels of all samples. With true labels for training samples only, the losses would differ
+    because of the labels.
 
     Args:
         network: The audited network.
@@ -644,7 +681,11 @@ def compute_losses(
 
 
 def _strata(train: Dataset, holdout: Dataset) -> Array | None:
-    """Return the labels of all samples, None if held-out subsets cannot have the training label counts."""
+    """Return the labels of all samples, by which held-out subsets are drawn.
+
+    Return None if the labels are no classes, or if some class has fewer held-out than training samples. A
+    held-out subset then cannot have the same label counts as the training set.
+    """
     if not (are_class_labels(train.y) and are_class_labels(holdout.y)):
         return None
     labels = np.concatenate([as_array(train.y), as_array(holdout.y)])
@@ -655,6 +696,6 @@ def _strata(train: Dataset, holdout: Dataset) -> Array | None:
 
 
 def _strata_or_one(train: Dataset, holdout: Dataset) -> Array:
-    """Return the labels of all samples, or zeros if held-out subsets cannot be matched by label."""
+    """Return the labels of all samples, or zeros if ``_strata`` returns None."""
     labels = _strata(train, holdout)
     return np.zeros(len(train) + len(holdout), dtype=int) if labels is None else labels

@@ -1,7 +1,7 @@
 """Preview an audit: what would stop it, what it would cost, and how it can end.
 
-A dry run makes every check that could stop an audit and reports all problems at once. The same functions make
-the table of a dry run and the table of an audit. No attack runs.
+A dry run makes every check that could stop an audit and reports all problems at once. No attack runs. The
+table of attacks is made by the same functions as in an audit, so both tables agree.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class DryRun(Record):
 
     Attributes:
         obstacles: Problems that would stop the audit, with the remedy.
-        doubts: Reasons why the audit would be inconclusive or its result weaker.
+        doubts: Reasons why the audit would be inconclusive, or why its result would be less certain.
         applies: The attacks and checks that would be tried, those that would not, and why.
         cost: The planned attacks and the time limit, in a sentence.
-        verdicts: For each verdict, whether it can be reached, or why not.
+        verdicts: For each of the three verdicts, whether an audit can reach the verdict, or why not.
         exit_code: Exit code of an audit that stops at an obstacle, 0 if there is none.
     """
 
@@ -94,9 +94,12 @@ def dry_run(
         obstacles=obstacles,
     )
     if case is None:
-        doubts = _without_data(obstacles) if data is None else ()
+        inconclusive_reasons = _without_data(obstacles) if data is None else ()
         return DryRun(
-            tuple(obstacles.messages), doubts, verdicts=STOPPED, exit_code=obstacles.exit_code
+            tuple(obstacles.messages),
+            inconclusive_reasons,
+            verdicts=STOPPED,
+            exit_code=obstacles.exit_code,
         )
     plan = (
         _plan(case, request, obstacles)
@@ -123,7 +126,7 @@ def attack_rows(case: Case, request: AuditRequest) -> tuple[AttackOutcome, ...]:
 def _rows_of(
     schedule: AttackSchedule, skipped: dict[str, AttackOutcome], plans: dict[str, AttackPlan]
 ) -> tuple[AttackOutcome, ...]:
-    """Return one row for every attack, with the reason why it runs or not."""
+    """Return one row for every attack, with the reason why the attack would run or not."""
     rows = []
     for name, attack in schedule.attacks.items():
         skip_reason = schedule.reason_to_skip(name, plans[name]) if name in plans else ""
@@ -140,49 +143,65 @@ def _without_data(obstacles: Obstacles) -> tuple[str, ...]:
 
 
 def _dry_run_of_records(case: Case, obstacles: Obstacles) -> DryRun:
-    doubts = _without_data(obstacles) if case.train is None else ()
+    inconclusive_reasons = _without_data(obstacles) if case.train is None else ()
     return DryRun(
-        tuple(obstacles.messages), doubts, verdicts=STOPPED, exit_code=obstacles.exit_code
+        tuple(obstacles.messages),
+        inconclusive_reasons,
+        verdicts=STOPPED,
+        exit_code=obstacles.exit_code,
     )
 
 
 def _plan(case: Case, request: AuditRequest, obstacles: Obstacles) -> DryRun:
     """Return the dry run of a case with a network."""
-    doubts = [*(_without_data(obstacles) if case.train is None else ()), *case.warnings]
+    inconclusive_reasons = [
+        *(_without_data(obstacles) if case.train is None else ()),
+        *case.warnings,
+    ]
     is_possible = not obstacles.messages
     schedule = AttackSchedule(case.attacked, case.knowledge, request)
     skipped = schedule.skipped()
-    plans = schedule.plan(skipped) if is_possible else {}
-    rows = _rows_of(schedule, skipped, plans)
+    attack_plans = schedule.plan(skipped) if is_possible else {}
+    rows = _rows_of(schedule, skipped, attack_plans)
     fit = case.fit if is_possible else None
-    to_leak, to_pass = _conditions(case, request, rows) if is_possible else ([], [])
-    to_pass += [f"{name}: {plan.left_out}" for name, plan in plans.items() if plan.left_out]
+    reasons_against_leak, reasons_against_no_leak = (
+        _conditions(case, request, rows) if is_possible else ([], [])
+    )
+    reasons_against_no_leak += [
+        f"{name}: {plan.left_out}" for name, plan in attack_plans.items() if plan.left_out
+    ]
     return DryRun(
         tuple(obstacles.messages),
-        (*doubts, *case.audited.assumptions, *(fit.notes if fit else ())),
+        (*inconclusive_reasons, *case.audited.assumptions, *(fit.notes if fit else ())),
         (
             *describe_case(case),
             *list_attacks(rows, PLANNED),
         ),
-        forecast(plans, request) if plans else "",
-        _verdicts(to_leak, to_pass) if is_possible else STOPPED,
+        forecast(attack_plans, request) if attack_plans else "",
+        _verdicts(reasons_against_leak, reasons_against_no_leak) if is_possible else STOPPED,
         obstacles.exit_code,
     )
 
 
 def _with_stored_records(plan: DryRun, case: Case) -> DryRun:
-    """Add what the stored records of the release mean for the verdict."""
+    """Return the dry run with the table row and the verdicts that follow from the stored records."""
     assert case.stored is not None
-    stored = case.stored
-    reason = "records are stored verbatim in the file"
-    impossible = f"cannot be reached: {reason}"
-    verdicts = {LEAK: f"certain: {reason}", NO_LEAK_FOUND: impossible, INCONCLUSIVE: impossible}
-    if not stored.is_certain:
+    stored_records = case.stored
+    verbatim_text = "records are stored verbatim in the file"
+    unreachable_text = f"cannot be reached: {verbatim_text}"
+    verdicts = {
+        LEAK: f"certain: {verbatim_text}",
+        NO_LEAK_FOUND: unreachable_text,
+        INCONCLUSIVE: unreachable_text,
+    }
+    if not stored_records.is_certain:
         condition = "if samples are stored in the array whose name suggests records"
         verdicts = {**plan.verdicts, LEAK: f"{REACHABLE}: {condition}"}
     return plan.replace(
-        doubts=tuple(d for d in plan.doubts if not (stored.is_certain and d.startswith(NO_DATA))),
-        applies=(*list_attacks((stored.outcome(None, None),), PLANNED), *plan.applies),
+        doubts=tuple(
+            d for d in plan.doubts if not (stored_records.is_certain and d.startswith(NO_DATA))
+        ),
+        applies=(*list_attacks((stored_records.outcome(None, None),), PLANNED), *plan.applies),
         verdicts=plan.verdicts if plan.obstacles else verdicts,
     )
 
@@ -190,37 +209,50 @@ def _with_stored_records(plan: DryRun, case: Case) -> DryRun:
 def _conditions(
     case: Case, request: AuditRequest, rows: tuple[AttackOutcome, ...]
 ) -> tuple[list[str], list[str]]:
-    """Return the reasons why no leak could be found, and the reasons why no leak could be ruled out."""
+    """Return why an audit of this case could not show a leak, and why it could not rule out a leak.
+
+    Each of the two lists is empty if the audit can do so.
+    """
     if reason := Audit(case, request, Deadline.for_request(request)).why_not_compared:
         return [reason], []
-    sets = case.balanced_sets
-    assert sets is not None
-    assert sets.holdout is not None
-    to_leak = [*run_controls(sets, case.knowledge, 0).failures]
+    balanced_sets = case.balanced_sets
+    assert balanced_sets is not None
+    assert balanced_sets.holdout is not None
+    reasons_against_leak = [*run_controls(balanced_sets, case.knowledge, 0).failures]
     if case.fit is not None and case.fit.is_doubtful:
-        to_leak.append(f"the network as read hardly fits these samples ({case.fit.line})")
-    to_pass = [restriction(request)] if restriction(request) else []
+        reasons_against_leak.append(
+            f"the network as read hardly fits these samples ({case.fit.line})"
+        )
+    reasons_against_no_leak = [restriction(request)] if restriction(request) else []
     if not any(row.ran and row.decides for row in rows):
-        to_pass.append("no deciding attack applies")
-    if len(sets.holdout) < (needed := holdout_needed(len(sets.train))):
-        to_pass.append(
-            f"a test of membership needs {needed} held-out samples, and there are {len(sets.holdout)}"
+        reasons_against_no_leak.append("no deciding attack applies")
+    if len(balanced_sets.holdout) < (needed := holdout_needed(len(balanced_sets.train))):
+        reasons_against_no_leak.append(
+            f"a test of membership needs {needed} held-out samples, and there are "
+            f"{len(balanced_sets.holdout)}"
         )
     if not request.positive_controls:
-        to_pass.append(f"positive controls: {SWITCHED_OFF}")
-    return to_leak, to_pass
+        reasons_against_no_leak.append(f"positive controls: {SWITCHED_OFF}")
+    return reasons_against_leak, reasons_against_no_leak
 
 
-def _verdicts(to_leak: list[str], to_pass: list[str]) -> dict[str, str]:
-    """Return for every verdict a text that says when an audit would reach the verdict, or why not."""
+def _verdicts(
+    reasons_against_leak: list[str], reasons_against_no_leak: list[str]
+) -> dict[str, str]:
+    """Return a text for each of the three verdicts.
+
+    The text says under which condition an audit would reach the verdict, or why it cannot reach the verdict.
+    """
 
     def reachable(reasons: list[str], condition: str) -> str:
         return "; ".join(dict.fromkeys(reasons)) if reasons else f"{REACHABLE}: {condition}"
 
     return {
-        LEAK: reachable(to_leak, "if a test finds more than expected by chance over all tests"),
+        LEAK: reachable(
+            reasons_against_leak, "if a test finds more than expected by chance over all tests"
+        ),
         NO_LEAK_FOUND: reachable(
-            [*to_leak, *to_pass],
+            [*reasons_against_leak, *reasons_against_no_leak],
             "if no test finds more, the losses show no memorization, and the tests detect positive controls",
         ),
         INCONCLUSIVE: f"{REACHABLE}: in every other case",

@@ -27,17 +27,25 @@ def seconds_of(budget: str | float) -> float:
     text = "".join(str(budget).split())
     terms = re.findall(r"(\d+(?:\.\d*)?|\.\d+)([a-z]*)", text)
     is_complete = "".join(number + unit for number, unit in terms) == text
-    # A number without a unit means seconds. Such a number is allowed only if the text has no other number.
-    sizes = [UNITS.get(unit, UNITS.get(unit.removesuffix("s"), math.nan)) for _, unit in terms]
+    # The text "90" without a unit means 90 seconds. If the text has several numbers, each needs a unit.
+    unit_seconds = [
+        UNITS.get(unit, UNITS.get(unit.removesuffix("s"), math.nan)) for _, unit in terms
+    ]
     if len(terms) == 1 and not terms[0][1]:
-        sizes = [1.0]
-    value = sum(float(number) * size for (number, _), size in zip(terms, sizes, strict=True))
-    if not is_complete or sorted(sizes, reverse=True) != sizes or not 0 < value < math.inf:
+        unit_seconds = [1.0]
+    total_seconds = sum(
+        float(number) * size for (number, _), size in zip(terms, unit_seconds, strict=True)
+    )
+    if (
+        not is_complete
+        or sorted(unit_seconds, reverse=True) != unit_seconds
+        or not 0 < total_seconds < math.inf
+    ):
         raise InputError(
             f"A budget is a time such as 90s, 1m30s, 10min or 1h; got {str(budget)[:40]!r}.",
             "Pass --budget 1min.",
         )
-    return value
+    return total_seconds
 
 
 def duration(seconds: float) -> str:

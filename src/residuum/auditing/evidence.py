@@ -1,4 +1,4 @@
-"""What the report shows of the strongest attack: samples, their matches, and the chance level."""
+"""Collect what the report shows about the strongest attack: training samples, matches and chance level."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from residuum.records import Scores
 if TYPE_CHECKING:
     from residuum.auditing.scores import AttackTest
 
-# The report shows the chance level by the scores of at most 100 held-out sets with 5000 samples in total.
+# To show the chance level, the report plots scores of matches with held-out samples. These samples are drawn
+# as 10 to 100 sets. More than 10 sets are drawn only if all sets together have at most 5000 samples.
 MAX_SETS, MAX_VALUES = 100, 5000
 MAX_DISPLAYED = 300  # largest number of samples that are stored for display. A page shows fewer
 
@@ -27,7 +28,9 @@ MAX_DISPLAYED = 300  # largest number of samples that are stored for display. A 
 def collect_evidence(
     sets: SampleSets, scores: Scores, outputs: Tensor, test: AttackTest | None, seed: int
 ) -> Evidence:
-    """Collect the best-matched samples, and the values behind histogram and slider of the report.
+    """Collect the training samples with the best matches, and the scores that the report plots.
+
+    The report shows the scores in a histogram with a slider for the threshold.
 
     Args:
         sets: Training and held-out samples.
@@ -40,21 +43,25 @@ def collect_evidence(
         Samples and scores for the report, with the best-matched samples first.
     """
     train = sets.train
-    matches = [row.matches[scores.deciding].score for row in scores.per_sample]
-    values = torch.tensor([float("nan") if value is None else value for value in matches])
-    order = values.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
-    displayed = order[:MAX_DISPLAYED]
+    match_scores = [row.matches[scores.deciding].score for row in scores.per_sample]
+    score_values = torch.tensor(
+        [float("nan") if value is None else value for value in match_scores]
+    )
+    best_first = score_values.nan_to_num(nan=-torch.inf).argsort(descending=True, stable=True)
+    displayed = best_first[:MAX_DISPLAYED]
     has_one_output = outputs.shape[1] == 1
-    flat = train.x.flatten(1).double()
-    spread = (flat.quantile(0.95, 0) - flat.quantile(0.05, 0)).reshape(train.shape)
-    nearest = None
+    flat_samples = train.x.flatten(1).double()
+    value_spread = (flat_samples.quantile(0.95, 0) - flat_samples.quantile(0.05, 0)).reshape(
+        train.shape
+    )
+    nearest_holdout = None
     if sets.holdout is not None and sets.holdout.shape == train.shape:
-        ncc = similarity.ncc(flat[displayed], sets.holdout.x.flatten(1).double())
-        nearest = sets.holdout.x[ncc.argmax(1)]
+        ncc = similarity.ncc(flat_samples[displayed], sets.holdout.x.flatten(1).double())
+        nearest_holdout = sets.holdout.x[ncc.argmax(1)]
     return Evidence(
         index=displayed,
         x=train.x[displayed],
-        values=values,
+        values=score_values,
         null=torch.zeros(0) if test is None else held_out_matches(test, seed),
         null_sets=count_sets(len(train)),
         mean=train.mean,
@@ -63,12 +70,12 @@ def collect_evidence(
         labels=tuple(
             "" if row.label is None else label_name(row.label, train) for row in scores.per_sample
         ),
-        nearest_holdout=nearest,
+        nearest_holdout=nearest_holdout,
         features=train.features,
         units=train.units,
         scale=train.scale,
         offset=train.offset,
-        spread=spread if train.x.ndim == 2 else None,
+        spread=value_spread if train.x.ndim == 2 else None,
     )
 
 
@@ -89,8 +96,10 @@ def held_out_matches(test: AttackTest, seed: int) -> Tensor:
     """
     field, gain, n = test.field, test.gain, test.field.n
     labels = np.zeros(gain.shape[1], dtype=int) if field.strata is None else field.strata
-    rng = np.random.default_rng((seed, 2))  # random numbers that the test did not use
+    rng = np.random.default_rng(
+        (seed, 2)
+    )  # seed key 2, so that the sets differ from those of the test
     sets = n + draw_sets(labels[n:], labels[:n], count_sets(n), rng)
-    candidate = match_greedily_in_sets(gain, sets)
-    matched = candidate >= 0
-    return torch.from_numpy(gain[candidate[matched], sets[matched]])
+    matched_candidates = match_greedily_in_sets(gain, sets)
+    matched = matched_candidates >= 0
+    return torch.from_numpy(gain[matched_candidates[matched], sets[matched]])

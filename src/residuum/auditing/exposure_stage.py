@@ -12,7 +12,8 @@ from residuum.records import Dataset, Exposure, Knowledge, Reconstruction
 from residuum.risk.run import MIN_HOLDOUT, expose
 
 MAX_SAMPLES = 2000  # largest number of training samples that an audit ranks
-# Largest number of gradient values, which are samples times parameters. Chains of dense layers have no limit.
+# Largest number of gradient values (samples times parameters). Networks of dense layers have no such limit,
+# because their gradients are not stored.
 MAX_GRADIENTS = 2 * 10**8
 TOO_MANY = "there are too many samples for an audit. Run residuum exposure, which has no time limit"
 
@@ -38,8 +39,8 @@ def rank_samples(
     Returns:
         The ranking and an empty reason, or None and the reason why there is no ranking.
     """
-    parameters = sum(t.numel() for t in network.theta.values())
-    has_too_many_gradients = network.chain is None and len(train) * parameters > MAX_GRADIENTS
+    parameter_count = sum(t.numel() for t in network.theta.values())
+    has_too_many_gradients = network.chain is None and len(train) * parameter_count > MAX_GRADIENTS
     if len(train) > MAX_SAMPLES or has_too_many_gradients:
         return None, TOO_MANY
     holdout = sets.holdout
@@ -47,8 +48,12 @@ def rank_samples(
         len(holdout) < MIN_HOLDOUT or holdout.shape != train.shape or len(holdout.y.unique()) < 2
     ):
         holdout = None
-    strongest = [result for result in reconstructions if result.attack == displayed_attack]
-    candidates = all_candidates(strongest[0]).x if strongest else None
+    displayed_reconstructions = [
+        result for result in reconstructions if result.attack == displayed_attack
+    ]
+    candidates = (
+        all_candidates(displayed_reconstructions[0]).x if displayed_reconstructions else None
+    )
     if candidates is not None and candidates.shape[1:] != train.x.shape[1:]:
         candidates = None
     try:

@@ -5,6 +5,8 @@ network:
 
 - membership: do training samples have smaller losses than held-out samples?
 - attacks: recover the training table (:mod:`residuum.attacks.trees.forest`). The attack never sees samples.
+- negative controls: as in every audit. A leak needs an adjusted p-value of 0.1%. A forest reveals nearly all
+  rows or none, so this strict level hides no leak.
 - scores: two tests. Do recovered rows agree with training rows in more digits than with held-out rows
   (:mod:`residuum.evaluation.tables`)? Are more targets of training samples recovered than of held-out samples
   (:mod:`residuum.evaluation.targets`)?
@@ -24,7 +26,8 @@ import numpy as np
 import torch
 
 from residuum.attacks.trees.forest import NAME, SURFACE, ForestAttack, why_not
-from residuum.auditing.controls import SampleSets
+from residuum.auditing import stages
+from residuum.auditing.controls import STRICT_LEVEL, SampleSets
 from residuum.auditing.evidence import count_sets, held_out_matches
 from residuum.auditing.outcomes import (
     CLASS_LEVEL,
@@ -46,6 +49,7 @@ from residuum.auditing.scores import (
 )
 from residuum.evaluation import score
 from residuum.evaluation.matching import MIN_HOLDOUT, Array, as_array
+from residuum.evaluation.null import SUBSETS
 from residuum.evaluation.scoring import CandidatePool, label_name
 from residuum.evaluation.tables import (
     DIGITS,
@@ -154,6 +158,13 @@ def recover_tables(audit: Audit) -> Audit:
     return replace(audit, attacks=AttackResults((row,)), table=table)
 
 
+def run_negative_controls(audit: Audit) -> Audit:
+    """Run the negative controls of every audit, and set the strict significance level of forests."""
+    audit = stages.run_negative_controls(audit)
+    controls = audit.negative_controls
+    return replace(audit, negative_controls=controls.replace(level=STRICT_LEVEL))
+
+
 def score_table(audit: Audit) -> Audit:
     """Compare the recovered table with training and held-out samples."""
     table, sets = audit.table, audit.case.sample_sets
@@ -167,6 +178,8 @@ def score_table(audit: Audit) -> Audit:
         n = len(sets.train)
         return replace(audit, scores=AttackScores(rows, Findings(n, reason, metric=DIGITS.name)))
     comparison = RowComparison(table, _limited(sets), audit.request.seed, audit.request.subsets)
+    reconstruction = comparison.reconstruction(audit.case.knowledge)
+    audit = replace(audit, attacks=audit.attacks.replace(reconstructions=(reconstruction,)))
     scores = comparison.scores(
         audit.attacks.outcomes[0], audit.deadline.seconds_left, audit.negative_controls.level
     )
@@ -231,12 +244,12 @@ class RowComparison:
         table: The recovered table.
         sets: Training and held-out samples.
         seed: Seed of the random subsets.
-        subsets: Number of random subsets.
+        subsets: Number of random subsets, at least 2000, because the strict level needs so many.
     """
 
     def __init__(self, table: RecoveredTable, sets: SampleSets, seed: int, subsets: int) -> None:
         low, width = column_ranges(sets.train, sets.holdout)
-        self.table, self.seed, self.subsets = table, seed, subsets
+        self.table, self.seed, self.subsets = table, seed, max(subsets, SUBSETS)
         train = scale_columns(_flat(sets.train), low, width)
         holdout = None if sets.holdout is None else scale_columns(_flat(sets.holdout), low, width)
         self.sets = replace(sets, train=train, holdout=holdout)
@@ -434,14 +447,16 @@ def _test_controls(audit: Audit, holdout: Dataset, samples: int) -> ControlSize:
     for number in range(NETWORKS["reconstruction"]):
         generator = torch.Generator().manual_seed(1000 * audit.request.seed + number)
         order = torch.randperm(len(holdout), generator=generator)
-        members, others = holdout.take(order[:samples]), holdout.take(order[samples:])
-        count, is_leak = _test_control(audit, members, others, number)
+        members, outsiders = holdout.take(order[:samples]), holdout.take(order[samples:])
+        count, is_leak = _test_control(audit, members, outsiders, number)
         counts.append(count)
         detected += is_leak
     return ControlSize(samples, tuple(counts), detected, 0.0)
 
 
-def _test_control(audit: Audit, members: Dataset, others: Dataset, seed: int) -> tuple[int, bool]:
+def _test_control(
+    audit: Audit, members: Dataset, outsiders: Dataset, seed: int
+) -> tuple[int, bool]:
     """Train a forest on members, and return how many of them are recovered and whether this shows a leak."""
     assert audit.case.forest is not None
     model = train_control(audit.case.forest, members, seed)
@@ -452,7 +467,7 @@ def _test_control(audit: Audit, members: Dataset, others: Dataset, seed: int) ->
         y = members.y.double().numpy()
         test = compare_labels(table.targets[:, 0].numpy(), y, 2 * QUESTIONS_OF_TESTS, seed)
         return test.recovered, test.is_finding(level)
-    comparison = RowComparison(table, SampleSets(members, others), seed, audit.request.subsets)
+    comparison = RowComparison(table, SampleSets(members, outsiders), seed, audit.request.subsets)
     row_test, _ = comparison.test(audit.deadline.seconds_left, level)
     if row_test is None:
         return 0, False

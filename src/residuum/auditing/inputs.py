@@ -1,13 +1,14 @@
 """Read the inputs of an audit and check that they fit each other.
 
-Are samples and the attacker's facts on the same scale? Attacks keep candidates inside the known value
-range, minus the known mean. They cannot reconstruct training samples outside it, so "no leak found" would
-say nothing about the network. If held-out samples are on another scale, the chance level is wrong.
+Are samples and the attacker's facts on the same scale? Attacks keep candidates (reconstructed samples) inside
+the known value range. If training samples lie outside this range, attacks cannot reconstruct them, and the
+result "no leak found" says nothing about the network. If held-out samples are on another scale than training
+samples, the number of matches expected by chance is wrong.
 
-Was the network read correctly? A file does not say everything about a network. Pooling can be mistaken for
-stride, an adapter for a network, and labels may be shifted. All of these show in the accuracy on the training
-samples, so every audit begins with this accuracy. An activation that was read wrongly does not show, because
-small networks fit their samples either way.
+Was the network read correctly? The weights in a file do not determine the whole network. For example, pooling
+can be mistaken for stride, an adapter can be mistaken for a network, and labels may be shifted. Such mistakes
+lower the accuracy on the training samples, so every audit prints this accuracy first. A wrong activation
+function often does not lower the accuracy, because small networks fit their samples with either function.
 """
 
 from __future__ import annotations
@@ -29,14 +30,15 @@ from residuum.records.inputs import add_mean
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import accuracy, choose_task, normalize_labels
 
-# Rounding may move samples out of the known value range by this share of the width of the range. If samples
-# exceed the range by more than MAX_EXCESS of its width, the range was meant for other data.
+# Samples may exceed the known value range by rounding errors, at most by MAX_ROUNDING times the width of the
+# range. If samples exceed the range by more than MAX_EXCESS times its width, the range was meant for other
+# data.
 MAX_ROUNDING, MAX_EXCESS = 0.01, 1.0
-# Shapes of common images, as text for --shape, by the number of values in a row.
+# Shapes of common images as text for --shape. The key is the number of values of an image.
 IMAGE_SHAPES = {64: "1,8,8", 256: "1,16,16", 784: "1,28,28", 1024: "1,32,32", 3072: "3,32,32"}
 BYTES = 255.0  # the largest value of a pixel in an image file
-# Training and held-out samples are on one scale if the ratio of their standard deviations is at most 2, and
-# if the difference of their means is at most half of the larger standard deviation.
+# Training and held-out samples are on one scale if two conditions hold: The ratio of their standard
+# deviations is at most 2. The difference of their means is at most half of the larger standard deviation.
 MAX_SPREAD_RATIO, MAX_SHIFT = 2.0, 0.5
 # A network fits its samples if its accuracy or R^2 is at least halfway from a constant prediction to 1.
 MIN_FIT = 0.5
@@ -45,20 +47,23 @@ MAX_VALUE = 1e12  # largest value of a sample, so that squares and sums stay fin
 
 
 def as_knowledge(knowledge: Knowledge | Mapping[str, Any] | None) -> Knowledge:
-    """Return what the attacker knows, from a record or from facts by name (numbers and arrays)."""
+    """Return what the attacker knows, as a ``Knowledge`` record.
+
+    A dictionary of facts, whose values are numbers and arrays, is converted to a record.
+    """
     if not isinstance(knowledge, Mapping):
         return knowledge or Knowledge()
-    names = tuple(f.name for f in fields(Knowledge))
+    fact_names = tuple(f.name for f in fields(Knowledge))
     for name in knowledge:
-        require_known(str(name), names, "An attacker cannot know")
-    values = dict(knowledge)
+        require_known(str(name), fact_names, "An attacker cannot know")
+    fact_values = dict(knowledge)
     for name in ("mean", "norms", "column_ranges"):
-        if values.get(name) is not None:
-            values[name] = torch.as_tensor(values[name], dtype=torch.float64)
+        if fact_values.get(name) is not None:
+            fact_values[name] = torch.as_tensor(fact_values[name], dtype=torch.float64)
     for name in ("shape", "value_range", "label_balance"):
-        if values.get(name) is not None:
-            values[name] = tuple(values[name])
-    return Knowledge(**values)
+        if fact_values.get(name) is not None:
+            fact_values[name] = tuple(fact_values[name])
+    return Knowledge(**fact_values)
 
 
 def name_source_of_mean(knowledge: Knowledge, train: Dataset | None) -> Knowledge:
@@ -85,7 +90,7 @@ def name_source_of_mean(knowledge: Knowledge, train: Dataset | None) -> Knowledg
 
 
 def _same_values(a: Tensor, b: Tensor) -> bool:
-    """Return True if two tensors hold the same values in the same order, up to rounding to float32."""
+    """Return True if two tensors hold the same values in the same order, except for rounding errors."""
     if a.numel() != b.numel() or a.numel() < 2:
         return False
     scale = float(b.abs().max())
@@ -99,7 +104,7 @@ def adapt_samples(
     knowledge: Knowledge,
     task: str = "auto",
 ) -> tuple[Dataset | None, Dataset | None]:
-    """Convert samples from other common formats to the form that the network receives.
+    """Convert samples from other common formats to the input shape and value scale of the network.
 
     The recognized formats are one-hot labels, images with their channels last, pixels from 0 to 255, and a
     table that was not standardized. Each conversion is added to the notes of the training samples. Samples
@@ -118,18 +123,18 @@ def adapt_samples(
     if train is None or (holdout is not None and holdout.shape != train.shape):
         return train, holdout
     notes: list[str] = []
-    sets = [train] if holdout is None else [train, holdout]
-    sets = _move_channels_first(network, sets, notes)
+    datasets = [train] if holdout is None else [train, holdout]
+    datasets = _move_channels_first(network, datasets, notes)
     outputs = network.architecture.outputs
     if resolve_task(network, task) != "regression":
-        sets = [_class_indices(dataset, outputs, notes) for dataset in sets]
-    sets = _rescale(network, sets, knowledge, resolve_task(network, task), notes)
-    is_flat = sets[0].x.ndim == 2 and not sets[0].features and knowledge.shape is None
-    if is_flat and (image_shape := IMAGE_SHAPES.get(sets[0].shape[0])):
-        rows = f"rows of {sets[0].shape[0]} values"
-        notes.append(f"{rows} may be images. Pass --shape {image_shape} to show them as images")
-    first = sets[0].replace(notes=tuple(dict.fromkeys((*sets[0].notes, *notes))))
-    return first, None if holdout is None else sets[1]
+        datasets = [_class_indices(dataset, outputs, notes) for dataset in datasets]
+    datasets = _rescale(network, datasets, knowledge, resolve_task(network, task), notes)
+    is_flat = datasets[0].x.ndim == 2 and not datasets[0].features and knowledge.shape is None
+    if is_flat and (image_shape := IMAGE_SHAPES.get(datasets[0].shape[0])):
+        row_text = f"rows of {datasets[0].shape[0]} values"
+        notes.append(f"{row_text} may be images. Pass --shape {image_shape} to show them as images")
+    adapted_train = datasets[0].replace(notes=tuple(dict.fromkeys((*datasets[0].notes, *notes))))
+    return adapted_train, None if holdout is None else datasets[1]
 
 
 def infer_sample_shape(model: Any, samples: Dataset | None) -> tuple[int, ...] | None:
@@ -159,17 +164,23 @@ def infer_sample_shape(model: Any, samples: Dataset | None) -> tuple[int, ...] |
 
 
 def _move_channels_first(network: Network, sets: list[Dataset], notes: list[str]) -> list[Dataset]:
-    """Move the channels of images from the last to the first dimension, if only this fits the network."""
+    """Move the channels of images from the last to the first dimension, if the network expects this order."""
     # A single channel is always moved to the first dimension. Three or four channels are moved only if the
-    # network has this input shape, because samples of shape (28, 28, 3) may be meant as they are.
+    # network expects the shape with the channels first. Otherwise samples of shape (28, 28, 3) may already
+    # have the right shape.
     arch, shape = network.architecture, sets[0].shape
     image_shape = arch.image_shape if arch.image_shape and len(arch.image_shape) == 3 else None
     is_last = len(shape) == 3 and shape[-1] in (1, 3, 4) and shape[0] not in (1, 3, 4)
-    moved = (shape[-1], *shape[:-1])
-    # Moving a single channel does not change the order of the values. Moving several channels does.
-    if not is_last or not (shape[-1] == 1 or moved == image_shape or moved == network.input_shape):
+    channels_first = (shape[-1], *shape[:-1])
+    # Moving a single channel is always safe, because it does not change the order of the values. Moving
+    # several channels changes the order, so the network must expect it.
+    if not is_last or not (
+        shape[-1] == 1 or channels_first == image_shape or channels_first == network.input_shape
+    ):
         return sets
-    notes.append(f"images of shape {shape} have their channels last. They are read as {moved}")
+    notes.append(
+        f"images of shape {shape} have their channels last. They are read as {channels_first}"
+    )
     mean = (
         {}
         if sets[0].mean is None or sets[0].mean.ndim != 3
@@ -179,7 +190,7 @@ def _move_channels_first(network: Network, sets: list[Dataset], notes: list[str]
 
 
 def _class_indices(dataset: Dataset, outputs: int, notes: list[str]) -> Dataset:
-    """Return the samples with their labels as a vector: one-hot labels become class indices."""
+    """Return the samples with class indices instead of one-hot labels, and with labels in one dimension."""
     if is_one_hot(dataset.y) and dataset.y.shape[1] in (outputs, 2):
         notes.append("labels with one column per class are read as class indices")
         return dataset.replace(y=dataset.y.argmax(1))
@@ -190,7 +201,7 @@ def _class_indices(dataset: Dataset, outputs: int, notes: list[str]) -> Dataset:
 def _rescale(
     network: Network, sets: list[Dataset], knowledge: Knowledge, task: str, notes: list[str]
 ) -> list[Dataset]:
-    """Divide pixels by 255, or standardize a table, if the network fits the result."""
+    """Divide pixels by 255, or standardize a table, if the network predicts the labels of the result."""
     train, value_range = sets[0], knowledge.value_range
 
     def fits(dataset: Dataset) -> bool | None:
@@ -219,31 +230,34 @@ def _rescale(
         return sets
     if fits(train) is not False:  # fits (True) or cannot be evaluated (None)
         return sets
-    offset, spread = train.x.mean(0), torch.std(train.x, dim=0, correction=0)
-    spread = torch.where(spread > 0, spread, 1.0)
+    offset, deviation = train.x.mean(0), torch.std(train.x, dim=0, correction=0)
+    deviation = torch.where(deviation > 0, deviation, 1.0)
 
     def standardized(dataset: Dataset) -> Dataset:
-        return dataset.replace(x=(dataset.x - offset) / spread, scale=spread, offset=offset)
+        return dataset.replace(x=(dataset.x - offset) / deviation, scale=deviation, offset=offset)
 
     def swapped(dataset: Dataset) -> Dataset:
         return dataset.replace(y=1 - dataset.y, classes=dataset.classes[::-1])
 
-    first = (
+    standardize_text = (
         "the columns of your samples were standardized with the mean and deviation of your "
         "training samples"
     )
-    conversions = {first: [standardized]}
+    steps_by_text = {standardize_text: [standardized]}
     # The names of two classes do not say which of them is class 0, so both orders are tried.
     if len(train.classes) == 2 and set(train.y.unique().tolist()) == {0, 1}:
-        second = f"{train.classes[1]!r} is read as class 0 and {train.classes[0]!r} as class 1"
-        conversions |= {second: [swapped], f"{first}, and {second}": [standardized, swapped]}
-    for description, steps in conversions.items():
-        converted = sets
+        swap_text = f"{train.classes[1]!r} is read as class 0 and {train.classes[0]!r} as class 1"
+        steps_by_text |= {
+            swap_text: [swapped],
+            f"{standardize_text}, and {swap_text}": [standardized, swapped],
+        }
+    for description, steps in steps_by_text.items():
+        converted_sets = sets
         for step in steps:
-            converted = [step(dataset) for dataset in converted]
-        if fits(converted[0]):
+            converted_sets = [step(dataset) for dataset in converted_sets]
+        if fits(converted_sets[0]):
             notes.append(f"{description}, because the network predicts their labels only then")
-            return converted
+            return converted_sets
     return sets
 
 
@@ -328,7 +342,7 @@ def check_scales(
 
 
 def _note_on_bytes(train: Dataset) -> tuple[str, ...]:
-    """Return a warning if samples look like pixels from 0 to 255. Most networks receive 0 to 1."""
+    """Return a warning if samples look like pixels from 0 to 255, because most networks receive 0 to 1."""
     smallest, largest = float(train.x.min()), float(train.x.max())
     if not (smallest >= 0 and BYTES / 2 < largest <= BYTES):
         return ()
@@ -338,10 +352,10 @@ def _note_on_bytes(train: Dataset) -> tuple[str, ...]:
 
 
 def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
-    """Return a warning if samples lie outside the known value range. Refuse a range meant for other data.
+    """Return a warning if samples lie outside the known value range.
 
-    Candidates stay inside the range, so attacks cannot reconstruct samples outside it. An audit would find
-    nothing because of the range.
+    Attacks keep candidates inside the range, so they cannot reconstruct samples outside the range. An audit
+    would then find nothing, even if the network leaks.
 
     Args:
         train: The training samples.
@@ -356,33 +370,38 @@ def _note_on_range(train: Dataset, knowledge: Knowledge) -> tuple[str, ...]:
     """
     if knowledge.value_range is None:
         return ()
-    x = train.x.double()
+    train_values = train.x.double()
     if (mean := knowledge.mean) is not None:
-        if mean.numel() not in (1, x[0].numel()):
+        if mean.numel() not in (1, train_values[0].numel()):
             raise DataError(
-                f"The mean must be one number or have {x[0].numel()} values; got {mean.numel()}.",
+                f"The mean must be one number or have {train_values[0].numel()} values; got {mean.numel()}.",
                 "Pass the mean image of the data.",
             )
-        x = add_mean(x, mean)
+        train_values = add_mean(train_values, mean)
     low, high = knowledge.value_range
-    smallest, largest = float(x.min()), float(x.max())
+    smallest, largest = float(train_values.min()), float(train_values.max())
     excess = max(low - smallest, largest - high) / (high - low)
     if excess <= MAX_ROUNDING:
         return ()
-    added = "with the known mean added" if mean is not None else "without a known mean"
+    mean_text = "with the known mean added" if mean is not None else "without a known mean"
     sentence = (
-        f"The training samples run from {smallest:.3g} to {largest:.3g}, {added}, outside the known "
+        f"The training samples run from {smallest:.3g} to {largest:.3g}, {mean_text}, outside the known "
         f"value range {low:g} to {high:g}"
     )
     remedy = "Pass the range of the data before a mean was subtracted, and that mean (--mean)."
     if excess > MAX_EXCESS:
-        raise DataError(f"{sentence}, by more than its width.", remedy)
-    share = float(((x < low) | (x > high)).double().mean())
-    return (f"{sentence} ({share:.0%} of the values). Attacks cannot reconstruct these. {remedy}",)
+        raise DataError(f"{sentence}, by more than the width of this range.", remedy)
+    share = float(((train_values < low) | (train_values > high)).double().mean())
+    return (
+        f"{sentence} ({share:.0%} of the values). Attacks cannot reconstruct such values. {remedy}",
+    )
 
 
 def _note_on_scale(train: Dataset, holdout: Dataset | None) -> tuple[str, ...]:
-    """Return a warning if held-out samples are on another scale, which makes the chance level wrong."""
+    """Return a warning if held-out samples are on another scale than training samples.
+
+    The number of matches expected by chance is measured on held-out samples, so it would be wrong.
+    """
     if holdout is None:
         return ()
     mean, holdout_mean = (float(data.x.double().mean()) for data in (train, holdout))
@@ -444,7 +463,7 @@ class Fit(Record):
         )
 
     def figure(self, value: float) -> str:
-        """Return an accuracy or an R^2 as text."""
+        """Return an accuracy as a percentage, or an R^2 as a number, as text."""
         return f"{value:.3g}" if self.measure == "R^2" else f"{value:.1%}"
 
 
@@ -469,7 +488,8 @@ def measure_fit(
     task = choose_task(task, outputs.shape[1])
     y = normalize_labels(train.y, task, outputs.shape[1])
     holdout_fit = None
-    # Held-out samples without labels are read as if all had the same label, so their accuracy says nothing.
+    # If held-out samples have no labels, all their labels were set to 0 when the samples were read. The
+    # accuracy on these samples says nothing.
     if holdout is not None and (len(holdout.y.unique()) > 1 or task == "regression"):
         has_known_labels = task == "regression" or set(holdout.y.tolist()) <= set(train.y.tolist())
         if has_known_labels and holdout.y.shape[1:] == train.y.shape[1:]:
@@ -477,5 +497,5 @@ def measure_fit(
             holdout_fit = accuracy(evaluate(model, holdout.x.double()), targets, task)
     if task == "regression":
         return Fit("R^2", accuracy(outputs, y, task), holdout_fit, 0.0)
-    base = float(y.unique(return_counts=True)[1].max()) / len(y)
-    return Fit("accuracy", accuracy(outputs, y, task), holdout_fit, base)
+    constant_accuracy = float(y.unique(return_counts=True)[1].max()) / len(y)
+    return Fit("accuracy", accuracy(outputs, y, task), holdout_fit, constant_accuracy)

@@ -1,4 +1,4 @@
-"""The interface by which a running audit reports its progress. The command line prints all messages."""
+"""The interface by which a running audit reports its progress, for example to the command line."""
 
 from __future__ import annotations
 

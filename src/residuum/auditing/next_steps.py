@@ -1,7 +1,7 @@
-"""What to do after an audit: one table of conditions, texts and commands.
+"""Choose what the user should do after an audit, from one table of conditions, texts and commands.
 
-The first row whose condition holds gives the next step. Every command works on the file that was audited. A
-test runs the commands.
+The first row whose condition holds gives the next step. The commands name the file that was audited, so the
+user can copy them. A test of residuum runs every command, so that no command is wrong.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ STRIPPED_SUFFIXES = (
     ".bin",
     ".ckpt",
     ".safetensors",
-)  # files that residuum strip can write
-STRIPPED = "stripped.pt"  # the file that the advised command writes
+)  # suffixes of the files that ``residuum strip`` can write
+STRIPPED = "stripped.pt"  # name of the file that the advised ``residuum strip`` command writes
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,9 +57,10 @@ class Row(NamedTuple):
 
     Attributes:
         applies: Returns True if the row is meant for this audit.
-        text: What to do. The text may contain the placeholders ``budget``, ``needed``, ``holdout``,
-            ``not_covered`` and ``larger_budget``.
-        commands: Functions that return a command, "" if the audit allows no such command.
+        text: What to do, with placeholders for ``str.format``. ``budget`` is a budget that is large enough,
+            and ``larger_budget`` allows larger positive controls. ``needed`` and ``holdout`` are the required
+            and the actual number of held-out samples. ``not_covered`` lists what the audit did not test.
+        commands: Functions that return a command, or "" if the command would not work after this audit.
     """
 
     applies: Callable[[AuditResult], bool]
@@ -83,24 +84,24 @@ def next_step(result: AuditResult) -> NextStep:
 
 
 def strip_file(result: AuditResult) -> str:
-    """Return the command that removes everything but the weights from the file, "" if there is none."""
-    file = result.files.get("checkpoint", "")
+    """Return the command that writes a file with only the weights, "" if the format allows no such file."""
+    checkpoint_path = result.files.get("checkpoint", "")
     has_weights = bool(result.checkpoint.theta)
-    if not has_weights or Path(file).suffix not in STRIPPED_SUFFIXES:
+    if not has_weights or Path(checkpoint_path).suffix not in STRIPPED_SUFFIXES:
         return ""
-    return shlex.join(["residuum", "strip", file, "--out", STRIPPED])
+    return shlex.join(["residuum", "strip", checkpoint_path, "--out", STRIPPED])
 
 
 def redacted_report(result: AuditResult) -> str:
     """Return the command that writes the report without any sample, "" if the audit was not saved."""
-    out = result.files.get("out", "")
-    return shlex.join(["residuum", "report", out, "--redact"]) if out else ""
+    run_directory = result.files.get("out", "")
+    return shlex.join(["residuum", "report", run_directory, "--redact"]) if run_directory else ""
 
 
 def scan_file(result: AuditResult) -> str:
     """Return the command that scans the audited file, "" if the audit read no file."""
-    file = result.files.get("checkpoint", "")
-    return shlex.join(["residuum", "scan", file]) if file else ""
+    checkpoint_path = result.files.get("checkpoint", "")
+    return shlex.join(["residuum", "scan", checkpoint_path]) if checkpoint_path else ""
 
 
 def audit_stripped_file(result: AuditResult) -> str:
@@ -114,12 +115,15 @@ def audit_again(result: AuditResult) -> str:
 
 
 def audit_with_larger_budget(result: AuditResult) -> str:
-    """Return the command that repeats this audit with a budget at which no work is left out."""
+    """Return the command that repeats this audit with a budget that is large enough for all planned work."""
     return audit_command(result, budget=result.checks.budget_needed or 600.0)
 
 
 def audit_with_standard_plan(result: AuditResult) -> str:
-    """Return the command that repeats this audit with default settings, which can rule out a leak."""
+    """Return the command that repeats this audit with the default attacks and the effort "standard".
+
+    With other settings an audit may not be able to rule out a leak.
+    """
     standard: dict[str, Any] = {"effort": "standard", "budget": None, "preset": "residuum"}
     standard |= {"attacks": (), "steps": None, "surface": "all"}
     return audit_command(result, **standard)
@@ -131,14 +135,17 @@ def audit_with_controls(result: AuditResult) -> str:
 
 
 def audit_with_larger_controls(result: AuditResult) -> str:
-    """Return the command that repeats this audit with a budget for positive controls with more samples."""
+    """Return the command that repeats this audit with a larger budget, for larger positive controls.
+
+    The budget limits the number of samples on which positive controls are trained.
+    """
     return audit_command(result, budget=_budget_for_larger_controls(result))
 
 
 def _budget_for_larger_controls(result: AuditResult) -> float:
     requested = result.settings.get("requested", {})
-    changed = {name: requested[name] for name in ("effort", "budget") if name in requested}
-    return BUDGET_FACTOR * limit_of(AuditRequest(**changed))
+    budget_settings = {name: requested[name] for name in ("effort", "budget") if name in requested}
+    return BUDGET_FACTOR * limit_of(AuditRequest(**budget_settings))
 
 
 def _leaking_surfaces(result: AuditResult) -> set[str]:
@@ -146,13 +153,15 @@ def _leaking_surfaces(result: AuditResult) -> set[str]:
 
 
 def _has_strippable_state(result: AuditResult) -> bool:
-    attacked = any(row.ran and row.surface == MOMENT for row in result.attacks)
-    return attacked and bool(strip_file(result))
+    was_state_attacked = any(row.ran and row.surface == MOMENT for row in result.attacks)
+    return was_state_attacked and bool(strip_file(result))
 
 
 def _holdout_needed(result: AuditResult) -> int:
-    needed = MIN_HOLDOUT if result.membership is None else result.membership.holdout_needed
-    return max(MIN_HOLDOUT, needed, result.verdict.n or 0)
+    needed_for_membership = (
+        MIN_HOLDOUT if result.membership is None else result.membership.holdout_needed
+    )
+    return max(MIN_HOLDOUT, needed_for_membership, result.verdict.n or 0)
 
 
 def _holdout_count(result: AuditResult) -> int:
@@ -160,6 +169,10 @@ def _holdout_count(result: AuditResult) -> int:
 
 
 def _has_too_few_held_out(result: AuditResult) -> bool:
+    if result.table is not None and _holdout_count(result) >= MIN_HOLDOUT:
+        return (
+            False  # the rows of a forest are compared with a random subset of the training samples
+        )
     return _holdout_count(result) < _holdout_needed(result) and (
         result.membership is None
         or bool(result.membership.reason)
@@ -168,8 +181,8 @@ def _has_too_few_held_out(result: AuditResult) -> bool:
 
 
 def _memorizes(result: AuditResult) -> bool:
-    loss = None if result.membership is None else result.membership.loss
-    return loss is not None and loss.memorization == SHOWN
+    loss_test = None if result.membership is None else result.membership.loss
+    return loss_test is not None and loss_test.memorization == SHOWN
 
 
 def _has_left_out_work(result: AuditResult) -> bool:
@@ -177,27 +190,31 @@ def _has_left_out_work(result: AuditResult) -> bool:
 
 
 def _not_covered(result: AuditResult) -> str:
-    """Return the attacks and attackers that "no leak found" does not cover."""
-    skipped = [row.name for row in result.attacks if row.decides and row.applies and not row.ran]
+    """Return the attacks and attackers that the audit did not test, so that they may still find a leak."""
+    skipped_attacks = [
+        row.name for row in result.attacks if row.decides and row.applies and not row.ran
+    ]
     if result.table is not None:
-        known = (
+        unknown_ranges = (
             ""
             if result.knowledge.known_names
             else "an attacker who knows the ranges of the columns; "
         )
-        return (
-            f"{known}attackers who query the model; other content of this release (residuum scan)"
-        )
-    unknown_facts = {
+        return f"{unknown_ranges}attackers who query the model; other content of this release (residuum scan)"
+    text_by_fact = {
         "theta0": "the initial weights (--init)",
         "mean": "the mean of the samples (--mean train)",
         "value_range": "the range of values (--value-range)",
     }
-    unknown = [
-        text for name, text in unknown_facts.items() if name not in result.knowledge.known_names
+    unknown_fact_texts = [
+        text for name, text in text_by_fact.items() if name not in result.knowledge.known_names
     ]
-    uncovered = [f"an attacker who knows {' or '.join(unknown)}"] if unknown else []
-    uncovered += [f"attacks that were not run ({', '.join(skipped)})"] if skipped else []
+    uncovered = (
+        [f"an attacker who knows {' or '.join(unknown_fact_texts)}"] if unknown_fact_texts else []
+    )
+    uncovered += (
+        [f"attacks that were not run ({', '.join(skipped_attacks)})"] if skipped_attacks else []
+    )
     uncovered += ["attackers with shadow networks"]
     uncovered += ["other content of this release (residuum scan)"]
     return "; ".join(uncovered)
@@ -267,7 +284,7 @@ LEAK_ROWS = (
     ),
     Row(lambda result: True, RETRAIN, (redacted_report,)),
 )
-# Rows about wrong inputs come first, because more work would not help then.
+# Rows about wrong inputs come first. If the inputs are wrong, a larger budget would not help.
 INCONCLUSIVE_ROWS = (
     Row(
         lambda result: result.verdict.n is None and result.membership is None,
@@ -320,7 +337,7 @@ INCONCLUSIVE_ROWS = (
     ),
     Row(
         lambda result: bool(result.checks.stopped),
-        "Run the audit again on an idle machine, or with a larger budget. The clock stopped this audit.",
+        "Run the audit again on an idle machine, or with a larger budget. The time limit stopped this audit.",
         (audit_again,),
     ),
     Row(
@@ -344,6 +361,11 @@ INCONCLUSIVE_ROWS = (
         (audit_with_controls,),
     ),
     Row(
+        lambda result: result.table is not None,
+        "Pass more held-out samples with targets (--holdout), so that the positive controls have as many "
+        "records as the forest.",
+    ),
+    Row(
         lambda result: result.membership is not None and bool(result.membership.reason),
         CHECK_READING + " Held-out samples must be of the same kind as the training samples.",
     ),
@@ -355,11 +377,6 @@ INCONCLUSIVE_ROWS = (
         "Raise the budget to {larger_budget}. The positive controls then have more samples, which makes "
         "a leak easier to detect in them.",
         (audit_with_larger_controls,),
-    ),
-    Row(
-        lambda result: result.table is not None,
-        "Pass more held-out samples with targets (--holdout), so that the positive controls have as many "
-        "records as the forest.",
     ),
     Row(
         lambda result: True,

@@ -9,7 +9,7 @@ from residuum.records import Record
 
 VERBATIM, NEAR_COPY, RESEMBLANCE = "verbatim", "near-copy", "resemblance"
 ATTRIBUTE, CLASS_LEVEL, MEMBERSHIP = "attribute", "class-level", "membership"
-GRADES = {  # how closely a leak shows a training sample, the strongest grade first
+GRADES = {  # grades of a leak by how much it reveals of a training sample, the strongest first
     VERBATIM: "training records are stored in the file",
     NEAR_COPY: "the reconstruction is nearer to the training sample, by a quarter, than any held-out "
     "sample and than the mean of its class",
@@ -20,7 +20,7 @@ GRADES = {  # how closely a leak shows a training sample, the strongest grade fi
     "class, so public samples give as good a picture",
     MEMBERSHIP: "training samples can be told from non-members by the weights",
 }
-STORED = "records in the file"  # name of the attack surface "records stored verbatim in the file"
+STORED = "records in the file"  # attack surface (part of the file) of the search for records
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +29,7 @@ class AttackOutcome(Record):
 
     Attributes:
         name: Name of the attack.
-        decides: Whether the attack can show a leak. A baseline cannot.
+        decides: Whether the attack can show a leak. A baseline cannot show a leak.
         applies: Whether the attack works for this network and this knowledge.
         ran: Whether the attack was run.
         reason: Why the attack was run or not.
@@ -39,17 +39,20 @@ class AttackOutcome(Record):
         candidates: Number of candidates of all restarts.
         diverged: Number of restarts that diverged.
         residual: The largest residual of the best restart among the layers in ``judged``.
-        residuals: Residual of the best restart in each layer, relative to the norm of what is fitted.
+        residuals: Residual of the best restart in each layer, divided by the norm of the tensor that the
+            attack fits.
         judged: Names of the layers whose residuals show whether the attack fits the weights.
         seconds: Duration of the attack in seconds.
         recovered: Number of training samples that this attack recovers.
-        expected_by_chance: Number of samples that the attack recovers from as many held-out samples.
+        expected_by_chance: Mean number of samples that the attack recovers from a held-out subset as large as
+            the training set.
         p_value: P-value of this attack alone.
         adjusted: P-value adjusted over all tests of the audit.
         level: The largest adjusted p-value that shows a leak.
         rule: The condition under which a sample counts as recovered, such as "ncc > 0.83".
-        sample_count: Number of samples that were searched for, None if it is the number in the findings.
-        unfinished: Planned work that the budget left out, in words, "" if no work was left out.
+        sample_count: Number of samples that were searched for among the stored records. None for an attack.
+        unfinished: Planned work that was not done because the budget was too small, in words. "" if all
+            planned work was done.
     """
 
     derived = ("status",)
@@ -84,7 +87,7 @@ class AttackOutcome(Record):
 
     @property
     def is_stored(self) -> bool:
-        """Whether this row is the search for stored records, which needs no attack."""
+        """Whether this row shows that records are stored in the file, so that no attack is needed."""
         return self.decides and self.surface == STORED
 
     @property
@@ -110,21 +113,23 @@ class AttackOutcome(Record):
 
 @dataclass(frozen=True, eq=False)
 class Findings(Record):
-    """What the tests of all attacks recovered together.
+    """The number of training samples that all attacks together recovered, with the tests of this number.
 
     Attributes:
         n: Number of training samples.
         reason: Why candidates and samples could not be compared, "" if they could.
-        recovered: Number of distinct samples that the attacks in ``survivors`` recovered.
-        expected_by_chance: Number of samples that the same attacks recover from as many held-out samples.
-        interval: 99% confidence interval of the number of recovered samples that chance does not explain. The
-            interval begins above 0 if and only if an attack survives.
+        recovered: Number of distinct training samples that the attacks in ``survivors`` recovered.
+        expected_by_chance: Mean number of samples that the same attacks recover from a held-out subset as
+            large as the training set.
+        interval: 99% confidence interval of the number of recovered samples in excess of chance. The interval
+            begins above 0 if and only if ``survivors`` is not empty.
         p_value: The smallest adjusted p-value.
         level: The largest adjusted p-value that shows a leak.
         metric: The similarity by which the tests decide, such as "ncc".
         rule: The condition under which a sample counts as recovered, such as "ncc > 0.83".
         tests: Number of attacks that were tested.
-        survivors: Names of the attacks that recover more samples than expected by chance over all tests.
+        survivors: Names of the attacks that recover significantly more samples than expected by chance, after
+            adjustment for all tests.
         samples: Rows of the recovered samples.
         grades: Number of recovered samples of each grade.
         set_aside_matches: Rows of samples that were not judged and match a reconstruction.
@@ -148,9 +153,9 @@ class Findings(Record):
     @property
     def grade(self) -> str:
         """The strongest grade reached by more samples than chance alone recovers, "" if no leak was found."""
-        reached = 0
+        samples_of_grade_or_stronger = 0
         for grade in GRADES if self.survivors else ():
-            reached += self.grades.get(grade, 0)
-            if reached > self.expected_by_chance:
+            samples_of_grade_or_stronger += self.grades.get(grade, 0)
+            if samples_of_grade_or_stronger > self.expected_by_chance:
                 return grade
         return CLASS_LEVEL if self.survivors else ""

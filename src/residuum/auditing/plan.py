@@ -3,12 +3,13 @@
 The plan depends on the effort, the network, the attacker's knowledge and the seed, never on the clock. So the
 same file, seed and effort give the same verdict on a fast and on a slow machine.
 
-The cost of an attack is counted in operations and expressed in reference seconds
-(:mod:`residuum.attacks.cost`). ``--budget`` is a limit in reference seconds. Work that does not fit is left
-out and named. An audit that leaves work out never ends in exit code 0.
+The cost of an attack is counted in operations and expressed in reference seconds, which are seconds on a
+fixed machine (:mod:`residuum.attacks.cost`). ``--budget`` is a limit in reference seconds. If the budget is
+too small for the planned work, the audit leaves work out and reports which work. Such an audit never ends in
+exit code 0.
 
-The clock stops an audit after ``OVERRUN`` times the budget. An audit that the clock stops never ends in exit
-code 0.
+An audit also has a time limit in real seconds: 1.3 times the budget (``OVERRUN``), at least 20 seconds. An
+audit that the time limit stops never ends in exit code 0.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from residuum.records import Knowledge, Record
 from residuum.settings import RestartSettings, SearchSettings
 from residuum.surfaces.surface import Surface
 
-OVERRUN = 1.3  # the clock stops an audit after this multiple of its budget
-MIN_DEADLINE = (
-    20.0  # shortest deadline in seconds, so that an audit with a tiny budget still reports
-)
-# Shares of the budget for all attacks, for all positive controls, and for each baseline.
+OVERRUN = 1.3  # time limit of an audit in seconds, as a multiple of its budget
+# Shortest time limit of an audit in seconds, so that an audit with a tiny budget still writes a report.
+MIN_DEADLINE = 20.0
+# Shares of the budget: of all attacks together, of all positive controls together, and of each single
+# baseline.
 ATTACK_SHARE, CONTROL_SHARE, BASELINE_SHARE = 0.4, 0.4, 0.05
 MAX_RESTARTS = 64  # largest number of restarts of one attack
 # Largest number of candidates of one attack in all restarts, because scoring holds them in memory.
 MAX_CANDIDATES = 20_000
-# Largest number of unknowns (values of candidates) in a batch, whose restarts are in memory at once.
+# Largest number of unknowns (values of candidates) in all restarts of a batch, which are in memory together.
 MAX_BATCH_UNKNOWNS = 20_000_000
 
 
@@ -48,8 +49,8 @@ class Effort(NamedTuple):
 
     Attributes:
         attack_seconds: Reference seconds of all attacks.
-        restarts: Factor on the number of restarts in the preset. Restarts that do not fit into
-            ``attack_seconds`` are not planned.
+        restarts: Factor by which the number of restarts in the settings of an attack is multiplied. Restarts
+            that do not fit into ``attack_seconds`` are not planned.
         budget: The default limit in reference seconds.
     """
 
@@ -73,7 +74,8 @@ class Batch(Record):
         attack: Name of the attack.
         restarts: Number of restarts.
         steps: Steps of each restart.
-        seed: Seed of the batch. Restart number and seed give each restart its random numbers.
+        seed: Seed of the batch. The random numbers of a restart depend on this seed and on the number of the
+            restart in the batch.
     """
 
     attack: str
@@ -91,12 +93,13 @@ class AttackPlan(Record):
     """The work that an audit plans for one attack.
 
     Attributes:
-        restarts: Restarts to run, 0 if the attack has none.
-        seconds: Reference seconds that the restarts cost, or that an attack without restarts may use.
+        restarts: Number of restarts to run, 0 if the attack has no restarts.
+        seconds: Reference seconds that all restarts take. For an attack without restarts, the reference
+            seconds that it may take.
         runs: Whether the attack runs at all.
         left_out: The work for which the budget is too small, in words, "" if nothing is left out.
-        batch_restarts: How many restarts run together.
-        share: Share of this attack in the effort and in the budget of all attacks.
+        batch_restarts: Number of restarts that run together in a batch.
+        share: Share of this attack in the reference seconds of all attacks.
     """
 
     restarts: int = 0
@@ -109,19 +112,20 @@ class AttackPlan(Record):
     def batches(self, attack: Attack) -> list[Batch]:
         """Return the batches of an attack that runs in batches of restarts."""
         assert isinstance(attack, Stationarity)
-        sizes = [self.batch_restarts] * (self.restarts // self.batch_restarts)
+        batch_sizes = [self.batch_restarts] * (self.restarts // self.batch_restarts)
         if remainder := self.restarts % self.batch_restarts:
-            sizes.append(remainder)
+            batch_sizes.append(remainder)
         return [
-            Batch(attack.name, size, attack.steps, attack.seed + i) for i, size in enumerate(sizes)
+            Batch(attack.name, size, attack.steps, attack.seed + i)
+            for i, size in enumerate(batch_sizes)
         ]
 
 
 class Deadline:
-    """The time at which the clock stops an audit, counted from the creation of this object.
+    """The time at which an audit must end. The time limit counts from the creation of this object.
 
     Args:
-        seconds: Seconds until the clock stops the audit.
+        seconds: Time limit in seconds.
         clock: Returns the time in seconds.
     """
 
@@ -131,12 +135,12 @@ class Deadline:
 
     @classmethod
     def for_request(cls, request: AuditRequest) -> Deadline:
-        """Return the deadline of an audit."""
+        """Return the deadline of an audit with these settings, which starts now."""
         return cls(max(MIN_DEADLINE, OVERRUN * limit_of(request)))
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the deadline, negative after it."""
+        """Seconds until the deadline. The number is negative after the deadline."""
         return self.seconds - (self.clock() - self.start)
 
     @property
@@ -153,11 +157,11 @@ NO_DEADLINE = Deadline(math.inf)
 
 
 class PlanError(Exception):
-    """An attack raised an error while its cost was counted.
+    """Raised if an attack raises an error while its cost is counted.
 
     Attributes:
-        name: The attack.
-        cause: Its error.
+        name: Name of the attack.
+        cause: Error that the attack raised.
     """
 
     def __init__(self, name: str, cause: Exception) -> None:
@@ -186,9 +190,10 @@ def plan_attacks(
 ) -> dict[str, AttackPlan]:
     """Plan the attacks of an audit.
 
-    The attacks share the effort equally, unless an attack asks for less (``Attack.effort_share``). An attack
-    with restarts runs as many restarts as fit into its share, at least one. If the budget is too small for
-    this plan, restarts are left out. If not even one restart fits, the whole attack is left out.
+    The attacks share the reference seconds of the effort equally, unless an attack asks for less
+    (``Attack.effort_share``). An attack with restarts runs as many restarts as fit into its share, at least
+    one. If the budget is too small for this plan, restarts are left out. If the budget is too small for one
+    restart, the whole attack is left out.
 
     Args:
         attacks: Attacks that apply, by name.
@@ -205,16 +210,18 @@ def plan_attacks(
         PlanError: If an attack fails while its cost is counted.
     """
     effort, limit = effort_of(request), limit_of(request)
-    shared = {n: a for n, a in attacks.items() if not a.is_baseline and a.pace != "formula"}
-    total_share = sum(attack.effort_share for attack in shared.values())
+    attacks_in_share = {
+        n: a for n, a in attacks.items() if not a.is_baseline and a.pace != "formula"
+    }
+    total_share = sum(attack.effort_share for attack in attacks_in_share.values())
     plans: dict[str, AttackPlan] = {}
     for name, attack in attacks.items():
-        share = attack.effort_share / total_share if name in shared else 0.0
+        share = attack.effort_share / total_share if name in attacks_in_share else 0.0
         try:
             if attack.is_baseline:
                 cost = _cost_of_baseline(attack, surfaces[name], network, knowledge)
                 plans[name] = AttackPlan(seconds=cost, runs=cost <= BASELINE_SHARE * limit)
-            elif name not in shared:
+            elif name not in attacks_in_share:
                 plans[name] = AttackPlan(seconds=math.inf)
             else:
                 plan = plan_attack(
@@ -250,7 +257,7 @@ def plan_attack(
         surface: The attack surface of the attack.
         network: The network that is attacked.
         knowledge: What the attacker knows.
-        planned: Reference seconds that the effort plans for this attack.
+        planned: Reference seconds that this attack should take at the chosen effort.
         allowed: Reference seconds that the budget allows for this attack.
         restart_factor: Factor on the number of restarts in the settings of the attack.
         is_exact: Run exactly as many restarts as the settings say, if the budget allows it.
@@ -259,9 +266,13 @@ def plan_attack(
         The plan of the attack.
     """
     if attack.pace == "sized" or not isinstance(attack, RestartSettings):
-        seconds = min(planned, allowed)
-        shortfall = "" if seconds >= planned else f"{seconds / planned:.0%} of the planned work ran"
-        return AttackPlan(seconds=seconds, left_out=shortfall)
+        allowed_seconds = min(planned, allowed)
+        shortfall = (
+            ""
+            if allowed_seconds >= planned
+            else f"{allowed_seconds / planned:.0%} of the planned work ran"
+        )
+        return AttackPlan(seconds=allowed_seconds, left_out=shortfall)
     attack = attack.resolve_settings(network, knowledge)
     assert isinstance(attack, RestartSettings)
     restart_cost = max(estimate_reference_seconds(attack, surface, knowledge), 1e-9)
@@ -273,10 +284,10 @@ def plan_attack(
         restarts = max(1, min(planned_restarts, int(planned / restart_cost), max_restarts))
     affordable = min(restarts, int(allowed / restart_cost))
     if not affordable:
-        cost = duration(restart_cost)
+        cost_text = duration(restart_cost)
         return AttackPlan(
             runs=False,
-            left_out=f"a single restart takes about {cost}, more than the budget allows",
+            left_out=f"a single restart takes about {cost_text}, more than the budget allows",
             seconds=restart_cost,
         )
     unknowns = attack.candidates * math.prod(surface.sample_shape(knowledge))
@@ -307,17 +318,17 @@ def forecast(plans: Mapping[str, AttackPlan], request: AuditRequest) -> str:
     Returns:
         Sentences that name the effort, the time limit, the attacks, and the work that is left out.
     """
-    limit = duration(limit_of(request))
-    planned = [
+    budget_text = duration(limit_of(request))
+    planned_texts = [
         f"{name}, {plan.restarts} restart{'' if plan.restarts == 1 else 's'}"
         for name, plan in plans.items()
         if plan.runs and plan.restarts
     ]
-    text = f"Effort {request.effort}, at most {limit} of reference time."
-    text += f" Attacks: {'; '.join(planned)}." if planned else ""
-    missing = [f"{name}: {plan.left_out}" for name, plan in plans.items() if plan.left_out]
-    if missing:
-        text += f" Left out, because the budget is too small: {'; '.join(missing)}."
+    text = f"Effort {request.effort}, at most {budget_text} of reference time."
+    text += f" Attacks: {'; '.join(planned_texts)}." if planned_texts else ""
+    left_out_texts = [f"{name}: {plan.left_out}" for name, plan in plans.items() if plan.left_out]
+    if left_out_texts:
+        text += f" Left out, because the budget is too small: {'; '.join(left_out_texts)}."
         text += " This audit can show a leak and cannot rule one out."
     return text
 

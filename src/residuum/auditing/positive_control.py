@@ -5,12 +5,13 @@ trained on held-out samples until its loss vanishes (:mod:`.control_training`), 
 the audited network. We know which samples each control memorizes. No control sees the remaining held-out
 samples.
 
-There are ten networks for the test of membership and three for the attacks. They are trained on as many
+The test of membership asks whether the network treats training samples differently from other samples. This
+test is run on ten controls, and the attacks are run on three controls. Controls are trained on as many
 samples as the audited network, or on as many as the held-out file and the budget allow. The tests must detect
-a leak in seven of ten networks, or in three of three. With a confidence of 95%, the tests then detect a leak
-in at least 1/3 of such networks (:mod:`.power`). If the tests detect too few networks, the number of samples
-is halved and new controls are trained. The result is the largest number of samples at which enough networks
-are detected.
+a leak in seven of ten controls, or in three of three. With a confidence of 95%, the tests then detect a leak
+in at least 1/3 of such networks (:mod:`.power`). If the tests detect a leak in too few controls, the number
+of samples is halved and new controls are trained. The result is the largest number of samples at which a leak
+is detected in enough controls.
 """
 
 from __future__ import annotations
@@ -52,23 +53,25 @@ if TYPE_CHECKING:
     from residuum.auditing.run import Audit
 
 RECONSTRUCTION = "reconstruction"
-# Difference of the seeds of two positive controls, so that no batch of restarts has the same seed.
+# Control number k uses the seed of the audit plus k times SEED_STEP. Within a control, batches of restarts
+# have consecutive seeds. The step is so large that two controls never use the same seed.
 SEED_STEP = 1000
-MIN_SAMPLES = 10  # a control with fewer training samples would show little
+# With fewer training samples than this, a detected leak would say little about the audited network.
+MIN_SAMPLES = 10
 # A leak of a positive control needs at least this many recovered samples. Fewer may be due to chance.
 MIN_RECOVERED = 3
 RESTART_DIVISOR = 4  # on a control, an attack runs a quarter of its restarts
 MEMORIZED = 0.05  # largest training loss of a network that counts as memorizing its samples
-# Number of held-out subsets for each test on a control. The smallest possible p-value is then 1/401, well
-# below 1%.
+# Number of random subsets of the held-out set for each test on a control. With 400 subsets, the smallest
+# possible p-value is 1/401, well below the significance level of 1%.
 CONTROL_SUBSETS = 400
 TOO_SMALL_BUDGET = f"the budget is too small to train networks on {MIN_SAMPLES} samples"
-MEMBERSHIP_SHARE = 0.6  # share of the controls' budget that membership gets
+MEMBERSHIP_SHARE = 0.6  # share of the budget for controls that controls of membership may use
 
 
 @dataclass(frozen=True)
 class Control:
-    """A positive control: a network, the samples that it memorizes, and samples that it never saw."""
+    """A positive control: a trained network, the samples that it memorizes, and samples that it never saw."""
 
     network: Network
     trained: TrainedControl
@@ -82,7 +85,7 @@ class ControlFactory:
 
     Attributes:
         audit: The audit that the controls belong to.
-        controls: The trained controls, by their number of training samples and their own number.
+        controls: The trained controls. A key is the number of training samples and the number of the control.
     """
 
     audit: Audit
@@ -96,7 +99,7 @@ class ControlFactory:
 
     @cached_property
     def holdout(self) -> Dataset:
-        """The held-out samples of the audit. Missing labels are replaced by predictions of the network."""
+        """The held-out samples. Missing labels are replaced by predictions of the audited network."""
         holdout = self.sets.holdout
         assert holdout is not None
         if len(holdout.y.unique()) > 1:
@@ -122,11 +125,11 @@ class ControlFactory:
             return self.controls[samples, number]
         case, seed = self.audit.case, self.audit.request.seed + SEED_STEP * number
         rng = np.random.default_rng((seed, 9))
-        rows = torch.from_numpy(rng.permutation(len(self.sets.train))[:samples])
-        data, holdout = split_holdout(self.holdout, self.sets.train.take(rows), seed)
-        trained = self.training(number).train(data)
-        network = case.audited.replace(theta=trained.theta)
-        self.controls[samples, number] = Control(network, trained, data, holdout)
+        like_rows = torch.from_numpy(rng.permutation(len(self.sets.train))[:samples])
+        data, holdout = split_holdout(self.holdout, self.sets.train.take(like_rows), seed)
+        trained_control = self.training(number).train(data)
+        network = case.audited.replace(theta=trained_control.theta)
+        self.controls[samples, number] = Control(network, trained_control, data, holdout)
         return self.controls[samples, number]
 
     def training(self, number: int) -> ControlTraining:
@@ -143,7 +146,7 @@ class ControlFactory:
 
 
 def train_and_test_controls(audit: Audit) -> tuple[PositiveControls, ...]:
-    """Train positive controls and test them like the audited network.
+    """Train positive controls and run the tests of the audit on them.
 
     Args:
         audit: The audit. Its attacks must have run.
@@ -153,14 +156,14 @@ def train_and_test_controls(audit: Audit) -> tuple[PositiveControls, ...]:
         reconstruction.
     """
     factory = ControlFactory(audit)
-    controls = []
-    allowed = CONTROL_SHARE * limit_of(audit.request)
+    results = []
+    allowed_seconds = CONTROL_SHARE * limit_of(audit.request)
     if audit.membership is not None and audit.membership.neurons:
-        test = MembershipOnControl(factory, MEMBERSHIP_SHARE * allowed)
-        controls.append(_find_detected_size(audit, MEMBERSHIP, factory, test))
-    attacks = AttacksOnControl(factory, allowed)
-    controls.append(_find_detected_size(audit, RECONSTRUCTION, factory, attacks))
-    return tuple(controls)
+        membership_test = MembershipOnControl(factory, MEMBERSHIP_SHARE * allowed_seconds)
+        results.append(_find_detected_size(audit, MEMBERSHIP, factory, membership_test))
+    attack_test = AttacksOnControl(factory, allowed_seconds)
+    results.append(_find_detected_size(audit, RECONSTRUCTION, factory, attack_test))
+    return tuple(results)
 
 
 class ControlTest:
@@ -169,7 +172,7 @@ class ControlTest:
     Attributes:
         reason: Why no control can be tested, "" if controls can be tested.
         limited_by: What limits the number of training samples of a control, "" if nothing limits it.
-        names: Names of the tests.
+        names: Names of the tests: "membership", or the names of the attacks.
     """
 
     reason = ""
@@ -186,43 +189,42 @@ class ControlTest:
 
 
 class OutOfBudgetError(Exception):
-    """Raised if the budget or the clock allows no further positive control."""
+    """Raised if the budget or the time limit of the audit allows no further positive control."""
 
 
 def _find_detected_size(
     audit: Audit, question: str, factory: ControlFactory, test: ControlTest
 ) -> PositiveControls:
-    """Train and test positive controls with ever fewer samples, until the tests detect enough of them."""
-    start, sizes, training = time.monotonic(), list[ControlSize](), ""
+    """Halve the number of samples of positive controls until the tests detect a leak in enough of them."""
+    start, sizes, training_description = time.monotonic(), list[ControlSize](), ""
     samples, reason = test.largest_size(), test.reason
-    networks = NETWORKS[question]
-    may_miss = networks - networks_needed(networks)
+    network_count = NETWORKS[question]
+    max_missed = network_count - networks_needed(network_count)
     while samples >= MIN_SAMPLES and not reason:
         counts: list[int] = []
         losses: list[float] = []
-        detected = 0
+        detected_count = 0
         try:
-            for number in range(networks):
+            for number in range(network_count):
                 if audit.deadline.is_over:
-                    raise OutOfBudgetError("the clock stopped the audit")
+                    raise OutOfBudgetError("the time limit stopped the audit")
                 control = factory.make(samples, number)
-                training = control.trained.description
+                training_description = control.trained.description
                 losses.append(control.trained.loss)
                 count, is_leak = test.run(control)
                 counts.append(count)
-                detected += is_leak and control.trained.loss <= MEMORIZED
-                if len(counts) - detected > may_miss:
+                detected_count += is_leak and control.trained.loss <= MEMORIZED
+                if len(counts) - detected_count > max_missed:
                     break
         except OutOfBudgetError as problem:
             reason = str(problem)
             break
-        except (
-            ResiduumError,
-            RuntimeError,
-        ) as problem:  # the user's own network may fail in training
+        except (ResiduumError, RuntimeError) as problem:
+            # A network that the user wrote may raise an error in training. The audit then goes on without
+            # positive controls.
             reason = str(problem).splitlines()[0][:200].rstrip(".")
             break
-        sizes.append(ControlSize(samples, tuple(counts), detected, max(losses)))
+        sizes.append(ControlSize(samples, tuple(counts), detected_count, max(losses)))
         audit.listener.message(_progress(question, sizes[-1]))
         if sizes[-1].suffices:
             break
@@ -233,7 +235,7 @@ def _find_detected_size(
         )
     seconds = round(time.monotonic() - start, 3)
     return PositiveControls(
-        question, tuple(sizes), training, test.names, reason, seconds, test.limited_by
+        question, tuple(sizes), training_description, test.names, reason, seconds, test.limited_by
     )
 
 
@@ -259,24 +261,26 @@ class MembershipOnControl(ControlTest):
 
     def largest_size(self) -> int:
         """Return the largest number of training samples that the held-out file and the budget allow."""
-        available = len(self.factory.holdout)
-        fits = [
+        holdout_size = len(self.factory.holdout)
+        possible_sizes = [
             m
             for m in range(MIN_SAMPLES, len(self.factory.sets.train) + 1)
-            if available - m >= holdout_needed(m)
+            if holdout_size - m >= holdout_needed(m)
         ]
-        cost = self.factory.training(0).reference_seconds_per_sample(self.factory.holdout)
-        affordable = int(self.allowed / max(NETWORKS[MEMBERSHIP] * cost, 1e-12))
-        if fits and affordable < MIN_SAMPLES:
+        seconds_per_sample = self.factory.training(0).reference_seconds_per_sample(
+            self.factory.holdout
+        )
+        affordable_size = int(self.allowed / max(NETWORKS[MEMBERSHIP] * seconds_per_sample, 1e-12))
+        if possible_sizes and affordable_size < MIN_SAMPLES:
             self.reason = TOO_SMALL_BUDGET
-        if max(fits, default=0) < len(self.factory.sets.train):
+        if max(possible_sizes, default=0) < len(self.factory.sets.train):
             self.limited_by = HOLDOUT
-        if affordable < max(fits, default=0):
+        if affordable_size < max(possible_sizes, default=0):
             self.limited_by = BUDGET
-        return max((m for m in fits if m <= affordable), default=0)
+        return max((m for m in possible_sizes if m <= affordable_size), default=0)
 
     def run(self, control: Control) -> tuple[int, bool]:
-        """Return the number of samples that the membership test names, and whether it shows a leak."""
+        """Return the number of samples that the membership test names, and whether the test shows a leak."""
         seed, level = self.factory.audit.request.seed, self.factory.audit.negative_controls.level
         result = measure_membership(control.network, control.data, control.holdout, seed)
         return len(result.named), result.is_finding and result.adjusted_p <= level
@@ -293,9 +297,11 @@ class AttacksOnControl(ControlTest):
     def __init__(self, factory: ControlFactory, allowed: float) -> None:
         audit = factory.audit
         self.factory, self.seconds_left = factory, allowed
-        ran = {result.attack for result in audit.attacks.reconstructions}
+        attacks_that_ran = {result.attack for result in audit.attacks.reconstructions}
         self.plans = {
-            n: _with_fewer_restarts(p) for n, p in audit.attacks.plans.items() if n in ran
+            n: _with_fewer_restarts(p)
+            for n, p in audit.attacks.plans.items()
+            if n in attacks_that_ran
         }
         self.names = tuple(self.plans)
         if not self.plans:
@@ -303,17 +309,17 @@ class AttacksOnControl(ControlTest):
 
     def largest_size(self) -> int:
         """Return the largest number of training samples that the held-out file allows."""
-        available, n = len(self.factory.holdout), len(self.factory.sets.train)
-        largest = min(n, available - MIN_HOLDOUT, available // 2)
-        self.limited_by = HOLDOUT if largest < n else ""
-        return largest
+        holdout_size, n = len(self.factory.holdout), len(self.factory.sets.train)
+        largest_possible = min(n, holdout_size - MIN_HOLDOUT, holdout_size // 2)
+        self.limited_by = HOLDOUT if largest_possible < n else ""
+        return largest_possible
 
     def run(self, control: Control) -> tuple[int, bool]:
         """Return the number of samples that the attacks recover, and whether this number shows a leak."""
         audit = self.factory.audit
         self.seconds_left -= sum(plan.seconds for plan in self.plans.values() if plan.restarts)
         if self.seconds_left < 0:
-            raise OutOfBudgetError("the budget allows no more attacks on controls")
+            raise OutOfBudgetError("the budget is too small for more attacks on positive controls")
         knowledge = _knowledge_of_control(audit.case.knowledge, control)
         schedule = AttackSchedule(
             network=attacked_form(control.network, knowledge),
@@ -353,14 +359,18 @@ def _with_fewer_restarts(plan: AttackPlan) -> AttackPlan:
 
 
 def _knowledge_of_control(knowledge: Knowledge, control: Control) -> Knowledge:
-    """Return what the attacker knows about a control: the facts of the audit, with values of the control."""
-    unknown = ("norms", "moment")
+    """Return what the attacker knows about a positive control.
+
+    The attacker knows the same facts about the control as about the audited network, such as the initial
+    weights. The values of these facts are those of the control. Norms and optimizer state are not known.
+    """
+    unknown_facts = ("norms", "moment")
     return knowledge.replace(
         theta0=None if knowledge.theta0 is None else control.trained.theta0,
         norms=None,
         moment=None,
         sample_count=None if knowledge.sample_count is None else len(control.data),
-        provenance={k: v for k, v in knowledge.provenance.items() if k not in unknown},
+        provenance={k: v for k, v in knowledge.provenance.items() if k not in unknown_facts},
     )
 
 
@@ -382,8 +392,8 @@ def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, 
     """
     if len(holdout) <= len(like):
         raise InputError(
-            f"A positive control of {len(like)} samples needs more held-out samples than that; got "
-            f"{len(holdout)}.",
+            f"To train a positive control on {len(like)} samples, more than {len(like)} held-out samples are "
+            f"needed; got {len(holdout)}.",
             "Pass more held-out samples.",
         )
     rng = np.random.default_rng((seed, 7))
@@ -392,10 +402,10 @@ def split_holdout(holdout: Dataset, like: Dataset, seed: int) -> tuple[Dataset, 
     counts = zip(*np.unique(target_labels, return_counts=True), strict=True)
     if not (are_classes and all((labels == label).sum() >= count for label, count in counts)):
         labels, target_labels = np.zeros(len(holdout), dtype=int), np.zeros(len(like), dtype=int)
-    rows = torch.from_numpy(draw_sets(labels, target_labels, 1, rng)[0])
-    remaining = torch.ones(len(holdout), dtype=torch.bool)
-    remaining[rows] = False
+    training_rows = torch.from_numpy(draw_sets(labels, target_labels, 1, rng)[0])
+    is_remaining = torch.ones(len(holdout), dtype=torch.bool)
+    is_remaining[training_rows] = False
     return (
-        holdout.take(rows).replace(mean=like.mean),
-        holdout.take(remaining).replace(mean=like.mean),
+        holdout.take(training_rows).replace(mean=like.mean),
+        holdout.take(is_remaining).replace(mean=like.mean),
     )

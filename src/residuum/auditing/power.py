@@ -1,4 +1,4 @@
-"""The power of an audit: how large a leak its tests detect in positive controls."""
+"""The power of an audit: in how many positive controls its tests detect a leak."""
 
 from __future__ import annotations
 
@@ -13,18 +13,22 @@ NETWORKS = {"membership": 10, "reconstruction": 3}
 TESTS = {"membership": "The test of membership", "reconstruction": "The attacks"}
 VERBS = {"membership": "named", "reconstruction": "recovered"}
 NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-BUDGET, HOLDOUT = "budget", "held-out samples"  # possible limits of a control's sample count
+# What may limit the number of training samples of a control.
+BUDGET, HOLDOUT = "budget", "held-out samples"
 CONFIDENCE = 0.95  # confidence of the lower limit of the power
-# The lower confidence limit of the power must be at least this. It is 37% if three of three networks are
-# detected, 39% for seven of ten, and 30% for six of ten. It is not adjusted for sizes that were tried before.
+# The lower confidence limit of the power must be at least MIN_POWER. The limit is 37% if three of three
+# networks are detected, 39% for seven of ten, and 30% for six of ten. The limit is not adjusted for larger
+# numbers of samples that were tried before.
 MIN_POWER = 1 / 3
 
 
 def power_limit(detected: int, networks: int) -> float:
-    """Return the lower 95% confidence limit of the share of networks that are detected (Clopper-Pearson).
+    """Return the lower 95% confidence limit of the share of networks in which a leak is detected.
+
+    This is the Clopper-Pearson limit.
 
     Args:
-        detected: Number of networks whose leak was detected.
+        detected: Number of networks in which a leak was detected.
         networks: Number of networks that were tested.
 
     Returns:
@@ -32,12 +36,12 @@ def power_limit(detected: int, networks: int) -> float:
     """
     if not networks:
         return 0.0
-    test = binomtest(detected, networks, alternative="greater")
-    return float(test.proportion_ci(CONFIDENCE).low)
+    binomial_test = binomtest(detected, networks, alternative="greater")
+    return float(binomial_test.proportion_ci(CONFIDENCE).low)
 
 
 def networks_needed(networks: int) -> int:
-    """Return how many of ``networks`` positive controls must be detected to show a power of at least 1/3."""
+    """Return in how many of ``networks`` controls a leak must be detected to show a power of at least 1/3."""
     return next(k for k in range(networks + 2) if k > networks or _suffices(k, networks))
 
 
@@ -51,10 +55,10 @@ class ControlSize(Record):
 
     Attributes:
         samples: Number of samples that each network memorizes.
-        counts: Number of samples that the tests detected on each network. Testing stops early if too many
-            networks were missed.
-        detected: Number of networks whose leak was detected.
-        loss: The largest training loss of these networks.
+        counts: Number of samples that the tests detected in each network. If the tests miss a leak in too
+            many networks, no further networks are tested.
+        detected: Number of networks in which a leak was detected.
+        loss: The largest training loss of the networks.
     """
 
     derived = ("power", "suffices")
@@ -66,12 +70,12 @@ class ControlSize(Record):
 
     @property
     def power(self) -> float:
-        """Lower 95% confidence limit of the share of such networks that the tests detect."""
+        """Lower 95% confidence limit of the power: the share of networks in which the tests detect a leak."""
         return power_limit(self.detected, len(self.counts))
 
     @property
     def suffices(self) -> bool:
-        """Whether enough networks were detected to show a power of at least 1/3."""
+        """Whether a leak was detected in enough networks to show a power of at least 1/3."""
         return _suffices(self.detected, len(self.counts))
 
 
@@ -81,12 +85,12 @@ class PositiveControls(Record):
 
     Attributes:
         question: "membership" or "reconstruction".
-        sizes: Results for each number of samples that was tried, the largest number first.
+        sizes: Results for each number of training samples that was tried, the largest number first.
         training: How the networks were trained.
         tests: Names of the tests that were run on the networks.
         reason: Why no controls were run or why no smaller number of samples was tried, "" otherwise.
-        limited_by: What prevents controls with as many samples as the training set: :data:`BUDGET`,
-            :data:`HOLDOUT`, or "" for nothing.
+        limited_by: What prevents controls with as many samples as the training set: "budget" or "held-out
+            samples". "" if nothing prevents them.
         seconds: Duration of training and tests in seconds.
         subject: What was trained, in the plural, such as "networks of the same architecture".
     """
@@ -104,17 +108,23 @@ class PositiveControls(Record):
 
     @property
     def largest(self) -> ControlSize | None:
-        """The controls with the most samples of which enough were detected, None if there are none."""
+        """Results at the largest number of samples at which the tests detect a leak in enough networks.
+
+        None if there is no such number of samples.
+        """
         return next((size for size in self.sizes if size.suffices), None)
 
     @property
     def samples(self) -> int:
-        """The largest number of samples at which the tests detect enough controls, 0 if there is none."""
+        """The largest number of samples at which the tests detect a leak in enough networks, or 0."""
         return 0 if self.largest is None else self.largest.samples
 
     @property
     def power(self) -> float | None:
-        """Lower 95% confidence limit of the share of such networks that the tests detect."""
+        """Lower 95% confidence limit of the power at the size ``largest``, None if there is no such size.
+
+        The power is the share of networks in which the tests detect a leak.
+        """
         return None if self.largest is None else self.largest.power
 
     @property
@@ -122,30 +132,34 @@ class PositiveControls(Record):
         """The result of the positive controls in one or two sentences."""
         verb, size = VERBS[self.question], self.largest
         if size is not None:
-            networks = f"{NUMBER_WORDS[len(size.counts)]} {self.subject}"
+            network_text = f"{NUMBER_WORDS[len(size.counts)]} {self.subject}"
             low, high = min(size.counts), max(size.counts)
-            counts = f"{low}" if low == high else f"{low} to {high}"
-            memorized = f"{networks} that memorize {size.samples} samples"
-            sentence = f"On {memorized}, the tests {verb} {counts} of them"
+            count_text = f"{low}" if low == high else f"{low} to {high}"
+            memorizing_networks = f"{network_text} that memorize {size.samples} samples"
+            count_sentence = f"On {memorizing_networks}, the tests {verb} {count_text} of them"
             if size.detected == len(size.counts):
-                return f"{sentence}."
-            return f"{sentence} and detected a leak in {NUMBER_WORDS[size.detected]} of them."
+                return f"{count_sentence}."
+            subject_noun = self.subject.split()[0]
+            detected_text = f"{NUMBER_WORDS[size.detected]} {subject_noun}"
+            return f"{count_sentence} and detected a leak in {detected_text}."
         if not self.sizes:
             return f"No positive controls of {self.question} were run: {self.reason}."
-        results = ", ".join(
+        result_text = ", ".join(
             f"{size.detected} of {len(size.counts)} with {size.samples} samples"
             for size in self.sizes
         )
-        planned = NETWORKS[self.question]
-        needed = f"{NUMBER_WORDS[networks_needed(planned)]} of {NUMBER_WORDS[planned]}"
-        ending = f" Smaller numbers were not tried: {self.reason}." if self.reason else ""
+        planned_networks = NETWORKS[self.question]
+        needed_text = (
+            f"{NUMBER_WORDS[networks_needed(planned_networks)]} of {NUMBER_WORDS[planned_networks]}"
+        )
+        reason_text = f" Smaller numbers were not tried: {self.reason}." if self.reason else ""
         return (
-            f"{TESTS[self.question]} must detect a leak in at least {needed} networks that memorize held-out "
-            f"samples. A leak was detected in too few of them ({results}), so finding nothing says little "
-            f"about {self.question}.{ending}"
+            f"{TESTS[self.question]} must detect a leak in at least {needed_text} networks that memorize "
+            f"held-out samples. A leak was detected in too few of them ({result_text}), so finding nothing "
+            f"says little about {self.question}.{reason_text}"
         )
 
 
 def covered_samples(controls: tuple[PositiveControls, ...]) -> int:
-    """Return the largest number of memorized samples at which a test detects a leak."""
+    """Return the largest number of memorized samples at which the tests detect a leak in enough controls."""
     return max((control.samples for control in controls), default=0)

@@ -1,7 +1,7 @@
-"""The published form of an audit: the records that make up ``result.json``.
+"""Define the content of ``result.json``, the published result of an audit.
 
-Most records of an audit are published unchanged. This module defines a short form of the other records, which
-hold more than a reader needs.
+Most records of an audit are written to ``result.json`` unchanged. For records that hold more than a reader
+needs, this module defines a shorter record.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from residuum.records.knowledge import Fact
 from residuum.records.published import Count, SchemaRule, Share, Tool, this_tool
 from residuum.risk.membership import LossSeparation, MembershipTest
 
-# The minor version grows if fields are added that older readers may ignore, the major version with other
-# changes.
+# If fields are added that older readers may ignore, the minor version grows. After any other change of the
+# fields, the major version grows.
 SCHEMA_VERSION = "6.0"
-# Largest number of candidates and of exposed samples in result.json. Other files of the run are complete.
+# Largest number of candidates and of exposed samples in result.json. Other files of the run list all of them.
 MAX_CANDIDATES, MAX_EXPOSED = 200, 20
 
 
 @dataclass(frozen=True, eq=False)
 class Suite(Record):
-    """The attacks that an audit can choose from. The version grows if an attack is improved or added."""
+    """The attacks that an audit can choose from. If an attack is improved or added, ``version`` grows."""
 
     version: Count
     attacks: tuple[str, ...]
@@ -51,8 +51,8 @@ class NetworkSummary(Record):
     """Properties of the audited network, measured from its weights.
 
     Attributes:
-        first_layer_directions_of: what the number of directions exceeds, or why ``first_layer_directions`` is
-            null
+        first_layer_directions_of: the threshold above which singular directions of the first layer were
+            counted, or why ``first_layer_directions`` is null
     """
 
     arch: str
@@ -71,17 +71,20 @@ class ChecksSummary(Record):
 
     Attributes:
         level: the largest adjusted p-value that shows a leak
-        told_apart: p-value of the test whether losses tell training from held-out samples
+        told_apart: p-value of the test whether the losses of training and held-out samples differ
         positive_controls: the positive controls for membership and for reconstruction; empty if no positive
             controls were needed
-        covered: the largest number of memorized samples at which the tests detect a leak
+        covered: the largest number of memorized samples at which the tests detect a leak in enough positive
+            controls
         set_aside: rows of training samples that were not judged, because they also occur in the held-out
             set
-        stopped: a sentence that says when the clock stopped the audit; empty if it did not
+        stopped: a sentence that says when the time limit stopped the audit; empty if the audit was not
+            stopped
         restricted: why an audit with these settings cannot rule out a leak; empty if it can
-        budget_needed: budget in reference seconds at which no work would be left out; null if no work is left
-            out
-        displayed_attack: the attack whose candidates are in the scores and in the gallery of the report
+        budget_needed: budget in reference seconds that would be large enough for all planned work; null if no
+            work was left out
+        displayed_attack: the strongest attack, whose candidates are in the scores and in the gallery of the
+            report
     """
 
     level: Share
@@ -112,7 +115,7 @@ class NamedMember(Record):
 
 @dataclass(frozen=True, eq=False)
 class MembershipSummary(Record):
-    """The test of membership by activation boundaries, and how well losses tell members apart.
+    """The test of membership by activation boundaries, and how well losses distinguish training samples.
 
     Attributes:
         records: number of training samples
@@ -121,10 +124,11 @@ class MembershipSummary(Record):
         neurons: number of neurons whose boundaries were used
         named_count: number of named training samples
         is_finding: whether the named samples count as a leak
-        group_p: p-value of the group test; null without held-out samples
-        decoys_named: number of training samples that stand out from noisy copies of themselves
+        group_p: p-value of the test of all training samples together; null without held-out samples
+        decoys_named: number of training samples that the test names if noisy copies of the training samples
+            (decoys) replace the held-out samples
         reason: why the test of membership is inconclusive; empty if the test is conclusive
-        loss: how well losses tell training from held-out samples
+        loss: how well losses distinguish training from held-out samples
         named: the named training samples, in order of increasing false discovery rate
     """
 
@@ -143,7 +147,7 @@ class MembershipSummary(Record):
 
 @dataclass(frozen=True, eq=False)
 class Candidate(Record):
-    """One reconstruction that an attack selected without the data.
+    """One candidate that an attack selected as a likely training sample, without seeing the data.
 
     Attributes:
         confidence: confidence of the selection, from 0 to 1; null if the attack reports no confidence
@@ -179,7 +183,8 @@ class PublishedAudit(Record):
 
     Attributes:
         membership: the test whether training samples can be told from non-members; null if not run
-        applies: what was measured, which attacks and checks were tried or not, and why
+        applies: measured properties of the network, and for each attack and check, whether it was tried and
+            why
         certificate_of: the samples for which the certificate was computed, or why there is no certificate
         uniqueness_reason: why ``uniqueness`` is null; empty otherwise
         warnings: properties of the inputs that may mislead a reader
@@ -201,8 +206,8 @@ class PublishedAudit(Record):
     exposure: Annotated[
         dict[str, Any] | None,
         SchemaRule(
-            description="which samples are at risk, as in exposure.json, for the "
-            f"{MAX_EXPOSED} most exposed samples. It does not enter the verdict"
+            description=f"the {MAX_EXPOSED} training samples with the largest risk of a leak, with the "
+            "fields of exposure.json. This ranking does not enter the verdict"
         ),
     ]
     applies: tuple[Applies, ...]
@@ -235,7 +240,8 @@ def publish(
 
     Args:
         result: A finished audit.
-        request: Settings and input hashes by which an interrupted audit is recognized when it is resumed.
+        request: Settings and hashes of the inputs. If an interrupted audit is resumed, these values identify
+            the audit.
         artifacts: SHA-256 of the other files of the run, by name.
 
     Returns:
@@ -276,20 +282,22 @@ def _network(result: AuditResult) -> NetworkSummary:
 def _membership(test: MembershipTest | None) -> MembershipSummary | None:
     if test is None:
         return None
-    order = sorted(test.named.tolist(), key=lambda i: (float(test.q[i]), -float(test.statistic[i])))
+    most_significant_first = sorted(
+        test.named.tolist(), key=lambda i: (float(test.q[i]), -float(test.statistic[i]))
+    )
     return MembershipSummary.from_attributes(
         test,
         named_count=len(test.named),
         decoys_named=len(test.decoy_named),
         named=tuple(
             NamedMember(test.rows[i], float(test.q[i]), int(test.boundaries[i]))
-            for i in order[:MAX_CANDIDATES]
+            for i in most_significant_first[:MAX_CANDIDATES]
         ),
     )
 
 
 def _exposure(exposure: Exposure | None) -> dict[str, Any] | None:
-    """Return the ranking by risk as in ``exposure.json``, with the most exposed samples only."""
+    """Return the content of ``exposure.json``, but only for the samples with the largest risk of a leak."""
     if exposure is None:
         return None
     rows = exposure.rows(MAX_EXPOSED)
@@ -297,7 +305,7 @@ def _exposure(exposure: Exposure | None) -> dict[str, Any] | None:
 
 
 def _candidates(result: AuditResult) -> tuple[Candidate, ...]:
-    """Return the reconstructions that the attacks selected without the data, best first."""
+    """Return the candidates that the attacks selected as likely training samples, best first."""
     return tuple(
         Candidate(
             rank=rank,
@@ -316,5 +324,5 @@ def _candidates(result: AuditResult) -> tuple[Candidate, ...]:
 def _counts(scores: Scores | None) -> ScoreSummary | None:
     if scores is None:
         return None
-    threshold = scores.metrics[scores.deciding].threshold_null99
-    return ScoreSummary.from_attributes(scores, candidates=scores.m, threshold=threshold)
+    deciding_threshold = scores.metrics[scores.deciding].threshold_null99
+    return ScoreSummary.from_attributes(scores, candidates=scores.m, threshold=deciding_threshold)

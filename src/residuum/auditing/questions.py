@@ -1,10 +1,10 @@
-"""The three questions that an audit answers, with the evidence for each answer.
+"""Answer three questions from the results of an audit, with the evidence for each answer.
 
 1. Are training records stored in the file?
 2. Can attacks reconstruct training samples?
 3. Can training samples be told from non-members?
 
-Terminal, report, JSON, SARIF and model card show these answers and compute no counts of their own.
+Terminal, report, JSON, SARIF and model card show these answers, so all of them show the same counts.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ QUESTIONS = {
     RECONSTRUCTION: "Can attacks reconstruct training samples?",
     MEMBERSHIP: "Can training samples be told from non-members?",
 }
+TREES = "trees"  # attack surface of a forest, whose table is stated even if there are no samples
 YES, NO, UNKNOWN = "yes", "no", "unknown"
-QUESTIONS_OF_TESTS = 2  # questions answered by tests, each at half of the significance level
+# Statistical tests answer two of the questions: reconstruction and membership. Each test uses half of the
+# significance level (Bonferroni).
+QUESTIONS_OF_TESTS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +101,10 @@ def answer_questions(
 
 
 def _judged(answer: Answer, controls: PositiveControls | None, has_failures: bool) -> Answer:
-    """Return the answer to a question, corrected by its negative and positive controls.
+    """Return the answer to a question, or "unknown" if a control shows that the answer is not reliable.
 
-    "yes" becomes "unknown" if the samples cannot be compared. "no" becomes "unknown" if the tests do not
-    detect the positive controls.
+    "yes" becomes "unknown" if a negative control fails, because the samples then cannot be compared. "no"
+    becomes "unknown" if the tests do not detect a leak in the positive controls.
 
     Args:
         answer: The answer of the test alone.
@@ -132,60 +135,63 @@ def _stored(row: AttackOutcome | None) -> Answer:
         evidence = f"The file stores {row.candidates or 'some'} records ({row.reason})."
         if answer == UNKNOWN:
             evidence += (
-                " Without training samples we cannot tell whether they are training records."
+                " Without training samples we cannot tell whether the stored records are training "
+                "records."
             )
         return _answer(STORED, answer, evidence, count=row.candidates or None)
-    chance = (
+    chance_text = (
         ""
         if row.expected_by_chance is None
         else f", {row.expected_by_chance:.3g} expected by chance"
     )
-    evidence = (
-        f"{row.recovered} of {row.sample_count} training samples are stored in the file{chance}."
-    )
+    evidence = f"{row.recovered} of {row.sample_count} training samples are stored in the file{chance_text}."
     if row.is_stored and not row.recovered:
         evidence = (
             f"The file stores {row.candidates or 'some'} records ({row.reason}), none of which is one of "
             "your training samples."
         )
-    values = {
+    counts = {
         "count": row.recovered,
         "n": row.sample_count,
         "expected_by_chance": row.expected_by_chance,
     }
-    return _answer(STORED, YES if row.is_stored else NO, evidence, **values)
+    return _answer(STORED, YES if row.is_stored else NO, evidence, **counts)
 
 
 def _reconstruction(
     findings: Findings | None, why_not: str, attacks: Sequence[AttackOutcome]
 ) -> Answer:
     if why_not:
-        return _answer(RECONSTRUCTION, UNKNOWN, f"Not tested: {why_not}.")
+        recovered = [row.reason for row in attacks if row.ran and row.surface == TREES]
+        reason = " ".join((*recovered, f"Not tested: {why_not}."))
+        return _answer(RECONSTRUCTION, UNKNOWN, reason)
     if findings is None or findings.reason:
-        ran = any(row.decides and row.ran and not row.is_stored for row in attacks)
+        has_run_attack = any(row.decides and row.ran and not row.is_stored for row in attacks)
         reason = "no attack applies to this network"
         if findings is not None:
             reason = findings.reason
-        elif ran:
+        elif has_run_attack:
             reason = "the candidates could not be compared"
         return _answer(RECONSTRUCTION, UNKNOWN, f"Not tested: {reason}.")
-    chance = f"{findings.expected_by_chance:.2g} expected by chance"
-    values = {"n": findings.n, "expected_by_chance": findings.expected_by_chance}
+    chance_text = f"{findings.expected_by_chance:.2g} expected by chance"
+    counts = {"n": findings.n, "expected_by_chance": findings.expected_by_chance}
     if findings.survivors:
-        split = grade_split(findings)
+        grade_text = grade_split(findings)
         evidence = (
-            f"{findings.recovered} of {findings.n} training samples were reconstructed ({split}; {chance}, "
-            f"{format_p(findings.p_value)})."
+            f"{findings.recovered} of {findings.n} training samples were reconstructed ({grade_text}; "
+            f"{chance_text}, {format_p(findings.p_value)})."
         )
-        return _answer(RECONSTRUCTION, YES, evidence, count=findings.recovered, **values)
-    attacks_ran = f"{findings.tests} attack{'' if findings.tests == 1 else 's'}"
+        return _answer(RECONSTRUCTION, YES, evidence, count=findings.recovered, **counts)
+    attack_text = f"{findings.tests} attack{'' if findings.tests == 1 else 's'}"
     largest_count = max((row.recovered or 0 for row in attacks if row.decides), default=0)
-    chance = f"{'' if findings.tests == 1 else 'at most '}{largest_count} of them, {chance}"
-    evidence = (
-        f"{attacks_ran} reconstructed no more of the {findings.n} training samples than chance does "
-        f"({chance}, {format_p(findings.p_value)})."
+    chance_text = (
+        f"{'' if findings.tests == 1 else 'at most '}{largest_count} of them, {chance_text}"
     )
-    return _answer(RECONSTRUCTION, NO, evidence, count=0, **values)
+    evidence = (
+        f"{attack_text} reconstructed no more of the {findings.n} training samples than chance does "
+        f"({chance_text}, {format_p(findings.p_value)})."
+    )
+    return _answer(RECONSTRUCTION, NO, evidence, count=0, **counts)
 
 
 def _with_targets(answer: Answer, targets: TargetTest, is_finding: bool) -> Answer:
@@ -203,16 +209,16 @@ def _with_targets(answer: Answer, targets: TargetTest, is_finding: bool) -> Answ
 
 def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> Answer:
     if test is None:
-        reason = why_not or "no test of membership applies to this file"
-        return _answer(MEMBERSHIP, UNKNOWN, f"Not tested: {reason}.")
-    loss = "" if test.loss is None else f" {test.loss.line}"
-    values = {"n": test.records, "count": len(test.named)}
+        why_not_tested = why_not or "no test of membership applies to this file"
+        return _answer(MEMBERSHIP, UNKNOWN, f"Not tested: {why_not_tested}.")
+    loss_text = "" if test.loss is None else f" {test.loss.line}"
+    counts = {"n": test.records, "count": len(test.named)}
     if is_finding:
         evidence = (
             f"{len(test.named)} of {test.records} training samples are named, at a false discovery rate of "
             f"5%, because activation boundaries pass through them ({format_p(test.adjusted_p)})."
         )
-        return _answer(MEMBERSHIP, YES, evidence + loss, **values)
+        return _answer(MEMBERSHIP, YES, evidence + loss_text, **counts)
     if test.reason:
         evidence = f"Membership could not be tested: {test.reason.rstrip('.')}."
         if not test.holdout and len(test.decoy_named):
@@ -220,20 +226,23 @@ def _membership(test: MembershipTest | None, is_finding: bool, why_not: str) -> 
                 f" Compared with noisy copies instead, {len(test.decoy_named)} of {test.records} training "
                 "samples stand out."
             )
-        return _answer(MEMBERSHIP, UNKNOWN, evidence + loss, n=test.records)
-    needed = ""
+        return _answer(MEMBERSHIP, UNKNOWN, evidence + loss_text, n=test.records)
+    needed_text = ""
     if len(test.named):
-        needed = (
-            f" A finding needs {min_named(test.records)} ({MIN_SHARE:.0%} of them, at least three)."
+        needed_text = (
+            f" A finding needs at least {min_named(test.records)} named samples ({MIN_SHARE:.0%} of all "
+            "training samples, but at least three)."
         )
     evidence = (
         f"{len(test.named)} of {test.records} training samples are named at a false discovery rate of "
-        f"5%.{needed}"
+        f"5%.{needed_text}"
     )
     if test.loss is not None and test.loss.memorization == SHOWN:
-        evidence += " But their losses show that the network memorizes them."
+        evidence += (
+            " But the losses of the training samples show that the network memorizes these samples."
+        )
     answer = UNKNOWN if test.loss is not None and test.loss.memorization == SHOWN else NO
-    return _answer(MEMBERSHIP, answer, evidence + loss, **values)
+    return _answer(MEMBERSHIP, answer, evidence + loss_text, **counts)
 
 
 def grade_split(findings: Findings) -> str:
@@ -251,11 +260,11 @@ def plural(count: int, grade: str) -> str:
     Returns:
         Text such as "2 near-copies".
     """
-    names = {
+    singular_and_plural = {
         "near-copy": ("near-copy", "near-copies"),
         "resemblance": ("resemblance", "resemblances"),
         "class-level": ("class-level match", "class-level matches"),
         "attribute": ("recovered target", "recovered targets"),
     }
-    singular, several = names.get(grade, (grade, grade))
+    singular, several = singular_and_plural.get(grade, (grade, grade))
     return f"{count} {singular if count == 1 else several}"

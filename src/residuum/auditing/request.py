@@ -1,10 +1,10 @@
-"""The settings of an audit, declared once.
+"""The settings of an audit.
 
-The command line makes its options from :class:`AuditRequest`, ``config.toml`` holds its fields, and the
-keywords of ``rs.audit`` are checked by it. :class:`AuditOptions` repeats the names for editors and type
-checkers. A test checks that both classes have the same fields.
+All settings are declared in :class:`AuditRequest`. Its fields are the options of the command line, the
+settings in ``config.toml`` and the keyword arguments of ``rs.audit``. :class:`AuditOptions` repeats the names
+of the fields for editors and type checkers. A test checks that both classes have the same fields.
 
-This module needs no torch, so that help texts stay fast.
+This module does not import torch, so that the command line prints its help texts without delay.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ MAX_SEED = 2**31 - 1  # largest seed that all random generators accept
 class AuditRequest(Settings):
     """The settings of an audit, as the user chooses them.
 
-    The inputs (model, samples, attacker knowledge) are not part of the request, and neither is the
-    folder to write.
+    The inputs (model, samples, attacker knowledge) and the output folder are not part of the request.
     """
 
     effort: Literal["quick", "standard", "thorough"] = Field(
@@ -38,8 +37,9 @@ class AuditRequest(Settings):
     budget: str | float | None = Field(
         default=None,
         description="Limit of the work, such as 90s, 10min or 1h. The default is 1min, 10min or 2h, "
-        "depending on the effort. Work is counted in operations, so the clock does not change the plan. "
-        "Work that does not fit is left out and named, and the verdict is then at best inconclusive.",
+        "depending on the effort. Work is counted in operations, so the plan does not depend on the speed "
+        "of this machine. If the budget is too small, the audit leaves work out, says which, and cannot "
+        "rule out a leak.",
     )
     fail_on: Literal["verbatim", "near-copy", "resemblance", "class-level", "membership"] = Field(
         default="membership",
@@ -48,16 +48,17 @@ class AuditRequest(Settings):
     positive_controls: bool = Field(
         default=True,
         description="Train positive controls, which are networks known to memorize their samples, and test "
-        "them in the same way. Without them the verdict is at best inconclusive.",
+        "whether the audit detects a leak in them. Without them the audit cannot rule out a leak.",
     )
     preset: str = Field(
         default="residuum",
-        description=f"Settings of the attacks. One of: {', '.join(PRESETS)}.",
+        description=f"Named group of settings for the attacks. One of: {', '.join(PRESETS)}.",
         json_schema_extra=EXPERT,
     )
     attacks: Sequence[str | InstanceOf[AttackSettings] | dict[str, Any]] = Field(
         default=(),
-        description="Attacks to run, by name. By default all that apply. An attack with settings is an "
+        description="Attacks to run, by name. By default, all attacks run that apply to this network. "
+        "An attack with settings is an "
         """object such as {"attack": "kkt", "steps": 3000}, in Python also rs.attacks.KKT(steps=3000).""",
         json_schema_extra=EXPERT,
     )
@@ -65,7 +66,7 @@ class AuditRequest(Settings):
         default=None,
         ge=1,
         le=MAX_COUNT,
-        description="Optimization steps of every restart, instead of the number in the preset.",
+        description="Number of optimization steps of every restart. By default the number in --preset.",
         json_schema_extra=EXPERT,
     )
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of all random numbers.")
@@ -73,7 +74,8 @@ class AuditRequest(Settings):
         default=2000,
         ge=200,
         le=100_000,
-        description="Number of held-out subsets that are drawn to measure chance.",
+        description="Number of random subsets of the held-out samples, which measure how many samples are "
+        "recovered by chance.",
         json_schema_extra=EXPERT,
     )
     device: str = Field(default="cpu", description="Where the attacks run: cpu or cuda.")
@@ -93,19 +95,21 @@ class AuditRequest(Settings):
         json_schema_extra=EXPERT,
     )
     baselines: bool = Field(
-        default=True, description="Run the baselines next to the attacks.", json_schema_extra=EXPERT
+        default=True,
+        description="Also run simple attacks for comparison (baselines), which do not enter the verdict.",
+        json_schema_extra=EXPERT,
     )
     recipe: str = Field(
         default="",
         description="How the network was trained, so that the positive controls are trained in the same "
-        "way: any of optimizer, rate, epochs, batch, start and frozen, such as "
-        "optimizer=sgd,rate=0.01,frozen=LAYER+LAYER.",
+        "way. Pass any of the settings optimizer, rate, epochs, batch, start and frozen, separated by "
+        "commas, such as optimizer=sgd,rate=0.01,frozen=LAYER1+LAYER2.",
         json_schema_extra=EXPERT,
     )
     surface: Literal["all", "weights", "change", "moment"] = Field(
         default="all",
-        description="Part of the release to attack: weights, change (the weight update from known initial "
-        "weights), moment (optimizer state), or all.",
+        description="Part of the released file to attack: weights, change (the weight update from known "
+        "initial weights), moment (optimizer state), or all of them.",
         json_schema_extra=EXPERT,
     )
 
@@ -142,9 +146,12 @@ class AuditRequest(Settings):
 
     @property
     def chosen_by_user(self) -> tuple[str, ...]:
-        """Chosen settings that change which attacks run, or how. With them an audit rules no leak out."""
-        names = ("preset", "attacks", "steps", "surface")
-        return tuple(name for name in names if name in self.changed_settings())
+        """Names of the settings by which the user changed which attacks run, or how they run.
+
+        An audit with such settings cannot rule out a leak.
+        """
+        attack_settings = ("preset", "attacks", "steps", "surface")
+        return tuple(name for name in attack_settings if name in self.changed_settings())
 
     @property
     def training_recipe(self) -> TrainingRecipe:
@@ -152,15 +159,15 @@ class AuditRequest(Settings):
         return TrainingRecipe.parse(self.recipe)
 
     def published(self) -> dict[str, Any]:
-        """Return the settings as ``result.json`` holds them: plain values, the budget in seconds or null.
+        """Return the settings as plain values for ``result.json``. The budget is in seconds or None.
 
         The key "requested" holds the settings that differ from their defaults, as the user passed them.
         """
-        values = self.model_dump(exclude={"model_code", "attacks"})
-        values |= {"budget": self.seconds, "arch": self.arch or ""}
-        values |= {} if self.model_code is None else {"model": self.model_code}
-        values |= {"attacks": list(self.attacks)} if self.attacks else {}
-        return {**values, "requested": self.changed_settings()}
+        setting_values = self.model_dump(exclude={"model_code", "attacks"})
+        setting_values |= {"budget": self.seconds, "arch": self.arch or ""}
+        setting_values |= {} if self.model_code is None else {"model": self.model_code}
+        setting_values |= {"attacks": list(self.attacks)} if self.attacks else {}
+        return {**setting_values, "requested": self.changed_settings()}
 
     def changed_settings(self) -> dict[str, Any]:
         """Return the settings that differ from their defaults, as plain values."""

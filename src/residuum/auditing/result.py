@@ -35,7 +35,7 @@ from residuum.records.scores import MetricScore
 from residuum.risk.membership import MembershipTest
 from residuum.surfaces.inspection import Inspection
 
-# Version of the attack suite. The version grows when an attack gets stronger or is added.
+# Version of the set of attacks. If an attack becomes stronger or is added, the version grows.
 SUITE = 1
 
 
@@ -46,12 +46,14 @@ class Evidence(Record):
     Attributes:
         index: (k,) positions of the displayed training samples, best match first.
         x: (k, *shape) displayed training samples, as the network receives them.
-        values: (n,) score of every training sample by the deciding metric, NaN without a match.
-        null: Scores of the matches in held-out sets of n samples, which show the chance level.
+        values: (n,) similarity of every training sample and its matched candidate, by the metric that decides
+            the verdict. NaN if the sample has no match.
+        null: The same similarities for random held-out sets of n samples, which show the chance level.
         null_sets: Number of held-out sets in ``null``.
         mean: Mean that is added to samples for display.
-        outputs: (n,) output of the network, or the margin if it has several outputs.
-        output_name: What ``outputs`` are: "network output" or "margin".
+        outputs: (n,) output of the network for each training sample. If the network has several outputs, the
+            margin instead.
+        output_name: Whether ``outputs`` are outputs or margins: "network output" or "margin".
         labels: (n,) names of the labels of the training samples.
         nearest_holdout: (k, *shape) the held-out sample nearest to each displayed sample.
         features: Names of the columns if the samples are a table, see ``Dataset``.
@@ -89,16 +91,17 @@ class AuditResult(Record):
         checkpoint: The audited network.
         inspection: Facts about the network that were measured from its weights.
         knowledge: What the attacker knows.
-        attacks: One row for the search of stored records, if there was one, and one for each attack.
-        reconstructions: Outputs of the attacks that ran, deciding ones first.
+        attacks: One row for each attack. If stored records were searched, the first row is about this search.
+        reconstructions: Outputs of the attacks that ran, without baselines.
         certificate_of: The samples for which ``certificate`` was computed, or why there is no certificate.
         uniqueness_reason: The reason why there is no ``uniqueness``.
         settings: Settings of the audit.
         environment: Software and hardware of the audit.
         scores: Scores of the strongest attack, None without samples.
-        selected: Scores of the candidates that the attacks selected themselves.
+        selected: Scores of the candidates that the attacks selected as likely training samples.
         certificate: KKT certificate: how close the weights are to a KKT point of the samples.
-        uniqueness: Certificate that says which values of the candidates other training sets share.
+        uniqueness: Certificate that says how much of each candidate all training sets share that fit the
+            weights equally well.
         evidence: Samples and values that the report displays.
         batches: The batches of restarts that ran, with all settings needed to repeat them.
         seconds: Duration of each stage in seconds, by name.
@@ -107,7 +110,7 @@ class AuditResult(Record):
         limitations: What a reader must not conclude.
         warnings: Properties of the inputs that may mislead a reader.
         notes: Other remarks for the reader.
-        findings: What the tests of all attacks recovered together.
+        findings: The number of training samples that all attacks together recovered, with its tests.
         displayed_attack: The strongest attack, whose candidates the report displays.
         controls: The negative controls.
         checks: Checks that decide whether an audit without a finding can rule out a leak.
@@ -115,8 +118,8 @@ class AuditResult(Record):
         table: The training table that the attack on a forest recovered.
         targets: The test whether recovered targets are those of the training samples.
         exposure: The ranking of the samples by risk. It does not enter the verdict.
-        applies: The attacks and checks that were tried, those that were not, and why.
-        files: Files that were read and written, as the user named them.
+        applies: The attacks and checks of the audit. For each, whether it was tried and why.
+        files: Paths of the input files and of the run directory, as the user passed them.
         suite: Version of the attack suite.
         suite_attacks: Names of the attacks that the audit could choose from.
     """
@@ -160,15 +163,15 @@ class AuditResult(Record):
 
     @property
     def newer_attacks(self) -> tuple[str, ...]:
-        """Attacks of this version of residuum that the audit could not run, in words."""
-        added = [name for name in every_attack() if name not in self.suite_attacks]
-        unknown = f"attacks that it did not know: {', '.join(added)}"
-        clauses = [unknown] if self.suite_attacks and added else []
+        """Attacks of the installed version of residuum that did not exist when the audit ran, in words."""
+        new_attacks = [name for name in every_attack() if name not in self.suite_attacks]
+        new_attack_text = f"attacks that it did not know: {', '.join(new_attacks)}"
+        difference_texts = [new_attack_text] if self.suite_attacks and new_attacks else []
         if self.suite < SUITE:
-            clauses.append(
+            difference_texts.append(
                 f"version {SUITE} of the attack suite, this audit ran version {self.suite}"
             )
-        return tuple(clauses)
+        return tuple(difference_texts)
 
     @property
     def fit(self) -> Fit | None:
@@ -187,19 +190,23 @@ class AuditResult(Record):
 
     @property
     def control(self) -> MetricScore | None:
-        """Counts by the deciding metric, None if there are no held-out samples that set its threshold."""
+        """Number of recovered samples by the metric that decides the verdict.
+
+        None if there are too few held-out samples to set the threshold of the metric.
+        """
         if self.evidence is None or self.scores is None or not self.scores.calibrated:
             return None
-        row = self.scores.metrics[self.scores.deciding]
-        return None if row.threshold_null99 is None else row
+        deciding_score = self.scores.metrics[self.scores.deciding]
+        return None if deciding_score.threshold_null99 is None else deciding_score
 
     @property
     def ranked(self) -> list[tuple[Reconstruction, Selection, int]]:
-        """Candidates that the attacks selected without the data, as (reconstruction, selection, position).
+        """Candidates that the attacks selected as likely training samples, without seeing the data.
 
-        Candidates that several restarts found come first. The order is then by confidence.
+        Each candidate is given as (reconstruction, selection, position). Candidates that several restarts
+        found come first. Candidates with larger confidence come before candidates with smaller confidence.
         """
-        chosen = [
+        selected_candidates = [
             (reconstruction, selection, i)
             for reconstruction in self.reconstructions
             if (selection := reconstruction.selection) is not None
@@ -210,11 +217,15 @@ class AuditResult(Record):
             _, selection, i = choice
             return int(selection.support[i]) < 2, -(selection.confidence_of(i) or 0.0)
 
-        return sorted(chosen, key=order)
+        return sorted(selected_candidates, key=order)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Shape of one sample, as known to the attacker, or else by the samples, or else by the network."""
+        """Shape of one sample.
+
+        If the attacker knows the shape, this shape is used. Otherwise it is the shape of the displayed
+        samples. If there are no samples, it is the input shape of the network.
+        """
         if self.knowledge.shape is not None:
             return self.knowledge.shape
         if self.evidence is not None:
@@ -223,7 +234,11 @@ class AuditResult(Record):
 
     @property
     def directions(self) -> tuple[int | None, str]:
-        """Number of directions in the first layer and what this number exceeds, or None and why not."""
+        """Number of singular directions of the first layer that come from training.
+
+        The second value names the threshold above which directions were counted. If the number is unknown,
+        the values are None and the reason.
+        """
         return self.inspection.directions_for(self.verdict.n or self.knowledge.sample_count)
 
     def html(self, *, blur: bool = False, redact: bool = False) -> str:
@@ -247,16 +262,17 @@ class AuditResult(Record):
 
         with AuditRun.open(path) as folder:
             folder.refuse_other_results()
-            file = self.settings.get(
-                "file"
-            )  # the file of stored records, if the audit found no network
-            write_artifacts(folder.path, self, sources={"checkpoint": file} if file else None)
+            # If the audit found only stored records and no network, the settings hold the path of the file.
+            record_file = self.settings.get("file")
+            write_artifacts(
+                folder.path, self, sources={"checkpoint": record_file} if record_file else None
+            )
             folder.finish()
         return Path(path)
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Return the result of the audit in a folder. Files that changed since the audit are refused."""
+        """Return the result of the audit in a folder. If a file has changed, raise an ``InputError``."""
         from residuum.auditing.artifacts import load_artifacts
 
         record, reconstructions = load_artifacts(Path(path))

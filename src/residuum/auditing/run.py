@@ -1,4 +1,4 @@
-"""Run an audit: from a model, its samples and the attacker's knowledge to a verdict.
+"""Run an audit, which tests whether the training samples of a model leak.
 
 An audit is a list of stages (``STAGES``). A stage is a function that takes an :class:`Audit` and returns a
 copy with some fields filled in:
@@ -20,9 +20,9 @@ The attacks cannot read the samples: ``run_attacks`` gives them the network and 
 module of ``residuum.attacks`` may import data sets.
 
 With ``out``, the outputs of every finished stage are saved. If an audit is interrupted and started again with
-the same inputs and settings, finished stages are read back and the others run. Attacks save their state, so
-that they continue where they stopped. What an audit does is planned before it starts (:mod:`.plan`), so an
-interruption does not change its result.
+the same inputs and settings, the finished stages do not run again. Their saved outputs are read. Attacks
+save their state, so that they continue where they stopped. All work is planned before the audit starts
+(:mod:`.plan`), so an interruption does not change the result.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from residuum.evaluation.targets import TargetTest
 from residuum.records import Exposure, Knowledge, RecoveredTable
 from residuum.risk.membership import MembershipTest
 
-STOPPED = "the clock stopped the audit after {} before its plan was finished"
+STOPPED = "the time limit stopped the audit after {} before all planned work was done"
 QUICK = "the effort quick can show a leak and cannot rule one out"
-CHOSEN = "only the standard plan can rule out a leak, and {} changed it"
+CHOSEN = "only the standard plan can rule out a leak, and these settings changed the plan: {}"
 NO_SAMPLES = "there are no training samples to compare with (--data)"
 NO_HOLDOUT = "there are no samples that the network never saw (--holdout)"
 FEW_HELD_OUT = "at least {} samples that the network never saw are needed, and there are {}"
@@ -70,24 +70,24 @@ class Audit:
 
     case: Case  # release, network, samples and knowledge, loaded and checked against each other
     request: AuditRequest  # the settings of the audit
-    deadline: Deadline  # the time at which the clock stops the audit
+    deadline: Deadline  # the time at which the audit must end
     store: AuditStore = NO_STORE  # keeps outputs, so that an interrupted audit can continue
     listener: AuditListener = SILENT
     stored_records: AttackOutcome | None = None
     membership: MembershipTest | None = None
     table: RecoveredTable | None = None  # the training table that the attack on a forest recovered
     targets: TargetTest | None = None  # test: are recovered targets those of the training samples?
-    p_value_of_losses: float | None = None  # test: do training and held-out losses differ?
+    p_value_of_losses: float | None = None  # of a difference of losses
     attacks: AttackResults = field(default_factory=AttackResults)
     negative_controls: Controls = field(default_factory=Controls)
     scores: AttackScores | None = None
     positive_controls: tuple[PositiveControls, ...] = ()
     certificates: Certificates = field(default_factory=Certificates)
     exposure: Exposure | None = None
-    skipped: Mapping[str, str] = field(default_factory=dict)  # stage name -> reason
-    seconds: Mapping[str, float] = field(
-        default_factory=dict
-    )  # stage name -> its duration in seconds
+    # reason why each skipped stage did not run, by name of the stage
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    # duration of each stage in seconds, by name of the stage
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
     def skip(self, stage: str, reason: str) -> Audit:
         """Return the audit with the reason why a stage was skipped or had no output.
@@ -103,14 +103,14 @@ class Audit:
 
     @property
     def outcomes(self) -> tuple[AttackOutcome, ...]:
-        """One row for the search of stored records, then one for each attack."""
+        """One row for each attack. If stored records were searched, the first row is about this search."""
         attacks = self.attacks.outcomes if self.scores is None else self.scores.attacks
         return attacks if self.stored_records is None else (self.stored_records, *attacks)
 
     @property
     def checks(self) -> Checks:
         """Checks that decide whether an audit without a finding can rule out a leak."""
-        sets, scores = self.case.sample_sets, self.scores
+        sample_sets, scores = self.case.sample_sets, self.scores
         findings = None if scores is None else scores.findings
         samples = () if findings is None else findings.samples
         controls = self.negative_controls
@@ -120,7 +120,7 @@ class Audit:
             fit=self.case.fit,
             told_apart=self.p_value_of_losses,
             positive_controls=self.positive_controls,
-            set_aside=() if sets is None else sets.repeats,
+            set_aside=() if sample_sets is None else sample_sets.repeats,
             stopped=STOPPED.format(duration(self.deadline.seconds)) if self.was_stopped else "",
             restricted=restriction(self.request),
             budget_needed=budget_for_all(self.attacks.plans, self.request),
@@ -128,25 +128,27 @@ class Audit:
 
     @property
     def was_stopped(self) -> bool:
-        """True if the clock stopped an attack or the whole audit."""
+        """True if the time limit stopped an attack or the whole audit."""
         was_attack_stopped = any("time" in result.status for result in self.attacks.reconstructions)
         return was_attack_stopped or self.deadline.is_over
 
     @property
     def why_not_compared(self) -> str:
         """The reason why training and held-out samples cannot be compared, "" if they can."""
-        sets = self.case.sample_sets
-        if sets is None:
+        sample_sets = self.case.sample_sets
+        if sample_sets is None:
             return NO_SAMPLES
-        if sets.holdout is None:
+        if sample_sets.holdout is None:
             return NO_HOLDOUT
-        if len(sets.holdout) < MIN_HOLDOUT:
-            return FEW_HELD_OUT.format(MIN_HOLDOUT, len(sets.holdout))
+        if len(sample_sets.holdout) < MIN_HOLDOUT:
+            return FEW_HELD_OUT.format(MIN_HOLDOUT, len(sample_sets.holdout))
         return ""
 
     def verdict(self, assumed: tuple[str, ...] = ()) -> Verdict:
         """Return the verdict from the outputs of the stages that have run."""
-        stored = () if self.stored_records is None else unconfirmed((self.stored_records,))
+        unconfirmed_notes = (
+            () if self.stored_records is None else unconfirmed((self.stored_records,))
+        )
         return decide(
             None if self.scores is None else self.scores.findings,
             self.outcomes,
@@ -154,7 +156,7 @@ class Audit:
             self.membership,
             why_not_compared=self.why_not_compared,
             limit=self.request.fail_on,
-            assumed=(*assumed, *stored),
+            assumed=(*assumed, *unconfirmed_notes),
             targets=self.targets,
         )
 
@@ -168,7 +170,7 @@ def restriction(request: AuditRequest) -> str:
 
 @dataclass(frozen=True)
 class Stage:
-    """One step of an audit. The step runs if ``skip_reason`` returns an empty text."""
+    """One step of an audit. The step runs if ``skip_reason`` returns "", and is skipped otherwise."""
 
     name: str
     run: Callable[[Audit], Audit]
@@ -191,7 +193,7 @@ FOREST_STAGES = (
     Stage("stored records", stages.find_stored_records, stages.skip_without_records),
     Stage("membership", forests.measure_losses, stages.skip_without_train),
     Stage("attacks", forests.recover_tables, stages.never_skip),
-    Stage("negative controls", stages.run_negative_controls, stages.skip_without_train),
+    Stage("negative controls", forests.run_negative_controls, stages.skip_without_train),
     Stage("scores", forests.score_table, stages.skip_without_train),
     Stage("positive controls", forests.test_positive_controls, stages.skip_if_decided),
 )
@@ -259,9 +261,9 @@ def audit(
             return finished
         for line in opening(case.network, case.fit) if case.network is not None else ():
             listener.message(line)
-        plan = STAGES if case.forest is None else FOREST_STAGES
-        state = run_stages(Audit(case, request, deadline, store, listener), plan)
-        result = assemble_result(state)
+        stage_list = STAGES if case.forest is None else FOREST_STAGES
+        finished_audit = run_stages(Audit(case, request, deadline, store, listener), stage_list)
+        result = assemble_result(finished_audit)
         store.write(result, blur=blur)
     return result
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from residuum.auditing.run import Audit
     from residuum.auditing.store import AuditStore
 
-NO_TIME = "skipped: the clock stopped the audit"
+NO_TIME = "skipped: the time limit stopped the audit"
 TOO_EXPENSIVE = "skipped: too expensive for a baseline under this budget"
 MAX_REASON = 300  # largest number of characters that a row shows of an error message
 MIN_SECONDS = 1e-3  # shortest time limit of an attack, because the solver needs a positive limit
@@ -51,9 +51,9 @@ class AttackResults(Record):
     """The outputs of all attacks.
 
     Attributes:
-        outcomes: One row per attack, deciding ones first.
+        outcomes: One row per attack. Deciding attacks, which are all attacks except baselines, come first.
         reconstructions: Reconstructions of the deciding attacks, with all restarts.
-        baselines: Reconstructions of the baselines.
+        baselines: Reconstructions of the baselines, which do not enter the verdict.
         batches: The batches of restarts that ran.
         plans: The plan of every attack, by name.
     """
@@ -73,17 +73,21 @@ class AttackResults(Record):
 def run_attacks(audit: Audit) -> Audit:
     """Run the attacks. They see the network and the attacker's knowledge, never the samples."""
     schedule = AttackSchedule.for_audit(audit)
-    results = schedule.run()
-    faults = {p.name: f"failed on import: {p.error}" for p in plugins.load() if p.error}
-    faults |= {name: f"failed: {message}" for name, message in plugins.faults.items()}
-    plugins.faults.clear()  # so that no other audit reports these errors again
-    rows = [AttackOutcome(name, True, True, False, reason) for name, reason in faults.items()]
+    attack_results = schedule.run()
+    error_by_name = {p.name: f"failed on import: {p.error}" for p in plugins.load() if p.error}
+    error_by_name |= {name: f"failed: {message}" for name, message in plugins.faults.items()}
+    plugins.faults.clear()  # so that the next audit does not report these errors again
+    error_rows = [
+        AttackOutcome(name, True, True, False, reason) for name, reason in error_by_name.items()
+    ]
     is_canonical = audit.case.attacked is not audit.case.audited
-    results = results.replace(
-        outcomes=(*results.outcomes, *rows),
-        reconstructions=tuple(r.replace(canonical=is_canonical) for r in results.reconstructions),
+    attack_results = attack_results.replace(
+        outcomes=(*attack_results.outcomes, *error_rows),
+        reconstructions=tuple(
+            r.replace(canonical=is_canonical) for r in attack_results.reconstructions
+        ),
     )
-    return replace(audit, attacks=results)
+    return replace(audit, attacks=attack_results)
 
 
 def select_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, Attack]:
@@ -96,8 +100,9 @@ def select_attacks(request: AuditRequest, knowledge: Knowledge) -> dict[str, Att
         knowledge: What the attacker knows.
 
     Returns:
-        The attacks by name. The settings of each attack are those of the preset, of the request, and those
-        that the user passed for this attack. Later settings replace earlier settings.
+        The attacks by name. If several sources set the same setting of an attack, the value that the user
+        passed for this attack is used. If there is none, the value in the request is used, then the value in
+        the preset.
     """
     requested = read_requested_settings(request)
     surface = "" if request.surface == "all" else resolve_surface(request.surface, knowledge)
@@ -115,19 +120,20 @@ def read_requested_settings(request: AuditRequest) -> dict[str, dict[str, Any]]:
     """Return the settings of the attacks that the request names, {} if it names none."""
     settings: dict[str, dict[str, Any]] = {}
     for entry in request.attacks:
-        values = {"attack": entry} if isinstance(entry, str) else dict(entry)
-        name = str(values.pop("attack", ""))
+        attack_settings = {"attack": entry} if isinstance(entry, str) else dict(entry)
+        name = str(attack_settings.pop("attack", ""))
         attack_class(name)
-        settings |= dict.fromkeys(CHOICES.get(name, (name,)), values)
+        settings |= dict.fromkeys(CHOICES.get(name, (name,)), attack_settings)
     return settings
 
 
 def configure_attack(
     kind: type[Attack], request: AuditRequest, settings: Mapping[str, Any]
 ) -> Attack:
-    """Make an attack. Settings of the preset are changed by the request, then by ``settings``.
+    """Create an attack with its settings.
 
-    Baselines ignore the preset and the setting ``steps`` of the request.
+    Values in ``settings`` replace values in ``request``, and values in ``request`` replace values in the
+    preset. Baselines ignore the preset and ``request.steps``.
 
     Args:
         kind: The class of the attack.
@@ -176,7 +182,9 @@ def list_skipped_attacks(
 def find_surfaces(
     attacks: dict[str, Attack], network: Network, knowledge: Knowledge
 ) -> dict[str, Surface]:
-    """Return the part of the release that each attack works on: its attack surface, or else the weights.
+    """Return the attack surface (part of the release) that each attack works on.
+
+    If the release does not have the attack surface of an attack, the weights are returned instead.
 
     Args:
         attacks: The attacks, by name.
@@ -186,8 +194,11 @@ def find_surfaces(
     Returns:
         The attack surfaces, by name of the attack.
     """
-    present = build_surfaces(network, knowledge)
-    return {name: present.get(attack.surface, present[WEIGHTS]) for name, attack in attacks.items()}
+    available_surfaces = build_surfaces(network, knowledge)
+    return {
+        name: available_surfaces.get(attack.surface, available_surfaces[WEIGHTS])
+        for name, attack in attacks.items()
+    }
 
 
 @dataclass(frozen=True)
@@ -200,7 +211,7 @@ class AttackSchedule:
         request: Settings of the audit.
         store: Keeps finished batches, so that an interrupted audit can continue.
         listener: Receives the progress of the attacks.
-        deadline: The time at which the clock stops the attacks.
+        deadline: The time at which the attacks must end.
     """
 
     network: Network
@@ -238,12 +249,17 @@ class AttackSchedule:
         return list_skipped_attacks(self.attacks, self.surfaces, self.knowledge, requested)
 
     def plan(self, rows: dict[str, AttackOutcome]) -> dict[str, AttackPlan]:
-        """Plan the attacks that ``rows`` does not list as skipped. Errors in planning become rows."""
-        attacks = {name: attack for name, attack in self.attacks.items() if name not in rows}
+        """Return the plans of all attacks that are not in ``rows``, which has one row per skipped attack.
+
+        If an attack raises an error while it is planned, a row with the error is added to ``rows``.
+        """
+        attacks_to_plan = {
+            name: attack for name, attack in self.attacks.items() if name not in rows
+        }
         while True:
             try:
                 return plan_attacks(
-                    attacks,
+                    attacks_to_plan,
                     self.surfaces,
                     self.network,
                     self.knowledge,
@@ -251,7 +267,7 @@ class AttackSchedule:
                     read_requested_settings(self.request),
                 )
             except PlanError as problem:
-                with _record_error(problem.name, attacks.pop(problem.name), rows):
+                with _record_error(problem.name, attacks_to_plan.pop(problem.name), rows):
                     raise problem.cause from None
 
     def run(self) -> AttackResults:
@@ -260,7 +276,7 @@ class AttackSchedule:
         plans = self.plan(rows)
         self.listener.message(forecast(plans, self.request))
         reconstructions: dict[str, Reconstruction] = {}
-        done: list[Batch] = []
+        finished_batches: list[Batch] = []
         for name, plan in plans.items():
             attack, reason = self.attacks[name], self.reason_to_skip(name, plan)
             if reason:
@@ -273,23 +289,25 @@ class AttackSchedule:
                 row = make_outcome(attack, self.surfaces[name], result)
                 rows[name] = row.replace(unfinished=plan.left_out)
                 reconstructions[name] = result
-                done.extend(batches)
+                finished_batches.extend(batches)
         deciding = [name for name, attack in self.attacks.items() if not attack.is_baseline]
         return AttackResults(
             # A baseline that does not apply has no row. A baseline that failed has a row with its error.
             tuple(rows[n] for n in self.attacks if n in deciding or rows[n].applies),
             tuple(reconstructions[n] for n in deciding if n in reconstructions),
             tuple(r for n, r in reconstructions.items() if n not in deciding),
-            tuple(done),
+            tuple(finished_batches),
             plans,
         )
 
     def repeat(self, name: str, plan: AttackPlan) -> Reconstruction | None:
-        """Run an attack on this network with the plan for another network.
+        """Run an attack on this network with a plan that was made for another network.
+
+        Positive controls are attacked in this way, with the plan for the audited network.
 
         Args:
             name: Name of the attack.
-            plan: The plan for the other network.
+            plan: The plan that was made for the other network.
 
         Returns:
             The reconstruction, None if the attack does not apply to this network.
@@ -331,26 +349,31 @@ class AttackSchedule:
         for batch in plan.batches(attack):
             if results and self.deadline.is_over:
                 break
-            restarts = sum(earlier.restarts for earlier in batches)
-            results.append(self._run_batch(attack, surface, batch, restarts, plan.restarts))
+            restarts_done = sum(earlier.restarts for earlier in batches)
+            results.append(self._run_batch(attack, surface, batch, restarts_done, plan.restarts))
             batches.append(batch)
-        result = merge_batches(results)
+        reconstruction = merge_batches(results)
         if len(batches) < len(plan.batches(attack)):
-            result = result.replace(status=(*result.status[:-1], "time"))
-        return result, batches
+            # The time limit stopped the attack, so the last restart gets the status "time".
+            reconstruction = reconstruction.replace(status=(*reconstruction.status[:-1], "time"))
+        return reconstruction, batches
 
     def _run_batch(
         self, attack: Attack, surface: Surface, batch: Batch, done: int, total: int
     ) -> Reconstruction:
-        """Run one batch of restarts. Continue an interrupted batch, and read a finished batch back."""
+        """Return the output of one batch of restarts.
+
+        If the batch finished before an interruption of the audit, its saved output is returned. If the batch
+        was interrupted, it continues. Otherwise the batch is run.
+        """
         if self.store and (finished := self.store.load(batch)) is not None:
             return finished
         attack = batch.apply_to(attack).changed(
             seconds=max(self.deadline.seconds_left, MIN_SECONDS)
         )
         watch = self.listener.watch_attack(batch.attack, done, total)
-        state = self.store.state(batch) if self.store else None
-        result = attack.run(surface, self.knowledge, state_path=state, watch=watch)
+        state_path = self.store.state(batch) if self.store else None
+        result = attack.run(surface, self.knowledge, state_path=state_path, watch=watch)
         if self.store:
             self.store.save(batch, result)
         return result
@@ -358,35 +381,39 @@ class AttackSchedule:
 
 @contextmanager
 def _record_error(name: str, attack: Attack, rows: dict[str, AttackOutcome]) -> Iterator[None]:
-    """Write an error of one attack into the row of this attack, unless the error must end the audit."""
+    """Write an error of an attack into the table row of the attack, so that the audit continues."""
 
     def record(applies: bool, reason: str) -> None:
-        decides = not attack.is_baseline
-        rows[name] = AttackOutcome(name, decides, applies, False, reason[:MAX_REASON])
+        can_decide = not attack.is_baseline
+        rows[name] = AttackOutcome(name, can_decide, applies, False, reason[:MAX_REASON])
 
     try:
         yield
     except PluginError as problem:
         record(True, f"failed: {problem.message}")
-    except InputError as problem:  # the user can correct a wrong input
+    except InputError as problem:  # end the audit, so that the user can correct the wrong input
         if attack.pace == "batches" and not attack.is_plugin:
             raise
         record(attack.is_plugin, problem.message)
-    except Exception as problem:  # an error in a plug-in must not end the audit
+    except Exception as problem:  # only an error in a plug-in lets the audit continue
         if not attack.is_plugin:
             raise
         record(True, f"failed: {type(problem).__name__}: {problem}")
 
 
 def merge_batches(batches: list[Reconstruction]) -> Reconstruction:
-    """Join the batches of an attack into one reconstruction and select candidates over all restarts."""
+    """Return the outputs of all batches of an attack as one reconstruction.
+
+    Likely training samples are selected among the candidates of all restarts.
+    """
     if len(batches) == 1:
         return batches[0]
-    # Candidates are selected if several restarts agree on them, so restarts are numbered across batches.
+    # A candidate is selected if several restarts found it. To tell the restarts apart, the restarts of all
+    # batches are numbered consecutively.
     offsets = [sum(batch.restarts for batch in batches[:i]) for i in range(len(batches))]
-    names = ("x", "labels", "lam", "loss", "layers")
-    result = batches[0].replace(
-        **{name: torch.cat([getattr(batch, name) for batch in batches]) for name in names},
+    tensor_fields = ("x", "labels", "lam", "loss", "layers")
+    merged = batches[0].replace(
+        **{name: torch.cat([getattr(batch, name) for batch in batches]) for name in tensor_fields},
         run=torch.cat([b.run + offset for b, offset in zip(batches, offsets, strict=True)]),
         status=tuple(status for batch in batches for status in batch.status),
         settings={**batches[0].settings, "restarts": sum(batch.restarts for batch in batches)},
@@ -394,15 +421,15 @@ def merge_batches(batches: list[Reconstruction]) -> Reconstruction:
         seconds=sum(batch.seconds for batch in batches),
         notes=tuple(dict.fromkeys(note for batch in batches for note in batch.notes)),
     )
-    return result.replace(selection=select(result))
+    return merged.replace(selection=select(merged))
 
 
 def make_outcome(attack: Attack, surface: Surface, result: Reconstruction) -> AttackOutcome:
-    """Return the row of the table of attacks for an attack that ran, with the residuals of its best restart.
+    """Return the row of the table for an attack that ran, with the residuals of its best restart.
 
     Args:
         attack: The attack.
-        surface: The attack surface that it worked on.
+        surface: The attack surface (part of the release) that the attack worked on.
         result: The reconstruction of the attack.
 
     Returns:

@@ -1,7 +1,8 @@
-"""Score the attacks of an audit: every deciding attack is one test, and all tests are judged together.
+"""Score the attacks of an audit by statistical tests.
 
-All tests share the same random held-out subsets, so that the significance level of 1% holds over all tests
-(``evaluation/null.py``). The pictures, histogram and slider of the report show the strongest test.
+Each attack except baselines is tested: does it recover more training samples than held-out samples? All tests
+use the same random subsets of the held-out set. Therefore the probability that any of the tests shows a leak
+by chance can be limited to 1% (``evaluation/null.py``). The report shows the strongest attack.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Record, Scores
 from residuum.theory.kkt import evaluate
 
-# A reconstruction is closer to a sample than a public image is if its 1 - NCC is at most this share of the
-# 1 - NCC of the public image. We chose the value on digits: of two means of a class, one is closer by a
-# quarter in one of a hundred cases, by chance.
+# The distance of two images is 1 - NCC. A reconstruction counts as closer to a sample than another image if
+# its distance is at most this share of the other distance. We chose the value on digits. Two means of the
+# same class were compared with a sample. One mean was closer by a quarter in 1% of the cases, by chance.
 MAX_DISTANCE_RATIO = 0.75
 
 
@@ -57,8 +58,9 @@ class AttackTest:
     Attributes:
         field: The training samples, the held-out samples and the candidates.
         gain: Similarity of each candidate to each sample.
-        control: Number of samples that the candidates recover, compared with held-out subsets.
-        adjusted: P-value adjusted over all tests of the audit, including the test of membership.
+        control: Number of training samples that the candidates recover, and the same number for random
+            subsets of the held-out set.
+        adjusted: P-value adjusted for all tests of the audit, including the test of membership.
         level: The largest adjusted p-value that shows a leak.
         metric: Name of the metric of the similarity.
     """
@@ -86,11 +88,12 @@ class AttackScores(Record):
     """The scores of all attacks.
 
     Attributes:
-        attacks: One row per attack, with its counts.
-        findings: What the tests of all attacks recovered together, None without samples.
+        attacks: One row per attack, with the number of samples that the attack recovers.
+        findings: The number of samples that all attacks together recovered, with its tests. None if there are
+            no samples.
         displayed_attack: Name of the strongest attack, which the report displays.
         scores: Scores of the strongest attack.
-        selected: Scores of the candidates that the attacks selected themselves.
+        selected: Scores of the candidates that the attacks selected as likely training samples.
         evidence: Samples and values that the report displays.
     """
 
@@ -112,14 +115,15 @@ def run_tests(
     level: float = SIGNIFICANCE,
     metric: Metric = METRICS[DECIDING],
 ) -> tuple[dict[str, AttackTest], list[str]]:
-    """Test the candidates of every attack on common held-out subsets.
+    """Test the candidates of every attack, with the same random subsets of the held-out set for all attacks.
 
     Args:
         pools: Candidates of each attack, by name of the attack.
         sets: Training and held-out samples.
         seed: Seed that draws the held-out subsets.
-        subsets: Number of held-out subsets. Fewer are drawn if the time is short.
-        seconds: Time for the tests. A minimum number of subsets is drawn even if this takes longer.
+        subsets: Number of held-out subsets. If the time is short, fewer subsets are drawn.
+        seconds: Time limit of the tests in seconds. At least 200 subsets are drawn, even if this takes
+            longer.
         level: The largest adjusted p-value that shows a leak.
         metric: The metric by which a sample counts as recovered.
 
@@ -135,17 +139,17 @@ def run_tests(
     for name, pool in pools.items():
         messages: list[str] = []
         try:
-            field = prepare_scoring_data(pool.x, sets.train, sets.holdout, messages, seed=seed)
+            data = prepare_scoring_data(pool.x, sets.train, sets.holdout, messages, seed=seed)
         except InconclusiveError as problem:
             if len(pools) == 1:
                 raise
             notes.append(f"{name}: {problem.message}")
             continue
         notes += [message for message in messages if message not in notes]
-        if field.holdout_size:
-            problems[name] = field, field.gain(metric)
-    work = [(metric, *problem) for problem in problems.values()]
-    subset_count = count_affordable_subsets(work, seed, subsets, seconds)
+        if data.holdout_size:
+            problems[name] = data, data.gain(metric)
+    metric_and_data = [(metric, *problem) for problem in problems.values()]
+    subset_count = count_affordable_subsets(metric_and_data, seed, subsets, seconds)
     if problems and subset_count < subsets:
         notes.append(f"{subset_count} of {subsets} subsets drawn: time budget exhausted")
     controls = {
@@ -155,7 +159,7 @@ def run_tests(
     if not controls:
         return {}, notes
     p_values = step_down(np.stack([control.excess for control in controls.values()]))
-    adjusted = np.minimum(1.0, QUESTIONS_OF_TESTS * p_values)
+    adjusted_p_values = np.minimum(1.0, QUESTIONS_OF_TESTS * p_values)
     return {
         name: AttackTest(
             *problems[name],
@@ -164,7 +168,7 @@ def run_tests(
             level,
             metric.name,
         )
-        for (name, control), p in zip(controls.items(), adjusted, strict=True)
+        for (name, control), p in zip(controls.items(), adjusted_p_values, strict=True)
     }, notes
 
 
@@ -176,9 +180,9 @@ def findings(
 ) -> Findings:
     """Combine the tests of all attacks. If no test shows a leak, no sample counts as recovered.
 
-    A sample counts once even if several attacks recover it, in the training set and in the held-out subsets
-    alike. Only attacks whose test shows a leak are combined. If there are none, the number expected by chance
-    is that of all attacks together.
+    Only attacks whose test shows a leak are combined. If several attacks recover the same sample, this sample
+    counts once, both in the training set and in the held-out subsets. If no test shows a leak, the number
+    expected by chance is computed from all attacks together.
 
     Args:
         tests: The test of each attack, by name of the attack.
@@ -187,45 +191,54 @@ def findings(
         row_numbers: Row of each sample in the user's file. By default the position of the sample.
 
     Returns:
-        The number of recovered samples, with its chance level, interval and p-value.
+        The number of recovered samples, with the number expected by chance, the confidence interval and the
+        p-value.
     """
-    numbers = range(n) if row_numbers is None else row_numbers
-    surviving = {name: test for name, test in tests.items() if test.survives}
-    matched = [test.control.recovered for test in surviving.values()]
-    recovered = np.any(matched or [np.zeros(n, bool)], 0)
-    chance = np.any([test.control.chance for test in (surviving or tests).values()], 0)
-    expected, count = float(chance.sum() / len(chance)), int(recovered.sum())
+    sample_rows = range(n) if row_numbers is None else row_numbers
+    significant_tests = {name: test for name, test in tests.items() if test.survives}
+    recovered_masks = [test.control.recovered for test in significant_tests.values()]
+    recovered = np.any(recovered_masks or [np.zeros(n, bool)], 0)
+    recovered_by_chance = np.any(
+        [test.control.chance for test in (significant_tests or tests).values()], 0
+    )
+    expected, count = (
+        float(recovered_by_chance.sum() / len(recovered_by_chance)),
+        int(recovered.sum()),
+    )
     excess = np.stack([test.control.excess for test in tests.values()])
     level = next((test.level for test in tests.values()), SIGNIFICANCE)
-    beyond = [
+    lower_limits = [
         fewest_beyond_chance(excess, test.control.own_excess, i, level / QUESTIONS_OF_TESTS)
         for i, (name, test) in enumerate(tests.items())
-        if name in surviving
+        if name in significant_tests
     ]
     grades = list((graded or {}).values())
     return Findings(
         n=n,
         recovered=count,
         expected_by_chance=expected,
-        interval=(float(min(max(beyond, default=0), count)), float(count)),
+        interval=(float(min(max(lower_limits, default=0), count)), float(count)),
         p_value=min(test.adjusted for test in tests.values()),
         level=level,
         metric=DECIDING,
-        rule=", ".join(dict.fromkeys(test.rule for test in (surviving or tests).values())),
+        rule=", ".join(dict.fromkeys(test.rule for test in (significant_tests or tests).values())),
         tests=len(tests),
-        survivors=tuple(surviving),
-        samples=tuple(numbers[int(i)] for i in np.flatnonzero(recovered)),
+        survivors=tuple(significant_tests),
+        samples=tuple(sample_rows[int(i)] for i in np.flatnonzero(recovered)),
         grades={grade: grades.count(grade) for grade in dict.fromkeys(grades)},
     )
 
 
 def grades(test: AttackTest, labels: Array | None) -> dict[int, str]:
-    """Grade each recovered sample: how much closer is its reconstruction than held-out samples?
+    """Grade each recovered sample by how much closer its reconstruction is than held-out samples.
 
-    - near-copy: the reconstruction is closer to the sample, by a quarter, than any held-out sample and than
-      the held-out mean of the class of the sample.
-    - resemblance: the reconstruction is closer, by a quarter, than the held-out mean of the class.
-    - class-level: the reconstruction is not closer, by a quarter, than the held-out mean of the class.
+    The distance of two samples is 1 - NCC. The class mean is the mean of the held-out samples of the same
+    class.
+
+    - near-copy: the distance of the reconstruction is at most 3/4 of two distances: that of the nearest
+      held-out sample, and that of the class mean.
+    - resemblance: the distance of the reconstruction is at most 3/4 of the distance of the class mean.
+    - class-level: the distance of the reconstruction is more than 3/4 of the distance of the class mean.
 
     Args:
         test: The test of one attack.
@@ -234,22 +247,24 @@ def grades(test: AttackTest, labels: Array | None) -> dict[int, str]:
     Returns:
         The grade of every recovered sample, by position of the sample.
     """
-    field = test.field
-    samples, pool = field.samples[: field.n], field.samples[field.n :]
+    data = test.field
+    samples, pool = data.samples[: data.n], data.samples[data.n :]
     graded: dict[int, str] = {}
-    rows = np.flatnonzero(test.control.recovered)
-    if not len(rows):
+    recovered_positions = np.flatnonzero(test.control.recovered)
+    if not len(recovered_positions):
         return graded
-    nearest = similarity.ncc(samples[rows], pool).amax(1)
-    for i, neighbor in zip(rows.tolist(), nearest.tolist(), strict=True):
-        same_class = (
-            pool if labels is None else pool[torch.from_numpy(labels[field.n :] == labels[i])]
+    nearest_similarities = similarity.ncc(samples[recovered_positions], pool).amax(1)
+    for i, nearest_similarity in zip(
+        recovered_positions.tolist(), nearest_similarities.tolist(), strict=True
+    ):
+        class_samples = (
+            pool if labels is None else pool[torch.from_numpy(labels[data.n :] == labels[i])]
         )
-        mean = (same_class if len(same_class) else pool).mean(0)
-        typical = float(similarity.ncc(samples[i : i + 1], mean[None]))
-        missing = 1 - float(test.control.value[i])
-        resembles = missing <= MAX_DISTANCE_RATIO * (1 - typical)
-        is_copy = resembles and missing <= MAX_DISTANCE_RATIO * (1 - neighbor)
+        class_mean = (class_samples if len(class_samples) else pool).mean(0)
+        mean_similarity = float(similarity.ncc(samples[i : i + 1], class_mean[None]))
+        distance = 1 - float(test.control.value[i])
+        resembles = distance <= MAX_DISTANCE_RATIO * (1 - mean_similarity)
+        is_copy = resembles and distance <= MAX_DISTANCE_RATIO * (1 - nearest_similarity)
         graded[i] = NEAR_COPY if is_copy else RESEMBLANCE if resembles else CLASS_LEVEL
     return graded
 
@@ -265,8 +280,9 @@ def score_attacks(
 ) -> AttackScores:
     """Score the candidates of all attacks against training and held-out samples.
 
-    The tests, which decide the verdict, come first. Baselines and self-selected candidates follow, then the
-    metrics of published papers. If the time is short, scores that do not decide are left out.
+    The tests are run first, because they decide the verdict. Then baselines and self-selected candidates
+    (candidates that an attack selected as likely training samples) are scored. The metrics of published
+    papers are computed last. If the time is short, scores that do not decide the verdict are left out.
 
     Args:
         network: The audited network.
@@ -274,17 +290,17 @@ def score_attacks(
         sets: Training and held-out samples.
         seed: Seed that draws the held-out subsets.
         subsets: Number of held-out subsets.
-        seconds: Time until the clock stops the audit.
+        seconds: Seconds that are left until the time limit of the audit.
         level: The largest adjusted p-value that shows a leak.
 
     Returns:
         The scores of all attacks.
     """
-    attacked = results.reconstructions
-    if not attacked:
+    reconstructions = results.reconstructions
+    if not reconstructions:
         return AttackScores(results.outcomes)
     start, train = time.monotonic(), sets.train
-    pools = {result.attack: all_candidates(result) for result in attacked}
+    pools = {result.attack: all_candidates(result) for result in reconstructions}
     tests, notes = run_tests(pools, sets, seed, subsets, seconds / 2, level=level)
     test_seconds = time.monotonic() - start
     model = network.module
@@ -299,73 +315,89 @@ def score_attacks(
 
     def score_if_time(name: str, pool: CandidatePool) -> Scores | None:
         """Score candidates that do not decide the verdict. Return None if the time is too short."""
-        tested = sum(len(tested.x) for tested in pools.values())
-        if len(pool.x) and test_seconds * len(pool.x) / tested <= remaining():
+        tested_count = sum(len(tested_pool.x) for tested_pool in pools.values())
+        if len(pool.x) and test_seconds * len(pool.x) / tested_count <= remaining():
             return scored(pool, metrics=[DECIDING], seconds=remaining())
         if len(pool.x):
             notes.append(f"not scored separately, because the time budget is exhausted: {name}")
         return None
 
     baselines = {b.attack: score_if_time(b.attack, all_candidates(b)) for b in results.baselines}
-    chosen = join_pools([selected_candidates(result) for result in attacked])
-    selected = score_if_time("self-selected candidates", chosen)
+    selected_pool = join_pools([selected_candidates(result) for result in reconstructions])
+    selected_scores = score_if_time("self-selected candidates", selected_pool)
     rows = tuple(
         _with_counts(row, tests.get(row.name), baselines.get(row.name)) for row in results.outcomes
     )
     if not tests:
-        scores = scored(pools[attacked[0].attack], seconds=remaining())
+        scores = scored(pools[reconstructions[0].attack], seconds=remaining())
         scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
-        empty = Findings(len(train), reason=scores.reason, metric=DECIDING)
+        untested_findings = Findings(len(train), reason=scores.reason, metric=DECIDING)
         evidence = collect_evidence(sets, scores, outputs, None, seed)
-        return AttackScores(rows, empty, attacked[0].attack, scores, selected, evidence)
-    strongest = strongest_test(tests)
-    scores = scored(pools[strongest], calibration=tests[strongest].control, seconds=remaining())
+        return AttackScores(
+            rows, untested_findings, reconstructions[0].attack, scores, selected_scores, evidence
+        )
+    strongest_attack = strongest_test(tests)
+    scores = scored(
+        pools[strongest_attack], calibration=tests[strongest_attack].control, seconds=remaining()
+    )
     scores = scores.replace(notes=tuple(dict.fromkeys((*notes, *scores.notes))))
-    evidence = collect_evidence(sets, scores, outputs, tests[strongest], seed)
-    summary = findings(tests, len(train), _worst_grades(tests), train.rows)
-    matches = match_set_aside(sets.set_aside, pools, tests)
-    summary = summary.replace(set_aside_matches=matches)
-    return AttackScores(rows, summary, strongest, scores, selected, evidence)
+    evidence = collect_evidence(sets, scores, outputs, tests[strongest_attack], seed)
+    combined_findings = findings(tests, len(train), _strongest_grades(tests), train.rows)
+    set_aside_matches = match_set_aside(sets.set_aside, pools, tests)
+    combined_findings = combined_findings.replace(set_aside_matches=set_aside_matches)
+    return AttackScores(
+        rows, combined_findings, strongest_attack, scores, selected_scores, evidence
+    )
 
 
-def _worst_grades(tests: dict[str, AttackTest]) -> dict[int, str]:
-    """Return the strongest grade that each sample has in any test that shows a leak."""
-    order = (CLASS_LEVEL, RESEMBLANCE, NEAR_COPY)
+def _strongest_grades(tests: dict[str, AttackTest]) -> dict[int, str]:
+    """Return the grade of each recovered sample.
+
+    If several attacks whose tests show a leak recovered a sample, the strongest of their grades is returned.
+    """
+    grades_weakest_first = (CLASS_LEVEL, RESEMBLANCE, NEAR_COPY)
     graded: dict[int, str] = {}
     for test in tests.values():
         if test.survives:
             for i, grade in grades(test, test.field.strata).items():
-                graded[i] = max(graded.get(i, CLASS_LEVEL), grade, key=order.index)
+                graded[i] = max(graded.get(i, CLASS_LEVEL), grade, key=grades_weakest_first.index)
     return graded
 
 
 def match_set_aside(
     samples: Dataset | None, pools: dict[str, CandidatePool], tests: dict[str, AttackTest]
 ) -> tuple[int, ...]:
-    """Return the set-aside samples that a candidate of some attack matches.
+    """Return the set-aside samples (training samples that were not judged) that some candidate matches.
 
     Args:
         samples: Training samples that were set aside because they also occur in the held-out set, None if
             there are none.
         pools: Candidates of each attack, by name of the attack.
-        tests: The test of each attack, whose threshold decides what matches.
+        tests: The test of each attack. A candidate matches a sample if their similarity exceeds the threshold
+            of the test.
 
     Returns:
         Row numbers of the matched samples.
     """
     if samples is None:
         return ()
-    matched = torch.zeros(len(samples), dtype=torch.bool)
+    is_matched = torch.zeros(len(samples), dtype=torch.bool)
     for name, test in tests.items():
         candidates = pools[name].x.double()
         candidates = candidates[candidates.flatten(1).isfinite().all(1)]
-        nearest = similarity.ncc(samples.x.double(), candidates.reshape(-1, *samples.shape)).amax(1)
-        matched |= nearest > test.control.threshold
-    return tuple(samples.take(matched).rows) if bool(matched.any()) else ()
+        nearest_similarities = similarity.ncc(
+            samples.x.double(), candidates.reshape(-1, *samples.shape)
+        ).amax(1)
+        is_matched |= nearest_similarities > test.control.threshold
+    return tuple(samples.take(is_matched).rows) if bool(is_matched.any()) else ()
 
 
 def strongest_test(tests: dict[str, AttackTest]) -> str:
-    """Return the attack with the smallest adjusted p-value. Ties: smallest p-value, then most samples."""
+    """Return the name of the attack with the smallest adjusted p-value.
+
+    If adjusted p-values are equal, the attack with the smallest unadjusted p-value is returned. If these are
+    also equal, it is the attack that recovers most samples.
+    """
 
     def rank(name: str) -> tuple[float, float, int]:
         test = tests[name]
@@ -377,7 +409,7 @@ def strongest_test(tests: dict[str, AttackTest]) -> str:
 def _with_counts(
     row: AttackOutcome, test: AttackTest | None, baseline: Scores | None
 ) -> AttackOutcome:
-    """Return the row of an attack with the counts of its test, or the row of a baseline with its counts."""
+    """Return the row of an attack or a baseline with the number of samples that it recovers."""
     if test is not None:
         return row.replace(
             recovered=int(test.control.recovered.sum()),

@@ -1,7 +1,8 @@
 """The stages of an audit, and the reasons why one of them is skipped.
 
-Each stage takes an :class:`~residuum.auditing.run.Audit` and returns a copy with its own outputs filled in.
-A skip reason is "" if the stage runs.
+Each stage is a function that takes an :class:`~residuum.auditing.run.Audit` and returns a copy that also
+holds the outputs of the stage. A function ``skip_...`` returns the reason to skip a stage, or "" if the stage
+runs.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ NO_NETWORK = "the file holds no network"
 NO_RECORDS = "the release stores no records"
 NO_SAMPLES = "there are no training samples to compare with"
 NO_TRAINING_SAMPLES = "there are no training samples to rank"
-DECIDED = "the verdict does not need it"
+DECIDED = "positive controls cannot change this verdict"
 SWITCHED_OFF = "switched off with --no-positive-controls"
 OTHER_SHAPE = "training and held-out samples have different shapes"
 
@@ -40,8 +41,10 @@ def skip_without_records(audit: Audit) -> str:
 def find_stored_records(audit: Audit) -> Audit:
     """Search for the samples among the records that the release stores."""
     assert audit.case.stored is not None
-    inputs = audit.case.full_inputs or audit.case
-    return replace(audit, stored_records=audit.case.stored.outcome(inputs.train, inputs.holdout))
+    full_inputs = audit.case.full_inputs or audit.case
+    return replace(
+        audit, stored_records=audit.case.stored.outcome(full_inputs.train, full_inputs.holdout)
+    )
 
 
 def skip_without_network(audit: Audit) -> str:
@@ -65,18 +68,22 @@ def never_skip(audit: Audit) -> str:
 
 
 def test_membership(audit: Audit) -> Audit:
-    """Test membership by the weights, and whether losses of training and held-out samples differ."""
+    """Return the audit with two tests: a test of membership, and a test of the losses.
+
+    The test of membership uses activation boundaries, which depend on the weights. The test of the losses
+    compares the losses of the network on training and held-out samples.
+    """
     case, seed = audit.case, audit.request.seed
-    sets = case.sample_sets
-    assert sets is not None
-    if sets.holdout is not None and sets.holdout.shape != sets.train.shape:
+    sample_sets = case.sample_sets
+    assert sample_sets is not None
+    if sample_sets.holdout is not None and sample_sets.holdout.shape != sample_sets.train.shape:
         return audit.skip("membership", OTHER_SHAPE)
-    membership = measure_membership(case.audited, sets.train, sets.holdout, seed)
+    membership = measure_membership(case.audited, sample_sets.train, sample_sets.holdout, seed)
     audit.listener.message(membership.line)
-    balanced = case.balanced_sets
-    assert balanced is not None
+    balanced_sets = case.balanced_sets
+    assert balanced_sets is not None
     p_value = compare_losses(
-        case.audited, balanced.train, balanced.holdout, case.audited.task, seed
+        case.audited, balanced_sets.train, balanced_sets.holdout, case.audited.task, seed
     )
     return replace(audit, membership=membership, p_value_of_losses=p_value)
 
@@ -84,7 +91,7 @@ def test_membership(audit: Audit) -> Audit:
 def run_negative_controls(audit: Audit) -> Audit:
     """Score candidates that do not depend on the network. Such candidates must not match training samples."""
     case = audit.case
-    import_classifier()  # a slow import, which must not count as time of the first control
+    import_classifier()  # import this slow module now, so that the first control does not seem slow
     assert case.balanced_sets is not None
     controls = run_controls(
         case.balanced_sets, case.knowledge, audit.request.seed, deadline=audit.deadline
@@ -109,20 +116,24 @@ def score_reconstructions(audit: Audit) -> Audit:
 
 
 def skip_if_decided(audit: Audit) -> str:
-    """Return the reason to skip if no result of the positive controls would change the exit code."""
+    """Return the reason to skip the positive controls if they cannot change the verdict.
+
+    The verdict is computed as if the tests detected every positive control. If this verdict is not "no leak
+    found" and ends in the same exit code, the positive controls are skipped.
+    """
     if reason := skip_without_train(audit):
         return reason
     if audit.case.forest is None and (reason := skip_without_network(audit)):
         return reason
-    sets = audit.case.sample_sets
-    if sets is None or sets.holdout is None or len(sets.holdout) < MIN_HOLDOUT:
+    sample_sets = audit.case.sample_sets
+    if sample_sets is None or sample_sets.holdout is None or len(sample_sets.holdout) < MIN_HOLDOUT:
         return DECIDED
-    n = len(sets.train)
-    if_detected = tuple(
+    n = len(sample_sets.train)
+    all_detected = tuple(
         PositiveControls(question, (ControlSize(n, (n,) * networks, networks, 0.0),))
         for question, networks in NETWORKS.items()
     )
-    verdict = replace(audit, positive_controls=if_detected).verdict()
+    verdict = replace(audit, positive_controls=all_detected).verdict()
     return "" if verdict.outcome == NO_LEAK_FOUND or verdict.is_below_limit else DECIDED
 
 

@@ -31,7 +31,7 @@ WORK, STATE = "work", "state"
 
 @dataclass(frozen=True, eq=False)
 class StageOutput(Record):
-    """The fields of an audit that a stage filled in, and the duration of the stage in seconds."""
+    """The outputs of a stage, as fields of the audit, and the duration of the stage in seconds."""
 
     values: dict[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
@@ -46,11 +46,11 @@ class AuditStore:
         return False
 
     def finished(self) -> AuditResult | None:
-        """Return the result if the audit in this folder has ended, otherwise None."""
+        """Return the result if the audit has ended, otherwise None. This store has no result."""
         return None
 
     def load_or_run(self, name: str, run: Callable[[Audit], Audit], audit: Audit) -> Audit:
-        """Run a stage of an audit, or read its outputs back if it finished before an interruption.
+        """Run a stage of an audit. If its outputs are saved already, read them instead.
 
         Args:
             name: Name of the stage.
@@ -63,7 +63,7 @@ class AuditStore:
         return run(audit)
 
     def load(self, batch: Batch) -> Reconstruction | None:
-        """Return the output of a batch of restarts if it has finished, None if the batch has to run."""
+        """Return the saved output of a batch of restarts. If the output was not saved, return None."""
         return None
 
     def save(self, batch: Batch, result: Reconstruction) -> None:
@@ -121,8 +121,13 @@ class AuditRun(RunDir, AuditStore):
             OutputError: If the folder holds a finished or an unfinished audit.
         """
         if self.is_complete or self.work.exists():
-            message = f"The folder {str(self.path)!r} holds an audit already."
-            raise OutputError(message, "Choose another folder, or remove this folder.")
+            message = (
+                "A result is written only to a folder without an audit; "
+                f"{str(self.path)!r} holds an audit already."
+            )
+            raise OutputError(
+                message, "Choose another folder, or remove the folder of the other audit."
+            )
 
     def finished(self) -> AuditResult | None:
         """Return the result if the audit in this folder has ended, otherwise None."""
@@ -132,7 +137,7 @@ class AuditRun(RunDir, AuditStore):
         return AuditResult.load(self.path)
 
     def load_or_run(self, name: str, run: Callable[[Audit], Audit], audit: Audit) -> Audit:
-        """Run a stage and save its outputs, or read the saved outputs if it finished before an interruption.
+        """Run a stage and save its outputs. If its outputs are saved already, read them instead.
 
         Args:
             name: Name of the stage.
@@ -142,19 +147,19 @@ class AuditRun(RunDir, AuditStore):
         Returns:
             The audit after the stage.
         """
-        path = self.work / f"stage-{name.replace(' ', '-')}.safetensors"
-        if (output := StageOutput.load_or_none(path)) is not None:
+        output_path = self.work / f"stage-{name.replace(' ', '-')}.safetensors"
+        if (output := StageOutput.load_or_none(output_path)) is not None:
             audit.deadline.charge(output.seconds)
-            times = {**audit.seconds, name: output.seconds}
-            return replace(audit, **output.values, seconds=times)
+            seconds_by_stage = {**audit.seconds, name: output.seconds}
+            return replace(audit, **output.values, seconds=seconds_by_stage)
         start = time.monotonic()
-        after = run(audit)
+        audit_after = run(audit)
         seconds = round(time.monotonic() - start, 3)
-        StageOutput(_changed(audit, after), seconds).save(path)
-        return after
+        StageOutput(_changed(audit, audit_after), seconds).save(output_path)
+        return audit_after
 
     def load(self, batch: Batch) -> Reconstruction | None:
-        """Return the saved output of a batch, None if no readable file exists and the batch has to run."""
+        """Return the saved output of a batch. If no readable file exists, return None."""
         return Reconstruction.load_or_none(self._file(batch))
 
     def save(self, batch: Batch, result: Reconstruction) -> None:
@@ -178,12 +183,17 @@ class AuditRun(RunDir, AuditStore):
             result: The result of the audit.
             blur: Blur the images of the report until the reader asks for them.
         """
-        paths = {} if self.case is None else self.case.sources.paths
-        sources = {name: str(path.resolve()) for name, path in paths.items()}
+        input_paths = {} if self.case is None else self.case.sources.paths
+        input_path_texts = {name: str(path.resolve()) for name, path in input_paths.items()}
         release = None if self.case is None else self.case.release
-        names = {} if release is None else {"file": str(release.path)}
+        file_argument = {} if release is None else {"file": str(release.path)}
         write_artifacts(
-            self.path, result, request=self.request or None, sources=sources, blur=blur, **names
+            self.path,
+            result,
+            request=self.request or None,
+            sources=input_path_texts,
+            blur=blur,
+            **file_argument,
         )
         self.finish()
 
@@ -192,8 +202,8 @@ class AuditRun(RunDir, AuditStore):
         shutil.rmtree(self.work, ignore_errors=True)
 
     def _file(self, batch: Batch) -> Path:
-        name = f"{batch.attack}-{batch.seed}-{batch.restarts}x{batch.steps}.safetensors"
-        return self.work / name
+        file_name = f"{batch.attack}-{batch.seed}-{batch.restarts}x{batch.steps}.safetensors"
+        return self.work / file_name
 
 
 @contextmanager
@@ -220,10 +230,10 @@ def open_run(out: str | Path | None, case: Case, request: AuditRequest) -> Itera
 
 
 def _changed(before: Audit, after: Audit) -> dict[str, Any]:
-    """Return the fields of an audit that a stage filled in, by name."""
-    names = [f.name for f in fields(before) if f.name not in ("case", "store", "listener")]
+    """Return the fields of the audit that differ before and after a stage, by name."""
+    field_names = [f.name for f in fields(before) if f.name not in ("case", "store", "listener")]
     return {
         name: getattr(after, name)
-        for name in names
+        for name in field_names
         if getattr(after, name) is not getattr(before, name)
     }

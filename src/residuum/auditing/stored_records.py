@@ -1,10 +1,10 @@
 """Search for training records that a release stores. Such records decide the verdict without any attack.
 
-A nearest-neighbor model, a support vector machine or a Gaussian process consists of its training records,
-and a checkpoint may hold the arrays that it was trained on. If the user passes samples, we
-search for each sample in the release, as passed and as the release's own scalers transform it. A record
-matches if it is equal bit for bit, or equal within rounding. We search for held-out samples in the same way,
-as a negative control.
+A nearest-neighbor model, a support vector machine or a Gaussian process consists of its training records. A
+checkpoint may hold the arrays that it was trained on. If the user passes samples, we search for each
+sample in the release. If the release has scalers, we also search for the scaled sample. A record matches a
+sample if all values are equal, except for rounding errors. We search for held-out samples in the same way, as
+a negative control.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from residuum.networks.network import Network
 from residuum.records import Dataset
 from residuum.scanning.findings import RecordArray, records_in
 
-NAME = "stored outright"  # name of the row in the table of tests
+NAME = "stored outright"  # name of this search in the table of attacks
 # A sample and a record match if their values differ by at most this share of the largest value of the sample.
 ROUNDING = 16 * torch.finfo(torch.float32).eps
-# Samples and records are projected on a random line. Each sample is compared with at most this many records
-# on either side.
+# To find close records fast, samples and records are projected on a random line. Each sample is compared with
+# at most this many records on either side of its projection.
 MAX_NEIGHBORS = 64
 CHUNK = 4096  # number of records that are converted to float64 at a time
 
@@ -40,7 +40,7 @@ class StoredRecords:
     """The records that a release stores.
 
     Attributes:
-        model: Class of the estimator that stores the records, "" if no estimator does.
+        model: Class of the estimator that stores the records, "" if the records are not part of an estimator.
         arrays: The arrays that hold records.
         scalings: Factor and shift of every scaler in the release.
         inputs: Number of inputs of the network in the same release.
@@ -60,56 +60,69 @@ class StoredRecords:
 
     @property
     def is_likely(self) -> bool:
-        """Whether an array is known to hold records, or its rows have the width of the network's input."""
+        """Whether the arrays probably hold records.
+
+        This is the case if ``is_certain`` is True, or if the rows of some array have as many values as an
+        input of the network.
+        """
         widths = {array.records.shape[1] for array in self.arrays if array.records is not None}
         return self.is_certain or self.inputs in widths
 
     @property
     def count(self) -> int:
-        """Number of stored records. Records in both an array and its search tree count once."""
-        distinct = {
+        """Number of stored records. If two arrays hold the same records, these records count once.
+
+        For example, a nearest-neighbor model stores its records as an array and in a search tree.
+        """
+        array_by_content = {
             array.finding.where
             if array.records is None
             else float(array.records.double().sum()): array
             for array in self.arrays
         }
-        return sum(array.finding.count or 0 for array in distinct.values())
+        return sum(array.finding.count or 0 for array in array_by_content.values())
 
     def without(self, network: Network) -> StoredRecords | None:
         """Return the records without arrays that are parameters of the network, None if none remain."""
-        parameters = tuple(network.source_names.values())
+        parameter_names = tuple(network.source_names.values())
         arrays = tuple(
             array
             for array in self.arrays
-            if array.certain or not array.finding.where.endswith(parameters)
+            if array.certain or not array.finding.where.endswith(parameter_names)
         )
-        inputs = network.architecture.inputs
-        return replace(self, arrays=arrays, inputs=inputs) if arrays else None
+        input_count = network.architecture.inputs
+        return replace(self, arrays=arrays, inputs=input_count) if arrays else None
 
     def distances(self, samples: Tensor) -> Tensor:
-        """Return how far each sample is from its nearest stored record, relative to its own largest value.
+        """Return the distance of each sample to its nearest stored record.
+
+        The distance is divided by the largest absolute value of the sample.
 
         Args:
             samples: (n, *shape) samples as the user gives them.
 
         Returns:
-            (n,) distances: 0 for equal bits, at most ``ROUNDING`` for a match, infinity for no match. Each is
-            the smallest distance over all arrays, before and after each scaler of the release.
+            (n,) distances. The distance is 0 if all values are equal, at most ``ROUNDING`` for a match, and
+            infinity if no record matches. It is the smallest distance over all arrays, without scalers and
+            after each scaler of the release.
         """
-        flat = samples.flatten(1).double()
-        nearest = torch.full((len(flat),), torch.inf, dtype=torch.float64)
+        flat_samples = samples.flatten(1).double()
+        nearest_distances = torch.full((len(flat_samples),), torch.inf, dtype=torch.float64)
         for array in self.arrays:
-            for x in _after_each_scaler(flat, self.scalings):
+            for x in _after_each_scaler(flat_samples, self.scalings):
                 if array.records is not None and array.records.shape[1] == x.shape[1]:
-                    nearest = torch.minimum(nearest, distance_to_records(x, array.records))
-        return nearest
+                    nearest_distances = torch.minimum(
+                        nearest_distances, distance_to_records(x, array.records)
+                    )
+        return nearest_distances
 
     def outcome(self, train: Dataset | None, holdout: Dataset | None) -> AttackOutcome:
         """Return the row of the table of attacks that shows the search for stored records.
 
-        The row decides the verdict if the program that wrote the file is known to store records there.
-        If only the name of an array suggests records, the row decides if the array holds training samples.
-        Without training samples, the row decides if the array has the width of the network's input.
+        The row decides the verdict in three cases. First, the program that wrote the file is known to store
+        records in one of the arrays. Second, the name of an array suggests records, and more training samples
+        are stored in it than held-out samples explain. Third, there are no training samples to search for,
+        and the rows of an array have as many values as an input of the network.
 
         Args:
             train: The training samples, None if there are none.
@@ -118,11 +131,11 @@ class StoredRecords:
         Returns:
             The row of the table of attacks.
         """
-        places = "; ".join(
+        record_locations = "; ".join(
             f"{a.finding.what}{f' ({n})' if (n := a.finding.count) else ''}, at {a.finding.where}"
             for a in self.arrays
         )
-        row = AttackOutcome(NAME, self.is_likely, True, True, places, surface=STORED)
+        row = AttackOutcome(NAME, self.is_likely, True, True, record_locations, surface=STORED)
         row = row.replace(candidates=self.count)
         if train is None:
             return row
@@ -134,18 +147,18 @@ class StoredRecords:
             recovered=matched,
             sample_count=n,
             rule="stored in the file",
-            reason=f"{places}; {equal_count} of {n} training samples are stored there bit for bit, "
+            reason=f"{record_locations}; {equal_count} of {n} training samples are stored there bit for bit, "
             f"{matched - equal_count} more within rounding",
         )
         if holdout is None or holdout.shape != train.shape:
             return row.replace(expected_by_chance=None)
-        in_holdout = int(self.distances(holdout.x).isfinite().sum())
-        p = float(hypergeom.sf(matched - 1, n + len(holdout), matched + in_holdout, n))
+        holdout_matches = int(self.distances(holdout.x).isfinite().sum())
+        p_value = float(hypergeom.sf(matched - 1, n + len(holdout), matched + holdout_matches, n))
         return row.replace(
-            decides=self.is_certain or p <= SIGNIFICANCE,
-            reason=f"{row.reason}; {in_holdout} of {len(holdout)} held-out samples are stored there",
-            expected_by_chance=n * in_holdout / len(holdout),
-            p_value=p,
+            decides=self.is_certain or p_value <= SIGNIFICANCE,
+            reason=f"{row.reason}; {holdout_matches} of {len(holdout)} held-out samples are stored there",
+            expected_by_chance=n * holdout_matches / len(holdout),
+            p_value=p_value,
         )
 
 
@@ -163,7 +176,10 @@ def find_records(release: Release) -> StoredRecords | None:
 
 
 def unconfirmed(rows: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
-    """Return a note for every array whose name suggests records, if the search did not confirm them."""
+    """Return one note per search for stored records that does not decide the verdict.
+
+    In such a search, the name of an array suggests records, but the array does not hold the training samples.
+    """
     return tuple(f"not confirmed: {row.reason}" for row in rows if not row.is_stored)
 
 
@@ -177,12 +193,14 @@ def _after_each_scaler(x: Tensor, scalings: tuple[tuple[Tensor, Tensor], ...]) -
 
 
 def distance_to_records(x: Tensor, records: Tensor) -> Tensor:
-    """Return the distance of each sample to its nearest stored record, relative to its own largest value.
+    """Return the distance of each sample to its nearest stored record.
 
-    The distance is the largest difference between a value of the sample and the same value of the record.
-    Equal samples and records have equal projections on a random line, so only neighbors on this line are
-    compared. Because rounding errors have either sign, two projections differ at most by about the rounding
-    error times the length of the vector that defines the line.
+    The distance is the largest difference between a value of the sample and the same value of the record. It
+    is divided by the largest absolute value of the sample. To save time, samples and records are projected on
+    a random line, and only neighbors on this line are compared. Equal samples and records have equal
+    projections. If values differ by rounding errors, positive and negative errors partly cancel. The
+    projections then differ at most by about the rounding error times the length of the vector that defines
+    the line.
 
     Args:
         x: (n, d) samples in float64.
@@ -194,14 +212,14 @@ def distance_to_records(x: Tensor, records: Tensor) -> Tensor:
     line = torch.randn(x.shape[1], generator=torch.Generator().manual_seed(0), dtype=x.dtype)
     projected = torch.cat([chunk.to(x) @ line for chunk in records.split(CHUNK)])
     positions, order = projected.sort()
-    size = x.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
-    tolerance, place = 4 * ROUNDING * size * line.norm(), x @ line
-    edges = torch.stack([place - tolerance, place, place + tolerance])
-    first, middle, last = torch.searchsorted(positions, edges)
+    largest_values = x.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny)
+    tolerance, place = 4 * ROUNDING * largest_values * line.norm(), x @ line
+    search_bounds = torch.stack([place - tolerance, place, place + tolerance])
+    first, middle, last = torch.searchsorted(positions, search_bounds)
     first, last = first.clamp(min=middle - MAX_NEIGHBORS), last.clamp(max=middle + MAX_NEIGHBORS)
     distances = torch.full((len(x),), torch.inf, dtype=x.dtype)
     for i in (first < last).nonzero().flatten().tolist():
-        rows = records[order[first[i] : last[i]]].to(x)
-        gap = (rows - x[i]).abs().amax(1).nan_to_num(torch.inf).min() / size[i]
-        distances[i] = gap if gap <= ROUNDING else torch.inf
+        neighbors = records[order[first[i] : last[i]]].to(x)
+        distance = (neighbors - x[i]).abs().amax(1).nan_to_num(torch.inf).min() / largest_values[i]
+        distances[i] = distance if distance <= ROUNDING else torch.inf
     return distances

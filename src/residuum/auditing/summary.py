@@ -29,7 +29,7 @@ SURFACE_WORDS = {
     "moment": "the optimizer state in this file",
     "trees": "the trees",
 }
-FACT_TEXTS = {  # facts that the attacker may know, in words. {} stands for the value
+FACT_TEXTS = {  # facts that the attacker may know, in words. {} is replaced by the value
     "shape": "the shape of a sample ({})",
     "value_range": "the range of values ({})",
     "mean": "the mean of the samples",
@@ -84,10 +84,12 @@ class Screen:
         for answer in self.answers:
             lines += [answer.question]
             power = "" if answer.power in self.sentence else answer.power
-            texts = " ".join(filter(None, (answer.evidence, power)))
-            lines += _wrap(f"{answer.answer.capitalize()}. {texts}", width, "    ", "    ")
-        printed = (line for line in self.lines if line.title not in without)
-        for title, text in (*printed, ScreenLine("next step", self.next.text)):
+            evidence_and_power = " ".join(filter(None, (answer.evidence, power)))
+            lines += _wrap(
+                f"{answer.answer.capitalize()}. {evidence_and_power}", width, "    ", "    "
+            )
+        printed_lines = (line for line in self.lines if line.title not in without)
+        for title, text in (*printed_lines, ScreenLine("next step", self.next.text)):
             lines += _wrap(text, width, f"{title:<{indent}}", " " * indent)
         for command in self.next.commands:
             lines += _fold_command(command, width)
@@ -95,9 +97,14 @@ class Screen:
 
 
 def _fold_command(command: str, width: int) -> list[str]:
-    """Break a command into lines for a shell. Each option stays on one line with its value."""
-    joined = re.sub(r"( --[\w-]+) (?!-)", "\\1\x00", command)  # no break at \x00
-    lines = [line.replace("\x00", " ") for line in _wrap(joined, width - 4, "", "    ")]
+    """Break a command into lines for a shell. An option and its value stay on the same line."""
+    command_with_joined_options = re.sub(
+        r"( --[\w-]+) (?!-)", "\\1\x00", command
+    )  # lines break only at spaces
+    lines = [
+        line.replace("\x00", " ")
+        for line in _wrap(command_with_joined_options, width - 4, "", "    ")
+    ]
     return [f"  {line} \\" for line in lines[:-1]] + [f"  {lines[-1]}"]
 
 
@@ -112,45 +119,45 @@ def _wrap(text: str, width: int, first: str = "", following: str = "") -> list[s
 def summarize(result: AuditResult) -> Screen:
     """Return the summary of an audit."""
     verdict = result.verdict
-    nothing = f"nothing but the {'file' if verdict.stored else 'weights'}"
-    texts = (
-        _knowledge(result.knowledge) or nothing,
+    no_knowledge_text = f"nothing but the {'file' if verdict.stored else 'weights'}"
+    line_texts = (
+        _knowledge(result.knowledge) or no_knowledge_text,
         _attacked_surfaces(result),
         "" if result.fit is None else result.fit.line,
         _unproven_assumption(result),
     )
     lines = tuple(
-        ScreenLine(title, text) for title, text in zip(TITLES, texts, strict=True) if text
+        ScreenLine(title, text) for title, text in zip(TITLES, line_texts, strict=True) if text
     )
     sentence = verdict.not_judged_note if verdict.outcome == LEAK else verdict.sentence
     return Screen(verdict.headline, sentence, verdict.answers, lines, next_step(result))
 
 
 def _unproven_assumption(result: AuditResult) -> str:
-    """Return why we do not know that the network was trained on these samples, "" if we know it."""
-    is_shown = result.verdict.outcome == LEAK or result.membership is None
-    return "" if is_shown else "; ".join(result.checks.unproven)
+    """Return why nothing shows that the network was trained on these samples, "" if something shows it."""
+    needs_no_note = result.verdict.outcome == LEAK or result.membership is None
+    return "" if needs_no_note else "; ".join(result.checks.unproven)
 
 
 def _knowledge(knowledge: Knowledge) -> str:
     """Return what the attacker knows in addition to the release, with the source of each fact."""
-    sentences = []
+    fact_texts = []
     for fact in knowledge.known_facts:
-        value = fact.value.replace(", ", " to ") if fact.fact == "value_range" else fact.value
-        words = FACT_TEXTS.get(fact.fact, fact.fact).format(value)
-        sentences.append(words + SOURCES.get(fact.provenance, ""))
-    return "; ".join(sentences)
+        value_text = fact.value.replace(", ", " to ") if fact.fact == "value_range" else fact.value
+        fact_text = FACT_TEXTS.get(fact.fact, fact.fact).format(value_text)
+        fact_texts.append(fact_text + SOURCES.get(fact.provenance, ""))
+    return "; ".join(fact_texts)
 
 
 def _attacked_surfaces(result: AuditResult) -> str:
     """Return the parts of the release that were attacked, each with its number of attacks."""
-    surfaces = Counter(
+    attack_counts = Counter(
         SURFACE_WORDS.get(row.surface, row.surface or "the weights")
         for row in result.attacks
         if row.ran and row.decides
     )
-    texts = [
+    surface_texts = [
         name if name == SURFACE_WORDS[STORED] else f"{name}, by {n} attack{'' if n == 1 else 's'}"
-        for name, n in surfaces.items()
+        for name, n in attack_counts.items()
     ]
-    return "; ".join(texts) or "nothing: no attack applies to this network"
+    return "; ".join(surface_texts) or "nothing: no attack applies to this network"

@@ -1,7 +1,7 @@
-"""How the audited network was trained, as far as the user says so.
+"""Read the training recipe: the settings with which the audited network was trained, as the user knows them.
 
-Positive controls are trained in the same way. Settings that the recipe leaves out are inferred from the
-weights.
+Positive controls are trained with the same settings. Settings that the recipe does not contain are inferred
+from the weights.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ class TrainingRecipe:
         rate: The learning rate.
         epochs: The number of epochs.
         batch: The batch size.
-        start: How the weights are initialized: "small", "default", "lecun" or "granted", which means with
-            the initial weights that the attacker knows.
+        start: How the weights are initialized: "small", "default", "lecun" or "granted". With "granted",
+            training begins at the initial weights that the attacker knows.
         frozen: Layers that were not trained.
     """
 
@@ -51,26 +51,26 @@ class TrainingRecipe:
         Raises:
             InputError: If a name is unknown or a value does not fit.
         """
-        kinds = {"optimizer": str, "rate": float, "epochs": int, "batch": int}
-        kinds |= {"start": str, "frozen": str}
+        setting_types = {"optimizer": str, "rate": float, "epochs": int, "batch": int}
+        setting_types |= {"start": str, "frozen": str}
         values: dict[str, object] = {}
         for setting in filter(None, (item.strip() for item in text.split(","))):
             name, _, value = setting.partition("=")
-            require_known(name[:40], kinds, "A recipe has no")
+            require_known(name[:40], setting_types, "A recipe has no")
             try:
-                values[name] = kinds[name](value)
+                values[name] = setting_types[name](value)
             except ValueError as problem:
                 raise InputError(
-                    f"{name} of a recipe must be a number; got {value[:40]!r}.",
+                    f"The setting {name} of a training recipe must be a number; got {value[:40]!r}.",
                     f"Pass --recipe {EXAMPLE}.",
                 ) from problem
         for name, choices in (("optimizer", OPTIMIZERS), ("start", INITIALIZATIONS)):
             require_known(str(values.get(name, choices[0])), choices, f"A recipe knows no {name}")
-        numbers = [float(str(values.get(name, 0))) for name in ("rate", "epochs", "batch")]
-        if not all(0 <= value < 1e9 for value in numbers):
+        number_settings = [float(str(values.get(name, 0))) for name in ("rate", "epochs", "batch")]
+        if not all(0 <= value < 1e9 for value in number_settings):
             raise InputError(
                 "Numbers of a training recipe must be at least 0 and less than 1e9; got "
-                f"{min(numbers):g} to {max(numbers):g}.",
+                f"{min(number_settings):g} to {max(number_settings):g}.",
                 "Leave out settings that you do not know.",
             )
         values["frozen"] = tuple(filter(None, str(values.get("frozen", "")).split("+")))

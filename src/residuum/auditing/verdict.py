@@ -1,6 +1,6 @@
 """The verdict of an audit and its exit code.
 
-The first row of this table whose case holds decides:
+The rows of this table are checked in order. The first row whose case is true gives the verdict:
 
 | case | verdict | exit code |
 |---|---|---|
@@ -11,9 +11,9 @@ The first row of this table whose case holds decides:
 | a weaker finding | leak, below the limit | 0 |
 | otherwise | no leak found by these tests | 0 |
 
-Stored records show a leak without a test. Two tests can also show one: the test of the reconstructions
+Stored records show a leak without a test. Two tests can also show a leak: the test of the reconstructions
 (step-down max-T over all attacks, ``evaluation/null.py``) and the test of membership
-(``risk/membership.py``). The significance level of an audit is 1%, and each test gets half of it. If
+(``risk/membership.py``). The significance level of an audit is 1%, and each test uses half of it. If
 training and held-out samples differ in distribution, or if there are fewer than ten training samples, the
 significance level is 0.1%.
 """  # noqa: E501
@@ -51,8 +51,9 @@ HEADLINES = {
     NO_LEAK_FOUND: "No leak found by these tests",
     INCONCLUSIVE: "Inconclusive",
 }
-# If the losses do not show whether the network memorizes, a leak must be detected in positive controls with
-# at least this share of the number of training samples.
+# If the losses do not show whether the network memorizes, the audit can rule out a leak only with large
+# positive controls. The tests must detect a leak in controls whose number of samples is at least this share
+# of the number of training samples.
 COVERED_SHARE = 0.5
 MOMENT_ATTACKED = (
     "the file holds optimizer state, for which there is no positive control, so finding nothing there "
@@ -63,22 +64,22 @@ CAVEAT = "This is evidence from the tests that ran. It is no guarantee of privac
 
 @dataclass(frozen=True, eq=False)
 class Checks(Record):
-    """What decides whether an audit that found nothing can rule out a leak.
+    """The checks that decide whether an audit that found nothing can rule out a leak.
 
     Attributes:
         failures: Reasons why the inputs cannot be judged, such as a negative control that fails.
         level: The largest adjusted p-value that shows a leak.
         fit: How well the network as read fits the samples.
         told_apart: P-value of the test whether the losses of training and held-out samples differ, None if
-            there was no such test.
-        positive_controls: The positive controls for membership and for reconstruction, () if no positive
-            controls were needed.
+            the losses were not tested.
+        positive_controls: The positive controls (networks known to memorize their samples) for membership and
+            for reconstruction, () if no positive controls were needed.
         set_aside: Rows of training samples that were not judged, because they also occur in the held-out
             set.
-        stopped: A sentence that says when the clock stopped the audit, "" if it did not.
+        stopped: A sentence that says when the time limit stopped the audit, "" if the audit was not stopped.
         restricted: Why an audit with these settings cannot rule out a leak, "" if it can.
-        budget_needed: Budget in reference seconds at which no work would be left out, None if no work is left
-            out.
+        budget_needed: Budget in reference seconds that would be large enough for all planned work, None if no
+            work was left out.
     """
 
     failures: tuple[str, ...] = ()
@@ -93,20 +94,24 @@ class Checks(Record):
 
     @property
     def covered(self) -> int:
-        """The largest number of memorized samples at which the tests detect a leak."""
+        """The largest number of memorized samples at which the tests detect a leak in enough controls."""
         return covered_samples(self.positive_controls)
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """The reason why we do not know that the network was trained on these samples, () if we know it."""
+        """Why nothing shows that the network was trained on these samples, () if the losses show it."""
         reasons = []
         if self.told_apart is None:
-            reasons.append("there are no labels or samples to compare its losses with")
+            reasons.append(
+                "there are no labels or held-out samples with which losses can be compared"
+            )
         elif self.told_apart > SIGNIFICANCE:
-            p = format_p(self.told_apart)
-            reasons.append(f"its losses on them do not differ from those on held-out samples ({p})")
-        text = "nothing shows that the network was trained on these samples"
-        return tuple(f"{text}: {reason}" for reason in reasons)
+            p_text = format_p(self.told_apart)
+            reasons.append(
+                f"the losses on these samples do not differ from the losses on held-out samples ({p_text})"
+            )
+        unproven_text = "nothing shows that the network was trained on these samples"
+        return tuple(f"{unproven_text}: {reason}" for reason in reasons)
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,23 +121,24 @@ class Verdict(Record):
     Attributes:
         outcome: "leak", "no-leak-found" or "inconclusive".
         reasons: The reasons for the outcome, one sentence each.
-        answers: The answers to three questions: are records stored, can attacks reconstruct samples, can
-            members be named?
+        answers: The answers to three questions: Are training records stored in the file? Can attacks
+            reconstruct training samples? Can training samples be told from non-members?
         grade: The strongest grade of the findings, "" without a finding.
         grades: Number of samples of each grade, the strongest first.
         limit: The weakest grade that ends in exit code 1.
         n: Number of training samples that were judged.
-        recovered: Training samples that attacks recovered or that are stored in the file.
+        recovered: Number of training samples that attacks recovered or that are stored in the file.
         expected_by_chance: Number of recovered samples expected by chance.
-        interval: 99% confidence interval of the number of recovered samples that chance does not explain.
-        p_value: P-value of the test of reconstruction, adjusted over all tests.
+        interval: 99% confidence interval of the number of recovered samples in excess of chance.
+        p_value: P-value of the test of reconstruction, adjusted for all tests.
         level: The largest adjusted p-value that shows a leak.
         metric: The similarity of image and reconstruction by which the tests decide, such as "ncc".
         rule: The condition under which a sample counts as recovered, such as "ncc > 0.83".
         tests: Number of attacks whose candidates were tested.
-        named: Training samples that the membership test names.
+        named: Number of training samples that the membership test names as members.
         stored: What the file stores, "" if it stores no training records.
-        not_judged: Training samples that were not judged, because they also occur in the held-out set.
+        not_judged: Number of training samples that were not judged, because they also occur in the held-out
+            set.
     """
 
     derived = ("exit_code", "headline", "sentence", "significance")
@@ -180,17 +186,21 @@ class Verdict(Record):
     @property
     def headline(self) -> str:
         """The outcome in a few words, with the number of leaking samples of each grade."""
-        text = HEADLINES[self.outcome]
+        headline_text = HEADLINES[self.outcome]
         if self.outcome == LEAK and self.is_below_limit:
-            text += f", below your limit ({self.limit})"
+            headline_text += f", below your limit ({self.limit})"
         if self.grade:
-            split = ", ".join(_counted(grade, count) for grade, count in self.grades.items())
-            text += f": {split or self.grade}" if self.outcome == LEAK else f" (found: {split})"
-        return f"{text} ({self.coverage})" if self.coverage else text
+            grade_text = ", ".join(_counted(grade, count) for grade, count in self.grades.items())
+            headline_text += (
+                f": {grade_text or self.grade}"
+                if self.outcome == LEAK
+                else f" (found: {grade_text})"
+            )
+        return f"{headline_text} ({self.coverage})" if self.coverage else headline_text
 
     @property
     def coverage(self) -> str:
-        """How many training samples the verdict does not cover, "" if it covers all."""
+        """How many training samples were not judged, in words. "" if all samples were judged."""
         if not self.not_judged or self.n is None:
             return ""
         verb = "was" if self.not_judged == 1 else "were"
@@ -200,12 +210,14 @@ class Verdict(Record):
     def sentence(self) -> str:
         """The result of the audit in one or two sentences."""
         if self.outcome == INCONCLUSIVE:
-            reason = self.reasons[0] if self.reasons else "the audit could not decide"
-            text = f"This audit neither shows a leak nor rules one out: {reason.rstrip('.')}."
+            main_reason = self.reasons[0] if self.reasons else "the audit could not decide"
+            result_text = (
+                f"This audit neither shows a leak nor rules one out: {main_reason.rstrip('.')}."
+            )
             if self.grade:
-                text = f"{reason[:1].upper()}{reason[1:].rstrip('.')}."
+                result_text = f"{main_reason[:1].upper()}{main_reason[1:].rstrip('.')}."
         elif self.outcome == LEAK:
-            text = " ".join(
+            result_text = " ".join(
                 a.evidence.partition(" By their losses")[0]
                 for a in self.answers
                 if a.answer == "yes"
@@ -214,14 +226,14 @@ class Verdict(Record):
             power_sentences = [
                 answer.power for answer in self.answers if answer.power.startswith("On ")
             ]
-            text = " ".join(power_sentences) or "Positive controls were not needed."
-        return f"{text} {self.not_judged_note}".rstrip()
+            result_text = " ".join(power_sentences) or "Positive controls were not needed."
+        return f"{result_text} {self.not_judged_note}".rstrip()
 
     @property
     def not_judged_note(self) -> str:
         """A sentence that says why some samples were not judged, "" if all samples were judged."""
-        text = "Training samples that were not judged also occur in the held-out set."
-        return text if self.coverage else ""
+        note = "Training samples that were not judged also occur in the held-out set."
+        return note if self.coverage else ""
 
 
 def reaches(grade: str, limit: str) -> bool:
@@ -234,8 +246,8 @@ def reaches(grade: str, limit: str) -> bool:
     Returns:
         Whether the grade reaches the limit.
     """
-    order = [*GRADES]
-    return order.index(grade) <= order.index(limit)
+    grades_strongest_first = [*GRADES]
+    return grades_strongest_first.index(grade) <= grades_strongest_first.index(limit)
 
 
 def decide(
@@ -249,7 +261,9 @@ def decide(
     assumed: tuple[str, ...] = (),
     targets: TargetTest | None = None,
 ) -> Verdict:
-    """Decide the outcome of an audit by the first row of the table in the head of this file that holds.
+    """Decide the outcome of an audit by the table at the top of this file.
+
+    The first row of the table whose case is true gives the outcome.
 
     Args:
         findings: The tests of all attacks together, None if no attack was tested.
@@ -265,11 +279,11 @@ def decide(
         The verdict with its reasons.
     """
     checks = checks or Checks()
-    stored = next((row for row in attacks if row.surface == "records in the file"), None)
+    stored_row = next((row for row in attacks if row.surface == "records in the file"), None)
     is_member_finding = _is_member_finding(membership, checks)
     target_finding = targets if targets and targets.is_finding(checks.level) else None
     answers = answer_questions(
-        stored,
+        stored_row,
         findings,
         membership,
         checks.positive_controls,
@@ -280,15 +294,18 @@ def decide(
         targets=targets,
         is_target_finding=target_finding is not None,
     )
-    grades = _grades(stored, findings, membership if is_member_finding else None, target_finding)
+    members = membership if is_member_finding else None
+    grades = _grades(stored_row, findings, members, target_finding)
     outcome, reasons = _row(grades, findings, attacks, checks, membership, why_not_compared, limit)
     if target_finding is not None and outcome == LEAK:
         reasons = (*reasons, target_finding.line)
-    is_stored = stored is not None and stored.is_stored
-    tested = None if findings is None or findings.reason else findings
-    counted = stored if is_stored and stored is not None else tested
-    stored_count = (
-        f"{stored.candidates} records" if is_stored and stored and stored.candidates else "records"
+    is_stored = stored_row is not None and stored_row.is_stored
+    tested_findings = None if findings is None or findings.reason else findings
+    counted_result = stored_row if is_stored and stored_row is not None else tested_findings
+    stored_text = (
+        f"{stored_row.candidates} records"
+        if is_stored and stored_row and stored_row.candidates
+        else "records"
     )
     return Verdict(
         outcome,
@@ -297,17 +314,17 @@ def decide(
         grade=next(iter(grades), ""),
         grades=grades,
         limit=limit,
-        n=_sample_count(stored if is_stored else None, findings, membership),
-        recovered=None if counted is None else counted.recovered,
-        expected_by_chance=None if counted is None else counted.expected_by_chance,
+        n=_sample_count(stored_row if is_stored else None, findings, membership),
+        recovered=None if counted_result is None else counted_result.recovered,
+        expected_by_chance=None if counted_result is None else counted_result.expected_by_chance,
         interval=None if findings is None else findings.interval,
-        p_value=None if counted is None else counted.p_value,
+        p_value=None if counted_result is None else counted_result.p_value,
         level=checks.level,
         metric="" if findings is None else findings.metric,
-        rule="" if counted is None else counted.rule,
+        rule="" if counted_result is None else counted_result.rule,
         tests=0 if findings is None else findings.tests,
         named=None if membership is None else len(membership.named),
-        stored=stored_count if is_stored else "",
+        stored=stored_text if is_stored else "",
         not_judged=0 if is_stored else len(checks.set_aside),
     )
 
@@ -329,18 +346,20 @@ def _grades(
     if stored is not None and stored.is_stored:
         counts[VERBATIM] = stored.recovered or stored.candidates
     if findings is not None and findings.survivors:
-        strongest = [*GRADES].index(findings.grade)
+        strongest_index = [*GRADES].index(findings.grade)
         for grade, count in findings.grades.items():
-            # A single sample may be a near-copy by chance. No sample counts as more than the overall grade.
-            counted = grade if [*GRADES].index(grade) >= strongest else findings.grade
-            counts[counted] = counts.get(counted, 0) + count
+            # A single sample may have a strong grade by chance. If the grade of a sample is stronger than the
+            # grade of all findings together, the sample counts with the grade of all findings.
+            counted_grade = grade if [*GRADES].index(grade) >= strongest_index else findings.grade
+            counts[counted_grade] = counts.get(counted_grade, 0) + count
         if not findings.grades:
             counts[findings.grade] = findings.recovered
     if targets is not None:
         counts[ATTRIBUTE] = targets.recovered
     if members is not None:
         counts[MEMBERSHIP] = len(members.named)
-    # Stored records in a damaged array cannot be counted. Their count of 0 is still a leak.
+    # If an array of stored records is damaged, the records cannot be counted. The count of 0 is kept, because
+    # stored records are a leak in any case.
     return {g: counts[g] for g in GRADES if counts.get(g) or (g == VERBATIM and g in counts)}
 
 
@@ -353,11 +372,11 @@ def _row(
     why_not_compared: str,
     limit: str,
 ) -> tuple[str, tuple[str, ...]]:
-    """Return outcome and reasons by the first row that holds of the table in the head of this file."""
+    """Return outcome and reasons from the first row of the table in this file whose case is true."""
     evidence = _evidence(findings, attacks, checks, membership)
     if VERBATIM in grades:
-        stored = next(row for row in attacks if row.is_stored)
-        return LEAK, (stored.reason, *evidence)
+        stored_row = next(row for row in attacks if row.is_stored)
+        return LEAK, (stored_row.reason, *evidence)
     if why_not_compared:
         return INCONCLUSIVE, (why_not_compared,)
     if checks.failures:
@@ -402,28 +421,31 @@ def reasons_to_stay_open(
         reasons.append(MOMENT_ATTACKED)
     if membership is not None and membership.neurons and membership.reason:
         reasons.append(f"membership could not be tested: {membership.reason.rstrip('.')}")
-    loss = None if membership is None else membership.loss
-    if loss is not None and loss.memorization == SHOWN:
-        reasons.append(f"the model memorizes its training samples. {loss.line.rstrip('.')}")
+    loss_test = None if membership is None else membership.loss
+    if loss_test is not None and loss_test.memorization == SHOWN:
+        reasons.append(f"the model memorizes its training samples. {loss_test.line.rstrip('.')}")
     if not checks.covered:
-        # If there is another reason to be inconclusive, no positive controls were needed.
+        # If there is another reason to be inconclusive, positive controls were not run, because they cannot
+        # change the verdict. Missing positive controls are then not given as a reason.
         if checks.positive_controls or not reasons:
             sentences = [control.sentence.rstrip(".") for control in checks.positive_controls]
-            text = "nothing shows that these tests would detect a leak"
-            reasons.append(f"{text}. {' '.join(f'{s}.' for s in sentences)}".strip().rstrip("."))
-    elif loss is None or loss.memorization != ABSENT:
+            no_power_text = "nothing shows that these tests would detect a leak"
+            reasons.append(
+                f"{no_power_text}. {' '.join(f'{s}.' for s in sentences)}".strip().rstrip(".")
+            )
+    elif loss_test is None or loss_test.memorization != ABSENT:
         n = 0 if membership is None else membership.records
         if checks.covered < COVERED_SHARE * n:
-            unclear = "the losses do not show whether the network memorizes its samples"
+            unclear_text = "the losses do not show whether the network memorizes its samples"
             reasons.append(
-                f"{unclear}, and a leak is detected only in networks that memorize at most {checks.covered} "
-                f"samples, which is less than half of the {n} training samples"
+                f"{unclear_text}, and a leak is detected only in networks that memorize at most "
+                f"{checks.covered} samples, which is less than half of the {n} training samples"
             )
     return reasons
 
 
 def unfinished(attacks: tuple[AttackOutcome, ...]) -> list[str]:
-    """Return one sentence for each deciding attack whose planned work exceeded the budget."""
+    """Return one sentence for each attack, except baselines, whose planned work exceeded the budget."""
     return [
         f"the budget was too small for all work of {attack.name}: {attack.unfinished}"
         for attack in attacks
@@ -432,11 +454,12 @@ def unfinished(attacks: tuple[AttackOutcome, ...]) -> list[str]:
 
 
 def _matches_among_set_aside(findings: Findings, checks: Checks) -> str:
-    rows = ", ".join(map(str, findings.set_aside_matches[:20]))
-    count = len(findings.set_aside_matches)
+    row_text = ", ".join(map(str, findings.set_aside_matches[:20]))
+    match_count = len(findings.set_aside_matches)
     return (
-        f"{count} of the {len(checks.set_aside)} samples that were not judged, because they also occur in "
-        f"the held-out set, {'matches' if count == 1 else 'match'} a reconstruction (rows {rows})"
+        f"{match_count} of the {len(checks.set_aside)} samples that were not judged, because they also occur "
+        f"in the held-out set, {'matches' if match_count == 1 else 'match'} a reconstruction "
+        f"(rows {row_text})"
     )
 
 
@@ -478,25 +501,28 @@ def _counted(grade: str, count: int) -> str:
 
 
 def _without_effect(attacks: tuple[AttackOutcome, ...]) -> tuple[str, ...]:
-    """Return a sentence for each attack or baseline whose many matches do not count in the verdict."""
+    """Return a sentence for each attack with many matches that do not enter the verdict.
+
+    These are baselines, and attacks that are significant only before the adjustment for all tests.
+    """
     sentences = []
     for attack in attacks:
-        by_chance = not attack.recovered or (attack.p_value or 1.0) > SIGNIFICANCE
+        is_by_chance = not attack.recovered or (attack.p_value or 1.0) > SIGNIFICANCE
         if (
-            by_chance
+            is_by_chance
             or attack.is_stored
             or attack.survives
             or attack.surface == "records in the file"
         ):
             continue
-        figures = (
+        match_text = (
             f"{attack.name} matches {attack.recovered} samples ({attack.expected_by_chance:.2g} expected by "
             f"chance, {format_p(attack.p_value or 0.0)})"
         )
         if attack.decides:
-            sentences.append(f"{figures} by itself, but not over all tests")
+            sentences.append(f"{match_text} by itself, but not over all tests")
         else:
-            sentences.append(f"the baseline {figures}, which does not enter the verdict")
+            sentences.append(f"the baseline {match_text}, which does not enter the verdict")
     return tuple(sentences)
 
 
@@ -510,8 +536,8 @@ def opening(network: Network, fit: Fit | None) -> tuple[str, ...]:
     Returns:
         A line about the fit, and one line per assumption about the network.
     """
-    unchecked = "there are no training samples, so the network as read cannot be checked"
-    return (unchecked if fit is None else fit.line, *network.assumptions)
+    unchecked_text = "there are no training samples, so the network as read cannot be checked"
+    return (unchecked_text if fit is None else fit.line, *network.assumptions)
 
 
 def assumptions(network: Network, inspection: Inspection) -> tuple[str, ...]:
@@ -525,9 +551,12 @@ def assumptions(network: Network, inspection: Inspection) -> tuple[str, ...]:
         One sentence per assumption.
     """
     if inspection.homogeneity_order is None:
-        order = "The network is not homogeneous, so the theorem behind the KKT attack does not cover it."
+        homogeneity_note = (
+            "The network is not homogeneous, so the theorem behind the KKT attack "
+            "does not cover it."
+        )
     else:
-        order = (
+        homogeneity_note = (
             f"The network is homogeneous of order {inspection.homogeneity_order:g}. The KKT attack "
             "assumes that training came near a KKT point of its margin problem."
         )
@@ -536,11 +565,11 @@ def assumptions(network: Network, inspection: Inspection) -> tuple[str, ...]:
         "The held-out samples come from the distribution of the training samples and were prepared in the "
         "same way."
     )
-    noted = (
+    file_notes = (
         note if note.startswith(METADATA_SAYS) else f"Assumed when the file was read: {note}"
         for note in network.assumptions
     )
-    return (samples_note, exchangeable, order, *noted)
+    return (samples_note, exchangeable, homogeneity_note, *file_notes)
 
 
 def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -> tuple[str, ...]:
@@ -554,7 +583,7 @@ def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -
     Returns:
         One sentence per limitation.
     """
-    texts = [
+    limitation_texts = [
         CAVEAT,
         "A sample counts as recovered if its match is closer than the 99% chance level. The grade says how "
         "much closer the match is than held-out samples.",
@@ -562,13 +591,13 @@ def limitations(verdict: Verdict, scores: Scores | None, knowledge: Knowledge) -
         "shadow networks may find more members.",
     ]
     if scores is not None and scores.smallest_significant is not None:
-        texts.append(
+        limitation_texts.append(
             f"With {scores.pool} held-out samples, a finding needs at least {scores.smallest_significant} "
             "recovered samples."
         )
     if "train" in knowledge.provenance.values():
-        texts.append(
+        limitation_texts.append(
             "The attacker knows facts from the training set, which makes the strongest attacker. A real "
             "attacker may know less."
         )
-    return tuple(texts)
+    return tuple(limitation_texts)

@@ -18,10 +18,8 @@ from cyclopts import Parameter
 from residuum.cli import options
 from residuum.cli.output import format_number, print_line, print_table, split_progress
 
-# Default share of its budget by which a sample is split. The budget is the largest split that keeps the
-# activation pattern of the sample.
-SHARE = 0.9
-MAX_BLOCKED = 5  # maximal number of printed samples that cannot be moved
+SHARE = 0.9  # default distance by which samples move, as a share of the largest possible distance
+MAX_BLOCKED = 5  # maximal number of samples in the printed list of samples that cannot be moved
 
 
 app = options.command_app("alternatives", __doc__)
@@ -46,8 +44,9 @@ def _command(
     budget_frac: Annotated[
         float | None,
         Parameter(
-            help="Split every sample into two by this share of its budget, which is the largest split that "
-            f"keeps its activation pattern. This is the default, with {SHARE}."
+            help="Split every sample into two samples that move in opposite directions. The value is the "
+            "distance of the move, as a share of the largest distance that keeps the activation pattern. By "
+            f"default, samples are split with the value {SHARE}."
         ),
     ] = None,
     merge: Annotated[
@@ -58,7 +57,7 @@ def _command(
     direction: Annotated[
         Literal["softest", "largest", "weights", "data", "tangent"],
         Parameter(
-            help="How the direction in which a sample moves is found.",
+            help="Rule that chooses the direction in which a sample moves.",
             group=options.EXPERT,
             show_default=True,
         ),
@@ -71,8 +70,8 @@ def _command(
     from residuum.records.inputs import find_training_samples
     from residuum.verbs.alternative import alternatives
 
-    kinds = {"--far": distance, "--budget-frac": budget_frac, "--merge": merge or None}
-    passed = [name for name, value in kinds.items() if value is not None]
+    kind_options = {"--far": distance, "--budget-frac": budget_frac, "--merge": merge or None}
+    passed = [name for name, value in kind_options.items() if value is not None]
     if len(passed) > 1:
         raise InputError(
             f"Only one kind of alternative training set can be chosen; got {' and '.join(passed)}.",
@@ -80,7 +79,7 @@ def _command(
         )
     samples = Dataset.from_npz(find_training_samples(checkpoint, data))
     with split_progress(output.visible) as watch:
-        result = alternatives(
+        alternative_sets = alternatives(
             checkpoint,
             samples,
             distance=distance,
@@ -92,7 +91,7 @@ def _command(
             out=out,
             watch=watch,
         )
-    summary, title = result.to_json(), f"{result.arch}, {len(samples)} samples"
+    summary, title = alternative_sets.to_json(), f"{alternative_sets.arch}, {len(samples)} samples"
     output.print_result(summary, lambda: _show(summary, title, out))
 
 
@@ -100,15 +99,15 @@ def _show(summary: dict[str, Any], title: str, out: Path) -> None:
     texts: dict[str, Any] = {
         k: v if isinstance(v, list | str) else format_number(v) for k, v in summary.items()
     }
-    meaning = (
+    kkt_status = (
         "the network is an exact KKT point"
         if summary["exact_kkt_point"]
         else "the network is nearly a KKT point"
     )
-    counts = f"{summary['in_use']} with a multiplier, {summary['changed']} changed"
-    rows = [
-        ("samples", f"{summary['n_before']} -> {summary['n_after']}", counts),
-        ("KKT residual", f"{texts['residual_before']} -> {texts['residual_after']}", meaning),
+    sample_counts = f"{summary['in_use']} with a multiplier, {summary['changed']} changed"
+    table_rows = [
+        ("samples", f"{summary['n_before']} -> {summary['n_after']}", sample_counts),
+        ("KKT residual", f"{texts['residual_before']} -> {texts['residual_after']}", kkt_status),
         ("smallest distance", texts["min_distance"], "from true to alternative samples"),
         (
             "margin",
@@ -127,11 +126,13 @@ def _show(summary: dict[str, Any], title: str, out: Path) -> None:
             f"{summary['budgets_unlimited']} samples have no limit",
         ),
     ]
-    print_table(title, ("what", "value", "meaning"), rows)
-    blocked = summary["blocked"]
-    blocked_line = "sample {sample} cannot move: blocked by {neurons} neurons, {names}"
-    for sample in blocked[:MAX_BLOCKED]:
-        print_line(blocked_line.format(**sample))
-    if len(blocked) > MAX_BLOCKED:
-        print_line(f"{len(blocked) - MAX_BLOCKED} more blocked samples are in alternatives.json")
+    print_table(title, ("what", "value", "meaning"), table_rows)
+    blocked_samples = summary["blocked"]
+    blocked_message = "sample {sample} cannot move: blocked by {neurons} neurons, {names}"
+    for sample in blocked_samples[:MAX_BLOCKED]:
+        print_line(blocked_message.format(**sample))
+    if len(blocked_samples) > MAX_BLOCKED:
+        print_line(
+            f"{len(blocked_samples) - MAX_BLOCKED} more blocked samples are in alternatives.json"
+        )
     print_line(f"picture, true samples above alternative samples: {out / 'alternatives.png'}")

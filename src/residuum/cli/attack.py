@@ -1,7 +1,8 @@
 """``residuum attack``: reconstruct training samples from weights.
 
 If you do not name an attack, the attack that suits the network runs. To see the settings of an attack,
-run residuum attack NAME --help. If your file has the name of an attack, pass ./NAME.
+run residuum attack NAME --help. If your weights file has the same name as an
+attack, such as kkt, pass ./kkt.
 
 A preset gives values to settings, and other options override these values. A preset that belongs to another
 attack is refused. Settings of a preset that the attack does not have are ignored.
@@ -30,7 +31,14 @@ from cyclopts import App, Parameter
 
 from residuum.cli import options
 from residuum.cli.options import SETTINGS, options_from, with_options
-from residuum.cli.output import attack_progress, format_number, print_line, print_notes, print_table
+from residuum.cli.output import (
+    attack_progress,
+    format_number,
+    print_line,
+    print_notes,
+    print_table,
+    show_progress,
+)
 from residuum.errors import InputError, did_you_mean
 from residuum.settings import AUTO, MODELS, PRESETS, AttackSettings
 
@@ -39,9 +47,10 @@ if TYPE_CHECKING:
     from residuum.io.release import Release
     from residuum.records import Reconstruction
 
-MAX_ROWS = 20  # maximal number of restarts in the printed table. attack.json has all restarts
+MAX_ROWS = 20  # maximal number of restarts in the printed table
 FOREST = "forest"  # the attack on decision trees, which have no weights
-ON_SURFACES = (AUTO, "unmix")  # attacks that can run on several attack surfaces
+# Attacks with the option --surface. They can run on the weights, the weight update or the optimizer state.
+ON_SURFACES = (AUTO, "unmix")
 SUMMARIES = {
     "auto": "Choose the attack that suits the network. This is the default.",
     "kkt": "Solve the KKT equation of a classifier (Haim 2022, Buzaglo 2023).",
@@ -116,7 +125,8 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         arch: options.Arch = None,
         model: options.ModelCode = None,
         trust_code: options.TrustCode = False,
-        no_plugins: options.NoPlugins = False,  # ``main`` reads this option before the command is imported
+        # This option is only listed for the help. ``main`` reads it and loads the plug-ins before this call.
+        no_plugins: options.NoPlugins = False,
     ) -> None:
         from residuum.attacks import estimate, make_attack
         from residuum.attacks.registry import adapt_to_surface
@@ -141,8 +151,11 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
         )
         release = open_release(checkpoint)
         if name in (AUTO, FOREST) and read_forests(release):
-            facts = {k: v for k, v in vars(knowledge_options).items() if v is not None}
-            _attack_forest(release, facts, attack, out, output)
+            forest_facts = {k: v for k, v in vars(knowledge_options).items() if v is not None}
+            if dry_run:
+                _preview_forest(release, output)
+            else:
+                _attack_forest(release, forest_facts, attack, out, output)
             return
         if name == FOREST:
             read_forest(release)  # raises an error, because the release holds no forest
@@ -159,21 +172,23 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
             raise InputError(
                 "An attack needs a folder to write.", "Pass --out runs/a, or --dry-run."
             )
-        request = make_request(release, network, attack)
+        attack_identity = make_request(release, network, attack)
         with AttackRun.open(out) as run:
-            reconstruction = run.finished(request, knowledge)
+            reconstruction = run.finished(attack_identity, knowledge)
             is_reused = reconstruction is not None
             if reconstruction is None:
                 with attack_progress(output.visible) as watch:
-                    reconstruction = run.attack(network, knowledge, attack, request, preset, watch)
+                    reconstruction = run.attack(
+                        network, knowledge, attack, attack_identity, preset, watch
+                    )
         if all(status == "diverged" for status in reconstruction.status):
-            subject = (
+            sentence_subject = (
                 "The attack"
                 if reconstruction.restarts == 1
                 else f"All {reconstruction.restarts} restarts"
             )
             raise InconclusiveError(
-                f"{subject} diverged; the unfinished result is in {str(out)!r}.",
+                f"{sentence_subject} diverged; the unfinished result is in {str(out)!r}.",
                 "Lower --lr-x or --lr-lam.",
             )
         if is_reused and output.visible:
@@ -197,22 +212,25 @@ def check_preset(name: str, preset: str) -> None:
     """
     from residuum.attacks.registry import CHOICES
 
-    attack = PRESETS[preset].attack
-    if name != AUTO and attack not in (AUTO, name, *CHOICES.get(name, ())):
+    preset_attack = PRESETS[preset].attack
+    if name != AUTO and preset_attack not in (AUTO, name, *CHOICES.get(name, ())):
         raise InputError(
-            f"--preset {preset} has settings of {attack}, not of {name}.",
-            f"Run residuum attack {attack}, or leave --preset out.",
+            f"--preset {preset} has settings of {preset_attack}, not of {name}.",
+            f"Run residuum attack {preset_attack}, or leave --preset out.",
         )
 
 
 def add_command_of_plugin(arguments: list[str]) -> None:
-    """Add the command of an attack that another package defines, if the user names such an attack.
+    """Add a command to the command line for an attack of a plug-in, if the user names such an attack.
+
+    A plug-in is an installed package that defines attacks.
 
     Args:
         arguments: Arguments after ``residuum attack``.
 
     Raises:
-        InputError: If the first argument is neither an attack nor a file, and a second one follows.
+        InputError: If the first argument names neither an attack nor a file, and a second argument follows
+            that is not an option.
     """
     if not arguments or arguments[0].startswith("-") or arguments[0] in MODELS:
         return
@@ -244,15 +262,15 @@ def attack_app(name: str, settings_model: type[AttackSettings]) -> App:
     Returns:
         The cyclopts application.
     """
-    attack = App(
+    attack_command = App(
         name=name,
         help=SUMMARIES.get(name, "An attack from an installed plug-in."),
         help_epilogue=f"Example:\n\nresiduum attack {name} runs/m --out runs/a",
         group_parameters=options.BASIC,
         sort_key=[*SUMMARIES, name].index(name),
     )
-    attack.default(make_command(name, settings_model))
-    return attack
+    attack_command.default(make_command(name, settings_model))
+    return attack_command
 
 
 app.default(make_command(AUTO, MODELS[AUTO]))
@@ -268,16 +286,16 @@ def show(reconstruction: Reconstruction, out: Path) -> None:
         out: Folder of the attack.
     """
     summary = reconstruction.to_json()
-    rows = []
+    restart_rows = []
     for run, restart in enumerate(summary["runs"][:MAX_ROWS]):
         losses = format_number(restart["final_loss"]), format_number(restart["loss"])
         residuals = (format_number(value, 3) for value in restart["residuals"].values())
-        rows.append((str(run), restart["status"], *losses, *residuals))
+        restart_rows.append((str(run), restart["status"], *losses, *residuals))
     columns = ("restart", "status", "final loss", "best loss", *reconstruction.layer_names)
     print_table(
         f"{reconstruction.attack}: loss of every restart, and relative residual of every layer",
         columns,
-        rows,
+        restart_rows,
     )
     if reconstruction.restarts > MAX_ROWS:
         print_line(f"{reconstruction.restarts - MAX_ROWS} more restarts are in attack.json")
@@ -292,9 +310,29 @@ def show(reconstruction: Reconstruction, out: Path) -> None:
     print_notes(reconstruction.notes)
 
 
+def _preview_forest(release: Release, output: options.Output) -> None:
+    """Print what the attack on a forest would read, without an attack."""
+    from residuum.attacks.trees.forest import read_forest, why_not
+
+    model = read_forest(release)
+    trees = model.forest.trees
+    preview = {
+        "model": model.name,
+        "trees": len(trees),
+        "nodes": sum(len(tree.left) for tree in trees),
+        "columns": model.forest.columns,
+        "records": model.forest.records,
+        "obstacle": why_not(model.forest),
+    }
+    rows = [(name, "-" if value is None else str(value)) for name, value in preview.items()]
+    output.print_result(
+        preview, lambda: print_table("dry run: nothing was attacked", ("figure", "value"), rows)
+    )
+
+
 def _attack_forest(
     release: Release,
-    facts: dict[str, Any],
+    forest_facts: dict[str, Any],
     attack: AttackSettings,
     out: Path | None,
     output: options.Output,
@@ -307,9 +345,10 @@ def _attack_forest(
 
     if out is None:
         raise InputError("An attack needs a folder to write.", "Pass --out runs/a.")
-    knowledge = known_by_attacker(facts, Knowledge(), None, None)
+    knowledge = known_by_attacker(forest_facts, Knowledge(), None, None)
     forest_attack = ForestAttack(seed=attack.seed, seconds=attack.seconds)
-    table = attack_forest(release, knowledge, forest_attack, out)
+    with show_progress("forest", lambda text: (0, 0, text), output.visible) as watch:
+        table = attack_forest(release, knowledge, forest_attack, out, watch or (lambda text: None))
     from residuum.records.rundir import read_json
 
     def show_table() -> None:
@@ -323,10 +362,12 @@ def _attack_forest(
 
 
 def _show_added_candidates(reconstruction: Reconstruction) -> None:
-    """Print how candidates were added during the search, and whether each restart ended at a minimum."""
-    kinds = [event["kind"] for event in reconstruction.events]
-    counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
-    print_line(f"candidates added during the search: {counts or 'none'}")
+    """Print how often candidates were added, and whether each restart ended at a minimum of the loss."""
+    event_kinds = [event["kind"] for event in reconstruction.events]
+    event_counts = ", ".join(
+        f"{event_kinds.count(kind)} {kind}" for kind in dict.fromkeys(event_kinds)
+    )
+    print_line(f"candidates added during the search: {event_counts or 'none'}")
     for run, restart in enumerate(reconstruction.second_order[:MAX_ROWS]):
         verb = "is" if restart["stationary"] else "is not"
         print_line(
@@ -336,20 +377,25 @@ def _show_added_candidates(reconstruction: Reconstruction) -> None:
 
 
 def _show_cost(cost: Estimate) -> None:
-    """Print the expected cost of an attack, from the measured time of a step on this device."""
-    memory = ", ".join(f"{name} {size / 2**20:.4g}" for name, size in cost.memory.items())
-    layers = ", ".join(f"{name} {flops / 1e9:.4g}" for name, flops in cost.flops_by_layer.items())
-    rows = [
+    """Print the expected cost of an attack. The cost follows from the measured time of one step."""
+    memory_by_use = ", ".join(f"{name} {size / 2**20:.4g}" for name, size in cost.memory.items())
+    flops_by_layer = ", ".join(
+        f"{name} {flops / 1e9:.4g}" for name, flops in cost.flops_by_layer.items()
+    )
+    cost_rows = [
         ("network", cost.arch),
         ("parameters", str(cost.parameters)),
         ("candidates", f"{cost.restarts} x {cost.candidates}, {cost.dimensions} numbers each"),
         ("unknowns", str(cost.unknowns)),
         ("steps", str(cost.steps)),
-        ("GFLOP per step", f"{cost.flops_per_step / 1e9:.4g}{layers and f' ({layers})'}"),
-        ("memory (MiB)", f"{sum(cost.memory.values()) / 2**20:.4g} ({memory})"),
+        (
+            "GFLOP per step",
+            f"{cost.flops_per_step / 1e9:.4g}{flops_by_layer and f' ({flops_by_layer})'}",
+        ),
+        ("memory (MiB)", f"{sum(cost.memory.values()) / 2**20:.4g} ({memory_by_use})"),
         ("time per step", f"{1e3 * cost.step_seconds:.4g} ms on {cost.device} ({cost.dtype})"),
         ("rate", f"{cost.flops_per_second / 1e9:.4g} GFLOP/s"),
         ("whole attack", f"about {cost.seconds:.3g} seconds"),
     ]
-    print_table("dry run: nothing was attacked", ("figure", "value"), rows)
+    print_table("dry run: nothing was attacked", ("figure", "value"), cost_rows)
     print_notes(cost.notes)

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from residuum.auditing.listener import AuditListener
     from residuum.auditing.result import AuditResult
 
-# Lines of the printed summary that were already printed before the attacks began.
+# Names of the lines of the summary that are printed before the attacks begin. They are not printed again.
 ALREADY_PRINTED = ("network",)
 STAGE_MESSAGES = {
     "negative controls": "running negative controls",
@@ -106,10 +106,12 @@ def _command(
     fail_on: Annotated[
         list[str] | None,
         Parameter(
-            help="Exit with code 1 if this condition holds. A grade (verbatim, near-copy, resemblance, "
-            "class-level or membership, the default) means a leak of at least this grade. Or pass a "
-            "comparison of recovered, expected, excess, share, p_value or named with a number, such as "
-            "recovered>=5. Repeat the option for several conditions, of which one must hold.",
+            help="Exit with code 1 if this condition holds. Pass a grade of a leak (verbatim, near-copy, "
+            "resemblance, class-level or membership) for a leak of at least this grade. The default is "
+            "membership. Or pass a comparison with a number, such as recovered>=5. You can compare "
+            "recovered (recovered samples), expected (samples expected by chance), excess (recovered minus "
+            "expected), share (recovered samples divided by all samples), p_value and named (samples named "
+            "as members). If you repeat the option, one of the conditions must hold.",
             metavar="CONDITION",
         ),
     ] = None,
@@ -153,7 +155,8 @@ def _command(
         ),
     ] = None,
     trust_code: options.TrustCode = False,
-    no_plugins: options.NoPlugins = False,  # ``main`` reads this option before the command is imported
+    # This option is only listed for the help. ``main`` reads it and loads the plug-ins before this call.
+    no_plugins: options.NoPlugins = False,
 ) -> int:
     """Attack a checkpoint, score the reconstructions, certify them, and give a verdict."""
     from residuum.auditing import dryrun
@@ -176,39 +179,41 @@ def _command(
     passed = {name: value for name, value in passed.items() if value is not None}
     if "attacks" in passed:
         passed["attacks"] = [read_attack(text) for text in passed["attacks"]]
-    base = AuditConfig() if config is None else read_config(config)
-    request = options.make_from_options(base.changed, passed)
-    if request.checkpoint is None:
+    base_config = AuditConfig() if config is None else read_config(config)
+    audit_request = options.make_from_options(base_config.changed, passed)
+    if audit_request.checkpoint is None:
         raise InputError("An audit needs a checkpoint.", "Run residuum audit model.safetensors.")
     inputs: dict[str, Any] = {
-        **{name: getattr(request, name) for name in ("data", "holdout", "base", "adapter")},
-        "knowledge": request.knowledge_or_facts(),
+        **{name: getattr(audit_request, name) for name in ("data", "holdout", "base", "adapter")},
+        "knowledge": audit_request.knowledge_or_facts(),
         "trust_code": trust_code,
     }
     if dry_run:
-        plan = dryrun.dry_run(request.checkpoint, **inputs, **request.options())
-        output.print_result(plan.to_json(), lambda: _show_dry_run(plan))
-        return plan.exit_code
+        dry_run_plan = dryrun.dry_run(audit_request.checkpoint, **inputs, **audit_request.options())
+        output.print_result(dry_run_plan.to_json(), lambda: _show_dry_run(dry_run_plan))
+        return dry_run_plan.exit_code
     if out is None:
         raise InputError("An audit needs a folder to write.", "Pass --out runs/a.")
-    options.check_device(request.device)
+    options.check_device(audit_request.device)
     with listener_for(output.visible) as listener:
-        result = audit(
-            request.checkpoint,
+        audit_result = audit(
+            audit_request.checkpoint,
             **inputs,
-            **request.options(),
+            **audit_request.options(),
             out=out,
             blur=blur,
-            expected_hashes=request.sha256,
+            expected_hashes=audit_request.sha256,
             listener=listener,
         )
-    output.print_result(read_result(out), lambda: show(result, out, explain))
+    output.print_result(read_result(out), lambda: show(audit_result, out, explain))
     if open_report:
         import webbrowser
 
         webbrowser.open((out / "report.html").resolve().as_uri())
-    only_comparisons = bool(comparisons) and not grade
-    return 0 if exit_zero else exit_code(result.verdict, comparisons, only=only_comparisons)
+    has_only_comparisons = bool(comparisons) and not grade
+    return (
+        0 if exit_zero else exit_code(audit_result.verdict, comparisons, only=has_only_comparisons)
+    )
 
 
 def read_attack(text: str) -> str | dict[str, Any]:
@@ -260,25 +265,36 @@ def _explain(result: AuditResult) -> None:
     for reason in result.verdict.reasons:
         print_wrapped(reason, "because ")
     show_applies([vars(row) for row in result.applies])
-    rows = []
+    attack_rows = []
     for row in result.attacks:
         if row.ran:
-            count = f"{row.recovered} ({format_number(row.expected_by_chance, 2)})"
-            p = format_number(row.p_value if row.adjusted is None else row.adjusted, 2)
+            recovered_cell = f"{row.recovered} ({format_number(row.expected_by_chance, 2)})"
+            p_value_cell = format_number(row.p_value if row.adjusted is None else row.adjusted, 2)
             attack_cells = row.name, str(row.restarts), format_number(row.residual, 2)
-            rows.append(
-                (*attack_cells, "-" if row.recovered is None else count, row.rule or "-", p)
+            attack_rows.append(
+                (
+                    *attack_cells,
+                    "-" if row.recovered is None else recovered_cell,
+                    row.rule or "-",
+                    p_value_cell,
+                )
             )
-    heads = ("attack", "restarts", "residual", "recovered\n(chance)", "counts with", "p")
-    print_table("attacks: training samples that each attack recovered", heads, rows)
+    columns = ("attack", "restarts", "residual", "recovered\n(chance)", "counts with", "p")
+    print_table("attacks: training samples that each attack recovered", columns, attack_rows)
     if result.controls.rows:
-        control_cells = []
+        control_rows = []
         for negative in result.controls.rows:
-            count = f"{negative.recovered} ({format_number(negative.expected_by_chance, 2)})"
-            p = format_number(negative.p_value, 2)
-            control_cells.append((negative.name, str(negative.candidates), count, p))
-        title = "negative controls: candidates that were not reconstructed from the network"
-        print_table(title, ("control", "candidates", "recovered\n(chance)", "p"), control_cells)
+            recovered_cell = (
+                f"{negative.recovered} ({format_number(negative.expected_by_chance, 2)})"
+            )
+            p_value_cell = format_number(negative.p_value, 2)
+            control_rows.append(
+                (negative.name, str(negative.candidates), recovered_cell, p_value_cell)
+            )
+        control_title = "negative controls: candidates that were not reconstructed from the network"
+        print_table(
+            control_title, ("control", "candidates", "recovered\n(chance)", "p"), control_rows
+        )
     for control in result.checks.positive_controls:
         print_wrapped(control.sentence, "positive controls: ", "  ")
     if (certificate := result.certificate) is not None:
@@ -292,9 +308,11 @@ def _explain(result: AuditResult) -> None:
     for line in result.exposure.lines if result.exposure else ():
         print_wrapped(line, "exposure: ", "  ")
     print_notes(result.notes)
-    text = " ".join([result.screen.text(), *result.verdict.reasons, "residual restart control"])
+    printed_words = " ".join(
+        [result.screen.text(), *result.verdict.reasons, "residual restart control"]
+    )
     print_line("glossary:")
-    for word in find_used_words(text):
+    for word in find_used_words(printed_words):
         print_wrapped(GLOSSARY[word], f"  {word}: ", "    ")
 
 
@@ -304,8 +322,8 @@ def show_applies(rows: list[dict[str, Any]]) -> None:
     Args:
         rows: Plain values of the rows: ``what``, ``status`` and ``reason``.
     """
-    cells = [(row["what"], row["status"], row["reason"]) for row in rows]
-    print_table("what applies, what was tried, and why", ("what", "status", "why"), cells)
+    table_rows = [(row["what"], row["status"], row["reason"]) for row in rows]
+    print_table("what applies, what was tried, and why", ("what", "status", "why"), table_rows)
 
 
 def _show_dry_run(plan: DryRun) -> None:
@@ -325,16 +343,23 @@ def listener_for(visible: bool) -> Iterator[AuditListener]:
     from residuum.auditing.listener import SILENT, AuditListener
 
     with ExitStack() as stack:
-        start = time.monotonic()
+        start_time = time.monotonic()
 
         def describe(
             attack: str, done: int, restarts: int, progress: AttackProgress
         ) -> tuple[int, int, str]:
-            parallel = len(progress.loss)
-            numbers = f"{done + 1}" if parallel == 1 else f"{done + 1}-{done + parallel}"
-            elapsed = duration(time.monotonic() - start)
-            text = f"{attack}  restart {numbers} of {restarts}  step {progress.step} of {progress.steps}"
-            return progress.step, progress.steps, f"{text}  {elapsed}"
+            parallel_restarts = len(progress.loss)
+            restart_numbers = (
+                f"{done + 1}"
+                if parallel_restarts == 1
+                else f"{done + 1}-{done + parallel_restarts}"
+            )
+            elapsed = duration(time.monotonic() - start_time)
+            state_line = (
+                f"{attack}  restart {restart_numbers} of {restarts}  "
+                f"step {progress.step} of {progress.steps}"
+            )
+            return progress.step, progress.steps, f"{state_line}  {elapsed}"
 
         watch = stack.enter_context(show_progress("attacking", describe, visible))
         if watch is None:
@@ -354,7 +379,7 @@ def listener_for(visible: bool) -> Iterator[AuditListener]:
                 if console.is_terminal:
                     stack.enter_context(console.status(STAGE_MESSAGES[name]))
                 else:
-                    elapsed = duration(time.monotonic() - start)
+                    elapsed = duration(time.monotonic() - start_time)
                     sys.stderr.write(f"{STAGE_MESSAGES[name]}, {elapsed}\n")
 
             def watch_attack(self, attack: str, restarts_done: int, restarts: int) -> Any:

@@ -56,8 +56,9 @@ def _command(
     reconstruction: Annotated[
         Path | None,
         Parameter(
-            help="Folder of an attack. Certify what other training sets of the same weights share with its "
-            "reconstructions, instead of measuring samples.",
+            help="Folder of an attack. The certificate then says how much every other training set that fits "
+            "the same weights must share with the reconstructions of this attack. Without this option, the "
+            "KKT residuals of samples are measured.",
             metavar="RUN",
         ),
     ] = None,
@@ -88,8 +89,9 @@ def _command(
     rivals: Annotated[
         Literal["tied", "best"],
         Parameter(
-            help="With several classes: give a sample a multiplier for every wrong class whose output is as "
-            "high as the highest (tied), or for one wrong class only (best).",
+            help="With several classes: which wrong classes of a sample get a multiplier in the KKT "
+            "equation. tied: every wrong class whose output equals the largest output of a wrong class. "
+            "best: only one wrong class with the largest output.",
             group=options.EXPERT,
             show_default=True,
         ),
@@ -97,8 +99,8 @@ def _command(
     kink_tolerance: Annotated[
         float,
         Parameter(
-            help="A neuron whose relative pre-activation at a sample is below this number counts as a kink "
-            "(a pre-activation of zero).",
+            help="A kink is a sample at which the pre-activation of a neuron is zero. A pre-activation "
+            "counts as zero if its relative size is below this number.",
             group=options.EXPERT,
             show_default=True,
         ),
@@ -106,8 +108,9 @@ def _command(
     share: Annotated[
         float,
         Parameter(
-            help="With --reconstruction: the certificate is about other images that take over at least this "
-            "share of the weight of a candidate.",
+            help="With --reconstruction: an image counts as a replacement of a candidate if it takes over at "
+            "least this share of the multiplier of the candidate. The certificate bounds how far every "
+            "replacement can be from the candidate.",
             group=options.EXPERT,
             show_default=True,
         ),
@@ -166,14 +169,16 @@ def show(certificate: Certificate, title: str) -> None:
         title: Title of the table.
     """
     lam, n = certificate.to_json()["multipliers"], format_number
-    kinks = f"{certificate.kinks_freed} of {certificate.kinks} neurons with a kink may count partly"
-    rows = [
+    kink_text = (
+        f"{certificate.kinks_freed} of {certificate.kinks} neurons with a kink may be partly active"
+    )
+    table_rows = [
         (
             "KKT residual, plain",
             n(certificate.residual_plain),
             "||theta - sum lam y grad Phi|| / ||theta||",
         ),
-        ("KKT residual, Clarke", n(certificate.residual_clarke), kinks),
+        ("KKT residual, Clarke", n(certificate.residual_clarke), kink_text),
         *(
             (f"  {layer.name}", n(layer.residual), "plain, relative to the norm of the layer")
             for layer in certificate.layers
@@ -193,12 +198,15 @@ def show(certificate: Certificate, title: str) -> None:
         ("balance gap", n(certificate.balance), "0 at a KKT point"),
         ("status", certificate.status, ""),
     ]
-    print_table(title, ("what", "value", "meaning"), rows)
+    print_table(title, ("what", "value", "meaning"), table_rows)
     print_notes(certificate.notes)
 
 
 def show_uniqueness(certified: CertifiedReconstruction, title: str) -> None:
-    """Print, for every sample, how many restarts found the sample, and its uniqueness certificate.
+    """Print a table with the uniqueness certificate of a reconstruction.
+
+    For every sample, the table says how many restarts found the sample, and how much of the sample every
+    other training set must share.
 
     Args:
         certified: The reconstruction with its uniqueness certificate.

@@ -83,18 +83,18 @@ def _command(
     settings = settings or {}
     if "value_range" in settings:
         settings["value_range"] = parse_value_range(settings["value_range"])
-    request = options.make_from_options(DefenseRequest, settings)
-    options.check_device(request.device)
-    names = [text.strip() for text in defenses.split(",") if text.strip()]
+    defense_request = options.make_from_options(DefenseRequest, settings)
+    options.check_device(defense_request.device)
+    defense_texts = [text.strip() for text in defenses.split(",") if text.strip()]
     with trial_progress(output.visible) as watch:
-        outcomes = defend(data, names, out=out, watch=watch, **settings)
+        outcomes = defend(data, defense_texts, out=out, watch=watch, **settings)
     output.print_result(json.loads((out / "result.json").read_text()), lambda: _show(outcomes, out))
 
 
 def _show(outcomes: list[Outcome], out: Path) -> None:
     from residuum.report import defenses as report
 
-    rows = report.make_rows(outcomes)
+    table_rows = report.make_rows(outcomes)
     for title, columns in (
         (
             f"samples recovered of {outcomes[0].n}, before and after each defense",
@@ -102,8 +102,8 @@ def _show(outcomes: list[Outcome], out: Path) -> None:
         ),
         ("what each defense leaves to attackers, and what it costs", (0, 6, 7, 8, 9, 10)),
     ):
-        heads = [report.HEADER[k] for k in columns]
-        print_table(title, heads, [[row[k] for k in columns] for row in rows])
+        headers = [report.HEADER[k] for k in columns]
+        print_table(title, headers, [[row[k] for k in columns] for row in table_rows])
     for text in report.make_notes(outcomes):
         print_line(text)
     print_line(report.LIMIT)
@@ -113,7 +113,7 @@ def _show(outcomes: list[Outcome], out: Path) -> None:
 def _list(as_json: bool) -> None:
     from residuum.defenses import DEFENSES
 
-    rows = [
+    defenses = [
         {
             "name": name,
             "strength": defense.unit,
@@ -127,12 +127,14 @@ def _list(as_json: bool) -> None:
         for name, defense in DEFENSES.items()
     ]
     if as_json:
-        print_json({"defenses": rows})
+        print_json({"defenses": defenses})
         return
-    keys = ("name", "strength", "changes", "secret")
-    cells = [(*(str(row[k]) for k in keys), "yes" if row["available"] else "no") for row in rows]
-    heads = ("name", "strength", "changes", "kept secret by the owner", "installed")
-    print_table("defenses", heads, cells)
-    for row in rows:
+    fields = ("name", "strength", "changes", "secret")
+    table_rows = [
+        (*(str(row[k]) for k in fields), "yes" if row["available"] else "no") for row in defenses
+    ]
+    columns = ("name", "strength", "changes", "kept secret by the owner", "installed")
+    print_table("defenses", columns, table_rows)
+    for row in defenses:
         if not row["available"]:
             print_line(f"{row['name']} is not installed. Install it with: {row['install']}")

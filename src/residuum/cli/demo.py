@@ -1,8 +1,8 @@
 """``residuum demo``: train networks on bundled data, attack them and audit them.
 
 The demo audits two networks with the same settings. One network was trained on images of digits. The other
-network was never trained, so nothing can be found in it. Then the demo unmixes color photographs from the
-first layer of a third network in about two seconds.
+network was never trained, so nothing can be found in it. Then the demo reconstructs color photographs from
+the first layer of a third network in about two seconds. The attack unmix separates the rows of this layer.
 
 Examples:
 residuum demo
@@ -33,11 +33,11 @@ if TYPE_CHECKING:
     from residuum.networks.network import Network
     from residuum.records import Split
 
-# The network of the digits, its number of training samples, and its number of training steps.
+# The network trained on digits, its number of training samples, and its number of training steps.
 ARCH, SAMPLES, STEPS = "mlp:64-200-200-1", 20, 5000
 RESTARTS, ATTACK_STEPS = 4, 2000
 PICTURE = "reconstructions.png"
-# The network of the photographs, its training samples and steps, and the seconds of the attack on it.
+# The network trained on photographs, its numbers of samples and steps, and the time limit of the attack (s).
 PHOTO_ARCH, PHOTOS, PHOTO_STEPS, PHOTO_SECONDS = "mlp:3072-300-300-1", 40, 600, 2.0
 PHOTO_PICTURE = "photos.png"
 CERTIFICATE_ROWS = {
@@ -76,10 +76,10 @@ def _command(
             with attack_progress(output.visible) as watch:
                 _audit(out, name, watch)
         photos = _unmix_photos(out, output.visible)
-    results = {audit: AuditResult.load(out / audit) for audit in NETWORKS}
-    summary = _write_summary(out, split, trained_network, results, photos)
-    output.print_result(summary, lambda: _show(results, summary))
-    _check_verdicts(results)
+    result_of_audit = {audit: AuditResult.load(out / audit) for audit in NETWORKS}
+    summary = _write_summary(out, split, trained_network, result_of_audit, photos)
+    output.print_result(summary, lambda: _show(result_of_audit, summary))
+    _check_verdicts(result_of_audit)
     if output.visible:
         print_line(f"report: {out / 'trained' / 'report.html'}")
 
@@ -94,18 +94,18 @@ def _write_networks(out: Path, split: Split, visible: bool) -> Network:
 
     config = TrainingConfig(steps=STEPS)
     with training_progress(visible) as watch:
-        state = train(ARCH, split.train, config, watch=watch)
+        training_state = train(ARCH, split.train, config, watch=watch)
     (out / "network" / "private").mkdir(parents=True, exist_ok=True)
-    write_run(out / "network", ARCH, split, config, state, "binary", "cpu")
-    trained_network = make_release(state, ARCH, split.train, "binary")
-    model = initialize(Architecture.parse(ARCH), TrainingConfig(init="default"))
-    file = out / NETWORKS["untrained"] / "model.safetensors"
-    save_checkpoint(trained_network.replace(theta=parameters(model)), file)
+    write_run(out / "network", ARCH, split, config, training_state, "binary", "cpu")
+    trained_network = make_release(training_state, ARCH, split.train, "binary")
+    untrained_model = initialize(Architecture.parse(ARCH), TrainingConfig(init="default"))
+    untrained_file = out / NETWORKS["untrained"] / "model.safetensors"
+    save_checkpoint(trained_network.replace(theta=parameters(untrained_model)), untrained_file)
     return trained_network
 
 
 def _unmix_photos(out: Path, visible: bool) -> dict[str, Any]:
-    """Unmix color photographs from a trained first layer and from a first layer that was never trained."""
+    """Reconstruct photographs from the first layers of a trained and an untrained network, and score them."""
     from residuum.attacks import Unmix
     from residuum.attacks.unmixing.attack import LADDER
     from residuum.attacks.unmixing.ica import unmix
@@ -122,31 +122,36 @@ def _unmix_photos(out: Path, visible: bool) -> dict[str, Any]:
     split = load_dataset("photos", PHOTOS, seed=0)
     config = TrainingConfig(steps=PHOTO_STEPS, dtype="float32")
     with training_progress(visible) as watch:
-        state = train(PHOTO_ARCH, split.train, config, watch=watch)
-    trained_network = make_release(state, PHOTO_ARCH, split.train, "binary")
+        training_state = train(PHOTO_ARCH, split.train, config, watch=watch)
+    trained_network = make_release(training_state, PHOTO_ARCH, split.train, "binary")
     save_checkpoint(trained_network, out / "photos-network" / "model.safetensors")
     mean, shape = split.train.mean, split.train.shape
     knowledge = Knowledge(shape, value_range=(0, 1), mean=mean, provenance={"mean": "train"})
     reconstruction = Unmix(seconds=PHOTO_SECONDS).run(trained_network, knowledge)
-    # The attack refuses an untrained layer, because all of its directions look like noise. So the untrained
-    # layer is unmixed without these checks, into as many images as the trained layer.
+    # The class Unmix refuses an untrained layer, because all directions of the layer look like noise.
+    # The function unmix does not refuse. It separates the layer into as many images as the trained layer.
     untrained_model = initialize(Architecture.parse(PHOTO_ARCH), TrainingConfig(init="default"))
-    layer = first_layer(parameters(untrained_model)).float()
-    untrained_images = unmix(layer, split.train.shape, LADDER[0], rank=len(reconstruction.x))
-    untrained_x = untrained_images.x.reshape(-1, *split.train.shape)
-    bands = {}
-    for title, x in (("trained", reconstruction.x), ("never trained", untrained_x)):
-        bands[title] = (x, score(x, split.train, split.holdout, metrics=["ncc"]))
-    if figure := compared_figure(bands, split.train):
+    untrained_layer = first_layer(parameters(untrained_model)).float()
+    untrained_images = unmix(
+        untrained_layer, split.train.shape, LADDER[0], rank=len(reconstruction.x)
+    )
+    untrained_candidates = untrained_images.x.reshape(-1, *split.train.shape)
+    candidates_and_scores = {}
+    for title, x in (("trained", reconstruction.x), ("never trained", untrained_candidates)):
+        candidates_and_scores[title] = (x, score(x, split.train, split.holdout, metrics=["ncc"]))
+    if figure := compared_figure(candidates_and_scores, split.train):
         write_atomic(out / PHOTO_PICTURE, figure)
-    names = ("recovered", "n", "rule", "expected_by_chance", "p_value")
-    counts = [{name: getattr(scores, name) for name in names} for _, scores in bands.values()]
+    score_fields = ("recovered", "n", "rule", "expected_by_chance", "p_value")
+    score_summaries = [
+        {name: getattr(scores, name) for name in score_fields}
+        for _, scores in candidates_and_scores.values()
+    ]
     return {
         "arch": PHOTO_ARCH,
         "picture": str(out / PHOTO_PICTURE),
         "seconds": reconstruction.seconds,
-        "trained": counts[0],
-        "untrained": counts[1],
+        "trained": score_summaries[0],
+        "untrained": score_summaries[1],
         "notes": list(reconstruction.notes),
     }
 
@@ -178,7 +183,7 @@ def _write_summary(
     results: dict[str, AuditResult],
     photos: dict[str, Any],
 ) -> dict[str, Any]:
-    """Write a picture of both reconstructions, and write and return the content of ``demo.json``."""
+    """Write ``demo.json`` and a picture of the reconstructed digits. Return the content of ``demo.json``."""
     from residuum.auditing.artifacts import read_result
     from residuum.evaluation.scoring import all_candidates
     from residuum.records import write_atomic, write_json
@@ -187,11 +192,11 @@ def _write_summary(
 
     holdout = split.holdout
     certificate = certify(trained_network.module, holdout.x[:SAMPLES], holdout.y[:SAMPLES])
-    bands = {}
+    candidates_and_scores = {}
     for title, result in zip(("trained", "never trained"), results.values(), strict=True):
         assert result.scores is not None
-        bands[title] = (all_candidates(result.reconstructions[0]).x, result.scores)
-    if figure := compared_figure(bands, split.train):
+        candidates_and_scores[title] = (all_candidates(result.reconstructions[0]).x, result.scores)
+    if figure := compared_figure(candidates_and_scores, split.train):
         write_atomic(out / PICTURE, figure)
     summary = {
         **{audit: read_result(out / audit) for audit in results},
@@ -229,20 +234,20 @@ def _show(results: dict[str, AuditResult], summary: dict[str, Any]) -> None:
         rows,
     )
     photos = summary["photos"]
-    counts = [photos["trained"], photos["untrained"]]
+    photo_scores = [photos["trained"], photos["untrained"]]
     rows = [
-        ("photos recovered", *(f"{c['recovered']} of {c['n']}, {c['rule']}" for c in counts)),
-        ("expected by chance", *(format_number(c["expected_by_chance"], 2) for c in counts)),
-        ("p-value, permutation test", *(format_number(c["p_value"], 2) for c in counts)),
+        ("photos recovered", *(f"{c['recovered']} of {c['n']}, {c['rule']}" for c in photo_scores)),
+        ("expected by chance", *(format_number(c["expected_by_chance"], 2) for c in photo_scores)),
+        ("p-value, permutation test", *(format_number(c["p_value"], 2) for c in photo_scores)),
     ]
     title = (
         f"{PHOTO_ARCH} trained on {PHOTOS} crops of photographs: unmixed from the first layer in "
         f"{photos['seconds']:.1f} s"
     )
     print_table(title, ("what", "trained", "never trained"), rows)
-    items = summary["trained"]["knowledge"]
-    knowledge = ", ".join(f"{item['fact']} ({item['provenance']})" for item in items)
-    print_line(f"known to the attacker: {knowledge}")
+    known_facts = summary["trained"]["knowledge"]
+    knowledge_text = ", ".join(f"{item['fact']} ({item['provenance']})" for item in known_facts)
+    print_line(f"known to the attacker: {knowledge_text}")
     print_line(f"pictures, reconstructions above training images: {summary['picture']} and")
     print_line(f"  {photos['picture']}")
 
@@ -252,9 +257,10 @@ def _check_verdicts(results: dict[str, AuditResult]) -> None:
     from residuum.auditing.verdict import LEAK
     from residuum.errors import InconclusiveError
 
-    outcomes = {audit: result.verdict.outcome for audit, result in results.items()}
-    if outcomes["trained"] != LEAK or outcomes["untrained"] == LEAK:
+    verdict_of_audit = {audit: result.verdict.outcome for audit, result in results.items()}
+    if verdict_of_audit["trained"] != LEAK or verdict_of_audit["untrained"] == LEAK:
         raise InconclusiveError(
-            f"The demo must find a leak in the trained network, not in the untrained one; got {outcomes}.",
+            f"The demo must find a leak in the trained network, not in the untrained one; "
+            f"got {verdict_of_audit}.",
             "Report this error with the output of residuum --version --verbose.",
         )

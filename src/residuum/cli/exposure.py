@@ -32,6 +32,7 @@ from residuum.settings import ExposureRequest
 if TYPE_CHECKING:
     from residuum.records import Exposure
     from residuum.records.exposure import GroupExposure
+    from residuum.risk.forests import ForestExposure
 
 MAX_GROUPS = 20  # maximal number of groups in the printed table
 
@@ -54,8 +55,8 @@ def _command(
     holdout: Annotated[
         Path | None,
         Parameter(
-            help="At least 100 records that the network never saw, in a form that --data takes. Without "
-            "them the tests for kinks and dual vectors have no p-values."
+            help="At least 100 records that the network never saw, in a form that --data takes. The "
+            "p-values of the tests need these records."
         ),
     ] = None,
     out: Annotated[
@@ -81,8 +82,9 @@ def _command(
     canaries: Annotated[
         Path | None,
         Parameter(
-            help="An .npz with canaries: arrays x, y and inserted, which is 1 if the record is in the "
-            "training set and 0 if it was left out. They give a lower bound on epsilon.",
+            help="An .npz with canaries, which are records inserted into the training set at random. The "
+            "array inserted is 1 for a record x, y in the training set, and 0 for a record that was left "
+            "out. The canaries give a lower bound on epsilon, the privacy loss of the training.",
             metavar="FILE",
         ),
     ] = None,
@@ -97,8 +99,8 @@ def _command(
     init: Annotated[
         str | None,
         Parameter(
-            help="File of the initial weights, if the attacker knows them. own reads them from the training "
-            "directory.",
+            help="File of the initial weights, if the attacker knows these weights. With the value own, the "
+            "initial weights are read from the training directory.",
             metavar="FILE",
             group=options.ATTACKER,
             completer=lambda _: ("own",),
@@ -112,8 +114,10 @@ def _command(
     from residuum.datasets.given import locate_samples, read_samples
     from residuum.io.attacker_knowledge import build_knowledge
     from residuum.io.checkpoints import load_checkpoint
+    from residuum.io.forests import read_forests
     from residuum.io.release import open_release
     from residuum.verbs.exposing import exposure, read_groups
+    from residuum.verbs.forests import forest_exposure
 
     settings = settings or {}
     request = options.make_from_options(ExposureRequest, settings)
@@ -127,18 +131,22 @@ def _command(
             f"--fail-above must be from 0 to 1; got {fail_above:g}.", "Example: --fail-above 0.5."
         )
     release = open_release(checkpoint)
+    if read_forests(release):
+        ranking = forest_exposure(release, data, out)
+        output.print_result(ranking.to_json(), lambda: show_forest(ranking, request.top, out))
+        return 0
     network = load_checkpoint(release, request.arch)
-    file = locate_samples(data, "data")
-    records, _ = read_samples(file)
+    data_file = locate_samples(data, "data")
+    records, _ = read_samples(data_file)
     held_out = read_samples(locate_samples(holdout, "holdout"))[0] if holdout else None
     knowledge = build_knowledge(release, network, init=init, weight_decay=weight_decay)
     with exposure_progress(output.visible) as watch:
-        result = exposure(
+        record_risks = exposure(
             network,
             records,
             held_out,
             knowledge=knowledge,
-            groups=read_groups(file, group_by, len(records)) if group_by else (),
+            groups=read_groups(data_file, group_by, len(records)) if group_by else (),
             grouped_by=group_by or "",
             reconstruction=attack,
             canaries=canaries,
@@ -146,23 +154,48 @@ def _command(
             watch=watch,
             **settings,
         )
-    if fail_above is not None and result.uncalibrated:
+    if fail_above is not None and record_risks.uncalibrated:
         raise InputError(
-            f"--fail-above needs a calibrated probability; the probability is not calibrated: "
-            f"{result.uncalibrated}.",
+            "--fail-above needs calibrated probabilities, which agree with attacks on similar networks; got "
+            f"probabilities that are not calibrated: {record_risks.uncalibrated}.",
             "Leave --fail-above out and read the ranking, or use the exit code of residuum audit.",
         )
-    above_count = 0 if fail_above is None else int((result.probability > fail_above).sum())
+    above_count = 0 if fail_above is None else int((record_risks.probability > fail_above).sum())
 
     def show_all() -> None:
-        show(result, out)
+        show(record_risks, out)
         if above_count:
             print_line(
-                f"exit code 1: {above_count} of {len(result)} records are above --fail-above {fail_above:g}"
+                f"exit code 1: {above_count} of {len(record_risks)} records are above --fail-above "
+                f"{fail_above:g}"
             )
 
-    output.print_result(result.to_json(), show_all)
+    output.print_result(record_risks.to_json(), show_all)
     return 1 if above_count else 0
+
+
+def show_forest(ranking: ForestExposure, top: int, out: Path | None) -> None:
+    """Print how much of each record the trees of a forest determine.
+
+    Args:
+        ranking: The ranking.
+        top: Number of records in the table.
+        out: Folder that was written, None if no folder was written.
+    """
+    rows = [
+        (
+            str(row["id"] or row["record"]),
+            f"{row['exact_columns']} of {ranking.columns}",
+            f"{row['right_digits']:.2f}",
+            "yes" if row["target"] else "no",
+        )
+        for row in ranking.per_record[:top]
+    ]
+    headers = ("record", "exact columns", "right digits", "target")
+    print_table(f"{ranking.model}: the most exposed of {len(ranking)} records", headers, rows)
+    print_notes(ranking.lines)
+    if out is not None:
+        print_line(f"written to {out}")
 
 
 def show(result: Exposure, out: Path | None) -> None:
@@ -172,29 +205,31 @@ def show(result: Exposure, out: Path | None) -> None:
         result: The risk of every record.
         out: Folder that was written, None if no folder was written.
     """
-    was_attacked = not bool(result.found_ncc.isnan().all())
-    columns = {  # heads and fields of the columns, as many as fit into 80 characters
+    has_candidates = not bool(result.found_ncc.isnan().all())
+    columns = {  # headers of the columns, and the fields of a record that they show
         **({"score": "score"} if result.uncalibrated else {"prob.": "probability"}),
-        **({"found": "found_ncc"} if was_attacked else {"heard": "heard"}),
+        **({"found": "found_ncc"} if has_candidates else {"heard": "heard"}),
         "own": "own_over_misfit",
         "informed": "informed_ncc",
         "kinks": "kinks",
         "q": "kink_q",
         "margin": "margin",
     }
-    heads = ("record", result.grouped_by or "group", *columns)
-    records = []
+    headers = ("record", result.grouped_by or "group", *columns)
+    record_rows = []
     for row in result.rows(len(result.top)):
-        values = map(row.get, columns.values())
-        cells = [str(v) if isinstance(v, int) else format_number(v, 2) for v in values]
-        records.append((str(row["index"]), row["group"] or "-", *cells))
-    if records:
-        print_table(f"{result.arch}: the most exposed of {len(result)} records", heads, records)
-    groups = [_group_row(group) for group in result.by_group[:MAX_GROUPS]]
-    if groups:
-        probability_heads = ("expected", "mean prob.", "95% interval")
-        means = ("mean score",) if result.uncalibrated else probability_heads
-        print_table("groups", (result.grouped_by, "records", *means, "flagged"), groups)
+        record_values = map(row.get, columns.values())
+        cells = [str(v) if isinstance(v, int) else format_number(v, 2) for v in record_values]
+        record_rows.append((str(row["index"]), row["group"] or "-", *cells))
+    if record_rows:
+        print_table(
+            f"{result.arch}: the most exposed of {len(result)} records", headers, record_rows
+        )
+    group_rows = [_group_row(group) for group in result.by_group[:MAX_GROUPS]]
+    if group_rows:
+        probability_headers = ("expected", "mean prob.", "95% interval")
+        mean_headers = ("mean score",) if result.uncalibrated else probability_headers
+        print_table("groups", (result.grouped_by, "records", *mean_headers, "flagged"), group_rows)
     for line in result.lines:
         print_line(line)
     print_notes(result.notes)
@@ -203,11 +238,11 @@ def show(result: Exposure, out: Path | None) -> None:
 
 
 def _group_row(group: GroupExposure) -> tuple[str, ...]:
-    """Return the table row of a group, with its mean score if the group has no probabilities."""
-    flagged = "-" if group.called is None else str(group.called)
+    """Return the table row of a group. If probabilities are not calibrated, the row has the mean score."""
+    flagged_count = "-" if group.called is None else str(group.called)
     if group.interval is None:
-        return group.name, str(group.records), format_number(group.score, 2), flagged
+        return group.name, str(group.records), format_number(group.score, 2), flagged_count
     low, high = group.interval
     interval = f"{low:.2f} to {high:.2f}"
-    means = (format_number(group.expected, 3), format_number(group.probability, 2), interval)
-    return (group.name, str(group.records), *means, flagged)
+    mean_cells = (format_number(group.expected, 3), format_number(group.probability, 2), interval)
+    return (group.name, str(group.records), *mean_cells, flagged_count)

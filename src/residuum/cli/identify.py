@@ -50,7 +50,9 @@ def _command(
     ] = None,
     augmented: Annotated[
         bool,
-        Parameter(help="Every sample ends in a constant 1, which determines its scale and sign."),
+        Parameter(
+            help="Every sample ends in a constant 1. The constant determines the scale and sign of samples."
+        ),
     ] = False,
     data: Annotated[
         Path | None,
@@ -72,7 +74,7 @@ def _command(
     from residuum.verbs.identifying import identify
 
     samples = Dataset.from_npz(data) if data is not None else None
-    result = identify(
+    identification = identify(
         checkpoint,
         activation,
         rank=rank,
@@ -83,17 +85,17 @@ def _command(
         arch=arch,
         out=out,
     )
-    output.print_result(result.to_json(), lambda: show(result))
+    output.print_result(identification.to_json(), lambda: show(identification))
 
 
 def show(result: Identification) -> None:
-    """Print the conditions of the recovery, the recovered samples, and what the weights do not determine."""
-    alpha = result.order - 1
+    """Print the conditions of the recovery, the recovered samples, and what remains undetermined."""
+    degree = result.order - 1
     weight_share = f"{result.carrying} neurons hold 99.9% of |theta|^2"
     normalized_margin = f"normalized margin {format_number(result.normalized_margin)}"
     margin = "needs --data" if result.min_margin is None else format_number(result.min_margin)
-    rows = [
-        ("order", str(result.order), f"degree {alpha} + 1"),
+    table_rows = [
+        ("order", str(result.order), f"degree {degree} + 1"),
         (
             "r",
             str(result.r),
@@ -109,18 +111,18 @@ def show(result: Identification) -> None:
         (
             "balance gap",
             format_number(result.balance_gap),
-            f"|W_j|^2 = {alpha} a_j^2 at a KKT point",
+            f"|W_j|^2 = {degree} a_j^2 at a KKT point",
         ),
         ("neurons", f"{result.neurons} live, {result.dead} dead", weight_share),
         ("|theta|, min margin", f"{format_number(result.theta_norm)}, {margin}", normalized_margin),
         ("method", result.method, f"relative residual {format_number(result.residual)}"),
     ]
-    print_table(result.arch, ("what", "value", "meaning"), rows)
+    print_table(result.arch, ("what", "value", "meaning"), table_rows)
     if len(result.x):
-        certified = int(result.certified.sum())
-        samples = zip(result.weights, result.residuals, result.certified, strict=True)
+        certified_count = int(result.certified.sum())
+        sample_values = zip(result.weights, result.residuals, result.certified, strict=True)
         print_table(
-            f"{len(result.x)} samples, {certified} certified; {result.scale}",
+            f"{len(result.x)} samples, {certified_count} certified; {result.scale}",
             ("sample", "weight lam y", "residual", "flag"),
             [
                 (
@@ -129,7 +131,7 @@ def show(result: Identification) -> None:
                     format_number(float(e), 2),
                     "certified" if c else "heuristic",
                 )
-                for i, (b, e, c) in enumerate(samples)
+                for i, (b, e, c) in enumerate(sample_values)
             ],
         )
     if result.aggregate is not None:
@@ -137,7 +139,7 @@ def show(result: Identification) -> None:
             f"aggregate sum_i lam_i y_i x_i: norm {format_number(float(result.aggregate.norm()))}"
         )
     if result.eigenvalues is not None:
-        values = " ".join(format_number(v) for v in result.eigenvalues.tolist())
-        print_line(f"eigenvalues of the moment matrix: {values}")
+        eigenvalue_text = " ".join(format_number(v) for v in result.eigenvalues.tolist())
+        print_line(f"eigenvalues of the moment matrix: {eigenvalue_text}")
     print_line(f"not determined by the weights: {result.symmetry}")
     print_notes(result.notes)

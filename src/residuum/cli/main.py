@@ -107,27 +107,27 @@ def main(arguments: list[str] | None = None) -> int:
     """
     arguments = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     try:
-        code = _run(arguments)
+        exit_code = _run(arguments)
     except ResiduumError as problem:
         _report(str(problem), problem.exit_code, arguments)
-        code = problem.exit_code
+        exit_code = problem.exit_code
     except CycloptsError as problem:
         _report(usage_message(problem, tuple(COMMANDS)), USAGE, arguments)
-        code = USAGE
+        exit_code = USAGE
     except KeyboardInterrupt:
         _report(
             "The command was interrupted. Finished work is kept.",
             INTERRUPTED,
             arguments,
         )
-        code = INTERRUPTED
+        exit_code = INTERRUPTED
     except Exception as problem:
         if os.environ.get("RESIDUUM_DEBUG"):
             raise
-        text = f"Internal error ({type(problem).__name__}: {problem}). Set RESIDUUM_DEBUG=1 to see more."
-        _report(text, INTERNAL, arguments)
-        code = INTERNAL
-    return code
+        error = f"{type(problem).__name__}: {problem}"
+        _report(f"Internal error ({error}). Set RESIDUUM_DEBUG=1 to see more.", INTERNAL, arguments)
+        exit_code = INTERNAL
+    return exit_code
 
 
 def _run(arguments: list[str]) -> int:
@@ -139,12 +139,12 @@ def _run(arguments: list[str]) -> int:
         from residuum.cli.attack import add_command_of_plugin
 
         add_command_of_plugin(arguments[1:])
-    result = app(arguments)
-    return result if isinstance(result, int) else 0
+    return_value = app(arguments)
+    return return_value if isinstance(return_value, int) else 0
 
 
 def _report(text: str, code: int, arguments: list[str]) -> None:
-    line = " ".join(text.split())
+    one_line = " ".join(text.split())
     if "--json" in arguments:
-        print_json({"error": line, "exit_code": code})
-    sys.stderr.write(f"residuum: {line}\n")
+        print_json({"error": one_line, "exit_code": code})
+    sys.stderr.write(f"residuum: {one_line}\n")

@@ -27,7 +27,7 @@ BASIC = Group("Basic", sort_key=1)
 SETTINGS = Group("Settings of the attack", sort_key=2)
 ATTACKER = Group("Attacker knowledge", sort_key=3)
 EXPERT = Group("Expert", sort_key=4)
-OPTION_NAMES = {  # settings whose option on the command line has another name
+OPTION_NAMES = {  # for each setting whose command line option has another name, the name of the option
     "model_code": "model",
     "objectives": "rank-by",
     "cpus": "cpus-per-trial",
@@ -48,8 +48,8 @@ def command_app(name: str, doc: str | None) -> App:
     Returns:
         The application. The function that runs the command must still be registered.
     """
-    text = (doc or "").strip().replace("Examples:\n", "Examples:\n\n")
-    _, *paragraphs = text.split("\n\n")
+    help_text = (doc or "").strip().replace("Examples:\n", "Examples:\n\n")
+    _, *paragraphs = help_text.split("\n\n")
     details = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
     return App(name=name, help_epilogue=details, group_parameters=BASIC)
 
@@ -96,15 +96,17 @@ def options_from(
                 show_default=format_default(field.default) or False,
                 negative_bool="no-",
             )
-            change = (changes or {}).get(name, Annotated[_typed(field.annotation), None])
-            fields[name] = Annotated[(change.__origin__, option, *change.__metadata__)]
+            annotated_type = (changes or {}).get(name, Annotated[_typed(field.annotation), None])
+            fields[name] = Annotated[
+                (annotated_type.__origin__, option, *annotated_type.__metadata__)
+            ]
     return TypedDict("Options", fields, total=False)  # type: ignore[operator]
 
 
 def _typed(kind: Any) -> Any:
-    """Return the type of a setting without the values that a user cannot type: None and "".
+    """Return the type of a setting without None and the empty string, which no user types.
 
-    If None remained in the type, cyclopts would read the word none as None. But a prior has the name "none".
+    If None remained in the type, cyclopts would read the word none as None. But a prior is called "none".
     """
     members = get_args(kind)
     if get_origin(kind) is Literal:
@@ -125,17 +127,23 @@ def with_options(**types: Any) -> Callable[[Command], Command]:
     """
 
     def decorate(command: Command) -> Command:
-        flat = Parameter(name="*")  # the fields become options without a prefix
-        command.__annotations__ |= {name: Annotated[t, flat] for name, t in types.items()}
+        without_prefix = Parameter(
+            name="*"
+        )  # an option has the name of a field, without the parameter name as a prefix
+        command.__annotations__ |= {name: Annotated[t, without_prefix] for name, t in types.items()}
         return command
 
     return decorate
 
 
 def _name_options(text: str, model: type[BaseModel]) -> str:
-    """Return a help text in which the names of settings are replaced by the names of their options."""
-    names = (name for name in model.model_fields if "_" in name)
-    return re.sub(rf"\b({'|'.join(names) or '$.'})\b", lambda match: option_name(match[1]), text)
+    """Replace the names of settings in a help text by the names of their command line options."""
+    names_with_underscore = (name for name in model.model_fields if "_" in name)
+    return re.sub(
+        rf"\b({'|'.join(names_with_underscore) or '$.'})\b",
+        lambda match: option_name(match[1]),
+        text,
+    )
 
 
 def make_from_options(make: Callable[..., Settings], values: Mapping[str, Any]) -> Settings:
@@ -226,7 +234,10 @@ TaskOption = Annotated[
 Device = Annotated[Literal["cpu", "cuda"], Parameter(help="Device to compute on.")]
 PresetName = Annotated[
     str,
-    Parameter(help="Named set of settings. Other options override them.", choices=tuple(PRESETS)),
+    Parameter(
+        help="Name of a set of settings. Other options override these settings.",
+        choices=tuple(PRESETS),
+    ),
 ]
 DATASETS = ("digits", "photos", "circle", "sphere", "mnist", "cifar10")
 
@@ -281,7 +292,7 @@ class KnowledgeOptions:
     mean_provenance: Annotated[
         Literal["user", "train", "holdout", "release"] | None,
         Parameter(
-            help="Where a number or file given as --mean comes from. By default user.",
+            help="Where the mean comes from, if --mean is a number or a file. By default user.",
         ),
     ] = None
     sample_count: Annotated[int | None, Parameter(help="Number of training samples.")] = None
@@ -292,7 +303,8 @@ class KnowledgeOptions:
     init: Annotated[
         str | None,
         Parameter(
-            help="File of the initial weights. own reads them from the training directory.",
+            help="File of the initial weights. With the value own, the initial weights are read from the "
+            "training directory.",
             metavar="FILE",
             completer=lambda _: ("own",),
         ),
@@ -338,14 +350,14 @@ class FineTuning:
     adapter: Annotated[
         str | None,
         Parameter(
-            help="File of an adapter (LoRA) of CKPT. CKPT then holds the weights before fine-tuning, which "
-            "the attacker knows.",
+            help="File of an adapter (LoRA). CKPT then holds the weights before fine-tuning, which the "
+            "attacker knows.",
             metavar="FILE",
         ),
     ] = None
 
 
-# Values of these parameters if the user passed none of their options.
+# Values of the parameters ``output``, ``knowledge_options`` and ``fine_tuning`` if no option was passed.
 OUTPUT, KNOWLEDGE_OPTIONS, FINE_TUNING = Output(), KnowledgeOptions(), FineTuning()
 
 

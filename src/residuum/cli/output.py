@@ -17,13 +17,10 @@ if TYPE_CHECKING:
     from residuum.sweeping.run import SweepProgress
     from residuum.training import TrainingProgress
 
-State = tuple[
-    int, int, str
-]  # finished steps, number of all steps, and a line about the current state
+# The state of a task: number of finished steps, number of all steps, and a line of text about the state.
+State = tuple[int, int, str]
 LOG_INTERVAL = 10.0  # seconds between progress lines if standard error is not a terminal
-MAX_WIDTH = (
-    110  # maximal number of characters in a printed line, because longer lines are hard to read
-)
+MAX_WIDTH = 110  # maximal number of characters in a printed line. Longer lines are hard to read
 
 
 def print_json(value: Any) -> None:
@@ -51,37 +48,44 @@ def print_table(title: str, columns: Iterable[str], rows: Iterable[Iterable[str]
     from rich.markup import escape
     from rich.table import Table
 
-    console, heads, cells = Console(), [*columns], [[*row] for row in rows]
-    widths = _column_widths(heads, cells, console.width - 3 * len(heads) - 1)
+    console, headers, cells = Console(), [*columns], [[*row] for row in rows]
+    widths = _column_widths(headers, cells, console.width - 3 * len(headers) - 1)
     if widths is None:
         print_line(title)
         for row in cells:
             print_line(f"- {row[0]}")
-            for head, cell in zip(heads[1:], row[1:], strict=True):
-                name = " ".join(head.split())
-                print_wrapped(cell, f"    {name}: " if name else "    ")
+            for head, cell in zip(headers[1:], row[1:], strict=True):
+                column_name = " ".join(head.split())
+                print_wrapped(cell, f"    {column_name}: " if column_name else "    ")
         return
     table = Table(title=escape(title), title_justify="left", title_style="bold")
-    for column, width in zip(heads, widths, strict=True):
+    for column, width in zip(headers, widths, strict=True):
         table.add_column(escape(column), overflow="fold", min_width=width, max_width=width)
     for row in cells:
         table.add_row(*map(escape, row))
     console.print(table)
 
 
-def _column_widths(heads: list[str], rows: list[list[str]], available: int) -> list[int] | None:
+def _column_widths(headers: list[str], rows: list[list[str]], available: int) -> list[int] | None:
     """Return column widths whose sum is at most ``available``, or None if words would be broken."""
-    columns = [[head, *cells] for head, *cells in zip(heads, *rows, strict=True)]
-    preferred = [max(len(line) for cell in cells for line in cell.split("\n")) for cells in columns]
-    minimal = [
-        max((len(word) for cell in cells for word in cell.split()), default=1) for cells in columns
+    cells_by_column = [[head, *cells] for head, *cells in zip(headers, *rows, strict=True)]
+    preferred_widths = [
+        max(len(line) for cell in cells for line in cell.split("\n")) for cells in cells_by_column
     ]
-    if sum(minimal) > available:
+    minimal_widths = [
+        max((len(word) for cell in cells for word in cell.split()), default=1)
+        for cells in cells_by_column
+    ]
+    if sum(minimal_widths) > available:
         return None
-    widths = preferred
-    while sum(widths) > available:  # narrow the widest column that can be narrowed
-        widest = max(range(len(widths)), key=lambda i: (widths[i] > minimal[i]) * widths[i])
-        widths[widest] -= 1
+    widths = preferred_widths
+    while (
+        sum(widths) > available
+    ):  # narrow the widest column that is not yet as narrow as its longest word
+        widest_index = max(
+            range(len(widths)), key=lambda i: (widths[i] > minimal_widths[i]) * widths[i]
+        )
+        widths[widest_index] -= 1
     return widths
 
 
@@ -106,7 +110,7 @@ def print_wrapped(text: str, first_indent: str = "", later_indent: str | None = 
 
 
 def terminal_width() -> int:
-    """Return the width of the terminal in characters, or 80 if there is none. At most ``MAX_WIDTH``."""
+    """Return the width of the terminal in characters, at most ``MAX_WIDTH``. Without a terminal: 80."""
     return min(shutil.get_terminal_size().columns, MAX_WIDTH)
 
 
@@ -154,15 +158,15 @@ def show_progress(title: str, describe: Callable[..., State], visible: bool) -> 
         yield None
         return
     if not sys.stderr.isatty():
-        last_logged = time.monotonic()
+        last_log_time = time.monotonic()
 
         def log(*progress: Any) -> None:
-            nonlocal last_logged
-            if time.monotonic() - last_logged >= LOG_INTERVAL:
-                last_logged = time.monotonic()
+            nonlocal last_log_time
+            if time.monotonic() - last_log_time >= LOG_INTERVAL:
+                last_log_time = time.monotonic()
                 step, steps, line = describe(*progress)
-                share = f"{step / steps:.0%}  " if steps else ""
-                sys.stderr.write(f"{title}: {share}{line}\n")
+                percentage = f"{step / steps:.0%}  " if steps else ""
+                sys.stderr.write(f"{title}: {percentage}{line}\n")
                 sys.stderr.flush()
 
         yield log
@@ -171,13 +175,13 @@ def show_progress(title: str, describe: Callable[..., State], visible: bool) -> 
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     state_column = TextColumn("{task.fields[state]}", markup=False)
-    columns = (TextColumn(title), BarColumn(bar_width=10), state_column, TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
-        task = bars.add_task(title, total=None, state="")
+    bar_columns = (TextColumn(title), BarColumn(bar_width=10), state_column, TimeRemainingColumn())
+    with Progress(*bar_columns, console=Console(stderr=True), transient=True) as bars:
+        progress_task = bars.add_task(title, total=None, state="")
 
         def update_bar(*progress: Any) -> None:
             step, steps, line = describe(*progress)
-            bars.update(task, total=steps, completed=step, state=line)
+            bars.update(progress_task, total=steps, completed=step, state=line)
 
         yield update_bar
 
@@ -190,25 +194,30 @@ def _describe_training(progress: TrainingProgress) -> State:
 
 def _describe_attack(progress: AttackProgress) -> State:
     """Return the progress of an attack, with the loss and the residual per layer of the best restart."""
-    best = int(progress.loss.nan_to_num(nan=float("inf")).argmin())
-    residuals = progress.layers[best].clamp(min=0).sqrt().tolist()
-    layers = " ".join(f"{value:.1e}" for value in residuals)
-    line = (
-        f"step {progress.step}  loss {float(progress.loss[best]):.1e}  residual per layer {layers}"
-    )
+    best_restart = int(progress.loss.nan_to_num(nan=float("inf")).argmin())
+    residuals = progress.layers[best_restart].clamp(min=0).sqrt().tolist()
+    residual_text = " ".join(f"{value:.1e}" for value in residuals)
+    loss = float(progress.loss[best_restart])
+    line = f"step {progress.step}  loss {loss:.1e}  residual per layer {residual_text}"
     return progress.step, progress.steps, line
 
 
 def _describe_sweep(progress: SweepProgress) -> State:
     """Return the progress of a sweep, with the best residual, trials per minute and remaining time."""
-    # Trials that were finished before the sweep was continued do not count for the rate.
-    rate = progress.fresh / max(progress.seconds, 1e-9)
-    remaining = ""
+    # The rate counts only trials that finished since the sweep was started or continued.
+    trials_per_second = progress.fresh / max(progress.seconds, 1e-9)
+    remaining_time = ""
     if progress.fresh:
-        remaining = f"  about {_duration((progress.total - progress.done) / rate)} left"
-    best = format_number(progress.best, 3)
-    line = f"{progress.done} of {progress.total}  best {best}  failed {progress.failed}"
-    return progress.done, progress.total, f"{line}  {60 * rate:.3g} per minute{remaining}"
+        remaining_time = (
+            f"  about {_duration((progress.total - progress.done) / trials_per_second)} left"
+        )
+    best_text = format_number(progress.best, 3)
+    line = f"{progress.done} of {progress.total}  best {best_text}  failed {progress.failed}"
+    return (
+        progress.done,
+        progress.total,
+        f"{line}  {60 * trials_per_second:.3g} per minute{remaining_time}",
+    )
 
 
 def _duration(seconds: float) -> str:
@@ -218,7 +227,7 @@ def _duration(seconds: float) -> str:
     return f"{seconds:.0f} seconds"
 
 
-# Context managers that show the progress of a task. Their argument ``visible`` says whether to show progress.
+# Each of these functions returns a context manager that shows the progress of a task if ``visible`` is True.
 training_progress = partial(show_progress, "training", _describe_training)
 attack_progress = partial(show_progress, "attacking", _describe_attack)
 sweep_progress = partial(show_progress, "sweeping", _describe_sweep)

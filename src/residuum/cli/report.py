@@ -69,47 +69,49 @@ def _command(
         raise InputError(
             "--fail-if-worse needs a second audit; got one audit.", "Pass --against OTHER."
         )
-    result = AuditResult.load(run)
+    audit_result = AuditResult.load(run)
     is_worse = False
     if against is None:
-        target = out or run / f"report-{'redacted' if redact else 'again'}.html"
-        write_atomic(target, _draw(run, lambda: result.html(blur=blur, redact=redact)))
+        report_file = out or run / f"report-{'redacted' if redact else 'again'}.html"
+        write_atomic(report_file, _draw(run, lambda: audit_result.html(blur=blur, redact=redact)))
         summary = {
-            "report": str(target),
-            "verdict": result.verdict.outcome,
+            "report": str(report_file),
+            "verdict": audit_result.verdict.outcome,
             "redacted": redact,
-            "newer": list(result.newer_attacks),
+            "newer": list(audit_result.newer_attacks),
         }
-        output.print_result(summary, lambda: _show(target, result.newer_attacks))
+        output.print_result(summary, lambda: _show(report_file, audit_result.newer_attacks))
     else:
-        target = out or run / f"comparison{'-redacted' if redact else ''}.html"
-        comparison, page = _compare(against, run, result, blur, redact)
-        write_atomic(target, page)
-        output.print_result(comparison.to_json(), lambda: _show_comparison(comparison, target))
+        report_file = out or run / f"comparison{'-redacted' if redact else ''}.html"
+        comparison, page = _compare(against, run, audit_result, blur, redact)
+        write_atomic(report_file, page)
+        output.print_result(comparison.to_json(), lambda: _show_comparison(comparison, report_file))
         is_worse = comparison.change == WORSE
     if open_report:
         import webbrowser
 
-        webbrowser.open(target.resolve().as_uri())
+        webbrowser.open(report_file.resolve().as_uri())
     return 1 if fail_if_worse and is_worse else 0
 
 
 def _compare(
     before: Path, after: Path, result: AuditResult, blur: bool, redact: bool
 ) -> tuple[Comparison, str]:
-    """Return the comparison of two audits and its HTML page. ``result`` is the audit in ``after``."""
+    """Compare two audits. Return the comparison and its HTML page. ``result`` is the audit in ``after``."""
     from residuum.auditing.comparing import compare
     from residuum.auditing.result import AuditResult
     from residuum.report.html import render_comparison
 
-    results = AuditResult.load(before), result
-    comparison = compare(*results).replace(before=str(before), after=str(after))
-    page = _draw(after, lambda: render_comparison(comparison, results, blur=blur, redact=redact))
+    audit_results = AuditResult.load(before), result
+    comparison = compare(*audit_results).replace(before=str(before), after=str(after))
+    page = _draw(
+        after, lambda: render_comparison(comparison, audit_results, blur=blur, redact=redact)
+    )
     return comparison, page
 
 
 def _draw(run: Path, draw: Callable[[], str]) -> str:
-    """Return the page that ``draw`` makes. Raise an error if the audit in ``run`` is damaged."""
+    """Call ``draw`` and return its HTML page. If the audit in ``run`` is damaged, raise an error."""
     try:
         return draw()
     except (TypeError, ValueError, AttributeError, KeyError, IndexError, RuntimeError) as problem:
@@ -121,7 +123,7 @@ def _draw(run: Path, draw: Callable[[], str]) -> str:
 
 
 def _show(target: Path, newer: tuple[str, ...]) -> None:
-    """Print the path of the report, and the attacks that only a new audit would run."""
+    """Print the path of the report, and notes about attacks that are newer than the audit."""
     for line in newer:
         print_wrapped(
             f"note: this version of residuum has {line}. Audit again to run them.",
@@ -132,9 +134,9 @@ def _show(target: Path, newer: tuple[str, ...]) -> None:
 
 def _show_comparison(comparison: Comparison, target: Path) -> None:
     print_wrapped(f"{comparison.change.upper()}: {comparison.sentence}")
-    rows = [(row.what, row.before, row.after) for row in comparison.rows]
+    table_rows = [(row.what, row.before, row.after) for row in comparison.rows]
     title = f"before: {comparison.before}, after: {comparison.after}"
-    print_table(title, ("what", "before", "after"), rows)
+    print_table(title, ("what", "before", "after"), table_rows)
     for name, samples in (
         ("no longer recovered", comparison.only_before),
         ("newly recovered", comparison.only_after),

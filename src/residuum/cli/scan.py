@@ -47,17 +47,19 @@ def _command(
     base: Annotated[
         Path | None,
         Parameter(
-            help="File of the weights before training. With it the scan also finds the rows of embeddings "
-            "and the layers that training changed.",
+            help="File of the weights before training. With this file, the scan also finds the rows of "
+            "embeddings and the layers that training changed.",
             metavar="FILE",
         ),
     ] = None,
     fail_on: Annotated[
         str,
         Parameter(
-            help="Exit with code 1 if there is a finding of one of these kinds, separated by commas: stored, "
-            "optimizer-state, start, touched-rows, adapter, statistics, paths, classes. Pass none for no "
-            "kind. A finding of the kind code always exits with code 4.",
+            help="Exit with code 1 if there is a finding of one of these kinds, separated by commas: stored "
+            "(records or labels in the file), optimizer-state, start (initial weights), touched-rows (rows "
+            "of an embedding that training changed), adapter, statistics (of the training data), paths and "
+            "classes (from other Python packages). With none, no kind leads to code 1. A file that would "
+            "run code always leads to code 4.",
             metavar="KINDS",
             show_default=True,
         ),
@@ -75,28 +77,32 @@ def _command(
     from residuum.records import write_json
     from residuum.scanning.scan import scan
 
-    kinds = [] if fail_on == "none" else [kind.strip() for kind in fail_on.split(",")]
+    failing_kinds = [] if fail_on == "none" else [kind.strip() for kind in fail_on.split(",")]
     with scan_progress(output.visible) as watch:
-        result = scan(release, base=base, fail_on=kinds, watch=watch)
+        scan_result = scan(release, base=base, fail_on=failing_kinds, watch=watch)
     if sarif is not None:
         from residuum.report.sarif import scan_sarif
 
-        write_json(sarif, scan_sarif(result.to_json()))
-    output.print_result(result.to_json(), lambda: show(result))
-    return result.exit_code
+        write_json(sarif, scan_sarif(scan_result.to_json()))
+    output.print_result(scan_result.to_json(), lambda: show(scan_result))
+    return scan_result.exit_code
 
 
 def show(result: Scan) -> None:
     """Print every finding of a scan with its place, its reason and its remedy."""
     for file in result.files:
-        title = f"{file.file} ({file.kind}, {file.bytes} bytes)"
-        print_wrapped(title if file.findings else f"{title}: no finding, apart from the weights")
+        file_line = f"{file.file} ({file.kind}, {file.bytes} bytes)"
+        print_wrapped(
+            file_line if file.findings else f"{file_line}: no finding, apart from the weights"
+        )
         for finding in file.findings:
-            count = "" if finding.count is None else f", {finding.count} in total"
-            more = f" and {finding.places - 1} more places" if finding.places > 1 else ""
+            count_text = "" if finding.count is None else f", {finding.count} in total"
+            more_places = f" and {finding.places - 1} more places" if finding.places > 1 else ""
             reason = f"{finding.reason[:1].upper()}{finding.reason[1:]}"
-            print_wrapped(f"{finding.kind}: {finding.what}{count}", f"  {finding.severity:<7} ")
-            print_wrapped(f"at {finding.where or 'the top level'}{more}", INDENT)
+            print_wrapped(
+                f"{finding.kind}: {finding.what}{count_text}", f"  {finding.severity:<7} "
+            )
+            print_wrapped(f"at {finding.where or 'the top level'}{more_places}", INDENT)
             print_wrapped(f"{reason}. {finding.remedy}", INDENT)
         if file.network is None:
             print_wrapped(f"not measured: {file.network_reason}", NETWORK, INDENT)
@@ -115,17 +121,24 @@ def show(result: Scan) -> None:
 
 def show_network(network: Inspection) -> None:
     """Print the measurements of a network that a scan has read."""
-    order = network.homogeneity_order
-    shares = (f"{rank} above {100 * float(share):g}%" for share, rank in network.ranks.items())
+    homogeneity_order = network.homogeneity_order
+    rank_texts = (f"{rank} above {100 * float(share):g}%" for share, rank in network.ranks.items())
     directions = "unknown" if network.directions is None else str(network.directions)
-    gap = "" if network.balance is None else f", balance gap {format_number(network.balance)}"
+    balance_text = (
+        "" if network.balance is None else f", balance gap {format_number(network.balance)}"
+    )
     lines = [
         f"inputs: {network.inputs}, outputs: {network.outputs}, weights: {network.parameters} "
         f"({network.dtype})",
-        ("not homogeneous" if order is None else f"homogeneous of order {order:g}") + gap,
+        (
+            "not homogeneous"
+            if homogeneity_order is None
+            else f"homogeneous of order {homogeneity_order:g}"
+        )
+        + balance_text,
         f"directions that training left in the first layer: {directions} ({network.directions_of})",
         "number of singular values of the first layer, relative to the largest: "
-        + ", ".join(shares),
+        + ", ".join(rank_texts),
         *(f"assumed: {sentence}" for sentence in network.assumptions),
     ]
     print_wrapped(network.arch, NETWORK)

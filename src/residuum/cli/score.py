@@ -44,8 +44,8 @@ def _command(
     candidates: Annotated[
         Literal["all", "selected"],
         Parameter(
-            help="Which candidates to score: all (all candidates and their consensus) or selected (those "
-            "that several restarts found).",
+            help="Which candidates to score. all: all candidates, and separately the candidates that the "
+            "attack selected. selected: only the candidates that the attack selected.",
             show_default=True,
         ),
     ] = "all",
@@ -58,19 +58,23 @@ def _command(
         ),
     ] = None,
     seed: Annotated[
-        int, Parameter(help="Seed that draws the held-out subsets.", show_default=True)
+        int,
+        Parameter(
+            help="Seed of the random held-out subsets, from which chance levels are estimated.",
+            show_default=True,
+        ),
     ] = 0,
     output: options.Output = options.OUTPUT,
     subsets: Annotated[
         int,
         Parameter(
-            help="Number of random held-out subsets that calibrate the scores.",
+            help="Number of random held-out subsets, from which chance levels are estimated.",
             group=options.EXPERT,
             show_default=True,
         ),
     ] = 500,
 ) -> None:
-    """Count recovered training samples, by published thresholds and by chance levels of held-out samples."""
+    """Count recovered training samples. A match must exceed a published threshold or a chance level."""
     from residuum.auditing.artifacts import RESULT
     from residuum.auditing.store import WORK
     from residuum.errors import InputError
@@ -78,9 +82,8 @@ def _command(
     from residuum.records.inputs import find_samples_file
     from residuum.verbs.attacking import score_run
 
-    if (run / RESULT).is_file() or (
-        run / WORK
-    ).is_dir():  # ``result.json`` holds hashes of the scores
+    # An audit stores hashes of its scores in ``result.json``, so its scores must not be overwritten.
+    if (run / RESULT).is_file() or (run / WORK).is_dir():
         raise InputError(
             f"RUN must be the folder of an attack; {str(run)!r} is the folder of an audit, which has its "
             "own scores (scores.json).",
@@ -90,9 +93,9 @@ def _command(
         raise InputError(f"--seed must be at least 0; got {seed}.", "Pass --seed 0, the default.")
     train = Dataset.from_npz(find_samples_file(data, "train.npz"))
     holdout_data = Dataset.from_npz(find_samples_file(holdout, "holdout.npz")) if holdout else None
-    names = None if metrics is None else [name.strip() for name in metrics.split(",")]
+    metric_names = None if metrics is None else [name.strip() for name in metrics.split(",")]
     summary, scores, selected, reconstruction = score_run(
-        run, train, holdout_data, ckpt, candidates, metrics=names, subsets=subsets, seed=seed
+        run, train, holdout_data, ckpt, candidates, metrics=metric_names, subsets=subsets, seed=seed
     )
     output.print_result(summary, lambda: show(scores, selected, reconstruction, run))
 
@@ -111,28 +114,41 @@ def show(
     _table(f"{scores.n} training samples, {scores.m} candidates of {reconstruction.attack}", scores)
     if selected is not None:
         _table(f"only the {selected.m} candidates that the attack selected", selected)
-    threshold = f"the 99% chance level, estimated with {scores.pool} held-out samples"
-    print_line(scores.reason or f"* is the deciding metric; threshold: {threshold}")
+    threshold_text = f"the 99% chance level, estimated with {scores.pool} held-out samples"
+    print_line(scores.reason or f"* is the deciding metric; threshold: {threshold_text}")
     print_line(f"known to the attacker: {reconstruction.knowledge.line}")
     print_notes(scores.notes)
     print_line(f"written to {run}")
 
 
 def _table(title: str, scores: Scores) -> None:
-    rows = []
+    metric_rows = []
     for name, metric in scores.metrics.items():
-        published = "-"
+        published_cell = "-"
         if metric.published_threshold is not None:
             sign = ">" if metric.higher_is_better else "<"
-            counts = (metric.above_published_threshold, metric.above_published_threshold_holdout)
-            published = (
-                f"{sign} {metric.published_threshold:g}: {' / '.join(map(format_number, counts))}"
+            counts_above_threshold = (
+                metric.above_published_threshold,
+                metric.above_published_threshold_holdout,
             )
-        label = f"{name} *" if name == scores.deciding else name
-        count = "not calibrated" if metric.recovered is None else f"{metric.recovered}/{scores.n}"
+            counts_text = " / ".join(map(format_number, counts_above_threshold))
+            published_cell = f"{sign} {metric.published_threshold:g}: {counts_text}"
+        metric_cell = f"{name} *" if name == scores.deciding else name
+        recovered_cell = (
+            "not calibrated" if metric.recovered is None else f"{metric.recovered}/{scores.n}"
+        )
         chance_cells = format_number(metric.expected_by_chance, 3), format_number(metric.p_value, 3)
-        top = format_number(metric.top10_mean, 3)
-        rows.append((label, count, *chance_cells, metric.threshold, published, top))
+        top10_cell = format_number(metric.top10_mean, 3)
+        metric_rows.append(
+            (
+                metric_cell,
+                recovered_cell,
+                *chance_cells,
+                metric.threshold,
+                published_cell,
+                top10_cell,
+            )
+        )
     columns = ["metric", "recovered", "chance", "p", "threshold", "published:\ntrain/held-out"]
     columns += ["mean of\ntop 10"]
-    print_table(title, columns, rows)
+    print_table(title, columns, metric_rows)

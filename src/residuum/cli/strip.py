@@ -44,20 +44,20 @@ def _command(
     from residuum.scanning.strip import PickleError, strip
 
     try:
-        result = strip(file, out)
+        strip_result = strip(file, out)
     except PickleError as problem:
         if not output.visible:
             raise
         print_line("\n".join(problem.lines))
         raise
-    output.print_result(result.to_json(), lambda: show(result))
+    output.print_result(strip_result.to_json(), lambda: show(strip_result))
 
 
 def show(result: Stripped) -> None:
     """Print the findings that were removed from a checkpoint, and the findings that are still in the file."""
-    size = f"{result.tensors} tensors, {result.bytes} bytes"
-    print_line(f"{result.out}: {size}, weights unchanged bit for bit")
+    size_text = f"{result.tensors} tensors, {result.bytes} bytes"
+    print_line(f"{result.out}: {size_text}, weights unchanged bit for bit")
     for title, findings in (("removed", result.dropped), ("still in the file", result.remaining)):
-        rows = [(finding.kind, finding.what, finding.where) for finding in findings]
-        if rows:
-            print_table(title, ("kind", "what", "where"), rows)
+        finding_rows = [(finding.kind, finding.what, finding.where) for finding in findings]
+        if finding_rows:
+            print_table(title, ("kind", "what", "where"), finding_rows)

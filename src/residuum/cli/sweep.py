@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from residuum.attacks import Attack
     from residuum.sweeping import Range, Sweep
 
-MAX_ROWS = 8  # maximal number of trials in the printed table. sweep.json has all trials
+MAX_ROWS = 8  # maximal number of trials in the printed table. The file sweep.json has all trials
 
 
 app = options.command_app("sweep", __doc__)
@@ -76,15 +76,16 @@ def _command(
     search: Annotated[
         list[str] | None,
         Parameter(
-            help="Vary this setting instead of the default settings. Repeat the option for several settings.",
+            help="Setting to vary, with its range. It replaces the settings that a sweep varies by default. "
+            "Repeat the option for several settings.",
             metavar="NAME=LOW:HIGH[:log]",
         ),
     ] = None,
     data: Annotated[
         Path | None,
         Parameter(
-            help="Training samples, to measure how good the ranking is. They are read after the ranking is "
-            "fixed, and do not change the ranking."
+            help="Training samples, to measure how good the ranking is. The samples are read after the "
+            "ranking is fixed, so they do not change the ranking."
         ),
     ] = None,
     holdout: Annotated[
@@ -113,7 +114,7 @@ def _command(
     knowledge_options: options.KnowledgeOptions = options.KNOWLEDGE_OPTIONS,
     arch: options.Arch = None,
 ) -> None:
-    """Try many settings of an attack. Rank the trials and pool their candidates, by the weights alone."""
+    """Try many settings of an attack. Rank the trials without training data, and pool their candidates."""
     from residuum.attacks import estimate
     from residuum.io.attacker_knowledge import build_knowledge
     from residuum.io.checkpoints import load_checkpoint
@@ -125,26 +126,28 @@ def _command(
     if "objectives" in passed:
         passed["objectives"] = tuple(name.strip() for name in passed["objectives"].split(","))
     trial_settings = {"seed": passed.get("seed", 0), **(attack_settings or {})}
-    trial = make_trial_attack(attack, preset, trial_settings)
-    passed["attack"] = trial
+    trial_attack = make_trial_attack(attack, preset, trial_settings)
+    passed["attack"] = trial_attack
     if search:
-        passed["space"] = dict(_read_range(text, trial) for text in search)
+        passed["space"] = dict(_read_range(text, trial_attack) for text in search)
     request = options.make_from_options(SweepRequest, passed)
     if request.engine != "ray":
-        options.check_device(trial.device)
+        options.check_device(trial_attack.device)
     release = open_release(checkpoint)
     network = load_checkpoint(release, arch)
     knowledge = build_knowledge(release, network, **vars(knowledge_options))
-    if dry_run:  # the cost of a sweep is estimated from the measured cost of one trial
-        figures = estimate_cost(request, estimate(network, knowledge, trial))
-        rows = [(name.replace("_", " "), format_number(value)) for name, value in figures.items()]
+    if dry_run:  # estimate the cost of the sweep from the measured cost of one trial
+        sweep_cost = estimate_cost(request, estimate(network, knowledge, trial_attack))
+        cost_rows = [
+            (name.replace("_", " "), format_number(value)) for name, value in sweep_cost.items()
+        ]
         title = "dry run: no trial was run"
-        output.print_result(figures, lambda: print_table(title, ("figure", "value"), rows))
+        output.print_result(sweep_cost, lambda: print_table(title, ("figure", "value"), cost_rows))
         return
     if out is None:
         raise InputError("A sweep needs a folder to write.", "Pass --out runs/s, or --dry-run.")
     with sweep_progress(output.visible) as watch:
-        done = sweep(
+        finished_sweep = sweep(
             checkpoint,
             knowledge,
             out=out,
@@ -154,18 +157,20 @@ def _command(
             watch=watch,
             **passed,
         )
-    if not done.order:
-        reason = next((t.reason for t in done.trials if t.reason), "")
+    if not finished_sweep.order:
+        failure_reason = next((t.reason for t in finished_sweep.trials if t.reason), "")
         raise InconclusiveError(
-            f"No trial was completed ({reason}); the unfinished result is in {str(out)!r}.",
+            f"No trial was completed ({failure_reason}); the unfinished result is in {str(out)!r}.",
             "Fix the cause, or search other ranges with --search.",
         )
-    scored = {"rankings": done.scored.to_json()} if done.scored else {}
-    output.print_result({**done.summary, **scored}, lambda: show(done, out))
+    rankings_entry = {"rankings": finished_sweep.scored.to_json()} if finished_sweep.scored else {}
+    output.print_result(
+        {**finished_sweep.summary, **rankings_entry}, lambda: show(finished_sweep, out)
+    )
 
 
 def make_trial_attack(name: str, preset: str, settings: dict[str, Any]) -> Attack:
-    """Make the attack whose settings the trials of a sweep change.
+    """Make the attack that a sweep runs. Each trial changes some settings of this attack.
 
     Args:
         name: Name of the attack.
@@ -181,14 +186,14 @@ def make_trial_attack(name: str, preset: str, settings: dict[str, Any]) -> Attac
     from residuum.attacks import make_attack
     from residuum.attacks.registry import attack_class
 
-    fields = attack_class(name).model_fields
+    attack_settings = attack_class(name).model_fields
     for setting in settings:
-        if setting not in fields:
+        if setting not in attack_settings:
             raise InputError(
                 f"{options.option_name(setting)} is not a setting of {name}.",
                 f"Leave {options.option_name(setting)} out.",
             )
-    if "restarts" in fields:
+    if "restarts" in attack_settings:
         settings = {"restarts": TRIAL_RESTARTS, **settings}
     return options.make_from_options(lambda **values: make_attack(name, preset, **values), settings)
 
@@ -202,24 +207,25 @@ def show(done: Sweep, out: Path) -> None:
     """
     summary, scored = done.summary, done.scored
     names, objective = tuple(done.request.space), done.request.objectives[0]
-    rows = []
+    trial_rows = []
     for place, t in enumerate(done.order[:MAX_ROWS]):
-        figures = format_number(getattr(t, objective), 3), format_number(t.agreement, 3)
-        varied = (format_number(t.params[name], 2) for name in names)
-        rows.append((str(place + 1), str(t.number), *figures, *varied))
+        statistic_cells = format_number(getattr(t, objective), 3), format_number(t.agreement, 3)
+        setting_cells = (format_number(t.params[name], 2) for name in names)
+        trial_rows.append((str(place + 1), str(t.number), *statistic_cells, *setting_cells))
     columns = ("rank", "trial", objective, "agreement", *names)
-    print_table("best trials, ranked by the weights alone", columns, rows)
-    counts = summary["counts"]
+    print_table("best trials, ranked by the weights alone", columns, trial_rows)
+    state_counts = summary["counts"]
     print_line(
-        f"{counts['complete']} complete, {counts['pruned']} stopped early, {counts['failed']} failed; "
+        f"{state_counts['complete']} complete, {state_counts['pruned']} stopped early, "
+        f"{state_counts['failed']} failed; "
         f"{done.fresh} trials ran in this session, {summary['session']['seconds']:.1f} seconds"
     )
     for reason, count in summary["failures"].items():
         print_line(f"{count} failed because: {reason}")
-    pooled = summary["pooled"]
+    pooled_counts = summary["pooled"]
     print_line(
-        f"{pooled['candidates']} candidates of {pooled['runs']} runs were pooled; "
-        f"{pooled['consensus']} reconstructions were found by several runs"
+        f"{pooled_counts['candidates']} candidates of {pooled_counts['runs']} runs were pooled; "
+        f"{pooled_counts['consensus']} reconstructions were found by several runs"
     )
     if scored is not None:
         from residuum.sweeping.scoring import choice_lines, score_lines

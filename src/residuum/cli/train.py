@@ -1,4 +1,6 @@
-"""``residuum train``: train a network to try attacks on. Its private files are in a separate folder.
+"""``residuum train``: train a network to try attacks on.
+
+The files that must stay private, such as the training samples, are written to a separate folder.
 
 Examples:
 residuum train --data digits --n 40 --arch mlp:64-100-1 --out runs/d
@@ -95,7 +97,7 @@ def _command(
     )
     with TrainingRun.open(out):
         with training_progress(output.visible) as watch:
-            state = train(
+            training_state = train(
                 str(architecture),
                 split.train,
                 config,
@@ -104,7 +106,9 @@ def _command(
                 state_path=out / STATE,
                 watch=watch,
             )
-        summary = write_run(out, str(architecture), split, config, state, chosen_task, device)
+        summary = write_run(
+            out, str(architecture), split, config, training_state, chosen_task, device
+        )
     output.print_result(summary, lambda: _show(summary, out, is_default_n=n is None))
 
 
@@ -112,7 +116,7 @@ def _show(summary: dict[str, Any], out: Path, is_default_n: bool) -> None:
     accuracies = (
         f"{format_number(summary['train_accuracy'])} / {format_number(summary['holdout_accuracy'])}"
     )
-    rows = [
+    table_rows = [
         ("why training ended", str(summary["status"])),
         ("steps", str(summary["steps"])),
         ("loss", format_number(summary["loss"])),
@@ -121,9 +125,11 @@ def _show(summary: dict[str, Any], out: Path, is_default_n: bool) -> None:
         ("released", str(out / "model.safetensors")),
         ("private", str(out / "private")),
     ]
-    print_table(f"{summary['arch']} on {summary['samples']} samples", ("what", "value"), rows)
+    print_table(f"{summary['arch']} on {summary['samples']} samples", ("what", "value"), table_rows)
     used, available = summary["samples"], summary["available_samples"]
-    if is_default_n and available > used:  # some samples of the file are not used for training
+    if (
+        is_default_n and available > used
+    ):  # tell the user that some samples of the file are not used
         print_line(
             f"note: the network was trained on {used} of {available} samples, with equal numbers of each "
             f"label. {available - used} are held out or unused. --n sets the number of training samples."

@@ -16,7 +16,7 @@ from cyclopts import (
 
 from residuum.errors import did_you_mean
 
-KINDS = {int: "a whole number", float: "a number"}  # what a message calls these types
+KINDS = {int: "a whole number", float: "a number"}  # the words for a type in an error message
 
 
 def usage_message(problem: CycloptsError, commands: Sequence[str]) -> str:
@@ -34,17 +34,17 @@ def usage_message(problem: CycloptsError, commands: Sequence[str]) -> str:
 
 
 def _describe(problem: CycloptsError, command: str, commands: Sequence[str]) -> str:
-    tokens = problem.unused_tokens or []
+    unused_tokens = problem.unused_tokens or []
     if isinstance(problem, UnknownCommandError) or (
         isinstance(problem, UnusedCliTokensError) and command == "residuum"
     ):
-        return f"There is no command {tokens[0]!r}. {did_you_mean(tokens[0], tuple(commands))}"
+        return f"There is no command {unused_tokens[0]!r}. {did_you_mean(unused_tokens[0], tuple(commands))}"
     if isinstance(problem, UnusedCliTokensError):
-        return f"{command} does not take the argument {tokens[0]!r}."
+        return f"{command} does not take the argument {unused_tokens[0]!r}."
     if isinstance(problem, UnknownOptionError):
-        got = problem.token.keyword or problem.token.value
-        names = [n for argument in problem.argument_collection for n in argument.names]
-        return f"{command} has no option {got}.{_suggest(got, names)}"
+        unknown_option = problem.token.keyword or problem.token.value
+        option_names = [n for argument in problem.argument_collection for n in argument.names]
+        return f"{command} has no option {unknown_option}.{_suggest(unknown_option, option_names)}"
     if isinstance(problem, MissingArgumentError):
         return _describe_missing(problem, command)
     if isinstance(problem, CoercionError):
@@ -52,36 +52,38 @@ def _describe(problem: CycloptsError, command: str, commands: Sequence[str]) -> 
     return " ".join(str(problem).split())
 
 
-def _suggest(got: str, names: Sequence[str]) -> str:
+def _suggest(unknown_name: str, names: Sequence[str]) -> str:
     from difflib import get_close_matches
 
-    matches = get_close_matches(got, names, n=1)
-    return f" Did you mean {matches[0]}?" if matches else ""
+    similar_names = get_close_matches(unknown_name, names, n=1)
+    return f" Did you mean {similar_names[0]}?" if similar_names else ""
 
 
 def _describe_missing(problem: MissingArgumentError, command: str) -> str:
     argument = problem.argument
     assert argument is not None
-    name = problem.keyword or argument.name
+    argument_name = problem.keyword or argument.name
     if not argument.tokens and problem.keyword is None:
-        return f"{command} needs {name}."
+        return f"{command} needs {argument_name}."
     count, _ = argument.token_count()
-    return f"{name} needs {'a value' if count == 1 else f'{count} values'}."
+    return f"{argument_name} needs {'a value' if count == 1 else f'{count} values'}."
 
 
 def _describe_invalid(problem: CoercionError) -> str:
     token, argument, kind = problem.token, problem.argument, problem.target_type
-    name = argument.name if argument is not None else "the argument"
+    argument_name = argument.name if argument is not None else "the argument"
     if token is None:
-        return f"The value of {name} is not valid. {problem}"
-    name = token.keyword or name
+        return f"The value of {argument_name} is not valid. {problem}"
+    argument_name = token.keyword or argument_name
     if choices := _choices(kind):
         suggestion = did_you_mean(token.value, tuple(map(str, choices)))
-        return f"{name} cannot be {token.value!r}. {suggestion}"
-    rule = next((words for k, words in KINDS.items() if kind is k), "a value of another type")
-    return f"{name} takes {rule}; got {token.value!r}."
+        return f"{argument_name} cannot be {token.value!r}. {suggestion}"
+    expected_value = next(
+        (words for k, words in KINDS.items() if kind is k), "a value of another type"
+    )
+    return f"{argument_name} takes {expected_value}; got {token.value!r}."
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
-    kinds = (kind, *get_args(kind))
-    return next((get_args(k) for k in kinds if get_origin(k) is Literal), ())
+    annotations = (kind, *get_args(kind))
+    return next((get_args(k) for k in annotations if get_origin(k) is Literal), ())

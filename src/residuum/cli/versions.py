@@ -6,10 +6,10 @@ from typing import Any
 
 from residuum.cli.output import format_number, print_line, print_table
 
-EXTRAS = {"cluster": "ray", "dp": "opacus", "onnx": "onnx"}
+EXTRAS = {"cluster": "ray", "dp": "opacus", "onnx": "onnx", "trees": "ortools"}
 DATASETS = ("digits", "mnist", "cifar10")
-# The self-test measures one step of the default attack, with this number of candidates, on the network of the
-# published experiments. The measurement takes MEASURED seconds.
+# The self-test runs the default attack on this network, with this number of candidates.
+# It measures the time of one step, for MEASURED seconds.
 ARCH, CANDIDATES, MEASURED = "mlp:784-1000-1000-1", 100, 1.0
 
 
@@ -22,26 +22,29 @@ def show_versions() -> None:
     from residuum.records.rundir import environment
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    installed = environment(device)
-    step = _time_step(device)
+    environment_facts = environment(device)
+    step_time = _time_step(device)
     print_table(
         "versions",
         ("what", "version"),
-        [("python", installed["python"]), *installed["packages"].items()],
+        [("python", environment_facts["python"]), *environment_facts["packages"].items()],
     )
-    rows = [
-        ("device", f"{device}, {installed['cpus']} CPUs, {installed['threads']} threads"),
+    machine_rows = [
+        (
+            "device",
+            f"{device}, {environment_facts['cpus']} CPUs, {environment_facts['threads']} threads",
+        ),
         (
             "self-test",
-            f"one attack step takes {format_number(1e3 * step['seconds'], 3)} ms ({ARCH}, "
-            f"{CANDIDATES} candidates, {step['dtype']})",
+            f"one attack step takes {format_number(1e3 * step_time['seconds'], 3)} ms ({ARCH}, "
+            f"{CANDIDATES} candidates, {step_time['dtype']})",
         ),
     ]
-    rows += [(f"data {name}", _find_dataset(name)) for name in DATASETS]
+    machine_rows += [(f"data {name}", _find_dataset(name)) for name in DATASETS]
     for name, package in EXTRAS.items():
-        missing = f'not installed (in a clone: pip install ".[{name}]")'
-        rows.append((f"extra {name}", "installed" if find_spec(package) else missing))
-    print_table("this machine", ("what", "state"), rows)
+        not_installed = f'not installed (in a clone: pip install ".[{name}]")'
+        machine_rows.append((f"extra {name}", "installed" if find_spec(package) else not_installed))
+    print_table("this machine", ("what", "state"), machine_rows)
     if device == "cpu":
         print_line("No CUDA device was found. All computations run on the CPU.")
 
@@ -62,7 +65,7 @@ def _time_step(device: str) -> dict[str, Any]:
 
 
 def _find_dataset(name: str) -> str:
-    """Return whether a dataset can be read, as text. The whole dataset is read, to find damaged files."""
+    """Return a text that says whether a dataset can be read. The whole dataset is read."""
     from residuum.datasets import load_dataset
     from residuum.errors import ResiduumError
 

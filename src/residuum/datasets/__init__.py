@@ -1,6 +1,6 @@
-"""Load datasets by name or path, and select, balance and preprocess samples as the papers do.
+"""Load datasets by name or path. Samples are selected, balanced and preprocessed as in the attack papers.
 
-To add a dataset, write a function that takes a :class:`Request` and returns a :class:`Pool`, and add the
+To add a dataset, write a function that takes a :class:`Request` and returns a :class:`Pool`. Then add the
 function to ``DATASETS``.
 """
 
@@ -41,19 +41,21 @@ def load_dataset(
 
     Args:
         name: A key of ``DATASETS``, or the path of an .npz archive or of a folder of images.
-        n: Number of training samples, with the same number of samples of each label. By default, all
-            samples are used, or half of the samples if the source has no test set.
-        seed: Seed of a random choice. If None, the first samples of each label in file order are used.
-        root: Folder of the files of the named datasets, by default $RESIDUUM_DATA.
+        n: Number of training samples. The training set has the same number of samples of each label. By
+            default, as many samples as possible are used, or half of them if the source has no test set.
+        seed: Seed of the random selection of samples. If None, the first samples of each label in file order
+            are used.
+        root: Folder with the files of the named datasets, by default $RESIDUUM_DATA.
         task: "binary" (-1/+1), "multiclass" (0..C-1) or "regression" (-1.0/+1.0).
         holdout: Number of held-out samples, by default up to 2000. Held-out samples come from the test set if
-            the source has one, else from the remaining samples. They are balanced if possible, and never
-            equal to a training sample.
-        positive: The classes with label +1, if the grouping of the source does not apply.
+            the source has a test set, otherwise from the remaining samples. Held-out samples are balanced if
+            possible. No held-out sample is equal to a training sample.
+        positive: The classes with label +1. By default, the source chooses these classes.
         center: Whether to subtract the mean of the training samples from training and held-out samples. The
-            mean is stored as ``mean``.
+            mean is stored in the attribute ``mean`` of both sets.
         dtype: Number format of the samples.
-        **options: Options of the source, such as ``dim`` of the sphere, or ``size`` and ``gray`` of a folder.
+        **options: Options of one dataset only, such as ``dim`` of the dataset "sphere", or ``size`` and
+            ``gray`` of a folder of images.
 
     Returns:
         Training samples and held-out samples.
@@ -73,29 +75,31 @@ def load_dataset(
     if holdout is not None and holdout < 1:
         raise DataError(
             f"A held-out set must have at least 1 sample; got holdout={holdout}.",
-            "Omit holdout to use as many samples as possible.",
+            "Pass holdout=100, or omit holdout to get up to 2000 held-out samples.",
         )
     if not dtype.is_floating_point:
         raise DataError(
             f"Samples must be floating point; got dtype={dtype}.", "Pass dtype=torch.float64."
         )
-    folder_path = root if root is not None else os.environ.get(ROOT_VARIABLE) or None
-    root = None if folder_path is None else Path(folder_path).expanduser()
+    data_folder = root if root is not None else os.environ.get(ROOT_VARIABLE) or None
+    root = None if data_folder is None else Path(data_folder).expanduser()
     request = Request(n, seed, root, holdout)
     try:
-        pool = source(request, **options)
+        all_samples = source(request, **options)
     except OSError as problem:
         reason = problem.strerror or type(problem).__name__
         raise DataError(
             f"The files of {str(name)!r} must be readable; {problem.filename!r} is not ({reason}).",
             "Check the permissions of the file.",
         ) from problem
-    names = (positive,) if isinstance(positive, str | int) else tuple(positive)
-    return split_pool(pool, request, task=task, positive=names, center=center, dtype=dtype)
+    positive_classes = (positive,) if isinstance(positive, str | int) else tuple(positive)
+    return split_pool(
+        all_samples, request, task=task, positive=positive_classes, center=center, dtype=dtype
+    )
 
 
 def _find(name: str | Path) -> Source:
-    """Return the source with this name or path. A named dataset takes precedence over a file."""
+    """Return the function that loads a dataset. ``name`` is a key of ``DATASETS``, otherwise it is a path."""
     if isinstance(name, str) and name in DATASETS:
         return DATASETS[name]
     path = Path(name).expanduser()
@@ -111,18 +115,20 @@ def _find(name: str | Path) -> Source:
     if os.sep in str(name):
         raise DataError(f"No data file or folder at {str(name)!r}.", "Check the path.")
     raise DataError(
-        f"There is no dataset, .npz archive or folder {str(name)!r}.",
+        f"The dataset must be a known name, or the path of an .npz archive or folder; got {str(name)!r}.",
         did_you_mean(str(name), tuple(DATASETS)),
     )
 
 
 def _check_options(name: str, source: Source, options: dict[str, Any]) -> None:
-    parameters = inspect.signature(source).parameters.values()
-    valid = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name != "path"]
-    for option in options.keys() - valid:
+    source_parameters = inspect.signature(source).parameters.values()
+    option_names = [
+        p.name for p in source_parameters if p.kind is p.KEYWORD_ONLY and p.name != "path"
+    ]
+    for option in options.keys() - option_names:
         raise DataError(
-            f"Dataset {name!r} has no option {option!r}.",
-            did_you_mean(option, valid) if valid else "Omit the option.",
+            f"Dataset {name!r} does not support the option {option!r}.",
+            did_you_mean(option, option_names) if option_names else "Omit the option.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Read data of users: an .npz archive, or a folder with a subfolder of images per class."""
+"""Read the user's own data from an .npz archive, or from a folder of images with one subfolder per class."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FORMATS = {
     **{".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".bmp": "BMP", ".webp": "WEBP"},
     **{".tif": "TIFF", ".tiff": "TIFF", ".pgm": "PPM", ".ppm": "PPM"},
 }
-MAX_PIXELS = 20_000_000  # largest image in pixels; converting it takes 200 MB
-# Exceptions that Pillow raises for files that are not images.
+MAX_PIXELS = 20_000_000  # maximum number of pixels of an image; Pillow takes 200 MB to convert it
+# Exceptions that Pillow raises if a file is not an image.
 UNREADABLE = (OSError, SyntaxError, ValueError, TypeError, LookupError, EOFError, MemoryError)
 GRAY_MODES = ("1", "L", "LA")
 COLOR_MODES = ("P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
@@ -31,8 +31,8 @@ def npz(request: Request, path: Path) -> Pool:
     """Read samples and labels from an .npz archive with x and y, or x_train, y_train, x_test and y_test.
 
     uint8 images are converted to the shape (C, H, W) and values in [0, 1]. Other numbers do not change.
-    Labels are integers or text, and the array ``classes`` may name the labels. If the archive contains an
-    array ``mean``, then this mean has been subtracted from x.
+    Labels are integers or text. An optional array ``classes`` holds the names of the labels. An optional
+    array ``mean`` holds the mean that was subtracted from x before the archive was saved.
 
     Args:
         request: Not used.
@@ -42,46 +42,53 @@ def npz(request: Request, path: Path) -> Pool:
         The samples.
 
     Raises:
-        DataError: If the archive lacks an array or has unusable values.
+        DataError: If an array is missing, or if an array has an unsupported shape, type or value.
     """
     arrays = read_npz(path)
-    suffixes: tuple[str, ...] = ("_train", "_test") if "x_test" in arrays else ("_train",)
-    suffixes = ("",) if "x" in arrays else suffixes
-    if missing := {f"{key}{suffix}" for key in "xy" for suffix in suffixes} - arrays.keys():
+    array_suffixes: tuple[str, ...] = ("_train", "_test") if "x_test" in arrays else ("_train",)
+    array_suffixes = ("",) if "x" in arrays else array_suffixes
+    if missing := {f"{key}{suffix}" for key in "xy" for suffix in array_suffixes} - arrays.keys():
         raise DataError(
-            "A data file must have arrays 'x' and 'y', or 'x_train' and 'y_train' with 'x_test' and "
-            f"'y_test' for held-out samples; {str(path)!r} lacks {sorted(missing)}.",
-            f"It holds {sorted(arrays)}. Save it with numpy.savez(path, x=..., y=...).",
+            "A data file must have the arrays 'x' and 'y', or 'x_train', 'y_train', 'x_test' and 'y_test' "
+            f"with held-out samples; {str(path)!r} has no {sorted(missing)}.",
+            f"The file has the arrays {sorted(arrays)}. Save it with numpy.savez(path, x=..., y=...).",
         )
-    images = [_samples(arrays[f"x{suffix}"], path) for suffix in suffixes]
+    images = [_samples(arrays[f"x{suffix}"], path) for suffix in array_suffixes]
     if len({(x.dtype == torch.uint8, x.shape[1:]) for x in images}) > 1:
         raise DataError(
             f"Training and test samples must have the same shape and type; {str(path)!r} holds "
             f"{' and '.join(f'{tuple(x.shape)} {x.dtype}' for x in images)}.",
-            "Save both with the same preprocessing.",
+            "Save training and test samples with the same preprocessing.",
         )
-    labels, classes = _labels([arrays[f"y{s}"] for s in suffixes], arrays.get("classes"), path)
-    scale = 255.0 if images[0].dtype == torch.uint8 else 1.0
+    labels, classes = _labels(
+        [arrays[f"y{s}"] for s in array_suffixes], arrays.get("classes"), path
+    )
+    pixel_scale = 255.0 if images[0].dtype == torch.uint8 else 1.0
     mean = torch.from_numpy(arrays["mean"]).double() if "mean" in arrays else None
-    if mean is not None and (mean.shape != images[0].shape[1:] or scale != 1.0):
+    if mean is not None and (mean.shape != images[0].shape[1:] or pixel_scale != 1.0):
         raise DataError(
-            f"A stored mean must have the shape of one sample, and samples must be floating point; got "
-            f"{tuple(mean.shape)} with samples {tuple(images[0].shape)} {images[0].dtype}.",
-            "Omit 'mean', so that it is computed.",
+            f"The array 'mean' must have the shape of one sample of a floating-point 'x'; got a mean of "
+            f"shape {tuple(mean.shape)} and an 'x' of shape {tuple(images[0].shape)} and type "
+            f"{images[0].dtype}.",
+            "Remove the array 'mean'. Then the mean of the training samples is computed and subtracted.",
         )
-    test = None
-    if len(suffixes) == 2:
-        test = Pool(path.stem, images[1].to(images[0].dtype), labels[1], classes, scale=scale)
-    return Pool(path.stem, images[0], labels[0], classes, scale=scale, mean=mean, test=test)
+    test_set = None
+    if len(array_suffixes) == 2:
+        test_set = Pool(
+            path.stem, images[1].to(images[0].dtype), labels[1], classes, scale=pixel_scale
+        )
+    return Pool(
+        path.stem, images[0], labels[0], classes, scale=pixel_scale, mean=mean, test=test_set
+    )
 
 
 def _samples(array: np.ndarray, path: Path) -> Tensor:
-    """Convert the array x of samples to a tensor: uint8 images with channels first, or finite floats."""
+    """Convert the array x to a tensor: uint8 images of shape (N, C, H, W), or floating-point numbers."""
     if array.ndim < 2 or array.size == 0 or array.dtype.kind == "U":
         raise DataError(
             f"'x' must hold numbers, one row per sample; {str(path)!r} has {array.dtype} of shape "
             f"{array.shape}.",
-            "Save it as (n, ...).",
+            "Save 'x' as an array of numbers with the shape (n, ...) for n samples.",
         )
     if array.dtype != np.uint8:
         floating = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
@@ -100,33 +107,38 @@ def _labels(
     labels: list[np.ndarray], names: np.ndarray | None, path: Path
 ) -> tuple[list[Tensor], tuple[str, ...]]:
     """Convert arrays of labels to class indices, and return the names of the classes in index order."""
-    columns = [y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for y in labels]
-    for y in columns:
+    label_arrays = [y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y for y in labels]
+    for y in label_arrays:
         if y.ndim != 1 or (y.dtype.kind == "f" and not np.array_equal(y, np.round(y))):
             raise DataError(
                 f"'y' must hold one class per sample, as whole numbers or text; {str(path)!r} has "
                 f"{y.dtype} of shape {y.shape}.",
                 "Save the class of each sample. Real-valued targets are read by Dataset.from_npz.",
             )
-    converted = [y if y.dtype.kind == "U" else y.astype(np.int64) for y in columns]
-    if len({y.dtype.kind for y in converted}) > 1:
+    class_labels = [y if y.dtype.kind == "U" else y.astype(np.int64) for y in label_arrays]
+    if len({y.dtype.kind for y in class_labels}) > 1:
         raise DataError(
             f"Labels must be either numbers or text; {str(path)!r} holds both.",
             "Save all labels as numbers or all as text.",
         )
-    values, indices = np.unique(np.concatenate(converted), return_inverse=True)
-    classes = tuple(map(str, values.tolist()))
-    named = () if names is None else tuple(map(str, names.tolist()))
-    if len(named) == len(values):
-        classes = named
-    elif converted[0].dtype.kind != "U" and 0 <= values[0] <= values[-1] < len(named):
-        classes = tuple(named[value] for value in values)
+    distinct_labels, indices = np.unique(np.concatenate(class_labels), return_inverse=True)
+    classes = tuple(map(str, distinct_labels.tolist()))
+    stored_names = () if names is None else tuple(map(str, names.tolist()))
+    if len(stored_names) == len(distinct_labels):
+        classes = stored_names
+    elif class_labels[0].dtype.kind != "U" and 0 <= distinct_labels[0] <= distinct_labels[-1] < len(
+        stored_names
+    ):
+        classes = tuple(stored_names[value] for value in distinct_labels)
     if len(set(classes)) < len(classes):
         raise DataError(
-            f"Class names must be different; {str(path)!r} repeats one.", "Rename that class."
+            f"All class names must be different; {str(path)!r} has two classes with the same name.",
+            "Rename one of the two classes.",
         )
-    ends = np.cumsum([len(y) for y in converted])[:-1]
-    return [torch.from_numpy(section.copy()) for section in np.split(indices, ends)], classes
+    section_starts = np.cumsum([len(y) for y in class_labels])[:-1]
+    return [
+        torch.from_numpy(section.copy()) for section in np.split(indices, section_starts)
+    ], classes
 
 
 def folder(
@@ -134,13 +146,15 @@ def folder(
 ) -> Pool:
     """Read the images in ``path``/<class>/, or in ``path``/train/<class>/ and ``path``/test/<class>/.
 
-    Images are sorted by file name. Transparency is removed. Files that are not images are ignored.
+    Classes are sorted by name, and the images of a class are sorted by file name. Transparency is removed.
+    Files without the file extension of an image are ignored.
 
     Args:
         request: Not used.
         path: The folder.
-        size: (height, width) for bicubic resizing, or None to keep the size of the images.
-        gray: True for one channel, False for three channels, or None to keep the channels of the images.
+        size: The (height, width) to which images are resized (bicubic), or None to keep their size.
+        gray: True to convert images to gray, False to convert images to RGB, or None to keep gray images
+            gray and color images RGB.
 
     Returns:
         The images.
@@ -152,30 +166,38 @@ def folder(
         raise DataError(
             f"An image size must be (height, width); got {size}.", "Pass size=(32, 32)."
         )
-    folders = [path]
+    set_folders = [path]
     if (path / "train").is_dir() and _subfolders(path / "train"):
-        folders = [sub for sub in (path / "train", path / "test") if sub.is_dir()]
-    files = []
-    for root in folders:
-        entries = [(file, sub.name) for sub in _subfolders(root) for file in sorted(sub.iterdir())]
-        images = [(f, name) for f, name in entries if f.is_file() and f.suffix.lower() in FORMATS]
-        files.append([(f, name) for f, name in images if not f.name.startswith(".")])
-    if not all(files):
-        empty = folders[files.index([])]
+        set_folders = [sub for sub in (path / "train", path / "test") if sub.is_dir()]
+    images_by_set = []
+    for set_folder in set_folders:
+        files_with_class = [
+            (file, sub.name) for sub in _subfolders(set_folder) for file in sorted(sub.iterdir())
+        ]
+        images_with_class = [
+            (f, name) for f, name in files_with_class if f.is_file() and f.suffix.lower() in FORMATS
+        ]
+        images_by_set.append(
+            [(f, name) for f, name in images_with_class if not f.name.startswith(".")]
+        )
+    if not all(images_by_set):
+        empty_folder = set_folders[images_by_set.index([])]
         raise DataError(
             f"A folder of images must hold one subfolder per class, as in CLASS/*.png; there are no "
-            f"images in the subfolders of {str(empty)!r}.",
+            f"images in the subfolders of {str(empty_folder)!r}.",
             f"Supported formats are {' '.join(FORMATS)}.",
         )
-    pairs = [pair for pairs_of_folder in files for pair in pairs_of_folder]
-    classes = tuple(sorted({name for _, name in pairs}))
-    x = _read_images([file for file, _ in pairs], size, gray)
-    labels = torch.tensor([classes.index(name) for _, name in pairs])
-    count = len(files[0])
-    test = None
-    if len(files) == 2:
-        test = Pool(path.name, x[count:], labels[count:], classes, scale=255.0)
-    return Pool(path.name, x[:count], labels[:count], classes, scale=255.0, test=test)
+    all_images = [pair for images_of_set in images_by_set for pair in images_of_set]
+    classes = tuple(sorted({name for _, name in all_images}))
+    x = _read_images([file for file, _ in all_images], size, gray)
+    labels = torch.tensor([classes.index(name) for _, name in all_images])
+    train_count = len(images_by_set[0])
+    test_set = None
+    if len(images_by_set) == 2:
+        test_set = Pool(path.name, x[train_count:], labels[train_count:], classes, scale=255.0)
+    return Pool(
+        path.name, x[:train_count], labels[:train_count], classes, scale=255.0, test=test_set
+    )
 
 
 def _subfolders(path: Path) -> list[Path]:
@@ -184,18 +206,19 @@ def _subfolders(path: Path) -> list[Path]:
 
 def _read_images(files: list[Path], size: tuple[int, int] | None, gray: bool | None) -> Tensor:
     """Read images of equal size and channels into a (N, C, H, W) uint8 tensor."""
-    first = _read_image(files[0], size, gray)
-    if len(files) * first.size > MAX_BYTES:
+    first_image = _read_image(files[0], size, gray)
+    if len(files) * first_image.size > MAX_BYTES:
         raise UnsafeFileError(
-            f"Images must take at most {MAX_BYTES} bytes; {len(files)} of shape {first.shape} take more.",
+            f"Images must take at most {MAX_BYTES} bytes in memory; {len(files)} images of shape "
+            f"{first_image.shape} take more.",
             "Use fewer images, or pass a smaller size=(h, w).",
         )
-    images = np.empty((len(files), *first.shape), np.uint8)
+    images = np.empty((len(files), *first_image.shape), np.uint8)
     for row, file in enumerate(files):
         image = _read_image(file, size, gray)
-        if image.shape != first.shape:
+        if image.shape != first_image.shape:
             raise DataError(
-                f"Images must have the same channels and size; {str(files[0])!r} has {first.shape}, "
+                f"Images must have the same channels and size; {str(files[0])!r} has {first_image.shape}, "
                 f"{str(file)!r} has {image.shape}.",
                 "Pass size=(h, w), and gray=True or gray=False.",
             )
@@ -204,7 +227,7 @@ def _read_images(files: list[Path], size: tuple[int, int] | None, gray: bool | N
 
 
 def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> np.ndarray:
-    """Read an image as a (C, H, W) uint8 array. The size is checked before the image is unpacked."""
+    """Read an image as a (C, H, W) uint8 array. An image that is too large is refused before decoding."""
     from PIL import Image
 
     try:
@@ -220,12 +243,12 @@ def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> 
                         "Convert it to 8 bits per channel.",
                     )
                 is_gray = image.mode in GRAY_MODES if gray is None else gray
-                converted = image.convert("L" if is_gray else "RGB")
+                converted_image = image.convert("L" if is_gray else "RGB")
         if size is not None:
-            converted = converted.resize((size[1], size[0]), Image.Resampling.BICUBIC)
+            converted_image = converted_image.resize((size[1], size[0]), Image.Resampling.BICUBIC)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as problem:
         raise UnsafeFileError(
-            f"An image must have at most {MAX_PIXELS} pixels; {str(file)!r} claims more.",
+            f"An image must have at most {MAX_PIXELS} pixels; {str(file)!r} has more.",
             "Remove the file, or reduce its size.",
         ) from problem
     except (*UNREADABLE, struct.error) as problem:
@@ -233,4 +256,4 @@ def _read_image(file: Path, size: tuple[int, int] | None, gray: bool | None) -> 
             f"{str(file)!r} must be an image; reading it failed ({type(problem).__name__}).",
             "Remove the file, or save it again.",
         ) from problem
-    return np.atleast_3d(np.asarray(converted)).transpose(2, 0, 1)
+    return np.atleast_3d(np.asarray(converted_image)).transpose(2, 0, 1)

@@ -1,8 +1,10 @@
-"""Read the file formats of MNIST and CIFAR-10 without trusting the files.
+"""Read the file formats of MNIST and CIFAR-10 safely, even if the files are malicious.
 
-The sizes in an IDX file are compared with the length of the file before anything is read. A CIFAR-10 batch
-is a pickle. Its values are read without executing the pickle, so no code that the file names ever runs, and
-no array is larger than the bytes that fill it.
+MNIST uses IDX files. The header of an IDX file states how large the array is. The reader never reads more
+bytes than the length of the file allows, whatever the header states.
+
+A CIFAR-10 batch is a pickle. The reader extracts the values without executing the pickle, so functions to
+which the pickle refers never run. An array is never larger than its bytes in the file.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ BATCH = "a CIFAR-10 python batch with 'data' and 'labels'"
 def read_idx(path: Path, ndim: int) -> np.ndarray:
     """Read the unsigned bytes of an IDX file, plain or gzipped.
 
-    The layout is: 0, 0, 8 (unsigned byte), ndim; ndim big-endian 32-bit sizes; the bytes, last index fastest.
+    The file starts with the four bytes 0, 0, 8 (for unsigned bytes) and ndim. Then come the ndim sizes as
+    big-endian 32-bit integers, and the bytes of the array in row-major order.
 
     Args:
         path: The file.
@@ -41,25 +44,27 @@ def read_idx(path: Path, ndim: int) -> np.ndarray:
         DataError: If the file is not an IDX file of unsigned bytes with ``ndim`` dimensions.
     """
     header_length = 4 + 4 * ndim
-    packed = path.suffix == ".gz"
+    is_gzipped = path.suffix == ".gz"
     try:
         length = path.stat().st_size
-        with gzip.open(path) if packed else path.open("rb") as stream:
+        with gzip.open(path) if is_gzipped else path.open("rb") as stream:
             header = stream.read(header_length)
             if len(header) < header_length or header[:4] != bytes((0, 0, 8, ndim)):
-                reason = f"the file begins with {header[:4].hex(' ') or 'nothing'}"
-                raise DataError(*_explain_broken(IDX, path, reason))
+                defect = f"the file begins with {header[:4].hex(' ') or 'nothing'}"
+                raise DataError(*_explain_broken(IDX, path, defect))
             shape = struct.unpack(f">{ndim}I", header[4:])
             size, limit = math.prod(shape), min(MAX_BYTES, max_memory(length) // 8)
-            body = stream.read(min(size, limit if packed else length) + 1)
+            array_bytes = stream.read(min(size, limit if is_gzipped else length) + 1)
     except (OSError, EOFError, zlib.error) as problem:
-        reason = f"reading it failed ({problem})"
-        raise DataError(*_explain_broken(IDX, path, reason)) from problem
-    if len(body) != size:
-        actual = "more" if len(body) > size else f"only {len(body)}"
-        reason = f"the header claims {shape}, {size} bytes of data, and the file holds {actual}"
-        raise DataError(*_explain_broken(IDX, path, reason))
-    return np.frombuffer(bytearray(body), np.uint8).reshape(shape)
+        defect = f"reading it failed ({problem})"
+        raise DataError(*_explain_broken(IDX, path, defect)) from problem
+    if len(array_bytes) != size:
+        actual_size = "more" if len(array_bytes) > size else f"only {len(array_bytes)}"
+        defect = (
+            f"the header claims {shape}, {size} bytes of data, and the file holds {actual_size}"
+        )
+        raise DataError(*_explain_broken(IDX, path, defect))
+    return np.frombuffer(bytearray(array_bytes), np.uint8).reshape(shape)
 
 
 def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +78,7 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
 
     Raises:
         DataError: If the file is not a CIFAR-10 python batch.
-        UnsafeFileError: If the file names functions, or if the file is too large.
+        UnsafeFileError: If the file refers to functions, or if the file is too large.
     """
     try:
         if (length := path.stat().st_size) > MAX_BATCH_BYTES:
@@ -85,33 +90,33 @@ def read_cifar_batch(path: Path) -> tuple[np.ndarray, np.ndarray]:
         with path.open("rb") as stream:
             pickled = read_pickle(path, stream, length)
     except OSError as problem:
-        reason = problem.strerror or "the file cannot be read"
-        raise DataError(*_explain_broken(BATCH, path, reason)) from problem
+        defect = problem.strerror or "the file cannot be read"
+        raise DataError(*_explain_broken(BATCH, path, defect)) from problem
     except CheckpointError as problem:
-        reason = "the file is not a pickle of plain data"
-        raise DataError(*_explain_broken(BATCH, path, reason)) from problem
+        defect = "the file is not a pickle of plain data"
+        raise DataError(*_explain_broken(BATCH, path, defect)) from problem
     if names := (*pickled.unsafe, *pickled.foreign):
         raise UnsafeFileError(
-            f"A CIFAR-10 batch must hold only arrays and plain data; {str(path)!r} names "
+            f"A CIFAR-10 batch must hold only arrays and plain data; {str(path)!r} refers to "
             f"{names[0].rpartition(' ')[2]!r}, which could run code.",
             "Do not open the file with other tools. Download the batch again.",
         )
     batch = pickled.content if isinstance(pickled.content, dict) else {}
     data, labels = (batch.get(name, batch.get(name.encode())) for name in ("data", "labels"))
     if not isinstance(data, Block) or data.kind != "uint8" or data.shape[1:] != (3 * 32 * 32,):
-        reason = "'data' is not a matrix (N, 3072) of unsigned bytes"
-        raise DataError(*_explain_broken(BATCH, path, reason))
+        defect = "'data' is not a matrix (N, 3072) of unsigned bytes"
+        raise DataError(*_explain_broken(BATCH, path, defect))
     if not (
         isinstance(labels, list)
         and len(labels) == data.shape[0]
         and all(type(y) is int and 0 <= y <= 9 for y in labels)
     ):
-        reason = f"'labels' is not a list of {data.shape[0]} classes 0 to 9"
-        raise DataError(*_explain_broken(BATCH, path, reason))
+        defect = f"'labels' is not a list of {data.shape[0]} classes 0 to 9"
+        raise DataError(*_explain_broken(BATCH, path, defect))
     images = data.tensor().numpy().reshape(-1, 3, 32, 32)
     return images, np.array(labels, dtype=np.int64)
 
 
-def _explain_broken(what: str, path: Path, reason: str) -> tuple[str, str]:
-    """Return the error message and the remedy for a broken file of a dataset."""
-    return f"{str(path)!r} must be {what}; {reason}.", "Download the file again."
+def _explain_broken(expected_file: str, path: Path, defect: str) -> tuple[str, str]:
+    """Return the error message and the advice to the user if a dataset file is damaged."""
+    return f"{str(path)!r} must be {expected_file}; {defect}.", "Download the file again."

@@ -1,14 +1,16 @@
-"""Read samples of users from files, folders, tables and loaders as a Dataset.
+"""Read the user's own samples from a file, a folder or a Python object, and return them as a Dataset.
 
     .npz            x and y, or x_train, y_train, x_test and y_test for training and held-out samples
-    .csv            a header, and one row per sample. The label is the column named label, target, class or
-                    y, else the last column. A column named id or ending in _id with different values in all
-                    rows holds record IDs, which the report names. Record IDs are not inputs of the
-                    network. A column name may end with a unit in brackets, such as "age [years]"
-    folder          images in CLASS/*.png, or in train/CLASS and test/CLASS; or a folder of `train`
-    in Python       (x, y), a DataFrame, a TensorDataset, a DataLoader, any object with a length and items
+    .csv            a header with column names, then one row per sample. The label is the column named label,
+                    target, class or y. If there is no such column, the label is the last column. A column
+                    named id, or with a name that ends in _id, holds record IDs if all its values differ.
+                    Reports show the record IDs, but record IDs are not inputs of the network. A column name
+                    may end with a unit in brackets, such as "age [years]"
+    folder          images in CLASS/*.png, or in train/CLASS/*.png and test/CLASS/*.png. The output folder of
+                    `residuum train` is supported too
+    Python object   (x, y), a DataFrame, a TensorDataset, a DataLoader, any object with a length and items
 
-The notes of the returned dataset list the conversions.
+The attribute ``notes`` of the returned dataset lists how the data was converted.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ LABELS = ("label", "target", "class", "y")  # column names that mark the labels 
 ID_COLUMN = re.compile(r"(?:.*[_ ])?ids?", re.IGNORECASE)
 MAX_TABLE = 256 << 20  # largest .csv file in bytes
 UNIT = re.compile(r"\s*[\[(]([^\])]*)[\])]\s*$")
-# Files in the folder ``private`` of a training directory.
+# Names of the files of training and held-out samples in the folder ``private`` of a training directory.
 PRIVATE = {"data": "train.npz", "holdout": "holdout.npz"}
 KINDS = (
     "(x, y), a Dataset, a DataFrame, a DataLoader, a dataset with items, or the path of an .npz, a .csv "
@@ -44,27 +46,32 @@ KINDS = (
 
 def read_samples(path: str | Path) -> tuple[Dataset, Dataset | None]:
     """Read training samples, and held-out samples (or None), from a file or folder."""
-    place = Path(path).expanduser()
-    if place.is_dir():
-        pool = folder(Request(), place)
-        return _images(pool), None if pool.test is None else _images(pool.test)
-    if place.suffix.lower() == ".csv":
-        return read_csv(place), None
-    arrays = read_npz(place) if place.is_file() else {}
+    source_path = Path(path).expanduser()
+    if source_path.is_dir():
+        folder_images = folder(Request(), source_path)
+        return _images(folder_images), None if folder_images.test is None else _images(
+            folder_images.test
+        )
+    if source_path.suffix.lower() == ".csv":
+        return read_csv(source_path), None
+    arrays = read_npz(source_path) if source_path.is_file() else {}
     if "x" in arrays or "x_train" not in arrays:
-        return Dataset.from_npz(place), None
-    split = ("x_", "y_", "id_")
-    shared = {name: array for name, array in arrays.items() if not name.startswith(split)}
+        return Dataset.from_npz(source_path), None
+    set_prefixes = ("x_", "y_", "id_")
+    common_arrays = {
+        name: array for name, array in arrays.items() if not name.startswith(set_prefixes)
+    }
 
     def read_set(suffix: str) -> Dataset:
-        names = [name for name in ("x", "y", "id") if f"{name}_{suffix}" in arrays]
-        specific = {name: arrays[f"{name}_{suffix}"] for name in names}
-        if "y" not in specific:
+        array_names = [name for name in ("x", "y", "id") if f"{name}_{suffix}" in arrays]
+        set_arrays = {name: arrays[f"{name}_{suffix}"] for name in array_names}
+        if "y" not in set_arrays:
             raise DataError(
-                f"A data file with 'x_{suffix}' must have 'y_{suffix}' too; {str(path)!r} lacks it.",
-                f"It holds {sorted(arrays)}.",
+                f"A data file with the array 'x_{suffix}' must have 'y_{suffix}' too; {str(path)!r} has only "
+                f"{sorted(arrays)}.",
+                f"Save the labels as 'y_{suffix}'.",
             )
-        return Dataset.from_arrays({**shared, **specific}, place)
+        return Dataset.from_arrays({**common_arrays, **set_arrays}, source_path)
 
     return read_set("train"), read_set("test") if "x_test" in arrays else None
 
@@ -79,24 +86,24 @@ def read_train_and_holdout(data: Any, holdout: Any) -> tuple[Dataset | None, Dat
     Returns:
         Training samples and held-out samples. A set that is not available is None.
     """
-    train = included = control = None
+    train = included_holdout = separate_holdout = None
     if isinstance(data, str | Path):
-        train, included = read_samples(locate_samples(data, "data"))
-        path = locate_samples(data, "holdout")
-        if included is None and path != locate_samples(data, "data"):
-            included = read_samples(path)[0] if path.is_file() else None
+        train, included_holdout = read_samples(locate_samples(data, "data"))
+        holdout_path = locate_samples(data, "holdout")
+        if included_holdout is None and holdout_path != locate_samples(data, "data"):
+            included_holdout = read_samples(holdout_path)[0] if holdout_path.is_file() else None
     elif data is not None:
         train = as_dataset(data, "data")
     if isinstance(holdout, str | Path):
-        first, second = read_samples(locate_samples(holdout, "holdout"))
-        control = first if second is None else second
+        first_set, second_set = read_samples(locate_samples(holdout, "holdout"))
+        separate_holdout = first_set if second_set is None else second_set
     elif holdout is not None:
-        control = as_dataset(holdout, "holdout")
-    return train, included if control is None else control
+        separate_holdout = as_dataset(holdout, "holdout")
+    return train, included_holdout if separate_holdout is None else separate_holdout
 
 
 def locate_samples(path: str | Path, name: str) -> Path:
-    """Return the path of a file of samples. In a training directory, the file is in the folder private.
+    """Return the path of a file of samples. A training directory has this file in its folder ``private``.
 
     Args:
         path: A file of samples or a training directory.
@@ -105,25 +112,29 @@ def locate_samples(path: str | Path, name: str) -> Path:
     Returns:
         The path of the samples.
     """
-    place = Path(path).expanduser()
-    return place / "private" / PRIVATE[name] if (place / "private").is_dir() else place
+    source_path = Path(path).expanduser()
+    return (
+        source_path / "private" / PRIVATE[name]
+        if (source_path / "private").is_dir()
+        else source_path
+    )
 
 
 def hash_path(path: str | Path) -> str:
-    """Return the SHA-256 hash of a file, or of all files of a folder with their names."""
-    place = Path(path).expanduser()
-    if not place.is_dir():
-        return sha256(place)
-    files = sorted(file for file in place.rglob("*") if file.is_file())
-    return digest([[file.relative_to(place).as_posix(), sha256(file)] for file in files])
+    """Return the SHA-256 hash of a file, or of the names and contents of all files in a folder."""
+    source_path = Path(path).expanduser()
+    if not source_path.is_dir():
+        return sha256(source_path)
+    files = sorted(file for file in source_path.rglob("*") if file.is_file())
+    return digest([[file.relative_to(source_path).as_posix(), sha256(file)] for file in files])
 
 
 def as_dataset(samples: Any, name: str) -> Dataset:
     """Convert samples in any supported form to a dataset.
 
     Args:
-        samples: The samples. If labels are missing, all labels are set to zero, which matches no class.
-        name: Name of the dataset, for messages.
+        samples: The samples. If the samples have no labels, all labels are set to zero.
+        name: Name of the dataset, which error messages show.
 
     Returns:
         The dataset.
@@ -150,58 +161,62 @@ def _arrays(x: Any, y: Any, name: str, **fields: Any) -> Dataset:
     x = x if x.is_floating_point() else x.double()
     if x.ndim < 2 or not torch.isfinite(x).all():
         raise DataError(
-            f"{name} must hold finite numbers, one row per sample; got shape {tuple(x.shape)}.",
-            "Pass x as the network receives it.",
+            f"{name} must be an array of finite numbers with one row per sample; got shape "
+            f"{tuple(x.shape)}.",
+            "Pass the preprocessed samples that are the inputs of the network.",
         )
     return Dataset(x, y.detach().cpu(), name=name, **fields)
 
 
 def _explain_unknown(name: str, value: Any) -> tuple[str, str]:
-    """Return the error message and the remedy for samples in an unsupported form."""
+    """Return the error message and the advice to the user for samples in an unsupported form."""
     message = f"{name} must be {KINDS}; got {type(value).__name__}."
     return message, f"Pass {name}=(x, y)."
 
 
 def _items(samples: Any, name: str) -> Dataset:
-    """Read all samples of a DataLoader, or of an object with items (x, y), in the order of the dataset."""
+    """Read all samples of a dataset with items (x, y), or of a DataLoader, without shuffling the samples."""
     is_loader = hasattr(samples, "batch_size")
-    source = getattr(samples, "dataset", samples) if is_loader else samples
-    if hasattr(source, "tensors") and len(source.tensors) in (1, 2):  # TensorDataset
-        x, y = (*source.tensors, None)[:2]
+    dataset = getattr(samples, "dataset", samples) if is_loader else samples
+    if hasattr(dataset, "tensors") and len(dataset.tensors) in (1, 2):  # TensorDataset
+        x, y = (*dataset.tensors, None)[:2]
         return _arrays(x, y, name)
     try:
-        rows = [source[i] for i in range(len(source))]
+        items = [dataset[i] for i in range(len(dataset))]
     except (TypeError, KeyError, NotImplementedError, AttributeError):
         try:
-            rows = list(source)
+            items = list(dataset)
         except TypeError as problem:
             raise DataError(*_explain_unknown(name, samples)) from problem
-    pairs = [
-        row if isinstance(row, tuple | list) and len(row) == 2 else (row, None) for row in rows
+    samples_and_labels = [
+        item if isinstance(item, tuple | list) and len(item) == 2 else (item, None)
+        for item in items
     ]
-    if not pairs:
+    if not samples_and_labels:
         raise DataError(
             f"A dataset must have at least one sample; {name} is empty.", "Pass more samples."
         )
     try:
-        x = torch.stack([torch.as_tensor(np.asarray(sample)) for sample, _ in pairs])
-        labels = [label for _, label in pairs]
+        x = torch.stack([torch.as_tensor(np.asarray(sample)) for sample, _ in samples_and_labels])
+        labels = [label for _, label in samples_and_labels]
         has_labels = labels[0] is not None
         y = torch.stack([torch.as_tensor(label) for label in labels]) if has_labels else None
     except (TypeError, ValueError, RuntimeError) as problem:
         raise DataError(
-            f"Items of {name} must be (x, y) with arrays of the same shape; got "
-            f"{type(pairs[0][0]).__name__} ({str(problem)[:80]}).",
-            "Use the transforms of the training, including ToTensor.",
+            f"Items of {name} must be pairs (x, y), and every x must be an array of the same shape; got x of "
+            f"type {type(samples_and_labels[0][0]).__name__} ({str(problem)[:80]}).",
+            "Apply the transforms that the training used, including ToTensor.",
         ) from problem
-    classes = tuple(map(str, getattr(source, "classes", ())))
+    classes = tuple(map(str, getattr(dataset, "classes", ())))
     return _arrays(x, y, name, classes=classes)
 
 
 def _frame(frame: Any, y: Any, name: str) -> Dataset:
     """Read a DataFrame with labels ``y``, or with a column of labels if ``y`` is None."""
-    values = {str(column): np.asarray(frame[column]) for column in frame.columns}
-    return read_columns(values if y is None else {**values, "label": np.asarray(y)}, name)
+    values_by_column = {str(column): np.asarray(frame[column]) for column in frame.columns}
+    return read_columns(
+        values_by_column if y is None else {**values_by_column, "label": np.asarray(y)}, name
+    )
 
 
 def read_csv(path: Path) -> Dataset:
@@ -229,14 +244,14 @@ def read_csv(path: Path) -> Dataset:
             names, *rows = [row for row in csv.reader(stream) if row]
     except (ValueError, UnicodeDecodeError, csv.Error) as problem:
         raise DataError(
-            f"{str(path)!r} must be a table of text in UTF-8 with a header; reading it failed.",
-            "Save it with a header and one row per sample.",
+            f"{str(path)!r} must be a .csv table in UTF-8 with a header; reading the file failed.",
+            "Save the table with a header and one row per sample.",
         ) from problem
-    widths = {len(row) for row in rows}
-    if not rows or widths != {len(names)} or len(names) < 2:
+    row_lengths = {len(row) for row in rows}
+    if not rows or row_lengths != {len(names)} or len(names) < 2:
         raise DataError(
-            "Every row of a table must have as many values as the header has names; "
-            f"{str(path)!r} has {len(names)} names and rows of {sorted(widths) or 'none'}.",
+            "Every row of a table must have as many values as the header has names, at least two; "
+            f"{str(path)!r} has {len(names)} names and rows with {sorted(row_lengths) or 'no'} values.",
             "Save one row per sample, with the label in a separate column.",
         )
     if _numeric(np.array(names)):
@@ -247,7 +262,8 @@ def read_csv(path: Path) -> Dataset:
     columns = dict(zip(names, map(np.array, zip(*rows, strict=True)), strict=True))
     if len(columns) < len(names):
         raise DataError(
-            f"Columns must have different names; {str(path)!r} repeats one.", "Rename that column."
+            f"All columns must have different names; {str(path)!r} has two columns with the same name.",
+            "Rename one of the two columns.",
         )
     return read_columns(columns, path.stem)
 
@@ -255,9 +271,9 @@ def read_csv(path: Path) -> Dataset:
 def read_columns(columns: dict[str, np.ndarray], name: str) -> Dataset:
     """Make a dataset from the named columns of a table.
 
-    The label is the first column with a name in ``LABELS``, else the last column. Units in brackets after a
-    column name are stored for the report. Only the label may be text, because residuum cannot know how the
-    training encoded text as numbers.
+    The label is the column whose name comes first in ``LABELS``. If no column has such a name, the label is
+    the last column. Units in brackets after a column name are stored, so that reports can show them. Only the
+    label may be text, because it is not known how the training encoded other text as numbers.
 
     Args:
         columns: Values by the name of the column.
@@ -267,48 +283,52 @@ def read_columns(columns: dict[str, np.ndarray], name: str) -> Dataset:
         The dataset.
 
     Raises:
-        DataError: If a column other than the label is not numeric or has gaps.
+        DataError: If a column other than the label is not numeric or has missing values.
     """
-    by_lower_case = {column.strip().lower(): column for column in columns}
-    label_columns = (by_lower_case[column] for column in LABELS if column in by_lower_case)
-    label = next(label_columns, list(columns)[-1])
-    ids = [c for c in columns if c != label and _identifies_rows(c, columns[c])][:1]
-    features = [column for column in columns if column not in (label, *ids)]
+    column_by_lower_name = {column.strip().lower(): column for column in columns}
+    label_columns = (
+        column_by_lower_name[column] for column in LABELS if column in column_by_lower_name
+    )
+    label_column = next(label_columns, list(columns)[-1])
+    id_columns = [c for c in columns if c != label_column and _identifies_rows(c, columns[c])][:1]
+    features = [column for column in columns if column not in (label_column, *id_columns)]
     if not features:
         raise DataError(
-            f"A table must have columns in addition to the label; {name!r} has none.",
-            "Add columns.",
+            f"A table must have at least one column in addition to the label; {name!r} has none.",
+            "Add the columns that are inputs of the network.",
         )
     text_columns = [column for column in features if not _numeric(columns[column])]
     if text_columns:
         raise DataError(
-            f"Columns must hold numbers, as the network receives them; {text_columns[:5]} of {name!r} "
-            "do not.",
-            "Encode these columns as in the training, or remove them. The label may be text.",
+            f"All columns except the label must hold numbers; {text_columns[:5]} of {name!r} hold text.",
+            "Encode these columns in the same way as for the training, or remove these columns.",
         )
     x = torch.from_numpy(np.stack([columns[column].astype(np.float64) for column in features], 1))
     if not torch.isfinite(x).all():
         raise DataError(
-            f"A table must be complete; {name!r} has gaps.", "Fill the gaps or remove those rows."
+            f"A table must not have missing or infinite values; {name!r} has some.",
+            "Fill in these values, or remove their rows.",
         )
-    y, classes = _labels(columns[label])
-    brackets = [UNIT.search(feature) for feature in features]
-    units = tuple(unit[1].strip() if unit else "" for unit in brackets)
-    names = tuple(UNIT.sub("", feature).strip() for feature in features)
-    notes = [f"the column {label!r} of {name!r} is the label"]
-    if ids:
-        description = "holds record IDs and is not an input of the network"
-        notes.append(f"the column {ids[0]!r} of {name!r} {description}")
-    record_ids = tuple(map(str, columns[ids[0]])) if ids else ()
+    y, classes = _labels(columns[label_column])
+    unit_matches = [UNIT.search(feature) for feature in features]
+    units = tuple(match[1].strip() if match else "" for match in unit_matches)
+    feature_names = tuple(UNIT.sub("", feature).strip() for feature in features)
+    notes = [f"the column {label_column!r} of {name!r} is the label"]
+    if id_columns:
+        id_description = "holds record IDs and is not an input of the network"
+        notes.append(f"the column {id_columns[0]!r} of {name!r} {id_description}")
+    record_ids = tuple(map(str, columns[id_columns[0]])) if id_columns else ()
     units = units if any(units) else ()
-    dataset = Dataset(x, y, name=name, classes=classes, features=names, units=units)
+    dataset = Dataset(x, y, name=name, classes=classes, features=feature_names, units=units)
     return dataset.replace(notes=tuple(notes), record_ids=record_ids)
 
 
 def _identifies_rows(name: str, values: np.ndarray) -> bool:
     """Return True if a column is named like an ID and has a different value in every row."""
-    text = values.astype(str)
-    return bool(ID_COLUMN.fullmatch(name.strip())) and len(np.unique(text)) == len(text)
+    values_as_text = values.astype(str)
+    return bool(ID_COLUMN.fullmatch(name.strip())) and len(np.unique(values_as_text)) == len(
+        values_as_text
+    )
 
 
 def _labels(values: np.ndarray) -> tuple[Tensor, tuple[str, ...]]:
@@ -330,7 +350,7 @@ def _numeric(values: np.ndarray) -> bool:
 
 
 def _images(pool: Pool) -> Dataset:
-    """Convert the images of a folder to a dataset with channels first and values from 0 to 1."""
+    """Convert the images of a folder to a dataset of images with shape (C, H, W) and values in [0, 1]."""
     note = f"images of {pool.name!r} are read with channels first and values from 0 to 1"
     x = pool.images.double() / pool.scale
     return Dataset(x, pool.labels, name=pool.name, classes=pool.classes, notes=(note,))

@@ -1,7 +1,7 @@
-"""Select training samples and held-out samples from all samples of a source.
+"""Select training samples and held-out samples from a source (a named dataset, a file or a folder).
 
-Training samples are balanced over the labels and keep the order of the file. Without a seed, training samples
-are the first n / L samples of each of the L labels. Held-out samples never repeat a training sample.
+The n training samples are balanced over the L labels and keep the order of the file. If no seed is passed,
+training samples are the first n / L samples of each label. No held-out sample is equal to a training sample.
 """
 
 from __future__ import annotations
@@ -17,18 +17,20 @@ from torch import Tensor
 from residuum.errors import DataError, require_known
 from residuum.records import TASKS, Dataset, Split
 
-DEFAULT_HOLDOUT = 2000  # default number of held-out samples, the maximum that scoring uses
-Names = Sequence[str | int]  # type of a list of class names
+DEFAULT_HOLDOUT = 2000  # default number of held-out samples; scoring does not use more
+Names = Sequence[str | int]  # names of classes, such as ("cat", "dog") or (1, 3)
 
 
 @dataclass(frozen=True)
 class Request:
-    """Requests of the user for the samples of a source. If a request is None, the source chooses.
+    """The numbers of samples, the seed and the folder that the user requested.
+
+    If an attribute is None, the dataset uses its own default.
 
     Attributes:
         n: Number of training samples.
-        seed: Seed of the random choice.
-        root: Folder with the files of named datasets.
+        seed: Seed of the random selection of samples.
+        root: Folder with the files of the named datasets.
         holdout: Number of held-out samples.
     """
 
@@ -40,19 +42,20 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All samples of a source, in the order and the format of the file.
+    """All samples of a source (a named dataset, a file or a folder), in the order and format of the file.
 
     Attributes:
         name: Name of the source.
-        images: Samples, (N, *shape), as stored in the file. The values of the samples are images / scale.
+        images: Samples, (N, *shape), as stored in the file. Dividing by ``scale`` gives the values that
+            networks receive.
         labels: Indices into ``classes``, (N,).
         classes: Names of the classes.
         positive: The classes with label +1 in binary tasks.
-        sides: Names of the labels -1 and +1.
-        scale: Divisor of the images.
-        mean: The mean that was subtracted from the images, or None.
-        center: Whether subtracting a mean from the samples makes sense.
-        test: The test set of the source, or None.
+        sides: Names of the labels -1 and +1 in binary tasks, such as ("even", "odd"), or None.
+        scale: Number by which ``images`` is divided.
+        mean: The mean that was subtracted from the images before they were stored, or None.
+        center: Whether the mean may be subtracted from the samples. It is False for synthetic points.
+        test: The samples of the source's own test set, or None if the source has no test set.
     """
 
     name: str
@@ -102,48 +105,50 @@ def split_pool(
 ) -> Split:
     """Select training samples and held-out samples, and preprocess both sets in the same way.
 
-    Training samples are balanced. Held-out samples come from the test set if the source has one. They are
-    never equal to a training sample, and their order is random. The mean of the training samples is
-    subtracted from training and held-out samples, so that both have the preprocessing of the training.
+    Training samples are balanced over the labels. Held-out samples come from the test set if the source has a
+    test set. Held-out samples are never equal to a training sample, and their order is random. The mean of
+    the training samples is subtracted from both sets.
 
     Args:
         pool: All samples of a source.
         request: Numbers of samples and the seed.
         task: "binary", "multiclass" or "regression".
         positive: Classes with label +1.
-        center: Whether to subtract the mean.
+        center: Whether to subtract the mean of the training samples.
         dtype: Number format of the samples.
 
     Returns:
         Training samples and held-out samples.
     """
-    lookup, names = map_classes(pool, task, positive)
-    labels = lookup[pool.labels]  # (N,) label indices 0..L-1
-    n = _count(pool, request, labels, names)
+    label_of_class, label_names = map_classes(pool, task, positive)
+    labels = label_of_class[pool.labels]  # indices of the labels from 0 to L-1, (N,)
+    n = _count(pool, request, labels, label_names)
     generator = None if request.seed is None else make_generator(request.seed)
-    rows = choose_rows(labels, [n // len(names)] * len(names), generator)
+    train_rows = choose_rows(labels, [n // len(label_names)] * len(label_names), generator)
 
-    source = pool.test or pool
-    source_labels = lookup[source.labels]
-    usable = _find_different(source.images, pool.images[rows])
-    usable_labels = source_labels[usable]
-    quotas = _holdout_quotas(pool, n, request.holdout, usable_labels, names)
+    holdout_pool = pool.test or pool
+    holdout_pool_labels = label_of_class[holdout_pool.labels]
+    candidate_rows = _find_different(holdout_pool.images, pool.images[train_rows])
+    candidate_labels = holdout_pool_labels[candidate_rows]
+    holdout_quotas = _holdout_quotas(pool, n, request.holdout, candidate_labels, label_names)
     generator = make_generator(request.seed)
-    chosen = choose_rows(usable_labels, quotas, None if request.seed is None else generator)
-    held_out = usable[chosen]
-    held_out = held_out[torch.randperm(len(held_out), generator=generator)]
+    chosen_candidates = choose_rows(
+        candidate_labels, holdout_quotas, None if request.seed is None else generator
+    )
+    holdout_rows = candidate_rows[chosen_candidates]
+    holdout_rows = holdout_rows[torch.randperm(len(holdout_rows), generator=generator)]
 
-    images = (pool.images[rows], source.images[held_out])
-    x, x_held = (values.to(dtype) / pool.scale for values in images)
+    images = (pool.images[train_rows], holdout_pool.images[holdout_rows])
+    x, x_holdout = (values.to(dtype) / pool.scale for values in images)
     mean = None if pool.mean is None else pool.mean.to(dtype)
     if mean is None and center and pool.center:
         mean = x.mean(0, dtype=torch.float64).to(dtype)
-        x, x_held = x - mean, x_held - mean
-    y = _targets(labels[rows], task, dtype)
-    y_held = _targets(source_labels[held_out], task, dtype)
+        x, x_holdout = x - mean, x_holdout - mean
+    y = _targets(labels[train_rows], task, dtype)
+    y_holdout = _targets(holdout_pool_labels[holdout_rows], task, dtype)
     return Split(
-        Dataset(x, y, mean, pool.name, names),
-        Dataset(x_held, y_held, mean, f"{pool.name} held-out", names),
+        Dataset(x, y, mean, pool.name, label_names),
+        Dataset(x_holdout, y_holdout, mean, f"{pool.name} held-out", label_names),
         available=len(labels),
     )
 
@@ -157,57 +162,65 @@ def map_classes(pool: Pool, task: str, positive: Names = ()) -> tuple[Tensor, tu
         positive: Classes with label +1. The default is ``pool.positive``.
 
     Returns:
-        A tensor with the label index of each class, and the names of the labels.
+        For each class of the source the index of its label, and the names of the labels.
 
     Raises:
         DataError: If there are fewer than two classes or labels.
     """
     require_known(task, TASKS, "No task", DataError)
-    present = pool.labels.unique().tolist()
-    if len(present) < 2:
-        got = f"are of class {pool.classes[present[0]]!r}" if present else "are missing"
+    present_classes = pool.labels.unique().tolist()
+    if len(present_classes) < 2:
+        actual_classes = (
+            f"are of class {pool.classes[present_classes[0]]!r}"
+            if present_classes
+            else "are missing"
+        )
         raise DataError(
-            f"Samples must have at least two classes; all {len(pool.labels)} samples of {pool.name!r} {got}.",
+            f"Samples must have at least two classes; all {len(pool.labels)} samples of {pool.name!r} "
+            f"{actual_classes}.",
             "Add samples of another class.",
         )
     if task == "multiclass":
         return torch.arange(len(pool.classes)), pool.classes
-    chosen = [str(name) for name in positive] or list(pool.positive)
-    if not chosen and len(pool.classes) == 2:
-        chosen = [pool.classes[1]]
-    for name in chosen:
+    positive_classes = [str(name) for name in positive] or list(pool.positive)
+    if not positive_classes and len(pool.classes) == 2:
+        positive_classes = [pool.classes[1]]
+    for name in positive_classes:
         require_known(name, pool.classes, f"{pool.name!r} has no class", DataError)
-    lookup = torch.tensor([int(name in chosen) for name in pool.classes])
-    if len(lookup.unique()) < 2:
+    label_of_class = torch.tensor([int(name in positive_classes) for name in pool.classes])
+    if len(label_of_class.unique()) < 2:
         raise DataError(
             f"A {task} task must have classes with label +1 and classes with label -1; got "
-            f"{len(chosen)} of {len(pool.classes)} classes with label +1 in {pool.name!r}.",
+            f"{len(positive_classes)} of {len(pool.classes)} classes with label +1 in {pool.name!r}.",
             f"Pass positive=({pool.classes[-1]!r},), or task='multiclass'.",
         )
     if pool.sides is not None and not positive:
-        return lookup, pool.sides
-    negatives = [name for name in pool.classes if name not in chosen]
-    return lookup, (" or ".join(negatives), " or ".join(dict.fromkeys(chosen)))
+        return label_of_class, pool.sides
+    negative_classes = [name for name in pool.classes if name not in positive_classes]
+    return label_of_class, (
+        " or ".join(negative_classes),
+        " or ".join(dict.fromkeys(positive_classes)),
+    )
 
 
 def choose_rows(labels: Tensor, quotas: Sequence[int], generator: torch.Generator | None) -> Tensor:
-    """Choose a number of rows of each label.
+    """Choose the rows of a balanced subset: for each label a given number of rows.
 
     Args:
         labels: Labels of all rows.
         quotas: Number of rows of each label.
-        generator: Random generator of the choice, or None to choose the first rows.
+        generator: Random generator that selects the rows, or None to choose the first rows of each label.
 
     Returns:
         Indices of the chosen rows, ascending.
     """
-    chosen = []
+    chosen_by_label = []
     for label, quota in enumerate(quotas):
-        rows = (labels == label).nonzero().flatten()
+        label_rows = (labels == label).nonzero().flatten()
         if generator is not None:
-            rows = rows[torch.randperm(len(rows), generator=generator)]
-        chosen.append(rows[:quota])
-    return torch.cat(chosen).sort().values
+            label_rows = label_rows[torch.randperm(len(label_rows), generator=generator)]
+        chosen_by_label.append(label_rows[:quota])
+    return torch.cat(chosen_by_label).sort().values
 
 
 def spread_quotas(available: Sequence[int], total: int) -> list[int]:
@@ -228,7 +241,7 @@ def spread_quotas(available: Sequence[int], total: int) -> list[int]:
 
 
 def check_divisible(n: int, labels: int, limit: int | None = None) -> None:
-    """Check that a set of ``n`` samples can be balanced.
+    """Check that ``n`` samples can be balanced, that is, divided evenly over the labels.
 
     Args:
         n: Number of samples.
@@ -239,52 +252,59 @@ def check_divisible(n: int, labels: int, limit: int | None = None) -> None:
         DataError: If ``n`` is not a positive multiple of ``labels``.
     """
     if n < labels or n % labels:
-        nearest = max(labels, min(n - n % labels, limit or n))
+        recommended_n = max(labels, min(n - n % labels, limit or n))
         raise DataError(
-            f"For a balanced set over {labels} labels, n must be a positive multiple of {labels}; "
-            f"got n={n}.",
-            f"Use n={nearest}.",
+            f"To have equally many samples of each of {labels} labels, n must be a positive multiple of "
+            f"{labels}; got n={n}.",
+            f"Use n={recommended_n}.",
         )
 
 
-def _count(pool: Pool, request: Request, labels: Tensor, names: tuple[str, ...]) -> int:
+def _count(pool: Pool, request: Request, labels: Tensor, label_names: tuple[str, ...]) -> int:
     """Return the number of training samples. Raise ``DataError`` if the source has too few samples."""
     n = request.n
-    counts = torch.bincount(labels, minlength=len(names)).tolist()
-    maximum = len(names) * min(counts)
-    if n is None and maximum:
-        # If the source has no test set, the other half of its samples is the held-out set.
-        return maximum if pool.test is not None else len(names) * max(1, min(counts) // 2)
-    requested = len(names) if n is None else n
-    best = maximum
-    if pool.test is None:  # some samples must remain for the held-out set
-        remaining = len(labels) - (request.holdout or 1)
-        best = min(maximum, remaining - remaining % len(names))
-    check_divisible(requested, len(names), best)
-    if requested > maximum:
-        available = ", ".join(f"{c} of {name!r}" for c, name in zip(counts, names, strict=True))
-        remedy = "Use a smaller holdout." if maximum else "Add samples of the missing label."
-        raise DataError(
-            f"n={requested} needs {requested // len(names)} samples of each label; {pool.name!r} has "
-            f"{available}.",
-            f"Use n={best} or fewer." if best > 0 else remedy,
+    label_counts = torch.bincount(labels, minlength=len(label_names)).tolist()
+    max_balanced_n = len(label_names) * min(label_counts)
+    if n is None and max_balanced_n:
+        # Without a test set, one half of the samples is for training. The other half is the held-out set.
+        return (
+            max_balanced_n
+            if pool.test is not None
+            else len(label_names) * max(1, min(label_counts) // 2)
         )
-    return requested
+    requested_n = len(label_names) if n is None else n
+    largest_n = max_balanced_n
+    if pool.test is None:  # training must leave samples for the held-out set
+        left_for_training = len(labels) - (request.holdout or 1)
+        largest_n = min(max_balanced_n, left_for_training - left_for_training % len(label_names))
+    check_divisible(requested_n, len(label_names), largest_n)
+    if requested_n > max_balanced_n:
+        counts_text = ", ".join(
+            f"{c} of {name!r}" for c, name in zip(label_counts, label_names, strict=True)
+        )
+        remedy = "Use a smaller holdout." if max_balanced_n else "Add samples of the missing label."
+        raise DataError(
+            f"Training samples must be balanced, so n={requested_n} needs {requested_n // len(label_names)} "
+            f"samples of each label; {pool.name!r} has {counts_text}.",
+            f"Use n={largest_n} or fewer." if largest_n > 0 else remedy,
+        )
+    return requested_n
 
 
 def _holdout_quotas(
-    pool: Pool, n: int, holdout: int | None, labels: Tensor, names: tuple[str, ...]
+    pool: Pool, n: int, holdout: int | None, labels: Tensor, label_names: tuple[str, ...]
 ) -> list[int]:
     """Return the number of held-out samples of each label, balanced if possible."""
-    available = torch.bincount(labels, minlength=len(names)).tolist()
+    available = torch.bincount(labels, minlength=len(label_names)).tolist()
     total, scarcest = sum(available), min(available)
     if holdout is None:
-        holdout = min(DEFAULT_HOLDOUT, scarcest * len(names) or total)
-        holdout -= holdout % len(names) if scarcest else 0
+        holdout = min(DEFAULT_HOLDOUT, scarcest * len(label_names) or total)
+        holdout -= holdout % len(label_names) if scarcest else 0
     if not 0 < holdout <= total:
         raise DataError(
-            f"Held-out samples must differ from every training image; {pool.name!r} has {total} such "
-            f"samples in addition to n={n} for training, and {holdout or 'at least 1'} are needed.",
+            f"Held-out samples must differ from all training samples. {holdout or 'At least 1'} held-out "
+            f"samples are needed; in addition to n={n} training samples, {pool.name!r} has {total} samples "
+            "that differ from them.",
             f"Use holdout={total} or fewer." if total else "Use a smaller n.",
         )
     return spread_quotas(available, holdout)
@@ -296,9 +316,11 @@ def _find_different(candidates: Tensor, images: Tensor) -> Tensor:
     def hash_rows(samples: Tensor) -> list[bytes]:
         return [blake2b(row.tobytes(), digest_size=16).digest() for row in samples.numpy()]
 
-    seen = set(hash_rows(images))
-    rows = [row for row, digest in enumerate(hash_rows(candidates)) if digest not in seen]
-    return torch.tensor(rows, dtype=torch.long)
+    image_hashes = set(hash_rows(images))
+    different_rows = [
+        row for row, digest in enumerate(hash_rows(candidates)) if digest not in image_hashes
+    ]
+    return torch.tensor(different_rows, dtype=torch.long)
 
 
 def _targets(labels: Tensor, task: str, dtype: torch.dtype) -> Tensor:

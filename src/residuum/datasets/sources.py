@@ -1,6 +1,7 @@
-"""The named datasets: digits and photos of scikit-learn, MNIST, CIFAR-10, and synthetic points.
+"""The named datasets: the digits and photographs of scikit-learn, MNIST, CIFAR-10, and synthetic points.
 
-The circle is the synthetic dataset of Haim et al. (2022), the sphere is that of Refael et al. (2025).
+Two datasets are synthetic. The dataset "circle" is from Haim et al. (2022), and the dataset "sphere" is from
+Refael et al. (2025).
 """
 
 from __future__ import annotations
@@ -35,25 +36,30 @@ CIFAR10_FOLDER = Path("cifar-10-batches-py")
 SIGNS = ("-1", "+1")
 PHOTOS = ("china", "flower")
 CROP = 32  # height and width of a crop in pixels
-# A crop is omitted if its neighboring pixels (0 to 255) differ by at most this number on average.
+# A crop is omitted if its neighboring pixels (with values 0 to 255) differ by at most this number on average.
 SMOOTH = 4.0
 
 
 def digits(request: Request) -> Pool:
-    """Return the 1797 digits of scikit-learn, (1, 8, 8) in [0, 1]. Odd digits have label +1, even -1."""
+    """Return the 1797 digits of scikit-learn with shape (1, 8, 8) and values in [0, 1].
+
+    Odd digits have label +1, and even digits have label -1.
+    """
     from sklearn.datasets import load_digits
 
-    bunch = load_digits()
-    images = torch.from_numpy(bunch.images.astype(np.uint8)).unsqueeze(1)
-    labels = torch.from_numpy(bunch.target.astype(np.int64))
+    sklearn_digits = load_digits()
+    images = torch.from_numpy(sklearn_digits.images.astype(np.uint8)).unsqueeze(1)
+    labels = torch.from_numpy(sklearn_digits.target.astype(np.int64))
     return Pool("digits", images, labels, DIGITS, ODD, PARITY, scale=16.0)
 
 
 def photos(request: Request) -> Pool:
-    """Return crops of the two photographs of scikit-learn, (3, 32, 32) in [0, 1]. The flower has label +1.
+    """Return crops of the two photographs of scikit-learn with shape (3, 32, 32) and values in [0, 1].
 
-    Crops do not share pixels. Smooth crops, such as crops of the sky, are omitted. Smooth crops look
-    similar, so they would match a candidate even if the network was not trained on them.
+    Crops of the photograph of a flower have label +1. Crops of the photograph of China have label -1.
+
+    Crops do not share pixels. Smooth crops, such as crops of the sky, are omitted. All smooth crops look
+    similar, so a reconstructed image would match a smooth crop even if the network never saw this crop.
 
     Args:
         request: Not used.
@@ -66,10 +72,14 @@ def photos(request: Request) -> Pool:
     crops, labels = [], []
     for label, photo in enumerate(load_sample_images().images):  # an array (427, 640, 3) of bytes
         rows, columns = (size // CROP for size in photo.shape[:2])
-        tiles = torch.from_numpy(photo[: rows * CROP, : columns * CROP].copy())
-        tiles = tiles.reshape(rows, CROP, columns, CROP, 3).permute(0, 2, 4, 1, 3).flatten(0, 1)
-        steps = [tiles.float().diff(dim=axis).abs().mean((1, 2, 3)) for axis in (-1, -2)]
-        crops.append(tiles[sum(steps) / 2 > SMOOTH])
+        photo_crops = torch.from_numpy(photo[: rows * CROP, : columns * CROP].copy())
+        photo_crops = (
+            photo_crops.reshape(rows, CROP, columns, CROP, 3).permute(0, 2, 4, 1, 3).flatten(0, 1)
+        )
+        mean_differences = [
+            photo_crops.float().diff(dim=axis).abs().mean((1, 2, 3)) for axis in (-1, -2)
+        ]
+        crops.append(photo_crops[sum(mean_differences) / 2 > SMOOTH])
         labels += [label] * len(crops[-1])
     return Pool(
         "photos", torch.cat(crops), torch.tensor(labels), PHOTOS, PHOTOS[1:], PHOTOS, scale=255.0
@@ -77,28 +87,31 @@ def photos(request: Request) -> Pool:
 
 
 def mnist(request: Request) -> Pool:
-    """Read MNIST from torchvision's folder or ``mnist.npz``. Odd digits have label +1, even digits -1."""
-    place = _locate("mnist", request, MNIST_FOLDER)
-    if place.suffix == ".npz":
-        return _from_npz("mnist", request, place)
+    """Read MNIST from torchvision's folder or ``mnist.npz``. Odd digits have label +1, others label -1."""
+    dataset_path = _locate("mnist", request, MNIST_FOLDER)
+    if dataset_path.suffix == ".npz":
+        return _from_npz("mnist", request, dataset_path)
 
     def read_set(prefix: str, test: Pool | None = None) -> Pool:
-        names = {3: f"{prefix}-images-idx3-ubyte", 1: f"{prefix}-labels-idx1-ubyte"}
-        files = (read_idx(_existing(place, n, f"{n}.gz"), ndim) for ndim, n in names.items())
-        images, labels = files
+        file_names = {3: f"{prefix}-images-idx3-ubyte", 1: f"{prefix}-labels-idx1-ubyte"}
+        arrays = (
+            read_idx(_existing(dataset_path, file_name, f"{file_name}.gz"), ndim)
+            for ndim, file_name in file_names.items()
+        )
+        images, labels = arrays
         return _ten_classes("mnist", images[:, None], labels, test)
 
     return read_set("train", read_set("t10k"))
 
 
 def cifar10(request: Request) -> Pool:
-    """Read CIFAR-10 from python batches or ``cifar10.npz``. Animals have label +1, vehicles -1."""
-    place = _locate("cifar10", request, CIFAR10_FOLDER)
-    if place.suffix == ".npz":
-        return _from_npz("cifar10", request, place)
+    """Read CIFAR-10 from python batches or ``cifar10.npz``. Animals have label +1, vehicles label -1."""
+    dataset_path = _locate("cifar10", request, CIFAR10_FOLDER)
+    if dataset_path.suffix == ".npz":
+        return _from_npz("cifar10", request, dataset_path)
 
-    def read_set(names: list[str], test: Pool | None = None) -> Pool:
-        batches = [read_cifar_batch(_existing(place, name)) for name in names]
+    def read_set(file_names: list[str], test: Pool | None = None) -> Pool:
+        batches = [read_cifar_batch(_existing(dataset_path, file_name)) for file_name in file_names]
         images, labels = (np.concatenate(arrays) for arrays in zip(*batches, strict=True))
         return _ten_classes("cifar10", images, labels, test)
 
@@ -129,18 +142,21 @@ def _from_npz(name: str, request: Request, path: Path) -> Pool:
         raise DataError(
             f"{path.name!r} must hold uint8 images and labels 0 to 9; it holds "
             f"{pool.images.dtype} and the labels {', '.join(pool.classes[:12])}.",
-            "Save the published bytes, or pass the path of the file instead of the name.",
+            f"Save the published uint8 images. To load other data, pass the path of the file instead of the "
+            f"name {name!r}.",
         )
-    values = np.array([int(c) for c in pool.classes])
+    label_of_class = np.array([int(c) for c in pool.classes])
 
     def convert(archive: Pool, test: Pool | None = None) -> Pool:
-        return _ten_classes(name, archive.images.numpy(), values[archive.labels.numpy()], test)
+        return _ten_classes(
+            name, archive.images.numpy(), label_of_class[archive.labels.numpy()], test
+        )
 
     return convert(pool, None if pool.test is None else convert(pool.test))
 
 
 def _locate(name: str, request: Request, layout: Path) -> Path:
-    """Return the path of a dataset in the data folder: folder ``layout`` or archive ``<name>.npz``."""
+    """Return the path of a dataset: the folder ``layout`` or the file ``<name>.npz`` in the data folder."""
     root = request.root
     if root is not None:
         folder, archive = root / layout, root / f"{name}.npz"
@@ -148,11 +164,11 @@ def _locate(name: str, request: Request, layout: Path) -> Path:
             return folder
         if archive.is_file():
             return archive
-    problem = "no data folder was given" if root is None else f"{str(root)!r} holds neither"
+    failure = "no data folder was given" if root is None else f"{str(root)!r} holds neither"
     raise DataError(
-        f"Dataset {name!r} is read from '{layout.as_posix()}/' (torchvision's layout) or "
-        f"'{name}.npz' (x_train, y_train, x_test, y_test) in the data folder; {problem}.",
-        "Pass the folder with root= or --data-root, or set RESIDUUM_DATA.",
+        f"The data folder must hold the dataset {name!r} as the folder '{layout.as_posix()}/' of torchvision "
+        f"or as the file '{name}.npz' with x_train, y_train, x_test and y_test; {failure}.",
+        "Pass the data folder with root= or --data-root, or set RESIDUUM_DATA.",
     )
 
 
@@ -174,7 +190,7 @@ PUBLISHED = {
 
 
 def circle(request: Request) -> Pool:
-    """Return n equally spaced points x_i of the unit circle with alternating labels y_i, by default n = 20.
+    """Return n equally spaced points x_i on the unit circle with alternating labels y_i. By default n is 20.
 
         x_i = (cos a_i, sin a_i),   a_i = a + 2 pi i / n,   y_i = (-1)^i,   a ~ U[0, 2 pi)
 
@@ -190,23 +206,24 @@ def circle(request: Request) -> Pool:
     n = 20 if request.n is None else request.n
     check_divisible(n, 2)
     generator = make_generator(request.seed)
-    start = 2 * math.pi * torch.rand((), dtype=torch.float64, generator=generator)
-    steps = torch.arange(n, dtype=torch.float64)
+    start_angle = 2 * math.pi * torch.rand((), dtype=torch.float64, generator=generator)
+    positions = torch.arange(n, dtype=torch.float64)
 
-    def points(step: Tensor) -> Tensor:
-        angle = start + 2 * math.pi * step / n
+    def points(position: Tensor) -> Tensor:
+        angle = start_angle + 2 * math.pi * position / n
         return torch.stack((angle.cos(), angle.sin()), dim=1)
 
-    labels = (steps.long() + 1) % 2
-    holdout = Pool("circle", points(steps + 0.5), labels, SIGNS)
-    return Pool("circle", points(steps), labels, SIGNS, center=False, test=holdout)
+    labels = (positions.long() + 1) % 2
+    holdout = Pool("circle", points(positions + 0.5), labels, SIGNS)
+    return Pool("circle", points(positions), labels, SIGNS, center=False, test=holdout)
 
 
 def sphere(request: Request, *, dim: int = 784) -> Pool:
-    """Return uniform points on the unit sphere, labeled by the sign of the first coordinate, by default 500.
+    """Return random points on the unit sphere. The label of a point is the sign of its first coordinate.
 
-    Half of the points have a positive first coordinate. To draw a point with a given sign, a uniform point is
-    reflected if its first coordinate has the other sign. Held-out points are drawn in the same way.
+    The points are uniformly distributed, and their number is 500 by default. Half of the points have a
+    positive first coordinate: if the first coordinate of a point has the wrong sign, the point is reflected.
+    Held-out points are drawn in the same way.
 
     Args:
         request: Number of points and seed.

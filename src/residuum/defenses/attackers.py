@@ -1,20 +1,23 @@
-"""The attackers of a defended release. A defense is only as good as its result against the strongest one.
+"""The attackers of a defended release. A defense is only as good as its result against the strongest attack.
 
-unaware        runs the stationarity attack on the weights and does not know of the defense
+The stationarity attack searches samples whose weighted sum of gradients fits the weights. The attack unmix
+separates the rows of the first layer into samples. A shift is an image that a defense adds to all samples.
+
+unaware        does not know of the defense, and runs the stationarity attack on the weights
 adapted        transforms the release by a strategy against the defense, then runs the stationarity attack
-start          runs the stationarity attack on the weight update, if the initial weights are large and known
-unmix          unmixes the first layer of the transformed release, minus its initial weights
-adapted-unmix  infers the shift of the training data, removes the shift from the first layer, then unmixes
-told           is like adapted, but knows the secret shift
-told-unmix     is like adapted-unmix, but knows the secret shift
+start          runs the stationarity attack on the weight update, if the initial weights are large
+unmix          runs the attack unmix on the first layer of the transformed release, minus its initial weights
+adapted-unmix  infers the shift of the training data, removes it from the first layer, then runs unmix
+told           knows the secret shift, and otherwise does the same as adapted
+told-unmix     knows the secret shift, and otherwise does the same as adapted-unmix
 
 An attacker who knows the defense and the initial weights can run every attack except told and told-unmix.
 An attacker who also knows the secret shift of the owner can run every attack.
 
-A shift that was rewritten into the biases is not in the rows of the first layer, so unmixing needs no
-correction for this shift. If the shift was in the training data, removing the shift from the rows helps on
-some networks and not on others. So plain unmixing is always tried too. If an attack does not apply, that
-attack is refused with a reason, and the other attacks are run.
+If a defense rewrites the shift into the biases, the shift is not in the rows of the first layer, and unmix
+needs no correction. If the shift is in the training data, removing the shift from the rows helps only on some
+networks. So the attack unmix without this correction is always tried too. If an attack does not apply, it is
+refused with a reason, and the other attacks are run.
 """
 
 from __future__ import annotations
@@ -41,44 +44,48 @@ from residuum.networks.network import Network
 from residuum.records import Reconstruction
 
 INFORMED = ("told", "told-unmix")  # names of the attackers who know the secret shift of the owner
-# The name of an attacker, and the attack to run or the error that says why the attack is refused.
+# A pair: the name of an attacker, and the attack to run or the error that says why the attack is refused.
 Attacker = tuple[str, Adapted | InputError]
 
 
 def make_attackers(
     released: Released, strategy: str, secret: Secret, in_biases: bool
 ) -> Iterator[Attacker]:
-    """Make the attackers of a release: first the unaware one, last those who know the secret shift.
+    """Make the attackers of a release, from the attacker who knows least to the attackers who know most.
 
     Args:
-        released: The defended release, with the public facts ``theta0`` (the initial weights), ``large``
-            (whether these weights are large), ``weight_decay`` and ``loss``.
+        released: The defended release. Its attribute ``public_facts`` has the keys ``theta0`` (the initial
+            weights), ``large`` (whether the initial weights are large), ``weight_decay`` and ``loss``.
         strategy: Name of the strategy against the defense, a key of ``ADAPTIVE``. Use "" for no strategy.
         secret: The secret of the owner, with the shift of the inputs.
-        in_biases: Whether the secret shift is in the biases. Otherwise the shift is in the training data.
+        in_biases: Whether the defense rewrote the secret shift into the biases. Otherwise the shift is in the
+            training data.
 
     Yields:
         The name of each attacker, with the attack to run or the error that says why it is refused.
     """
     knowledge, attack = released.knowledge, released.attack
-    unaware = adapted = Adapted(released.checkpoints[0], knowledge, attack)
-    yield "unaware", unaware
+    unaware_attacker = adapted = Adapted(released.checkpoints[0], knowledge, attack)
+    yield "unaware", unaware_attacker
     provenance = {**knowledge.provenance, "theta0": "train"}
-    with_theta0 = knowledge.replace(theta0=released.public_facts["theta0"], provenance=provenance)
-    ntk = NTK.like(attack, lam_init=SIGNED_RANGE)
-    unmix = Unmix.like(attack)
-    result: Adapted | InputError = unaware
+    knowledge_with_theta0 = knowledge.replace(
+        theta0=released.public_facts["theta0"], provenance=provenance
+    )
+    ntk_attack = NTK.like(attack, lam_init=SIGNED_RANGE)
+    unmix_attack = Unmix.like(attack)
+    adapted_or_error: Adapted | InputError = unaware_attacker
     if strategy:
-        result = _adapt(strategy, released)
-        if isinstance(result, InputError):
-            yield "adapted", result
+        adapted_or_error = _adapt(strategy, released)
+        if isinstance(adapted_or_error, InputError):
+            yield "adapted", adapted_or_error
         else:
-            adapted = result
-            if adapted.findings.get("chosen") != "unaware":  # the unaware attack was yielded before
+            adapted = adapted_or_error
+            # If the strategy chose the attack of the unaware attacker, this attack was already yielded.
+            if adapted.findings.get("chosen") != "unaware":
                 yield "adapted", adapted
     if released.public_facts["large"] and not isinstance(adapted.attack, NTK):
-        yield "start", Adapted(adapted.checkpoint, with_theta0, ntk)
-    yield "unmix", Adapted(adapted.checkpoint, with_theta0, unmix)
+        yield "start", Adapted(adapted.checkpoint, knowledge_with_theta0, ntk_attack)
+    yield "unmix", Adapted(adapted.checkpoint, knowledge_with_theta0, unmix_attack)
     is_shift_in_data = secret.shift is not None and not in_biases
 
     def unmix_without_shift(attacker: Adapted | InputError) -> Adapted | InputError:
@@ -86,24 +93,23 @@ def make_attackers(
             return attacker
         theta0 = released.public_facts["theta0"]
         network = remove_shift(released.checkpoints[0], theta0, attacker.shift)
-        return Adapted(network, with_theta0, unmix)
+        return Adapted(network, knowledge_with_theta0, unmix_attack)
 
     if adapted.shift is not None:
-        # The shift is inferred from the weight update, because the initial weights hold no samples, and
-        # initial biases can be large.
-        update = replace(released, checkpoints=(_subtract_theta0(released),))
-        yield "adapted-unmix", unmix_without_shift(_adapt(strategy, update))
-    elif is_shift_in_data and isinstance(result, InputError):
-        yield "adapted-unmix", result
+        # Infer the shift from the weight update, because initial weights say nothing about the samples.
+        weight_update = replace(released, checkpoints=(_subtract_theta0(released),))
+        yield "adapted-unmix", unmix_without_shift(_adapt(strategy, weight_update))
+    elif is_shift_in_data and isinstance(adapted_or_error, InputError):
+        yield "adapted-unmix", adapted_or_error
     if secret.shift is not None:
         facts_with_shift = released.public_facts | {"shift": secret.shift, "rewritten": in_biases}
-        informed = _adapt("told-the-shift", replace(released, public_facts=facts_with_shift))
-        if isinstance(informed, Adapted):
-            # This attacker knows the shift, so nothing was inferred.
-            informed = replace(informed, findings={})
-        yield "told", informed
+        told_attacker = _adapt("told-the-shift", replace(released, public_facts=facts_with_shift))
+        if isinstance(told_attacker, Adapted):
+            # This attacker knows the shift, so the strategy has no findings to report.
+            told_attacker = replace(told_attacker, findings={})
+        yield "told", told_attacker
         if is_shift_in_data:
-            yield "told-unmix", unmix_without_shift(informed)
+            yield "told-unmix", unmix_without_shift(told_attacker)
 
 
 def run_attacker(attacker: Adapted | InputError, shape: tuple[int, ...]) -> Reconstruction | str:
@@ -149,13 +155,13 @@ def find_strongest(
         recovered, p = results[name]
         return recovered or 0, -1.0 if p is None else -p
 
-    best = max(results, key=strength)
-    p = results[best][1]
-    return best, None if p is None else min(1.0, len(results) * p), len(results)
+    strongest = max(results, key=strength)
+    p = results[strongest][1]
+    return strongest, None if p is None else min(1.0, len(results) * p), len(results)
 
 
 def add_negated(attacker: str, x: Tensor) -> Tensor:
-    """Add the negated candidates if the attack is unmixing, which finds samples only up to their sign.
+    """Add the negated candidates if the attack is unmix, which cannot determine the sign of a sample.
 
     Args:
         attacker: Name of the attacker, such as "adapted-unmix".
@@ -168,7 +174,7 @@ def add_negated(attacker: str, x: Tensor) -> Tensor:
 
 
 def _subtract_theta0(released: Released) -> Network:
-    """Return the first released network minus its initial weights, which are public."""
+    """Return the weight update of the first released network: its weights minus its initial weights."""
     first, theta0 = released.checkpoints[0], released.public_facts["theta0"]
     return first.replace(theta={name: t - theta0[name].to(t) for name, t in first.theta.items()})
 

@@ -1,4 +1,6 @@
-"""The defenses. A defense is a record with up to three hooks: on the data, the training and the weights.
+"""The defenses. A defense can change the training data, the training and the trained weights.
+
+Each change is a function in an attribute of :class:`Defense`.
 
 To add a defense, add an entry to ``DEFENSES``. The training loops of special defenses are in ``loops.py``.
 """
@@ -32,7 +34,7 @@ from residuum.plugins import Table
 from residuum.records import Dataset
 from residuum.training import TrainingConfig, TrainingState
 
-# Steps and learning rate of DP-SGD, as shares of those of plain gradient descent (see ``use_dp_sgd``).
+# Steps and learning rate of DP-SGD, divided by the steps and learning rate of plain gradient descent.
 DP_STEPS, DP_RATE = 0.05, 0.6
 
 
@@ -91,8 +93,9 @@ class Defense:
         off: Strength at which the defense does nothing.
         max_strength: Largest strength that is allowed.
         is_switch: Whether the only strengths are 0 (off) and 1 (on).
-        releases_differ: Whether two releases of the same trained weights differ, as with random noise.
-        extra: Name of the optional extra of this package that the defense needs, "" if it needs none.
+        releases_differ: Whether the defense changes the same trained weights differently in every release, as
+            with random noise.
+        extra: Name of the extra (the optional packages) that the defense needs, "" if it needs none.
         module: Name of a module that the extra installs, to test whether it is installed.
     """
 
@@ -118,7 +121,7 @@ class Defense:
 
     @property
     def install(self) -> str:
-        """The command that installs the extra of this package that the defense needs, "" if it needs none."""
+        """Command that installs the optional packages that the defense needs, "" if it needs none."""
         return f'pip install ".[{self.extra}]"' if self.extra else ""
 
     def check(self, name: str, strength: float) -> None:
@@ -213,12 +216,12 @@ def add_noise(network: Network, strength: float, secret: Secret) -> Network:
         The noisy network.
     """
     generator = torch.Generator().manual_seed(secret.seed)
-    theta = {}
+    noisy_theta = {}
     for name, t in network.theta.items():
         noise = torch.randn(t.shape, generator=generator, dtype=torch.float64).to(t)
-        size = t.double().norm() / math.sqrt(t.numel())
-        theta[name] = t + strength * size.to(t) * noise
-    return network.replace(theta=theta)
+        root_mean_square = t.double().norm() / math.sqrt(t.numel())
+        noisy_theta[name] = t + strength * root_mean_square.to(t) * noise
+    return network.replace(theta=noisy_theta)
 
 
 def use_batches(training: Training, strength: float, seed: int) -> Training:
@@ -232,14 +235,16 @@ def use_batches(training: Training, strength: float, seed: int) -> Training:
     Returns:
         The training with mini-batches.
     """
-    size = min(max(1, round(strength)), training.samples)
-    rate = training.descent.lr * size / training.samples
-    config = training.descent.changed(method="sgd", batch=size, lr=rate)
+    batch_size = min(max(1, round(strength)), training.samples)
+    rate = training.descent.lr * batch_size / training.samples
+    config = training.descent.changed(method="sgd", batch=batch_size, lr=rate)
     return replace(training, config=config)
 
 
 def use_dp_sgd(training: Training, strength: float, seed: int) -> Training:
-    """Train with DP-SGD from the default initialization, because its noise hides tiny initial weights.
+    """Train with DP-SGD from the default initialization.
+
+    Tiny initial weights would disappear in the noise that DP-SGD adds.
 
     DP-SGD takes fewer and smaller steps than plain gradient descent, because noise adds up over steps and
     the norm of clipped gradients is at most one. We chose the factors ``DP_STEPS`` and ``DP_RATE`` on the

@@ -26,9 +26,9 @@ from residuum.theory.rows import margins, normalize_labels
 from residuum.training import TrainingConfig, TrainingState, initialize, make_release, train
 from residuum.training.loop import copy_weights
 
-CLIP = 1.0  # largest norm of the gradient of one sample in DP-SGD. Longer gradients are clipped
+CLIP = 1.0  # norm to which DP-SGD clips the gradient of a sample
 BATCHES = 4  # expected number of batches per epoch of DP-SGD
-POINTS = 100  # recorded points of the training loss, enough to draw a curve
+POINTS = 100  # number of steps at which the training loss is recorded, to draw a curve
 TrainingFacts = dict[str, Any]
 
 
@@ -80,12 +80,12 @@ def train_capped(job: Job, *, cap: float) -> tuple[TrainingState, TrainingFacts]
     In each step, record i adds its gradient times the derivative of its loss to the weights. The sum of
     these derivatives over all steps is the multiplier lam_i of the record, which attacks reconstruct. A
     record whose multiplier exceeds the limit is left out of the steps until the multipliers of the other
-    records catch up. A smaller weight of its loss would not help, because gradient descent to a vanishing
-    loss forgets such weights.
+    records catch up. It would not help to weight the loss of this record less. If the loss goes to zero,
+    gradient descent ends at the same network with any such weights.
 
     Args:
         job: The network to train.
-        cap: Largest multiplier of a record, relative to the mean multiplier of all records.
+        cap: The limit: largest multiplier of a record, relative to the mean multiplier of all records.
 
     Returns:
         The final state of the training. The fact ``held_share`` is the mean share of the steps in which a
@@ -103,8 +103,8 @@ def train_capped(job: Job, *, cap: float) -> tuple[TrainingState, TrainingFacts]
         skipped_steps.add_(~is_used)
         return (losses * is_used).mean(), losses.mean()
 
-    state = _descend(job, objective)
-    return state, {"held_share": int(skipped_steps.sum()) / (job.config.steps * n)}
+    training_state = _descend(job, objective)
+    return training_state, {"held_share": int(skipped_steps.sum()) / (job.config.steps * n)}
 
 
 def train_without_exposed(job: Job, *, strength: float) -> tuple[TrainingState, TrainingFacts]:
@@ -128,17 +128,17 @@ def train_without_exposed(job: Job, *, strength: float) -> tuple[TrainingState, 
             f"{strength:g}.",
             "Change the strength, such as --defenses without-top:5.",
         )
-    first = _expose(job, job.train())
-    omitted = first.order[:count]
-    second_job = replace(job, data=job.data.take(first.order[count:].sort().values))
-    state = second_job.train()
+    first_exposure = _expose(job, job.train())
+    omitted_records = first_exposure.order[:count]
+    second_job = replace(job, data=job.data.take(first_exposure.order[count:].sort().values))
+    second_state = second_job.train()
     training_facts = {
-        "left_out": sorted(omitted.tolist()),
-        "mean_score_before": float(first.score.mean()),
-        "mean_score_of_left_out": float(first.score[omitted].mean()),
-        "mean_score_after": float(_expose(second_job, state).score.mean()),
+        "left_out": sorted(omitted_records.tolist()),
+        "mean_score_before": float(first_exposure.score.mean()),
+        "mean_score_of_left_out": float(first_exposure.score[omitted_records].mean()),
+        "mean_score_after": float(_expose(second_job, second_state).score.mean()),
     }
-    return state, training_facts
+    return second_state, training_facts
 
 
 def _expose(job: Job, state: TrainingState) -> Exposure:
@@ -166,21 +166,25 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
     config, n = job.config, len(job.data)
     model, x, y = _begin(job)
     theta0 = copy_weights(model)
-    batch = config.batch or math.ceil(n / BATCHES)
-    epochs, delta = max(1, round(config.steps * batch / n)), 1 / (10 * n)
-    order = torch.Generator().manual_seed(config.seed)
-    noise = torch.Generator(device=job.device).manual_seed(config.seed + 1)
+    batch_size = config.batch or math.ceil(n / BATCHES)
+    epochs, delta = max(1, round(config.steps * batch_size / n)), 1 / (10 * n)
+    order_generator = torch.Generator().manual_seed(config.seed)
+    noise_generator = torch.Generator(device=job.device).manual_seed(config.seed + 1)
     history, step = [], 0
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # Opacus warns that the generator is not cryptographic
+        warnings.simplefilter(
+            "ignore"
+        )  # Opacus warns that a seeded generator is not cryptographically secure
         engine = PrivacyEngine(accountant="rdp")
         wrapped, optimizer, loader = engine.make_private_with_epsilon(
             module=model,
             loss_reduction="sum",
-            noise_generator=noise,
+            noise_generator=noise_generator,
             max_grad_norm=CLIP,
-            optimizer=torch.optim.SGD(model.parameters(), config.lr / batch, config.momentum),
-            data_loader=DataLoader(TensorDataset(x, y), batch_size=batch, generator=order),
+            optimizer=torch.optim.SGD(model.parameters(), config.lr / batch_size, config.momentum),
+            data_loader=DataLoader(
+                TensorDataset(x, y), batch_size=batch_size, generator=order_generator
+            ),
             target_epsilon=epsilon,
             target_delta=delta,
             epochs=epochs,
@@ -188,12 +192,12 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
         for _ in range(epochs):
             for inputs, labels in loader:
                 optimizer.zero_grad()
-                outputs = wrapped(inputs.to(job.device))  # Opacus makes empty batches on the CPU
+                outputs = wrapped(inputs.to(job.device))  # empty batches of Opacus are on the CPU
                 loss = compute_smoothed_losses(outputs, labels.to(job.device), 0.0).sum()
                 loss.backward()
                 optimizer.step()
                 step += 1
-            history.append({"step": float(step), "loss": float(loss.detach()) / batch})
+            history.append({"step": float(step), "loss": float(loss.detach()) / batch_size})
         spent_epsilon = float(engine.get_epsilon(delta))
     training_facts: TrainingFacts = {
         "epsilon": spent_epsilon,
@@ -203,7 +207,7 @@ def train_privately(job: Job, *, epsilon: float) -> tuple[TrainingState, Trainin
         "noise_multiplier": float(optimizer.noise_multiplier),
         "clip": CLIP,
         "epochs": epochs,
-        "batch": batch,
+        "batch": batch_size,
         "generator": "seeded, for repeatable measurements: not for a release",
     }
     return _state(model, theta0, step, history), training_facts
@@ -234,7 +238,7 @@ def compute_smoothed_losses(outputs: Tensor, y: Tensor, strength: float) -> Tens
 def _descend(
     job: Job, objective: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> TrainingState:
-    """Train by gradient descent. ``objective`` returns the loss to minimize and the loss to record."""
+    """Train by gradient descent. ``objective`` returns the loss to minimize and the loss for the history."""
     config = job.config
     model, x, y = _begin(job)
     optimizer = torch.optim.SGD(

@@ -1,8 +1,8 @@
 """Trials of defenses: train a network, defend it, run all attacks on it, score and certify the result.
 
-All trials share the data, the seeds, the knowledge of the attacker and the settings of the attack. The
-candidates of an attack are compared with the original training samples, without a shift of the defense,
-because a leak of the original samples is what counts.
+All trials share the data, the seeds, the knowledge of the attacker and the settings of the attack. Some
+defenses add a shift to the training samples. The candidates of an attack are compared with the original
+samples without this shift, because a leak of the original samples is what counts.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ NONE = "none"
 UNDEFENDED = Defense("nothing", "", "", "")
 REWRITTEN = "rewrite: biases changed after training"
 RETRAINED = "retrain: training data shifted before training"
-# The uniqueness certificate covers this many training samples, and takes at most this many seconds.
+# Number of training samples in the uniqueness certificate, and its time limit in seconds.
 CERTIFIED_SAMPLES, CERTIFICATE_SECONDS = 4, 3.0
-NO_KINKS = -1.0  # a kink tolerance below every pre-activation, so that no kink is searched
-MAX_PAIRS = 8  # pairs of a candidate and its training sample that the result of an attack stores
+NO_KINKS = -1.0  # no pre-activation is this small, so no pre-activation counts as a kink (as zero)
+MAX_PAIRS = 8  # maximal number of stored matches (a candidate and its training sample)
 Stage = Callable[[str], None]
 
 
@@ -97,9 +97,9 @@ class Attacked(Record):
     tried: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return all attributes except the stored matches, as plain values."""
-        hidden = ("images", "values", "beyond_chance")
-        return {name: value for name, value in vars(self).items() if name not in hidden}
+        """Return all attributes as plain values, except the images and scores of the best matches."""
+        omitted = ("images", "values", "beyond_chance")
+        return {name: value for name, value in vars(self).items() if name not in omitted}
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,24 +174,30 @@ class Outcome(Record):
     @property
     def informed(self) -> Attacked | None:
         """The strongest attack of an attacker who also knows the secret, None if there is no secret."""
-        has_run = any(result.attacker in INFORMED and not result.refused for result in self.attacks)
-        return _find_best(self.attacks) if has_run else None
+        has_informed_result = any(
+            result.attacker in INFORMED and not result.refused for result in self.attacks
+        )
+        return _find_best(self.attacks) if has_informed_result else None
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for ``result.json``, without images and without the secret of the owner."""
-        names = {"training_facts": "facts"}  # attributes whose key in the JSON file differs
-        skipped = ("attacks", "strength", "name")
-        rows = {names.get(k, k): v for k, v in vars(self).items() if k not in skipped}
-        strongest = {"adaptive": self.adaptive, "told": self.informed}
+        json_keys = {
+            "training_facts": "facts"
+        }  # keys of attributes that have another name in the JSON file
+        separate_keys = ("attacks", "strength", "name")
+        plain_values = {
+            json_keys.get(k, k): v for k, v in vars(self).items() if k not in separate_keys
+        }
+        strongest_attacks = {"adaptive": self.adaptive, "told": self.informed}
         return {
             "defense": self.label,
             "name": self.name,
             "strength": "inf" if self.strength == math.inf else self.strength,
-            **rows,
+            **plain_values,
             "unaware": self.unaware.to_json(),
             **{
                 key: None if result is None else result.to_json()
-                for key, result in strongest.items()
+                for key, result in strongest_attacks.items()
             },
             "attacks": [result.to_json() for result in self.attacks],
         }
@@ -209,12 +215,14 @@ class Conditions:
         attack: The stationarity attack, with its settings.
         knowledge: What the attacker knows.
         seed: Seed of the initial weights, the attack and the secret of the owner.
-        subsets: Number of random held-out subsets, to calibrate the scores.
-        releases: Number of releases of the same weights that an attacker collects if releases differ.
+        subsets: Number of random held-out subsets, from which chance levels are estimated.
+        releases: Number of releases that an attacker collects, if the defense adds new noise to the same
+            weights in every release.
         device: Device to compute on.
-        certify: Whether to compute what other training sets of the same weights share with the samples.
-        kinks: Maximal number of kinks (neurons whose input is zero at a sample) that may count partly in
-            the Clarke KKT residual.
+        certify: Whether to compute how much every other training set that fits the weights shares with the
+            samples.
+        kinks: Maximal number of kinks in the Clarke KKT residual. A kink is a neuron whose input is zero at a
+            sample. Its derivative may have any value from 0 to 1.
     """
 
     arch: str
@@ -287,10 +295,10 @@ def release(
             f"The training with {name} diverged, so there are no weights to release.",
             "Lower --lr or the strength of the defense.",
         )
-    before = after = job.release(state)
+    trained_network = released_network = job.release(state)
     if is_active and defense.release:
-        after = defense.release(before, used_strength, secret)
-    return Defended(after, before, secret, state, training_facts, training)
+        released_network = defense.release(trained_network, used_strength, secret)
+    return Defended(released_network, trained_network, secret, state, training_facts, training)
 
 
 def run_trial(
@@ -318,7 +326,7 @@ def run_trial(
     """
     defense = defense or UNDEFENDED
     stage("training")
-    start = time.monotonic()
+    start_time = time.monotonic()
     defended = release(conditions, name, defense, strength)
     network, secret = defended.released, defended.secret
     training_end = time.monotonic()
@@ -339,7 +347,7 @@ def run_trial(
     measurements = _measure(conditions, network, secret)
     shift, rewrite = _measure_shift(conditions, defended, defense)
     seconds = {
-        "train": training_end - start,
+        "train": training_end - start_time,
         "strategy": strategy_seconds,
         "unaware": attacks[0].seconds,
         "adaptive": sum(result.seconds for result in attacks[1:]),
@@ -366,19 +374,24 @@ def run_trial(
 def _other_releases(
     conditions: Conditions, defended: Defended, name: str, defense: Defense, strength: float | None
 ) -> list[Network]:
-    """Return more releases of the same trained weights, if the defense makes every release different."""
-    hook = defense.release
-    if not defense.releases_differ or hook is None or strength is None or strength == defense.off:
+    """If the defense adds new noise in every release, return more releases of the same trained weights."""
+    change_weights = defense.release
+    if (
+        not defense.releases_differ
+        or change_weights is None
+        or strength is None
+        or strength == defense.off
+    ):
         return []
     seeds = [conditions.seed + 7919 * k for k in range(1, conditions.releases)]
     secrets = [defense.draw(strength, (), seed, name) for seed in seeds]
-    return [hook(defended.before, strength, secret) for secret in secrets]
+    return [change_weights(defended.before, strength, secret) for secret in secrets]
 
 
 def _measure_shift(
     conditions: Conditions, defended: Defended, defense: Defense
 ) -> tuple[dict[str, Any], dict[str, float]]:
-    """Return kind and size of the secret shift. If the shift is in the biases, also return KKT residuals."""
+    """Return the kind and size of the secret shift, and KKT residuals if the shift is in the biases."""
     shift = defended.secret.shift
     if shift is None:
         return {}, {}
@@ -396,41 +409,44 @@ def _measure_shift(
 
 
 def _find_best(attacks: Iterable[Attacked]) -> Attacked | None:
-    """Return the strongest attack, its p-value corrected for the number of attacks. None without attacks."""
-    results = {result.attacker: result for result in attacks if not result.refused}
-    best = find_strongest(
-        {name: (result.recovered, result.p_value) for name, result in results.items()}
+    """Return the strongest attack, with its p-value corrected for the number of attacks, or None."""
+    result_of_attacker = {result.attacker: result for result in attacks if not result.refused}
+    strongest = find_strongest(
+        {name: (result.recovered, result.p_value) for name, result in result_of_attacker.items()}
     )
-    return None if best is None else results[best[0]].replace(p_value=best[1], tried=best[2])
+    return (
+        None
+        if strongest is None
+        else result_of_attacker[strongest[0]].replace(p_value=strongest[1], tried=strongest[2])
+    )
 
 
 def _run_attacks(
     conditions: Conditions, released: Released, defense: Defense, secret: Secret, stage: Stage
 ) -> tuple[tuple[Attacked, ...], float]:
-    """Run and score every attack. Return the results, and the seconds spent on choosing the attacks."""
-    # A strategy against the defense runs short trials to choose an attack, and can choose an attack that
-    # was already run. So the time of these trials is counted separately from the time of the attacks.
+    """Run and score every attack. Return the results, and the time to choose the attacks in seconds."""
+    # A strategy against the defense takes time to choose an attack. This time is measured separately.
     shape = conditions.split.train.shape
     attacks, strategy_seconds = [], 0.0
     stage("attacks")
-    end = time.monotonic()
+    last_end = time.monotonic()
     in_biases = defense.release is not None
     for name, attacker in make_attackers(released, defense.adaptive, secret, in_biases):
-        start = time.monotonic()
-        strategy_seconds += start - end
+        attack_start = time.monotonic()
+        strategy_seconds += attack_start - last_end
         stage(f"attack {name}")
-        result = run_attacker(attacker, shape)
-        seconds = time.monotonic() - start
-        if isinstance(result, str):
-            empty = torch.zeros(0, 2, *shape)
-            attacks.append(Attacked(name, empty, seconds=seconds, refused=result))
+        result_or_reason = run_attacker(attacker, shape)
+        seconds = time.monotonic() - attack_start
+        if isinstance(result_or_reason, str):
+            no_images = torch.zeros(0, 2, *shape)
+            attacks.append(Attacked(name, no_images, seconds=seconds, refused=result_or_reason))
         else:
             findings = attacker.findings if isinstance(attacker, Adapted) else {}
-            attack = _score_attack(conditions, name, result)
-            attacks.append(attack.replace(findings=dict(findings), seconds=seconds))
-        end = time.monotonic()
-    if all(attack.refused for attack in attacks):
-        # Settings that no attack accepts must not look like a defense that stops all attacks.
+            attacked = _score_attack(conditions, name, result_or_reason)
+            attacks.append(attacked.replace(findings=dict(findings), seconds=seconds))
+        last_end = time.monotonic()
+    if all(attacked.refused for attacked in attacks):
+        # If all attacks refuse the settings, raise an error. The defense must not look perfect.
         raise InputError(f"No attack applies: {attacks[0].refused}", "Choose other settings.")
     return tuple(attacks), strategy_seconds
 
@@ -440,26 +456,28 @@ def _score_attack(conditions: Conditions, attacker: str, result: Reconstruction)
     x, train = add_negated(attacker, all_candidates(result).x), conditions.split.train
     settings: dict[str, Any] = {"metrics": ["ncc"], "seed": conditions.seed}
     scores = score(x, train, conditions.split.holdout, subsets=conditions.subsets, **settings)
-    matches = [(row.index, row.matches[scores.deciding]) for row in scores.per_sample]
-    pairs = [(i, m) for i, m in matches if m.score is not None and m.candidate is not None]
-    best = sorted(pairs, key=lambda pair: -float(pair[1].score or 0.0))[:MAX_PAIRS]
-    images = [torch.stack([x[m.candidate].double(), train.x[i].double()]) for i, m in best]
-    mean = 0.0 if train.mean is None else train.mean.double()
+    best_match_of_sample = [(row.index, row.matches[scores.deciding]) for row in scores.per_sample]
+    matched_pairs = [
+        (i, m) for i, m in best_match_of_sample if m.score is not None and m.candidate is not None
+    ]
+    best_pairs = sorted(matched_pairs, key=lambda pair: -float(pair[1].score or 0.0))[:MAX_PAIRS]
+    images = [torch.stack([x[m.candidate].double(), train.x[i].double()]) for i, m in best_pairs]
+    data_mean = 0.0 if train.mean is None else train.mean.double()
     return Attacked(
         attacker=attacker,
-        images=torch.stack(images) + mean if images else torch.zeros(0, 2, *train.shape),
+        images=torch.stack(images) + data_mean if images else torch.zeros(0, 2, *train.shape),
         recovered=scores.recovered,
         expected_by_chance=scores.expected_by_chance,
         p_value=scores.p_value,
         first_layer_residual=find_first_residual(result),
-        values=torch.tensor([float(m.score or 0.0) for _, m in best]),
-        beyond_chance=tuple(bool(m.recovered) for _, m in best),
+        values=torch.tensor([float(m.score or 0.0) for _, m in best_pairs]),
+        beyond_chance=tuple(bool(m.recovered) for _, m in best_pairs),
         rule=scores.rule,
     )
 
 
 def _measure(conditions: Conditions, network: Network, secret: Secret) -> dict[str, Any]:
-    """Measure accuracy, losses, KKT residuals and determined energy at samples with the secret shift."""
+    """Measure accuracy, losses, KKT residuals and uniqueness at samples with the secret shift."""
     model = network.double_module
     train, holdout = (
         samples.replace(x=secret.inputs(samples.x.double()))
@@ -498,8 +516,8 @@ def certify_network(model: nn.Module, data: Dataset, task: str, kinks: int = 0) 
         model: The network.
         data: The samples.
         task: "binary", "multiclass", "regression", or "auto" to infer the task from the outputs.
-        kinks: Maximal number of kinks (neurons whose input is zero at a sample) that may count partly.
-            With 0, kinks are not searched.
+        kinks: Maximal number of kinks. A kink is a neuron whose input is zero at a sample. Its derivative
+            may have any value from 0 to 1. With 0, no neuron is treated as a kink.
 
     Returns:
         The KKT certificate.
@@ -523,7 +541,8 @@ def measure_rewrite_residuals(
         x: Samples without the shift, which the network ``before`` receives.
         y: Labels of the samples.
         lam: Multipliers of the samples for the network ``before``.
-        rows: For each term of the weighted sum of gradients, its sample and its covector on the outputs.
+        rows: The terms of the weighted sum of gradients. Each term has the index of its sample and the
+            weights of the outputs whose gradient is taken.
         u: Shift of the inputs.
 
     Returns:
@@ -531,18 +550,20 @@ def measure_rewrite_residuals(
         closed form of this residual, after rewriting at refitted multipliers, and before rewriting.
     """
     theta, z = parameters(before), x + u
-    size = norm(theta)
+    theta_norm = norm(theta)
     weight, bias = theta["layers.0.weight"], theta["layers.0.bias"]
     flat_shift = u.flatten().to(weight)
     original_residual = norm(residual(after, parameters(after), z, rows.combine(lam, len(z))))
-    squares = bias.square().sum() * flat_shift.square().sum() + (weight @ flat_shift).square().sum()
-    closed_form = math.sqrt(float(squares))
+    squared_norm = (
+        bias.square().sum() * flat_shift.square().sum() + (weight @ flat_shift).square().sum()
+    )
+    closed_form = math.sqrt(float(squared_norm))
     refitted_certificate = certify_network(after, Dataset(z, y), "auto")
     return {
-        "original_multipliers": original_residual / size,
-        "closed_form": closed_form / size,
-        "refitted": refitted_certificate.eps / size,
-        "before": norm(residual(before, theta, x, rows.combine(lam, len(x)))) / size,
+        "original_multipliers": original_residual / theta_norm,
+        "closed_form": closed_form / theta_norm,
+        "refitted": refitted_certificate.eps / theta_norm,
+        "before": norm(residual(before, theta, x, rows.combine(lam, len(x)))) / theta_norm,
     }
 
 
@@ -570,7 +591,7 @@ def certify_rewriting(
 def measure_determined_energy(
     model: nn.Module, train: Dataset, certificate: Certificate, knowledge: Knowledge, secret: Secret
 ) -> dict[str, Any]:
-    """Measure what every other training set of the same weights shares with the training samples.
+    """Measure how much every other training set that fits the weights shares with the training samples.
 
     Only the ``CERTIFIED_SAMPLES`` samples with the largest multipliers are measured.
 
@@ -582,8 +603,9 @@ def measure_determined_energy(
         secret: The secret of the owner, with the shift of the samples.
 
     Returns:
-        The mean share of the energy (squared norm) of a sample that is proved to be shared, the smallest
-        share that was found, and a note. If the shares cannot be computed, the note says why.
+        Two mean shares of the energy (squared norm) of a sample, and a note. ``determined_at_least`` is a
+        proved lower bound on the share that every other training set has. ``determined_energy`` is the
+        smallest share that a search found. If the shares cannot be computed, the note says why.
     """
     if certificate.task != "binary":
         return {
@@ -591,11 +613,17 @@ def measure_determined_energy(
             "uniqueness_note": "not computed: only networks with one output are certified",
         }
     lam = certificate.multipliers
-    order = lam.argsort(descending=True)
-    box = knowledge.box(train.x[0].double())  # the range of the samples without the shift
+    by_multiplier = lam.argsort(descending=True)
+    box = knowledge.box(train.x[0].double())  # lowest and highest pixel values without the shift
     try:
         uniqueness_certificate = uniqueness(
-            KKTSet.from_samples(model, train.x[order], train.y[order], lam[order], task="binary"),
+            KKTSet.from_samples(
+                model,
+                train.x[by_multiplier],
+                train.y[by_multiplier],
+                lam[by_multiplier],
+                task="binary",
+            ),
             box=box and (secret.inputs(box[0]), secret.inputs(box[1])),
             samples=CERTIFIED_SAMPLES,
             seconds=CERTIFICATE_SECONDS,

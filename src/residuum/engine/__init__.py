@@ -1,1 +1,1 @@
-"""Loss of an attack and its gradients: explicit formulas for MLPs, automatic differentiation otherwise."""
+"""Compute the loss of an attack and its gradients, by formulas for MLPs and by autograd otherwise."""

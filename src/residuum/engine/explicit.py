@@ -1,18 +1,24 @@
 """Loss of an attack on an MLP and its gradients, by explicit forward, backward and double backward passes.
 
-All R runs are evaluated together. The loss of a run is
+An attack searches candidates x_i (guesses of training samples) whose gradients add up to a known target. All
+R runs of the attack are evaluated together. The loss of a run is
 
     L = sum_l w_l || target_l - T_l ||^2,    T_l = sum_i d_l(x_i) (a_{l-1}(x_i), 1)^T
 
+T_l is the weighted sum of the candidates' gradients in the weight matrix W_l and the bias b_l of layer l, and
+w_l is the weight of this layer in the loss. The pre-activations are z_l, and the activations are a_l with
+a_0 = x. The covector u of a candidate holds its weights of the D-th layer's outputs z_D. The backward signal
+d_l is the derivative of <u, z_D> in z_l. A bar marks a derivative of the loss, such as dbar_l = dL/dd_l.
+
 Forward        z_l = a_{l-1} W_l^T + b_l,  a_l = s(z_l)
 Backward       d_D = u,  d_{l-1} = (d_l W_l) o s'(z_{l-1})
-Adjoints       with E_l = dL/dT_l = -2 w_l (target_l - T_l):
-  of d         dbar_l = a_{l-1} E_l^T + 1 e_l^T + (dbar_{l-1} o s'(z_{l-1})) W_l^T       (l upwards)
+Adjoints       with E_l = dL/dT_l = -2 w_l (target_l - T_l), and e_l for its column of the bias:
+  of d         dbar_l = a_{l-1} E_l^T + 1 e_l^T + (dbar_{l-1} o s'(z_{l-1})) W_l^T       (l increasing)
   of z         zbar_l = dbar_l o (d_{l+1} W_{l+1}) o s''(z_l) + abar_l o s'(z_l)
-  of a         abar_{l-1} = d_l E_l + zbar_l W_l                                          (l downwards)
+  of a         abar_{l-1} = d_l E_l + zbar_l W_l                                          (l decreasing)
 
-Shapes: x is (R, m, d) and u is (R, m, C). All runs share the weights. The activation is s, and o is the
-elementwise product. If the activation has a smooth surrogate, s' and s'' are the derivatives of the
+Shapes: x is (R, m, d) and u is (R, m, C) for C outputs. All runs share the weights. The activation is s, and
+o is the elementwise product. If the activation has a smooth surrogate, s' and s'' are the derivatives of the
 surrogate.
 
 If the intermediate results of all candidates do not fit into the workspace, the candidates are processed in
@@ -63,23 +69,26 @@ from residuum.networks import MLP, Activation
 from residuum.stationarity import Theta
 
 Errors = list[tuple[Tensor, Tensor | None] | None]
-# Matrix products of one chunk, for each set of weights: pre-activations z_l, and backward products d_l W_l.
+# Matrix products of one chunk of candidates. For each set of weights (theta, theta0), the first list holds
+# the pre-activations z_l, and the second list holds the backward products d_l W_l.
 Products = list[tuple[list[Tensor], list[Tensor]]]
 
 # Memory in bytes for intermediate results. If they do not fit, candidates are processed in chunks.
 WORKSPACE = 2 * 2**30
 CHUNK = WORKSPACE // 8  # memory in bytes for the intermediate results of one chunk of candidates
-# Numbers stored at once per candidate and hidden unit: five each for backward and double backward.
+# How many values are in memory at the same time, per candidate and hidden unit. The backward pass needs five
+# values, and the double backward pass needs five values.
 LIVE_TENSORS = 10
-# Number of tensors as large as all candidates: state, best point, optimizer, gradient, temporaries.
+# Number of tensors in memory that are as large as all candidates together. They hold the current candidates,
+# the best candidates so far, the optimizer state, the gradient, and temporary values.
 CANDIDATE_COPIES = 10
 
 
 class Covectors(Protocol):
-    """Protocol of the methods that the engine calls to weight the gradients of candidates."""
+    """Protocol of objectives, which compute how every candidate weights the outputs of the network."""
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u of the candidates, which weight the gradients of the outputs.
+        """Return the covector u of every candidate, which holds the candidate's weights of the outputs.
 
         Args:
             point: Index of the weights at which the gradients are taken (theta or theta0).
@@ -94,18 +103,18 @@ class Covectors(Protocol):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Map the derivative of the loss in u to its derivatives in the outputs and in lam.
+        """Return the derivatives of the loss in the outputs and in lam, given its derivative in u.
 
         Args:
             point: Index of the weights at which the gradients are taken (theta or theta0).
             outputs: Outputs of the network for the candidates (R, m, C).
             labels: Labels of the candidates, (m,) or (R, m).
             lam: Multipliers of the candidates (R, m, ...).
-            ubar: Derivative of the loss with respect to the covectors u.
+            ubar: Derivative of the loss in the covectors u.
 
         Returns:
-            The derivative in the outputs, or None if u does not depend on the outputs, and the derivative in
-            lam.
+            The derivative in the outputs and the derivative in lam. The derivative in the outputs is None if
+            u does not depend on the outputs.
         """
 
 
@@ -115,7 +124,8 @@ class Candidates:
 
     Attributes:
         x: Candidates (R, m, d): m flattened samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
+        lam: Multipliers of the candidates (R, m, ...) as they enter the loss. Solvers store them divided by a
+            scale, so solvers must multiply them by this scale first.
         labels: Labels, (m,) if all runs have the same labels, otherwise (R, m).
     """
 
@@ -128,12 +138,12 @@ class Candidates:
 
     def select_run(self, run: int) -> Candidates:
         """Return the candidates of one run, without the dimension of the runs."""
-        labels = self.labels if self.labels.ndim == 1 else self.labels[run]
-        return Candidates(self.x[run], self.lam[run], labels)
+        labels_of_run = self.labels if self.labels.ndim == 1 else self.labels[run]
+        return Candidates(self.x[run], self.lam[run], labels_of_run)
 
 
 @dataclass(frozen=True)
-class _Tape:
+class _RecordedPasses:
     """Intermediate results of an MLP's forward and backward pass, which the double backward pass needs.
 
     All lists are in the order of the layers.
@@ -143,8 +153,8 @@ class _Tape:
         outputs: Outputs z_D of the network, of shape (R, m, C).
         slopes: First derivatives s'(z_l) of the activation in the hidden layers.
         curvatures: Second derivatives s''(z_l) of the activation in the hidden layers.
-        ungated: Backward signals d_{l+1} W_{l+1} before the multiplication by s'(z_l).
-        signals: Backward signals d_l of the layers. The last signal is the covectors u.
+        ungated: Products d_{l+1} W_{l+1}. Multiplied by s'(z_l), they become the backward signals d_l.
+        signals: Backward signals d_l of the layers. The last element holds the covectors u.
     """
 
     inputs: list[Tensor]
@@ -161,7 +171,8 @@ class ChunkPlan:
 
     Attributes:
         size: Number of candidates in a chunk.
-        cached: Number of chunks whose matrix products are stored for the second pass.
+        cached: Number of chunks whose matrix products are stored, so that the second pass over the chunks
+            does not compute them again.
         count: Number of chunks.
     """
 
@@ -177,9 +188,9 @@ class ExplicitEquation:
 
     Args:
         points: Copies of the network with the weights at which gradients are taken.
-        target: Tensors by parameter name that the weighted sum of gradients must equal.
-        layer_weights: Weight w_l of every layer in the loss. A layer with weight zero can be measured but
-            does not enter the loss.
+        target: For each parameter name the tensor that the weighted sum of gradients must equal.
+        layer_weights: Weight w_l of every layer in the loss. A layer with weight zero does not enter the
+            loss, but its residual can be measured.
         workspace: Memory in bytes that the intermediate results of all candidates may take.
         chunk: Memory in bytes that the intermediate results of one chunk of candidates may take.
     """
@@ -193,7 +204,7 @@ class ExplicitEquation:
         chunk: int = CHUNK,
     ) -> None:
         self.workspace, self.chunk = workspace, chunk
-        # If True, factors of matrix products are rounded to bfloat16. The solver sets this during its search.
+        # If True, factors of matrix products are rounded to bfloat16. Solvers set this attribute.
         self.half = False
         self.points = [
             [(p.weight.detach(), _bias(p.bias)) for p in point.linears] for point in points
@@ -208,8 +219,8 @@ class ExplicitEquation:
     @property
     def widths(self) -> tuple[int, ...]:
         """Number of inputs, widths of the hidden layers, and number of outputs of the MLP."""
-        weights = [weight for weight, _ in self.points[0]]
-        return (weights[0].shape[1], *(len(weight) for weight in weights))
+        weight_matrices = [weight for weight, _ in self.points[0]]
+        return (weight_matrices[0].shape[1], *(len(weight) for weight in weight_matrices))
 
     def plan(self, runs: int, candidates: int) -> ChunkPlan:
         """Divide the candidates into chunks that fit into the workspace.
@@ -222,16 +233,22 @@ class ExplicitEquation:
             A plan with a single chunk if all candidates fit into the workspace, otherwise with several chunks
             of about equal size.
         """
-        _, *hidden, outputs = self.widths
-        unit_bytes = runs * len(self.points) * self.target[0][0].element_size()
-        if candidates * LIVE_TENSORS * unit_bytes * (sum(hidden) + outputs) <= self.workspace:
+        _, *hidden_widths, outputs = self.widths
+        bytes_per_unit = runs * len(self.points) * self.target[0][0].element_size()
+        if (
+            candidates * LIVE_TENSORS * bytes_per_unit * (sum(hidden_widths) + outputs)
+            <= self.workspace
+        ):
             return ChunkPlan(candidates, 1, 1)
-        candidate_bytes = LIVE_TENSORS * unit_bytes * (sum(hidden) + outputs)
-        size = max(1, min(candidates, self.chunk // candidate_bytes))
-        count = -(-candidates // size)
-        size = -(-candidates // count)  # all chunks have this size, but the last one can be smaller
-        cached = self.workspace // (size * unit_bytes * (2 * sum(hidden) + outputs))
-        return ChunkPlan(size, min(count, cached), count)
+        candidate_bytes = LIVE_TENSORS * bytes_per_unit * (sum(hidden_widths) + outputs)
+        chunk_size = max(1, min(candidates, self.chunk // candidate_bytes))
+        chunk_count = -(-candidates // chunk_size)
+        # All chunks have the same size, but the last chunk can be smaller.
+        chunk_size = -(-candidates // chunk_count)
+        cached_chunks = self.workspace // (
+            chunk_size * bytes_per_unit * (2 * sum(hidden_widths) + outputs)
+        )
+        return ChunkPlan(chunk_size, min(chunk_count, cached_chunks), chunk_count)
 
     def evaluate(
         self,
@@ -240,42 +257,42 @@ class ExplicitEquation:
         activation: Activation,
         measure: bool = True,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Evaluate the squared residuals of the layers, and the gradients of the loss in x and lam.
+        """Evaluate the squared residual ||target_l - T_l||^2 of every layer l and the gradients of the loss.
 
         Args:
             candidates: The candidates, with their multipliers and labels.
-            objective: Computes the covectors u, which weight the gradients of the outputs.
+            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
             activation: Activation of the network, with the derivatives of its smooth surrogate.
             measure: Whether to compute the residuals of the layers. A step of the solver needs only the
                 gradients.
 
         Returns:
-            The squared residuals of the layers (R, L), which are zero if ``measure`` is False, and the
-            gradients of the loss in x and lam.
+            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in x and
+            lam. The squared residuals are zero if ``measure`` is False.
         """
-        runs, count = candidates.x.shape[:2]
-        plan = self.plan(runs, count)
+        runs, candidate_count = candidates.x.shape[:2]
+        plan = self.plan(runs, candidate_count)
         if plan.count == 1:
-            tapes = self._record(candidates, objective, activation, self._no_products())
-            errors, squares = self._finish(self._subtract(None, tapes, measure), runs, measure)
-            grad_x, grad_lam, _ = self._adjoints(tapes, errors, candidates, objective)
+            passes = self._record(candidates, objective, activation, self._no_products())
+            errors, squares = self._finish(self._subtract(None, passes, measure), runs, measure)
+            grad_x, grad_lam, _ = self._adjoints(passes, errors, candidates, objective)
             return squares, grad_x, grad_lam
-        sums, cache = None, {}
-        chunks = [slice(i, i + plan.size) for i in range(0, count, plan.size)]
+        residuals, cache = None, {}
+        chunks = [slice(i, i + plan.size) for i in range(0, candidate_count, plan.size)]
         for i, rows in enumerate(chunks):
-            products = self._no_products()
-            tapes = self._record(candidates[rows], objective, activation, products)
-            sums = self._subtract(sums, tapes, measure)
+            matrix_products = self._no_products()
+            passes = self._record(candidates[rows], objective, activation, matrix_products)
+            residuals = self._subtract(residuals, passes, measure)
             if i < plan.cached:
-                cache[i] = products
-        assert sums is not None
-        errors, squares = self._finish(sums, runs, measure)
+                cache[i] = matrix_products
+        assert residuals is not None
+        errors, squares = self._finish(residuals, runs, measure)
         grad_x, grad_lam = torch.empty_like(candidates.x), torch.empty_like(candidates.lam)
         for i, rows in enumerate(chunks):
-            products = cache.pop(i, self._no_products())
-            tapes = self._record(candidates[rows], objective, activation, products)
+            matrix_products = cache.pop(i, self._no_products())
+            passes = self._record(candidates[rows], objective, activation, matrix_products)
             grad_x[:, rows], grad_lam[:, rows], _ = self._adjoints(
-                tapes, errors, candidates[rows], objective
+                passes, errors, candidates[rows], objective
             )
         return squares, grad_x, grad_lam
 
@@ -289,35 +306,36 @@ class ExplicitEquation:
         Returns:
             The pre-activations z_l of each hidden layer (..., h).
         """
-        hidden = []
+        pre_activations = []
         for weight, bias in self.points[0][:-1]:
-            hidden.append(x @ weight.T if bias is None else x @ weight.T + bias)
-            x = activation(hidden[-1])
-        return hidden
+            pre_activations.append(x @ weight.T if bias is None else x @ weight.T + bias)
+            x = activation(pre_activations[-1])
+        return pre_activations
 
     def compute_errors(
         self, candidates: Candidates, objective: Covectors, activation: Activation
     ) -> Errors:
-        """Compute the derivative E_l of the loss in the sum of gradients T_l, for each layer l.
+        """Compute the derivative E_l = dL/dT_l of the loss L in the sum of gradients T_l, for each layer l.
 
-        With these derivatives, :meth:`pull_back` differentiates the sum while the residual is held fixed.
+        :meth:`pull_back` takes these derivatives as constants.
 
         Args:
             candidates: The candidates, with their multipliers and labels.
-            objective: Computes the covectors u, which weight the gradients of the outputs.
+            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
             activation: Activation of the network, with the derivatives of its smooth surrogate.
 
         Returns:
-            E_l for the weight matrix and the bias of every layer, None for layers that are not in the loss.
+            For every layer the derivative E_l in the weight matrix and in the bias, or None if the layer is
+            not in the loss.
         """
-        sums: Errors | None = None
-        size = self.plan(*candidates.x.shape[:2]).size
-        for i in range(0, candidates.x.shape[1], size):
-            chunk = candidates[i : i + size]
-            tapes = self._record(chunk, objective, activation, self._no_products())
-            sums = self._subtract(sums, tapes, False)
-        assert sums is not None
-        return self._finish(sums, len(candidates.x), False)[0]
+        residuals: Errors | None = None
+        chunk_size = self.plan(*candidates.x.shape[:2]).size
+        for i in range(0, candidates.x.shape[1], chunk_size):
+            chunk = candidates[i : i + chunk_size]
+            passes = self._record(chunk, objective, activation, self._no_products())
+            residuals = self._subtract(residuals, passes, False)
+        assert residuals is not None
+        return self._finish(residuals, len(candidates.x), False)[0]
 
     def pull_back(
         self,
@@ -326,23 +344,26 @@ class ExplicitEquation:
         objective: Covectors,
         activation: Activation,
     ) -> tuple[Tensor, Tensor]:
-        """Differentiate sum_l <E_l, T_l(x)> in the candidates x, with the derivatives E_l held fixed.
+        """Differentiate sum_l <E_l, T_l(x)> in the candidates x, where the derivatives E_l are constants.
 
         T_l is the weighted sum of gradients in layer l, and E_l is the derivative of the loss in T_l.
 
         Args:
             candidates: The candidates, with their multipliers and labels.
             errors: Derivatives E_l of every layer, from :meth:`compute_errors`.
-            objective: Computes the covectors u, which weight the gradients of the outputs.
+            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
             activation: Activation of the network, with the derivatives of its smooth surrogate.
 
         Returns:
-            The gradient in x, and the term of every candidate in the sum (R, m).
+            The gradient in x, and for every candidate i its contribution sum_l <E_l, T_l(x_i)> (R, m).
         """
-        tapes = self._record(candidates, objective, activation, self._no_products())
-        grad_x, _, ubars = self._adjoints(tapes, errors, candidates, objective)
-        terms = [(tape.signals[-1] * ubar).sum(-1) for tape, ubar in zip(tapes, ubars, strict=True)]
-        return grad_x, torch.stack(terms).sum(0)
+        passes = self._record(candidates, objective, activation, self._no_products())
+        grad_x, _, ubars = self._adjoints(passes, errors, candidates, objective)
+        candidate_terms = [
+            (recorded.signals[-1] * ubar).sum(-1)
+            for recorded, ubar in zip(passes, ubars, strict=True)
+        ]
+        return grad_x, torch.stack(candidate_terms).sum(0)
 
     def _no_products(self) -> Products:
         return [([], []) for _ in self.points]
@@ -353,21 +374,21 @@ class ExplicitEquation:
         objective: Covectors,
         activation: Activation,
         products: Products,
-    ) -> list[_Tape]:
+    ) -> list[_RecordedPasses]:
         """Run the forward and backward passes of the MLP with every set of weights (theta, theta0).
 
         Args:
             candidates: The candidates, with their multipliers and labels.
-            objective: Computes the covectors u, which weight the gradients of the outputs.
+            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
             activation: Activation of the network, with the derivatives of its smooth surrogate.
-            products: Matrix products for each set of weights. Empty lists are filled, and filled lists are
-                reused.
+            products: Matrix products for each set of weights. If the lists are empty, this method computes
+                the products and stores them in the lists. Otherwise it uses the stored products.
 
         Returns:
             The intermediate results for every set of weights.
         """
         matmul = self._matmul()
-        tapes = []
+        passes = []
         for point, (layers, (pre, ungated)) in enumerate(zip(self.points, products, strict=True)):
             inputs, slopes, curvatures, is_cached = [candidates.x], [], [], bool(pre)
             for i, (weight, bias) in enumerate(layers):
@@ -379,99 +400,113 @@ class ExplicitEquation:
                     inputs.append(value)
                     slopes.append(slope)
                     curvatures.append(curvature)
-            signals = [objective.covectors(point, pre[-1], candidates.labels, candidates.lam)]
+            backward_signals = [
+                objective.covectors(point, pre[-1], candidates.labels, candidates.lam)
+            ]
             for i in range(len(layers) - 1, 0, -1):
                 if not is_cached:
-                    ungated.insert(0, matmul(signals[0], layers[i][0]))
-                signals.insert(0, ungated[i - 1 if is_cached else 0] * slopes[i - 1])
-            tapes.append(_Tape(inputs, pre[-1], slopes, curvatures, ungated, signals))
-        return tapes
+                    ungated.insert(0, matmul(backward_signals[0], layers[i][0]))
+                backward_signals.insert(0, ungated[i - 1 if is_cached else 0] * slopes[i - 1])
+            passes.append(
+                _RecordedPasses(inputs, pre[-1], slopes, curvatures, ungated, backward_signals)
+            )
+        return passes
 
     def _matmul(self) -> Callable[[Tensor, Tensor], Tensor]:
         return partial(multiply, half=True) if self.half else torch.matmul
 
-    def _subtract(self, sums: Errors | None, tapes: list[_Tape], measure: bool) -> Errors:
+    def _subtract(
+        self, residuals: Errors | None, passes: list[_RecordedPasses], measure: bool
+    ) -> Errors:
         """Subtract the gradients of a chunk of candidates from the residual of every layer.
 
-        The residual is target_l - T_l, with the sum T_l over the candidates of earlier chunks.
+        The residual is target_l - T_l, where T_l is the sum of the gradients of all candidates so far.
 
-        If the layer weight w_l is positive, the residual of the weight matrix is multiplied by -2 w_l, so
-        that it equals the derivative E_l at the end.
+        If the layer weight w_l is positive, the residual of the weight matrix is multiplied by -2 w_l. After
+        the last chunk, the multiplied residual is the derivative E_l = dL/dT_l of the loss L.
 
         Args:
-            sums: Residuals after the earlier chunks, None before the first chunk.
-            tapes: Intermediate results of the candidates of this chunk.
+            residuals: Residuals after the earlier chunks, None before the first chunk.
+            passes: Intermediate results of the candidates of this chunk.
             measure: Whether the residuals of layers with weight zero are needed.
 
         Returns:
-            The new residuals, None for layers that are not needed.
+            The new residuals of the layers, None for layers whose residual is not needed.
         """
-        runs = len(tapes[0].inputs[0])
-        differences: Errors = []
+        runs = len(passes[0].inputs[0])
+        new_residuals: Errors = []
         for i, (weight, bias) in enumerate(self.target):
-            w = self.layer_weights[i]
-            if not (w or measure):
-                differences.append(None)
+            layer_weight = self.layer_weights[i]
+            if not (layer_weight or measure):
+                new_residuals.append(None)
                 continue
-            scale = -2 * w if w else 1.0
-            earlier_difference = None if sums is None else sums[i]
-            e = (
+            factor = -2 * layer_weight if layer_weight else 1.0
+            earlier_residual = None if residuals is None else residuals[i]
+            weight_residual = (
                 weight.expand(runs, *weight.shape)
-                if earlier_difference is None
-                else earlier_difference[0]
+                if earlier_residual is None
+                else earlier_residual[0]
             )
-            for k, tape in enumerate(tapes):
-                beta = scale if earlier_difference is None and k == 0 else 1.0
-                signals = tape.signals[i].transpose(1, 2)
-                e = accumulate(e, signals, tape.inputs[i], beta, -scale, self.half, cancels=True)
-            e_bias = bias if earlier_difference is None else earlier_difference[1]
-            if e_bias is not None:
-                total = tapes[0].signals[i].sum(1)
-                for tape in tapes[1:]:
-                    total = total + tape.signals[i].sum(1)
-                e_bias = e_bias - total
-            differences.append((e, e_bias))
-        return differences
+            for k, recorded in enumerate(passes):
+                beta = factor if earlier_residual is None and k == 0 else 1.0
+                backward_signals = recorded.signals[i].transpose(1, 2)
+                weight_residual = accumulate(
+                    weight_residual,
+                    backward_signals,
+                    recorded.inputs[i],
+                    beta,
+                    -factor,
+                    self.half,
+                    cancels=True,
+                )
+            bias_residual = bias if earlier_residual is None else earlier_residual[1]
+            if bias_residual is not None:
+                signal_sum = passes[0].signals[i].sum(1)
+                for recorded in passes[1:]:
+                    signal_sum = signal_sum + recorded.signals[i].sum(1)
+                bias_residual = bias_residual - signal_sum
+            new_residuals.append((weight_residual, bias_residual))
+        return new_residuals
 
-    def _finish(self, sums: Errors, runs: int, measure: bool) -> tuple[Errors, Tensor]:
-        """Return the derivative of the loss in each layer's sum, and the squared residuals (R, L).
+    def _finish(self, residuals: Errors, runs: int, measure: bool) -> tuple[Errors, Tensor]:
+        """Return for each layer l the derivative E_l = dL/dT_l, and the squared residuals (R, L).
 
-        The derivative is None for layers with weight zero.
+        T_l is the weighted sum of gradients in layer l. E_l is None if the layer has weight zero in the loss.
         """
-        squares = self.target[0][0].new_zeros(runs, len(self.target))
+        squared_residuals = self.target[0][0].new_zeros(runs, len(self.target))
         errors: Errors = []
-        for i, difference in enumerate(sums):
-            w = self.layer_weights[i]
-            scale = -2 * w if w else 1.0
-            if difference is None:
+        for i, residual in enumerate(residuals):
+            layer_weight = self.layer_weights[i]
+            factor = -2 * layer_weight if layer_weight else 1.0
+            if residual is None:
                 errors.append(None)
                 continue
-            e, e_bias = difference[0], None if difference[1] is None else scale * difference[1]
+            e, e_bias = residual[0], None if residual[1] is None else factor * residual[1]
             if measure:
-                squares[:, i] = e.square().sum((1, 2)) / scale**2
+                squared_residuals[:, i] = e.square().sum((1, 2)) / factor**2
                 if e_bias is not None:
-                    squares[:, i] += e_bias.square().sum(1) / scale**2
-            errors.append((e, e_bias) if w else None)
-        return errors, squares
+                    squared_residuals[:, i] += e_bias.square().sum(1) / factor**2
+            errors.append((e, e_bias) if layer_weight else None)
+        return errors, squared_residuals
 
     def _adjoints(
         self,
-        tapes: list[_Tape],
+        passes: list[_RecordedPasses],
         errors: Errors,
         candidates: Candidates,
         objective: Covectors,
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return the gradients of the loss in x and lam, and in u for each set of weights (theta, theta0)."""
+        """Return the gradients of the loss in x, in lam, and in the covectors u for each set of weights."""
         grad_x: Tensor | None = None
         grad_lam, ubars = torch.zeros_like(candidates.lam), []
-        for point, tape in enumerate(tapes):
-            # The backward pass begins at u = d_D, so the derivative in u is the last dbar. The loss depends
-            # on lam through u. If u depends on the outputs, the loss depends on the outputs through u too.
-            ubar, zbars = self._propagate_up(point, tape, errors)
+        for point, recorded in enumerate(passes):
+            # The backward pass begins with the covectors u = d_D, so dL/du is dbar_D. The loss depends on lam
+            # only through u. If u depends on the outputs, the loss depends on the outputs through u.
+            ubar, zbars = self._propagate_up(point, recorded, errors)
             outbar, lambar = objective.pullback(
-                point, tape.outputs, candidates.labels, candidates.lam, ubar
+                point, recorded.outputs, candidates.labels, candidates.lam, ubar
             )
-            point_grad = self._propagate_down(point, tape, errors, outbar, zbars)
+            point_grad = self._propagate_down(point, recorded, errors, outbar, zbars)
             grad_x = point_grad if grad_x is None else grad_x.add_(point_grad)
             grad_lam.add_(lambar)
             ubars.append(ubar)
@@ -479,55 +514,64 @@ class ExplicitEquation:
         return grad_x, grad_lam, ubars
 
     def _propagate_up(
-        self, point: int, tape: _Tape, errors: Errors
+        self, point: int, recorded: _RecordedPasses, errors: Errors
     ) -> tuple[Tensor, list[Tensor | None]]:
-        """Return the derivative of the loss in u, and the terms of dL/dz_l that come from the backward pass.
+        """Return the derivative dL/du, and for each hidden layer the part of dL/dz_l from the backward pass.
 
-        The layers are visited from the first to the last.
+        The backward pass depends on z_l through the slope s'(z_l). The layers are visited from the first to
+        the last.
         """
         layers, matmul = self.points[point], self._matmul()
         dbar: Tensor | None = None
         zbars: list[Tensor | None] = []
         for i, error in enumerate(errors):
-            # Since d_{l-1} = (d_l W_l) o s'(z_{l-1}), dbar_{l-1} gets the factors s'(z_{l-1}) and W_l^T.
+            # The signal d_{l-1} = (d_l W_l) o s'(z_{l-1}) depends on d_l. So the derivative dbar_l = dL/dd_l
+            # has the term (dbar_{l-1} o s'(z_{l-1})) W_l^T.
             if dbar is not None:
-                dbar = matmul(dbar * tape.slopes[i - 1], layers[i][0].T)
-            # The sum T_l also depends on d_l. This adds a_{l-1} E_l^T for the weights and e_l for the bias.
+                dbar = matmul(dbar * recorded.slopes[i - 1], layers[i][0].T)
+            # The sum T_l of gradients depends on the signal d_l. So dL/dd_l also has the term a_{l-1} E_l^T
+            # for the weight matrix, and the term e_l (the derivative E_l of the bias) for the bias.
             if error is not None:
-                dbar = accumulate(dbar, tape.inputs[i], error[0].transpose(1, 2), half=self.half)
+                dbar = accumulate(
+                    dbar, recorded.inputs[i], error[0].transpose(1, 2), half=self.half
+                )
                 if error[1] is not None:
                     dbar = dbar.add_(error[1][:, None])
-            # The slope s'(z_l) in the backward pass depends on z_l, which contributes the factor s''(z_l).
+            # The backward pass multiplies by the slope s'(z_l). Its derivative in z_l is s''(z_l).
             if i < len(layers) - 1:
-                zbars.append(None if dbar is None else dbar * tape.ungated[i] * tape.curvatures[i])
+                zbars.append(
+                    None if dbar is None else dbar * recorded.ungated[i] * recorded.curvatures[i]
+                )
         assert dbar is not None
         return dbar, zbars
 
     def _propagate_down(
         self,
         point: int,
-        tape: _Tape,
+        recorded: _RecordedPasses,
         errors: Errors,
         zbar: Tensor | None,
         zbars: list[Tensor | None],
     ) -> Tensor:
-        """Return the derivative of the loss in x, from the derivative ``zbar`` in the outputs.
+        """Return the derivative of the loss in x. ``zbar`` is the derivative of the loss in the outputs.
 
         The layers are visited from the last to the first.
         """
         layers, matmul = self.points[point], self._matmul()
         for i in range(len(layers) - 1, -1, -1):
-            # The input a_{l-1} is used twice: in z_l = a_{l-1} W_l^T, and in T_l = d_l^T a_{l-1}.
+            # The derivative dL/da_{l-1} has two terms, because the layer's input a_{l-1} is used twice: in
+            # z_l = a_{l-1} W_l^T + b_l, and in T_l = d_l^T a_{l-1}.
             abar = None if zbar is None else matmul(zbar, layers[i][0])
             if (error := errors[i]) is not None:
-                abar = accumulate(abar, tape.signals[i], error[0], half=self.half)
+                abar = accumulate(abar, recorded.signals[i], error[0], half=self.half)
             if i == 0:
-                break  # a_0 is the candidate x, so abar is the result
-            # The pre-activation z_{l-1} is used in the slope s'(z_{l-1}) and in the activation s(z_{l-1}).
+                break  # a_0 is the candidate x, so abar = dL/da_0 is the result
+            # The derivative dL/dz_{l-1} has two terms, because z_{l-1} is used twice: in the slope
+            # s'(z_{l-1}) of the backward pass, and in the activation s(z_{l-1}) of the forward pass.
             zbar = zbars[i - 1]
             if abar is not None:
-                from_activation = abar * tape.slopes[i - 1]
-                zbar = from_activation if zbar is None else zbar.add_(from_activation)
+                from_forward_pass = abar * recorded.slopes[i - 1]
+                zbar = from_forward_pass if zbar is None else zbar.add_(from_forward_pass)
         assert abar is not None
         return abar
 
@@ -552,8 +596,8 @@ def multiply(a: Tensor, weight: Tensor, half: bool = False) -> Tensor:
     a, weight = a.bfloat16(), weight.bfloat16()
     if not a.is_cuda:
         return (a @ weight).float() if cpu_has_bf16() else a.float() @ weight.float()
-    flat = torch.mm(a.flatten(0, -2), weight, out_dtype=torch.float32)
-    return flat.view(*a.shape[:-1], -1)
+    flat_product = torch.mm(a.flatten(0, -2), weight, out_dtype=torch.float32)
+    return flat_product.view(*a.shape[:-1], -1)
 
 
 def accumulate(
@@ -574,7 +618,7 @@ def accumulate(
         beta: Factor of ``total``.
         alpha: Factor of the matrix product.
         half: Whether to round a and b to bfloat16.
-        cancels: Whether total and product nearly cancel. The product is then not rounded on a CPU.
+        cancels: Whether ``total`` and the product nearly cancel. If True, nothing is rounded on a CPU.
 
     Returns:
         The result (R, m, n).
@@ -596,20 +640,20 @@ def accumulate(
 
 @contextmanager
 def matmul_precision(tf32: bool) -> Iterator[None]:
-    """Use TF32 if ``tf32``, otherwise full float32, for products of float32 matrices inside this context."""
-    before = torch.get_float32_matmul_precision()
+    """Allow TF32 for products of float32 matrices inside this context if ``tf32`` is True, else forbid it."""
+    previous_precision = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high" if tf32 else "highest")
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        torch.set_float32_matmul_precision(previous_precision)
 
 
 @lru_cache(maxsize=1)
 def cpu_has_bf16() -> bool:
     """Return True if this CPU has bfloat16 instructions, False if not or if torch cannot tell."""
-    test = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
-    return test is not None and bool(test())
+    is_supported = getattr(torch.cpu, "_is_avx512_bf16_supported", None)
+    return is_supported is not None and bool(is_supported())
 
 
 @dataclass(frozen=True)
@@ -636,35 +680,40 @@ def evaluation_cost(
     """Estimate the operations and the memory of one evaluation of the loss and its gradients.
 
     Args:
-        equation: The explicit equation of the attacked MLP.
+        equation: The loss of the attack on an MLP.
         runs: Number of runs R.
         candidates: Number of candidates m of each run.
-        follows_outputs: Whether the covectors u depend on the network's outputs.
+        follows_outputs: Whether the covectors u (the candidates' weights of the outputs) depend on the
+            outputs.
         measure: Whether the evaluation computes the residuals of all layers.
 
     Returns:
         The number of operations and the memory.
     """
     plan, widths = equation.plan(runs, candidates), equation.widths
-    repeated_candidates = max(0, candidates - plan.cached * plan.size) if plan.count > 1 else 0
+    recomputed_candidates = max(0, candidates - plan.cached * plan.size) if plan.count > 1 else 0
     rows, points = runs * candidates, len(equation.points)
     flops = []
     for i, weight in enumerate(equation.layer_weights):
         product_count = _count_products(i, len(widths) - 1, bool(weight), follows_outputs, measure)
-        first_products = product_count * candidates
-        repeated_products = (2 if i else 1) * repeated_candidates
+        products_of_first_pass = product_count * candidates
+        recomputed_products = (2 if i else 1) * recomputed_candidates
         flops.append(
-            2 * points * runs * widths[i] * widths[i + 1] * (first_products + repeated_products)
+            2
+            * points
+            * runs
+            * widths[i]
+            * widths[i + 1]
+            * (products_of_first_pass + recomputed_products)
         )
     element_bytes = equation.target[0][0].element_size()
-    parameters = sum(a * b for a, b in itertools.pairwise(widths))
+    parameter_count = sum(a * b for a, b in itertools.pairwise(widths))
     live_bytes = element_bytes * points * runs * plan.size * LIVE_TENSORS * sum(widths[1:])
     cached_width = 2 * sum(widths[1:-1]) + widths[-1]
     cached_bytes = element_bytes * points * runs * plan.cached * plan.size * cached_width
     memory = {
-        "weights": element_bytes
-        * parameters
-        * (points + 1 + 2 * runs),  # weights, target, two sums of gradients per run
+        # The sets of weights, the target, and two sums of gradients for each run.
+        "weights": element_bytes * parameter_count * (points + 1 + 2 * runs),
         "candidates": element_bytes * rows * widths[0] * CANDIDATE_COPIES,
         "workspace": live_bytes + (cached_bytes if plan.count > 1 else 0),
     }

@@ -1,17 +1,23 @@
 """Loss of an attack and its gradients for any network, without storing a gradient per candidate.
 
+An attack searches candidates x_i (guesses of training samples) whose gradients add up to a known target:
+
     L = sum_l w_l || target_l - T_l ||^2,    T = sum_i grad_theta <u_i, Phi(theta; x_i)>
 
-Phi is the network with weights theta. The gradient is linear in the covectors u_i, so one backward pass
-computes the sum T over candidates. The gradients in x and lam are a second backward pass, through the first.
-No Jacobian with a row per candidate and a column per weight is formed. If the graph of both passes does not
-fit into the workspace, the candidates are processed in chunks, in two passes:
+Phi is the network with weights theta. The covector u_i is the vector of weights that candidate i gives to the
+outputs. It is computed from the multiplier lam_i and the outputs. T_l is the part of T in layer l, and w_l is
+the weight of layer l in the loss L.
+
+The gradient is linear in the covectors u_i, so one backward pass computes the sum T over all candidates. A
+second backward pass, through the graph of the first one, computes the gradients of L in x and lam. No
+Jacobian with a row per candidate and a column per weight is formed. If the graph does not fit into the
+workspace, the candidates are divided into chunks, and every chunk is evaluated twice:
 
 1. T is summed over the chunks without a graph. Then v_l = dL/dT_l = -2 w_l (target_l - T_l).
 2. dL = d <v, T> is a sum over candidates, so each chunk gives the gradients of its own candidates.
 
-Shapes: x is (R, m, *shape) for R runs. u is (m, C), computed from lam and the outputs. theta, target and v
-are dictionaries by parameter name.
+Shapes: x is (R, m, *shape) for R runs. u is (m, C) for C outputs. theta, target and v are dictionaries by
+parameter name.
 
 On a CPU, runs are evaluated one after another, because evaluating them together is not faster
 (``benchmarks/generic.py``). On a GPU, which small networks do not fill, ``vmap`` evaluates them together.
@@ -35,11 +41,12 @@ from residuum.stationarity import Theta, layer_squares, parameters
 
 # Memory in bytes that a chunk of candidates may take, for its passes and their graphs.
 WORKSPACE = 2 * 2**30
-# Ratio of the memory of an evaluation to the memory that a forward pass saves. An evaluation has a forward
-# pass, a backward pass, a backward pass through these two, and temporary tensors.
+# Memory of an evaluation, divided by the memory that its forward pass saves. An evaluation consists of a
+# forward pass, a backward pass, and a second backward pass through the first two passes. Temporary tensors
+# are included.
 GRAPH_FACTOR = 8
 
-Derivatives = tuple[Tensor, Tensor, Tensor]  # squared residuals, gradient in x, and in lam
+Derivatives = tuple[Tensor, Tensor, Tensor]  # squared residuals, gradient in x, gradient in lam
 
 
 class GenericEquation:
@@ -49,13 +56,13 @@ class GenericEquation:
 
     Args:
         points: Copies of the network with the weights at which gradients are taken.
-        target: Tensors by parameter name that the weighted sum of gradients must equal.
-        groups: Names of the parameters of each layer.
+        target: For each parameter name the tensor that the weighted sum of gradients must equal.
+        groups: For each layer the names of its parameters.
         layer_weights: Weight w_l of every layer in the loss.
-        workspace: Memory in bytes that one chunk of candidates may take.
+        workspace: Memory in bytes that the evaluation of one chunk of candidates may take.
 
     Attributes:
-        side_by_side: Whether all runs are evaluated in one pass.
+        side_by_side: Whether all runs are evaluated together in one pass.
         saved: Memory in bytes that a forward pass saves per candidate, 0 before the first evaluation.
     """
 
@@ -77,100 +84,121 @@ class GenericEquation:
     def evaluate(
         self, models: Sequence[nn.Module], objective: Covectors, candidates: Candidates
     ) -> Derivatives:
-        """Evaluate the squared residuals of the layers and the gradients of the loss, for each run.
+        """Evaluate the squared residual ||target_l - T_l||^2 of every layer l and the gradients of the loss.
 
         Args:
-            models: The network at each of the weights where gradients are taken, with smooth surrogates of
-                its ReLUs.
-            objective: Computes the covectors u, which weight the gradients of the outputs.
+            models: One copy of the network for each set of weights at which gradients are taken. The ReLUs
+                of the copies are replaced by smooth surrogates.
+            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
             candidates: The candidates, with x of shape (R, m, *shape).
 
         Returns:
-            The squared residuals of the layers (R, L), and the gradients of the loss in x and lam.
+            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in x and
+            lam.
         """
         runs, m = candidates.x.shape[:2]
-        backend = torch.backends.cudnn.flags(enabled=False) if self.is_recurrent else nullcontext()
-        with second_derivatives(), backend:
-            size = self._chunk_size(models[0], candidates.x[0, :1])
-            if self.side_by_side and runs > 1 and runs * m <= size:
+        cudnn_setting = (
+            torch.backends.cudnn.flags(enabled=False) if self.is_recurrent else nullcontext()
+        )
+        with second_derivatives(), cudnn_setting:
+            chunk_size = self._chunk_size(models[0], candidates.x[0, :1])
+            if self.side_by_side and runs > 1 and runs * m <= chunk_size:
                 try:
                     return self._evaluate_together(models, objective, candidates)
                 except (RuntimeError, ValueError):
                     # ``vmap`` cannot transform the forward method of this network.
                     self.side_by_side = False
-            by_run = [
-                self._evaluate_run(models, objective, candidates.select_run(run), size)
+            results_by_run = [
+                self._evaluate_run(models, objective, candidates.select_run(run), chunk_size)
                 for run in range(runs)
             ]
-        squares, grad_x, grad_lam = (torch.stack(tensors) for tensors in zip(*by_run, strict=True))
+        squares, grad_x, grad_lam = (
+            torch.stack(tensors) for tensors in zip(*results_by_run, strict=True)
+        )
         return squares, grad_x, grad_lam
 
     @torch.enable_grad()
     def _evaluate_run(
-        self, models: Sequence[nn.Module], objective: Covectors, candidates: Candidates, size: int
+        self,
+        models: Sequence[nn.Module],
+        objective: Covectors,
+        candidates: Candidates,
+        chunk_size: int,
     ) -> Derivatives:
         """Evaluate the loss and the gradients of one run, in chunks of candidates.
 
-        T is the weighted sum of gradients. If all candidates fit into one chunk, T is one graph, and one
-        backward pass through the graph gives the gradients of the loss L. Otherwise T is summed first,
-        without a graph. With v = dL/dT held fixed, <v, T(chunk)> has the same derivatives in the chunk's
-        candidates as L. Every chunk is therefore evaluated twice, and its graph is freed before the next
-        chunk.
+        T is the weighted sum of gradients. If all candidates fit into one chunk, T is computed with its
+        autograd graph. One backward pass through this graph gives the gradients of the loss L.
+
+        Otherwise every chunk is evaluated twice, so that only the graph of one chunk is in memory. First, T
+        is summed over the chunks without a graph. Then v = dL/dT is held fixed. In the candidates of a chunk,
+        <v, T(chunk)> has the same derivatives as L.
 
         Args:
-            models: The network at each of the weights where gradients are taken.
-            objective: Computes the covectors u, which weight the gradients of the outputs.
+            models: One copy of the network for each set of weights at which gradients are taken.
+            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
             candidates: The candidates of the run, with x of shape (m, *shape).
-            size: Number of candidates in a chunk.
+            chunk_size: Number of candidates in a chunk.
 
         Returns:
-            The squared residuals of the layers (L,), and the gradients of the loss in x and lam.
+            The squared residuals of the L layers (L,), and the gradients of the loss in x and lam.
         """
         x, lam = candidates.x.detach().requires_grad_(), candidates.lam.detach().requires_grad_()
         labels = candidates.labels
 
-        def total(rows: slice, keep_graph: bool) -> Theta:
-            """Return the weighted sum of these candidates' gradients, with a graph if ``keep_graph``."""
-            sums: Theta = {}
+        def sum_gradients(rows: slice, keep_graph: bool) -> Theta:
+            """Return the weighted sum of the gradients of some candidates, with its graph if requested."""
+            gradient_sums: Theta = {}
             for k, (model, theta) in enumerate(zip(models, self.thetas, strict=True)):
-                leaves = {name: t.detach().requires_grad_() for name, t in theta.items()}
+                differentiable_theta = {
+                    name: t.detach().requires_grad_() for name, t in theta.items()
+                }
                 chunk = x[rows] if keep_graph else x[rows].detach()
-                outputs = functional_call(model, leaves, (chunk,))
-                # The covectors u depend on x through the outputs. They are not differentiated in theta.
+                outputs = functional_call(model, differentiable_theta, (chunk,))
+                # The derivative in theta treats the covectors u as constants. The derivative in x does not,
+                # because u depends on x through the outputs.
                 u = objective.covectors(k, outputs, labels[rows], lam[rows])
-                terms = torch.autograd.grad(
+                gradients_by_tensor = torch.autograd.grad(
                     outputs,
-                    list(leaves.values()),
+                    list(differentiable_theta.values()),
                     u if keep_graph else u.detach(),
                     create_graph=keep_graph,
                     materialize_grads=True,
                 )
-                for name, term in zip(leaves, terms, strict=True):
-                    sums[name] = sums[name] + term if name in sums else term
-            return sums
+                for name, term in zip(differentiable_theta, gradients_by_tensor, strict=True):
+                    gradient_sums[name] = (
+                        gradient_sums[name] + term if name in gradient_sums else term
+                    )
+            return gradient_sums
 
         def gradients(value: Tensor) -> tuple[Tensor, ...]:
             return torch.autograd.grad(value, (x, lam), allow_unused=True, materialize_grads=True)
 
-        chunks = [slice(start, start + size) for start in range(0, len(x), size)]
+        chunks = [slice(start, start + chunk_size) for start in range(0, len(x), chunk_size)]
         if len(chunks) == 1:
-            sums = total(chunks[0], True)
-            residual = {name: t - sums[name] for name, t in self.target.items()}
-            squares = layer_squares(residual, self.groups)
-            grad_x, grad_lam = gradients(squares @ self.weights)
-            return squares.detach(), grad_x, grad_lam
-        residual = dict(self.target)
+            gradient_sums = sum_gradients(chunks[0], True)
+            residual_by_name = {name: t - gradient_sums[name] for name, t in self.target.items()}
+            squared_residuals = layer_squares(residual_by_name, self.groups)
+            grad_x, grad_lam = gradients(squared_residuals @ self.weights)
+            return squared_residuals.detach(), grad_x, grad_lam
+        residual_by_name = dict(self.target)
         for rows in chunks:
-            for name, term in total(rows, False).items():
-                residual[name] = residual[name] - term
-        scales = zip(self.groups, self.weights.unbind(), strict=True)
-        v = {name: -2 * weight * residual[name] for names, weight in scales for name in names}
+            for name, term in sum_gradients(rows, False).items():
+                residual_by_name[name] = residual_by_name[name] - term
+        weighted_groups = zip(self.groups, self.weights.unbind(), strict=True)
+        v = {
+            name: -2 * weight * residual_by_name[name]
+            for names, weight in weighted_groups
+            for name in names
+        }
         grad_x, grad_lam = torch.zeros_like(x), torch.zeros_like(lam)
         for rows in chunks:
-            inner = torch.stack([(v[n] * t).sum() for n, t in total(rows, True).items()]).sum()
-            chunk_x, chunk_lam = gradients(inner)
+            inner_product = torch.stack(
+                [(v[n] * t).sum() for n, t in sum_gradients(rows, True).items()]
+            ).sum()
+            chunk_x, chunk_lam = gradients(inner_product)
             grad_x[rows], grad_lam[rows] = chunk_x[rows], chunk_lam[rows]
-        return layer_squares(residual, self.groups), grad_x, grad_lam
+        return layer_squares(residual_by_name, self.groups), grad_x, grad_lam
 
     def _evaluate_together(
         self, models: Sequence[nn.Module], objective: Covectors, candidates: Candidates
@@ -180,45 +208,48 @@ class GenericEquation:
         The results are the same as if the runs were evaluated one after another.
 
         On a GPU, most of the time for a small network is spent on launching many small kernels, so R runs
-        take hardly longer than one run. The runs share theta. ``vmap`` maps over x, lam and, if they differ
-        between runs, the labels.
+        take hardly longer than one run. All runs share theta. ``vmap`` maps over x and lam. It also maps over
+        the labels if the labels differ between runs.
 
         Args:
-            models: The network at each of the weights where gradients are taken.
-            objective: Computes the covectors u, which weight the gradients of the outputs.
+            models: One copy of the network for each set of weights at which gradients are taken.
+            objective: Computes the covector u of every candidate, which holds its weights of the outputs.
             candidates: The candidates of all runs.
 
         Returns:
-            The squared residuals of the layers (R, L), and the gradients of the loss in x and lam.
+            The squared residuals of the L layers for R runs (R, L), and the gradients of the loss in x and
+            lam.
         """
 
         def evaluate_run(x: Tensor, lam: Tensor, labels: Tensor) -> Derivatives:
             def loss(x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor]:
-                residual = dict(self.target)
+                residual_by_name = dict(self.target)
                 for k, (model, theta) in enumerate(zip(models, self.thetas, strict=True)):
                     outputs, pull, *_ = vjp(partial(_outputs, model, x), theta)
-                    (terms,) = pull(objective.covectors(k, outputs, labels, lam))
-                    residual = {name: t - terms[name] for name, t in residual.items()}
-                squares = layer_squares(residual, self.groups)
-                return squares @ self.weights, squares
+                    (gradient_sums,) = pull(objective.covectors(k, outputs, labels, lam))
+                    residual_by_name = {
+                        name: t - gradient_sums[name] for name, t in residual_by_name.items()
+                    }
+                squared_residuals = layer_squares(residual_by_name, self.groups)
+                return squared_residuals @ self.weights, squared_residuals
 
-            (grad_x, grad_lam), squares = grad(loss, argnums=(0, 1), has_aux=True)(x, lam)
-            return squares, grad_x, grad_lam
+            (grad_x, grad_lam), squared_residuals = grad(loss, argnums=(0, 1), has_aux=True)(x, lam)
+            return squared_residuals, grad_x, grad_lam
 
         label_dim = None if candidates.labels.ndim == 1 else 0
         evaluate_runs = vmap(evaluate_run, in_dims=(0, 0, label_dim))
         return evaluate_runs(candidates.x, candidates.lam, candidates.labels)
 
     def estimate_workspace(self, candidates: int) -> int:
-        """Return the estimated memory of an evaluation in bytes, 0 before the first evaluation."""
+        """Return the estimated memory of one evaluation in bytes, or 0 if nothing was evaluated yet."""
         candidate_bytes = GRAPH_FACTOR * self.saved
         return min(candidates * candidate_bytes, max(candidate_bytes, self.workspace))
 
     def _chunk_size(self, model: nn.Module, x: Tensor) -> int:
         """Return how many candidates are evaluated at once.
 
-        The first call measures the memory that a forward pass saves, with one sample and with two. In this
-        call, the network runs for the first time on this device and in this number format.
+        The first call runs the network on one sample and on two samples, to measure the memory that a forward
+        pass saves. These are the first runs on this device and in this number format, so they can fail.
 
         Args:
             model: The network that is attacked.
@@ -241,12 +272,13 @@ class GenericEquation:
                 raise
             except RuntimeError as problem:  # for example because a tensor stayed on another device
                 raise ArchitectureError(
-                    f"The network must run on {x.device.type} in {str(x.dtype).removeprefix('torch.')}. The "
-                    f"network's forward method raised: {str(problem).splitlines()[0][:200]}",
+                    f"The network must run on the device {x.device.type!r} in the number format "
+                    f"{str(x.dtype).removeprefix('torch.')}; the network's forward method raised: "
+                    f"{str(problem).splitlines()[0][:200]}",
                     "Register the network's tensors as buffers and create new tensors with the device and "
                     "dtype of the input, or use --device cpu.",
                 ) from problem
-            # The difference between two samples and one does not include the weights.
+            # The weights are saved once for any number of samples, so the difference does not include them.
             self.saved = max(1, bytes_of_two - bytes_of_one)
         return max(1, self.workspace // (GRAPH_FACTOR * self.saved))
 
@@ -274,7 +306,7 @@ def count_saved_bytes(model: nn.Module, theta: Theta, x: Tensor) -> int:
         saved_bytes += t.numel() * t.element_size()
         return t
 
-    leaves = {name: t.detach().requires_grad_() for name, t in theta.items()}
+    differentiable_theta = {name: t.detach().requires_grad_() for name, t in theta.items()}
     with saved_tensors_hooks(count, lambda t: t):
-        functional_call(model, leaves, (x.detach(),))
+        functional_call(model, differentiable_theta, (x.detach(),))
     return saved_bytes

@@ -1,8 +1,9 @@
 """Tools that speed up the steps of a solver: CUDA graphs on a GPU, and reuse of freed memory on a CPU.
 
-The C library returns large freed blocks to the operating system, and the next step has to map and clear them
-again. For small attacks this takes most of the time. With higher thresholds, the process keeps up to
-TRIM_BYTES of freed memory. This works on Linux with glibc and does nothing on other systems.
+By default, the C library returns large freed blocks of memory to the operating system. In the next step of
+the solver, the operating system has to provide and clear these blocks again. For small attacks, this takes
+most of the time. ``keep_freed_memory`` raises the limits of the C library, so that the process keeps up to
+TRIM_BYTES of freed memory. The function works on Linux with glibc and does nothing on other systems.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # parameter numbers of ``mallopt``, a function of glibc
 TRIM_BYTES = 1 << 29  # freed memory in bytes that the process keeps for reuse
-# Largest block in bytes that is served from freed memory. This is the largest value that glibc accepts.
+# Freed memory is reused for blocks of at most this size in bytes. glibc does not accept a larger value.
 MAX_MMAP_BYTES = 32 << 20
 
 
@@ -26,11 +27,11 @@ class Repeater:
     """Repeats a step of a solver. On a GPU, the step is replayed from a CUDA graph.
 
     On a GPU, the first call of :meth:`run` executes its steps normally, so that lazy initialization happens,
-    and then captures ``chunk`` steps. Later calls replay the captured steps without the host.
+    and then captures ``chunk`` steps. Later calls replay the captured steps without running Python code.
 
     Args:
-        step: Function that changes tensors in place. The function must not read the tensors' values on the
-            host.
+        step: Function that changes tensors in place. The function must not copy values of the tensors to the
+            CPU, because a CUDA graph cannot capture such a copy.
         device: Device on which the step runs, such as "cpu" or "cuda".
         chunk: Number of steps to capture in a CUDA graph.
     """
@@ -60,7 +61,7 @@ class Repeater:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
-            with _uncollected(), torch.cuda.graph(graph):
+            with _without_garbage_collection(), torch.cuda.graph(graph):
                 self._loop(self.chunk)
         except torch.OutOfMemoryError:
             raise
@@ -72,27 +73,27 @@ class Repeater:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
-    """Collect garbage before this context, and switch garbage collection off inside the context.
+def _without_garbage_collection() -> Iterator[None]:
+    """Collect garbage when entering this context, and disable garbage collection inside the context.
 
-    If the graph of an earlier attack is freed while another graph is captured, the capture fails.
+    The capture of a CUDA graph fails if the graph of an earlier attack is freed during the capture.
 
     Yields:
         Nothing.
     """
-    was_enabled = gc.isenabled()
+    gc_was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
         yield
     finally:
-        if was_enabled:
+        if gc_was_enabled:
             gc.enable()
 
 
 @cache
 def keep_freed_memory() -> bool:
-    """Make the process keep freed memory for reuse, and return True if the system supports this."""
+    """Make the process keep freed memory for reuse. Return True if the operating system supports this."""
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)

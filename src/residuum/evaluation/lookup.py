@@ -58,22 +58,23 @@ def lookup(candidates: Tensor, pool: Tensor) -> Lookup:
     """
     if len(pool) < 2 or candidates.shape[1:] != pool.shape[1:]:
         raise InputError(
-            f"A pool needs at least two embeddings of the candidates' shape {tuple(candidates.shape[1:])}; "
-            f"got {len(pool)} of shape {tuple(pool.shape[1:])}.",
+            "A pool of records needs at least two embeddings of the candidates' shape "
+            f"{tuple(candidates.shape[1:])}; got {len(pool)} of shape {tuple(pool.shape[1:])}.",
             "Embed the records with the frozen encoder of the network.",
         )
     pool_mean = pool.double().mean(0)
-    centered, pool_centered = candidates.double() - pool_mean, pool.double() - pool_mean
-    negated_centered = -candidates.double() - pool_mean
+    centered_candidates, centered_pool = candidates.double() - pool_mean, pool.double() - pool_mean
+    centered_negated_candidates = -candidates.double() - pool_mean
     similarities = torch.maximum(
-        cosine(centered, pool_centered), cosine(negated_centered, pool_centered)
+        cosine(centered_candidates, centered_pool),
+        cosine(centered_negated_candidates, centered_pool),
     )
     similarity, index = similarities.max(1)
     neighbor_similarities = []
-    for rows in chunks(len(pool_centered), len(pool_centered)):
-        block_similarities = cosine(pool_centered[rows], pool_centered)
+    for rows in chunks(len(centered_pool), len(centered_pool)):
+        block_similarities = cosine(centered_pool[rows], centered_pool)
         block_similarities[
-            torch.arange(len(block_similarities)), torch.arange(len(pool_centered))[rows]
+            torch.arange(len(block_similarities)), torch.arange(len(centered_pool))[rows]
         ] = -1.0
         neighbor_similarities.append(block_similarities.amax(1))
     threshold = float(torch.cat(neighbor_similarities).quantile(LEVEL))

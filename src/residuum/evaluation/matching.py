@@ -3,11 +3,11 @@
 Candidates, training samples and held-out samples are stored in one :class:`ScoringData`. A gain is the
 similarity of a candidate and a sample, with the sign such that higher is better. Gains are matrices (m, n):
 candidates are rows, and samples are columns. A gain of -inf marks a pair that may not be matched. A matching
-assigns a candidate to every sample. A sample without a candidate has candidate -1 and gain -inf, so
-thresholds need no special case.
+assigns a candidate to every sample. A sample without a candidate has candidate -1 and gain -inf. So its gain
+exceeds no threshold.
 
-A metric says how good a reconstruction is. It says whether higher values are better. If the paper that
-introduced the metric states a threshold, the metric has this threshold. A metric has two functions:
+A metric says how good a reconstruction is, and whether higher values are better. If the paper that introduced
+the metric states a threshold, the metric has this threshold. A metric has two functions:
 
     search    compares all candidates with all samples, to decide which candidate is matched with which
               sample
@@ -37,14 +37,18 @@ from residuum.plugins import Table
 from residuum.records.inputs import Dataset
 
 Array: TypeAlias = np.ndarray[Any, Any]
-# A held-out set needs this many samples, because one in a hundred may exceed the threshold by chance.
+# Smallest size of a held-out set. The chance level is the 99th percentile, and estimating the 99th percentile
+# takes about a hundred samples.
 MIN_HOLDOUT = 100
 MAX_CLASSES = 1000  # targets with more distinct values than this are not treated as class labels
-# At most this many held-out samples are used, because more improve little and cost memory.
+# Largest number of held-out samples that are used. More samples would hardly improve the estimate of the
+# chance level, and they would take more memory.
 MAX_HOLDOUT = 2000
-# Sets of samples are matched together as long as all their candidates are no more than this number.
+# Sets of samples are matched in blocks to limit the memory. The product of the number of sets in a block and
+# the number of candidates is at most this number.
 MATCHING_CHUNK = 1 << 24
-# A batch of pairs has this many pixels, because SSIM is fastest if its five filtered maps fit the caches.
+# Largest number of pixels in a batch of image pairs. SSIM filters five maps of the size of the batch, and it
+# is fastest if these maps fit into the processor's cache.
 PAIRS_CHUNK = 1 << 20
 # The PSNR of a perfect copy is infinite, which JSON cannot represent. So it is limited to this many dB.
 PSNR_CEILING = 100.0
@@ -65,7 +69,7 @@ class Matching:
 
 
 def nearest(gain: Array) -> Matching:
-    """Match each sample with its best candidate, as published. A candidate may match several samples."""
+    """Match each sample with its most similar candidate. A candidate may match several samples."""
     return _matching(gain, gain.argmax(0))
 
 
@@ -77,11 +81,12 @@ def greedy(gain: Array) -> Matching:
 def match_greedily_in_sets(gain: Array, sets: Array, floor: float = -np.inf) -> Array:
     """Match candidates one-to-one with the samples of each set, best pairs first, for many sets.
 
-    Greedy matching is the stable matching of a market whose two sides rank pairs by the same number. So
-    deferred acceptance finds it: every unmatched sample proposes to the best candidate that has not refused
-    the sample yet, and every candidate keeps its best proposal. All samples of all sets propose at once. If
-    there are fewer candidates than samples, the candidates propose instead, because most proposals of samples
-    would be refused.
+    Candidates and samples rank their pairs by the same similarity. In this case greedy matching equals stable
+    matching, which the deferred acceptance algorithm (Gale and Shapley) computes. Every unmatched sample
+    proposes to the best candidate that has not refused the sample yet, and every candidate keeps its best
+    proposal. The algorithm is fast, because all samples of all sets propose at once. If there are fewer
+    candidates than samples, the candidates propose instead, because most proposals of samples would be
+    refused.
 
     Args:
         gain: (m, N) similarities of m candidates and N samples. Higher is better.
@@ -94,19 +99,21 @@ def match_greedily_in_sets(gain: Array, sets: Array, floor: float = -np.inf) -> 
     """
     if len(gain) < sets.shape[1]:
         return _by_candidates(gain, sets, floor)
-    list_length = min(
-        len(gain), sets.shape[1]
-    )  # n - 1 other samples of a set can take at most n - 1 candidates
+    # A sample needs no more than its n best candidates, because the other n - 1 samples of the set can take
+    # at most n - 1 of these candidates.
+    candidates_per_sample = min(len(gain), sets.shape[1])
     if floor > -np.inf:
-        list_length = min(list_length, max(1, int((gain >= floor).sum(0).max())))
-    candidate_order, gains = _preferences(gain, list_length)
-    gains[gains < floor] = -np.inf
+        candidates_per_sample = min(
+            candidates_per_sample, max(1, int((gain >= floor).sum(0).max()))
+        )
+    candidate_order, ordered_gains = _preferences(gain, candidates_per_sample)
+    ordered_gains[ordered_gains < floor] = -np.inf
     sets_per_block = max(1, MATCHING_CHUNK // len(gain))
-    blocks = [
-        _defer(candidate_order, gains, sets[start : start + sets_per_block], len(gain))
+    matched_blocks = [
+        _defer(candidate_order, ordered_gains, sets[start : start + sets_per_block], len(gain))
         for start in range(0, len(sets), sets_per_block)
     ]
-    return np.concatenate(blocks)
+    return np.concatenate(matched_blocks)
 
 
 def as_array(values: Tensor | Array) -> Array:
@@ -127,16 +134,17 @@ def _preferences(gain: Array, depth: int) -> tuple[Array, Array]:
     negative_gains = np.negative(gain.T, order="C")  # numpy sorts contiguous rows twice as fast
     best_candidates = np.argpartition(negative_gains, depth - 1, axis=1)[:, :depth]
     negative_gains_of_best = np.take_along_axis(negative_gains, best_candidates, axis=1)
-    sorting = np.argsort(negative_gains_of_best, axis=1, kind="stable")
-    return np.take_along_axis(best_candidates, sorting, 1), -np.take_along_axis(
-        negative_gains_of_best, sorting, 1
+    best_first = np.argsort(negative_gains_of_best, axis=1, kind="stable")
+    return np.take_along_axis(best_candidates, best_first, 1), -np.take_along_axis(
+        negative_gains_of_best, best_first, 1
     )
 
 
 def _by_candidates(gain: Array, sets: Array, floor: float) -> Array:
-    """Compute the greedy matching within sets of samples by proposals of candidates.
+    """Compute the greedy matching within sets of samples if there are fewer candidates than samples.
 
-    Samples outside a set refuse all proposals. All sets share one order of samples for each candidate.
+    In deferred acceptance, the candidates propose to samples. Each candidate ranks all N samples once, and
+    this ranking is used for all sets. A sample outside the set refuses every proposal.
 
     Args:
         gain: (m, N) similarities of m candidates and N samples. Higher is better.
@@ -152,17 +160,17 @@ def _by_candidates(gain: Array, sets: Array, floor: float) -> Array:
     candidates, sets_per_block = np.full(sets.shape, -1), max(1, MATCHING_CHUNK // samples)
     for start in range(0, len(sets), sets_per_block):
         set_block = sets[start : start + sets_per_block]
-        row = np.arange(len(set_block))[:, None]
-        sample_positions = np.full((len(set_block), samples), -1)
-        sample_positions[row, set_block] = np.arange(set_block.shape[1])
+        set_rows = np.arange(len(set_block))[:, None]
+        position_in_set = np.full((len(set_block), samples), -1)
+        position_in_set[set_rows, set_block] = np.arange(set_block.shape[1])
         proposers = np.broadcast_to(np.arange(m), (len(set_block), m))
         matched_sample = _defer(
-            sample_order, gains, proposers, samples, (sample_positions < 0).ravel()
+            sample_order, gains, proposers, samples, (position_in_set < 0).ravel()
         )
-        seat, candidate = np.nonzero(matched_sample >= 0)
-        candidates[start + seat, sample_positions[seat, matched_sample[seat, candidate]]] = (
-            candidate
-        )
+        set_row, candidate = np.nonzero(matched_sample >= 0)
+        candidates[
+            start + set_row, position_in_set[set_row, matched_sample[set_row, candidate]]
+        ] = candidate
     return candidates
 
 
@@ -170,55 +178,60 @@ def _defer(order: Array, value: Array, sets: Array, m: int, closed: Array | None
     """Match the samples of each set with candidates by deferred acceptance.
 
     Every unmatched sample proposes to its best candidate that has not refused yet, and every candidate keeps
-    its best proposal. A seat is a sample in a set, and a slot is a candidate in a set.
+    its best proposal. All sets are matched at once. A sample of set i is a proposer, numbered from 0 to
+    s * n - 1 over all sets. Candidate j is numbered i * m + j within set i.
 
     Args:
         order: (N, depth) best candidates of every sample, best first.
         value: (N, depth) similarities of every sample and these candidates.
         sets: (s, n) samples of every set.
         m: Number of candidates.
-        closed: (s * m,) mask of the slots that refuse all proposals, or None.
+        closed: (s * m,) mask of the candidates within a set that refuse all proposals, or None.
 
     Returns:
         (s, n) candidate of each sample in each set, -1 for a sample without a candidate.
     """
     s, n = sets.shape
-    sample = sets.ravel()
-    proposal_counts = np.zeros(
-        s * n, dtype=np.int64
-    )  # number of candidates to which each seat has proposed
-    seat_of_slot = np.full(s * m, -1)
+    proposing_sample = sets.ravel()
+    # Number of candidates to which each proposer has proposed.
+    proposal_counts = np.zeros(s * n, dtype=np.int64)
+    accepted_proposer = np.full(s * m, -1)
     best_gain = np.full(s * m, -np.inf) if closed is None else np.where(closed, np.inf, -np.inf)
-    open_seats = np.arange(s * n)
-    while len(open_seats := open_seats[proposal_counts[open_seats] < order.shape[1]]):
-        gains = value[sample[open_seats], proposal_counts[open_seats]]
-        open_seats, gains = (
-            open_seats[gains > -np.inf],
-            gains[gains > -np.inf],
-        )  # seats whose next gain is -inf stay empty
-        slots = open_seats // n * m + order[sample[open_seats], proposal_counts[open_seats]]
-        proposal_counts[open_seats] += 1
-        improving = np.flatnonzero(gains > best_gain[slots])
-        np.maximum.at(best_gain, slots[improving], gains[improving])
-        accepted = improving[
-            gains[improving] == best_gain[slots[improving]]
-        ]  # a slot may have several proposals with equal gains
-        displaced_seats = seat_of_slot[slots[accepted]]
-        seat_of_slot[slots[accepted]] = open_seats[
-            accepted
-        ]  # numpy keeps the last of several equal proposals
-        is_accepted = seat_of_slot[slots[accepted]] == open_seats[accepted]
-        accepted, displaced_seats = accepted[is_accepted], displaced_seats[is_accepted]
-        is_refused = np.ones(len(open_seats), dtype=bool)
-        is_refused[accepted] = False
-        displaced_seats = displaced_seats[
-            np.argsort(slots[accepted])
-        ]  # a fixed order breaks ties between equal gains
-        open_seats = np.concatenate([open_seats[is_refused], displaced_seats[displaced_seats >= 0]])
-    candidate = np.full(s * n, -1)
-    filled_slots = np.flatnonzero(seat_of_slot >= 0)
-    candidate[seat_of_slot[filled_slots]] = filled_slots % m
-    return candidate.reshape(s, n)
+    proposers = np.arange(s * n)
+    while len(proposers := proposers[proposal_counts[proposers] < order.shape[1]]):
+        gains = value[proposing_sample[proposers], proposal_counts[proposers]]
+        # A gain of -inf means that no permitted candidate is left, so the proposer stays unmatched.
+        proposers, gains = proposers[gains > -np.inf], gains[gains > -np.inf]
+        targets = (
+            proposers // n * m + order[proposing_sample[proposers], proposal_counts[proposers]]
+        )
+        proposal_counts[proposers] += 1
+        # Only proposals that are better than the best earlier proposal to the same candidate can be accepted.
+        improving_proposals = np.flatnonzero(gains > best_gain[targets])
+        np.maximum.at(best_gain, targets[improving_proposals], gains[improving_proposals])
+        # A candidate may have several best proposals with equal gains.
+        accepted_proposals = improving_proposals[
+            gains[improving_proposals] == best_gain[targets[improving_proposals]]
+        ]
+        displaced_proposers = accepted_proposer[targets[accepted_proposals]]
+        # If several best proposals have equal gains, this assignment keeps the last proposal.
+        accepted_proposer[targets[accepted_proposals]] = proposers[accepted_proposals]
+        is_kept = accepted_proposer[targets[accepted_proposals]] == proposers[accepted_proposals]
+        accepted_proposals, displaced_proposers = (
+            accepted_proposals[is_kept],
+            displaced_proposers[is_kept],
+        )
+        is_refused = np.ones(len(proposers), dtype=bool)
+        is_refused[accepted_proposals] = False
+        # The order of proposers decides between equal gains. So the order must be fixed.
+        displaced_proposers = displaced_proposers[np.argsort(targets[accepted_proposals])]
+        proposers = np.concatenate(
+            [proposers[is_refused], displaced_proposers[displaced_proposers >= 0]]
+        )
+    matched_candidate = np.full(s * n, -1)
+    taken_candidates = np.flatnonzero(accepted_proposer >= 0)
+    matched_candidate[accepted_proposer[taken_candidates]] = taken_candidates % m
+    return matched_candidate.reshape(s, n)
 
 
 def _matching(gain: Array, candidate: Array) -> Matching:
@@ -275,12 +288,12 @@ class ScoringData:
             (k,) scores. The sign of a metric is changed if its lower values are better.
         """
         a, b = self.displayed_images if metric.needs_images else (self.candidates, self.samples)
-        index = torch.from_numpy(np.stack([candidate, column], 1)).to(a.device)
-        values = as_array(metric.pairs(a, b, index))
-        return values if metric.higher_is_better else -values
+        pairs = torch.from_numpy(np.stack([candidate, column], 1)).to(a.device)
+        scores = as_array(metric.pairs(a, b, pairs))
+        return scores if metric.higher_is_better else -scores
 
     def value_of(self, metric: Metric) -> Callable[[Array, Array], Array] | None:
-        """Return the function that scores matches, or None if the similarity for matching is the score."""
+        """Return the function that scores pairs, or None if scores equal the similarities for matching."""
         return None if metric.search_is_score else partial(self.value, metric)
 
     def match_and_score(
@@ -297,16 +310,16 @@ class ScoringData:
         Returns:
             The matches with their scores. Higher is better.
         """
-        result = matching(gain[:, columns])
-        is_matched = result.candidate >= 0
-        result.value[is_matched] = self.value(
-            metric, result.candidate[is_matched], columns[is_matched]
+        matches = matching(gain[:, columns])
+        is_matched = matches.candidate >= 0
+        matches.value[is_matched] = self.value(
+            metric, matches.candidate[is_matched], columns[is_matched]
         )
-        return result
+        return matches
 
     @cached_property
     def displayed_images(self) -> tuple[Tensor, Tensor]:
-        """The candidates and the samples as published figures show them: with the mean, in float32."""
+        """The candidates and the samples as published figures show them: with the mean added, in float32."""
         samples = self.samples if self.mean is None else self.samples + self.mean
         return display(self.candidates, self.mean).float(), samples.float()
 
@@ -340,15 +353,15 @@ def prepare_scoring_data(
     Returns:
         The candidates and samples to compare.
     """
-    finite_candidates = _finite(candidates, notes)
+    finite_indices = _finite(candidates, notes)
     usable_holdout, reason = _control(train, holdout, seed, notes)
-    samples = [train.x] if usable_holdout is None else [train.x, usable_holdout.x]
+    sample_tensors = [train.x] if usable_holdout is None else [train.x, usable_holdout.x]
     device = candidates.device
     return ScoringData(
         n=len(train),
-        original_index=finite_candidates,
-        candidates=_in_shape(candidates, train)[finite_candidates],
-        samples=torch.cat([x.to(device, torch.float64) for x in samples]),
+        original_index=finite_indices,
+        candidates=_in_shape(candidates, train)[finite_indices],
+        samples=torch.cat([x.to(device, torch.float64) for x in sample_tensors]),
         mean=None if train.mean is None else train.mean.to(device, torch.float64),
         strata=_strata(train, usable_holdout, notes)
         if match_labels and usable_holdout is not None
@@ -391,47 +404,46 @@ def are_class_labels(y: Tensor) -> bool:
 
 def _finite(candidates: Tensor, notes: list[str]) -> Array:
     """Return the indices of the candidates without infinite or undefined values."""
-    finite_candidates: Array = np.flatnonzero(
-        as_array(torch.isfinite(candidates.flatten(1)).all(1))
-    )
-    if not len(finite_candidates):
+    finite_indices: Array = np.flatnonzero(as_array(torch.isfinite(candidates.flatten(1)).all(1)))
+    if not len(finite_indices):
         raise InconclusiveError(
             "Scoring needs at least one finite candidate; all "
             f"{len(candidates)} candidates have infinite or undefined values.",
             "If the attack diverged, lower its learning rate.",
         )
-    if dropped := len(candidates) - len(finite_candidates):
+    if dropped := len(candidates) - len(finite_indices):
         notes.append(f"{dropped} candidates are not finite and were ignored")
-    return finite_candidates
+    return finite_indices
 
 
 def _control(
     train: Dataset, holdout: Dataset | None, seed: int, notes: list[str]
 ) -> tuple[Dataset | None, str]:
-    """Return the held-out samples that can be used, and "", or None and the reason.
+    """Return the held-out samples that can be used, or None with the reason why none can be used.
 
-    Held-out samples that are also training samples are left out. If there are too many, some are drawn.
+    Held-out samples that are also training samples are left out. If too many held-out samples remain, a
+    random selection is used. The reason is "" if there are usable samples.
     """
     if holdout is None:
         return None, why_not_calibrated(len(train), None)
     _check_alike(train, holdout)
-    training_bytes = {row.tobytes() for row in as_array(train.x.double())}
-    new_samples = [
+    bytes_of_training_samples = {row.tobytes() for row in as_array(train.x.double())}
+    new_indices = [
         i
         for i, row in enumerate(as_array(holdout.x.double()))
-        if row.tobytes() not in training_bytes
+        if row.tobytes() not in bytes_of_training_samples
     ]
-    if repeats := len(holdout) - len(new_samples):
+    if repeats := len(holdout) - len(new_indices):
         notes.append(f"{repeats} held-out samples are also training samples and were ignored")
-    if reason := why_not_calibrated(len(train), len(new_samples)):
+    if reason := why_not_calibrated(len(train), len(new_indices)):
         return None, reason
-    if len(new_samples) > (limit := max(MAX_HOLDOUT, 4 * len(train))):
-        notes.append(f"{limit} of {len(new_samples)} held-out samples are used, drawn at random")
+    if len(new_indices) > (limit := max(MAX_HOLDOUT, 4 * len(train))):
+        notes.append(f"{limit} of {len(new_indices)} held-out samples are used, drawn at random")
         # This random stream is separate, so that the choice does not depend on other uses of the seed.
-        new_samples = (
-            np.random.default_rng((seed, 1)).choice(new_samples, limit, replace=False).tolist()
+        new_indices = (
+            np.random.default_rng((seed, 1)).choice(new_indices, limit, replace=False).tolist()
         )
-    return holdout.take(torch.as_tensor(new_samples)), ""
+    return holdout.take(torch.as_tensor(new_indices)), ""
 
 
 def _check_alike(train: Dataset, holdout: Dataset) -> None:
@@ -484,14 +496,14 @@ class Metric:
     Attributes:
         name: Key in ``METRICS``.
         higher_is_better: Whether a higher value is a better reconstruction.
-        published_threshold: Value beyond which the paper that introduced the metric calls a match good, or
-            None.
+        published_threshold: Value beyond which a match is good according to the paper that introduced the
+            metric, or None if the paper states no threshold.
         score: Function that compares k candidates (k, *shape) with k samples (k, *shape), pair by pair, and
             returns (k,) values.
         search: Function that compares all candidates (m, *shape) with all samples (n, *shape) and returns
             (m, n) values, to match candidates with samples.
         description: A short description for tables.
-        published_matching: Key of ``MATCHINGS``, the matching that this paper uses.
+        published_matching: Key of ``MATCHINGS``. The matching in the paper that introduced the metric.
         needs_images: Whether ``score`` compares images as displayed (:func:`display`), not flat vectors.
         search_is_score: Whether ``search`` and ``score`` compute the same number.
         window: Side of the SSIM window in pixels, or 0 for other metrics.
@@ -511,10 +523,9 @@ class Metric:
     @property
     def is_plugin(self) -> bool:
         """Whether another package defines the metric."""
-        function = getattr(
-            self.score, "func", self.score
-        )  # the function inside a functools.partial
-        return not str(function.__module__).startswith("residuum.")
+        # If ``score`` is a functools.partial, its attribute ``func`` is the scoring function.
+        score_function = getattr(self.score, "func", self.score)
+        return not str(score_function.__module__).startswith("residuum.")
 
     def why_not(self, shape: tuple[int, ...]) -> str:
         """Return why the metric cannot score samples of this shape, or "" if it can."""
@@ -542,11 +553,11 @@ class Metric:
         similarity.check_shapes(candidates, samples)
         if reason := self.why_not(tuple(samples.shape[1:])):
             raise InputError(f"Metric {self.name!r} {reason}.", "Pass metrics=('ncc', 'l2').")
-        values = candidates.new_empty(len(index))
+        scores = candidates.new_empty(len(index))
         for rows in similarity.chunks(len(index), 8 * samples[0].numel(), PAIRS_CHUNK):
             i, j = index[rows].unbind(1)
-            values[rows] = self.score(candidates[i], samples[j]).to(values.dtype)
-        return values
+            scores[rows] = self.score(candidates[i], samples[j]).to(scores.dtype)
+        return scores
 
 
 def display(candidates: Tensor, mean: Tensor | None) -> Tensor:
@@ -562,14 +573,15 @@ def display(candidates: Tensor, mean: Tensor | None) -> Tensor:
     images = candidates if mean is None else candidates + mean
     flat_images = images.flatten(1)
     low, high = flat_images.amin(1, keepdim=True), flat_images.amax(1, keepdim=True)
-    stretched = torch.where(high > low, (flat_images - low) / (high - low), 0.0)
-    return stretched.reshape(images.shape)
+    stretched_images = torch.where(high > low, (flat_images - low) / (high - low), 0.0)
+    return stretched_images.reshape(images.shape)
 
 
 def published_search(a: Tensor, b: Tensor) -> Tensor:
-    """Compute the normalized cross-correlation (NCC) by which the published code matches candidates.
+    """Compute the normalized cross-correlation (NCC) that matches candidates for the published SSIM counts.
 
-    Color images are first scaled to half their resolution with bicubic interpolation.
+    As in the code of Haim et al. (2022), color images are first scaled to half their resolution with bicubic
+    interpolation.
 
     Args:
         a: (m, *shape) candidates.
@@ -623,7 +635,7 @@ def _l2_score(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _decibels(distance: Tensor, size: int) -> Tensor:
-    """Return the PSNR in dB of images with value range 1 and ``size`` pixels at a Euclidean distance."""
+    """Convert the Euclidean distance of two images with ``size`` values in [0, 1] to PSNR in dB."""
     return -10 * (distance.square() / size).clamp(min=10 ** (-PSNR_CEILING / 10)).log10()
 
 
@@ -642,9 +654,9 @@ def _ssim(name: str, threshold: float | None, window: int, description: str) -> 
         published_threshold=threshold,
         score=partial(ssim_score, window=window),
         search=published_search,
-        description=f"{description}; candidates are matched by NCC and scored as displayed images: the "
-        "training mean is added to candidate and sample (which favors the training set), and the candidate "
-        "is stretched to [0, 1]",
+        description=f"{description}. Candidates are matched by NCC. Scores compare images as displayed: the "
+        "training mean is added to candidate and sample, and the candidate is stretched to [0, 1]. Adding "
+        "the training mean raises the scores of training samples",
         needs_images=True,
         search_is_score=False,
         window=window,
@@ -673,7 +685,7 @@ METRICS: dict[str, Metric] = {
             score=_l2_score,
             search=similarity.l2,
             description="Euclidean distance of images as the network receives them; "
-            "the threshold is for 28x28 digits",
+            "the published threshold is for images of 28x28 pixels",
             published_matching="greedy",
         ),
         Metric(

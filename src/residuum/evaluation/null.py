@@ -4,23 +4,24 @@ A set A of n samples is matched with the candidates one-to-one, greedily, the be
 sample is the similarity to its candidate. These values answer three questions.
 
 **Which samples are recovered?** A sample is recovered if its value exceeds the 99th percentile of the values
-in random held-out sets of size n. The percentile is the conformal one, of rank ceil(0.99 (N + 1)) for N
-held-out samples. So a sample that nobody trained on exceeds it with probability at most 1%. A held-out set
-with N below 99 has no such rank, which explains the minimum size.
+in random held-out sets of size n. For N held-out samples, we use the percentile of conformal prediction: the
+value of rank ceil(0.99 (N + 1)). A sample that nobody trained on exceeds this percentile with probability at
+most 1%. If N is below 99, the rank would be larger than N. So a held-out set has a minimum size.
 
-**Are there more than expected by chance?** A comparison with the counts of held-out sets alone makes the
-null distribution too narrow. Those sets overlap and share the best held-out samples, which bound their
-counts but not the count of the training set. On digits with noise as candidates, n = 50 and N = 100,
-such a test reported a leak at the 1% level in 32% of the cases. Instead we use that training and held-out
-samples are exchangeable if nothing leaks. Then the training set A_0 is a random n-subset of the union of
-training and held-out samples, like B random subsets A_1..A_B.
+**Are there more than expected by chance?** If the count of the training set is compared only with the counts
+of held-out sets, the null distribution is too narrow. The held-out sets overlap and share the best held-out
+samples. These samples limit the counts of the held-out sets but not the count of the training set. On digits
+with noise as candidates, n = 50 and N = 100, this comparison reported a leak at the 1% level in 32% of the
+cases. Instead we use a permutation test: training and held-out samples are exchangeable if nothing leaks.
+Then the training set A_0 is a random n-subset of the union of training and held-out samples, like B random
+subsets A_1..A_B.
 
     T(A) = sum over A of how far values exceed the percentile of the samples OUTSIDE A,
     p = (1 + #{b: T(A_b) >= T(A_0)}) / (B + 1).
 
 The values of samples outside A are taken from all of A_0..A_B. So T treats all sets alike, and p is valid
-at any size of the held-out set. In exchange the test says openly what a small held-out set cannot show: k
-recovered samples among n cannot be more surprising than (n/(n + N))^k, see ``smallest_significant``.
+at any size of the held-out set. The test also tells what a small held-out set cannot show. The p-value of k
+recovered samples among n cannot be smaller than about (n/(n + N))^k, see ``smallest_significant``.
 
 **Which of several tests find more than chance?** All tests share the sets A_0..A_B. Each test's T is
 standardized over these sets, and :func:`step_down` compares the largest with the largest of every A_b
@@ -48,12 +49,15 @@ from residuum.evaluation.matching import (
     why_not_calibrated,
 )
 
-ONE_IN = 100  # by chance, one in this many samples counts as recovered
+ONE_IN = 100  # one in this many samples counts as recovered by chance
 SIGNIFICANCE = 0.01  # significance level of all tests of a verdict
-# A test draws at least and by default this many subsets, because its smallest p-value is 1 / (subsets + 1).
+# Minimum and default number of random subsets of a permutation test. The smallest possible p-value is
+# 1 / (subsets + 1).
 MIN_SUBSETS, SUBSETS = (200, 2000)
-PILOT = 16  # number of held-out sets from which the floor of the similarities is estimated
-# The floor leaves this many times more values than the 1 in 100 that decide, i.e. the best 1 in 20.
+# Number of held-out sets from which the floor (the similarity below which pairs are skipped) is estimated.
+PILOT = 16
+# Safety factor of the floor, the similarity below which pairs are skipped. The 99th percentile depends on the
+# best 1% of the values. The floor keeps five times as many, the best 5%.
 SAFE = 5
 
 
@@ -70,9 +74,10 @@ class Calibration:
         value: (n,) value of each training sample's match. It is -inf for a sample without a candidate.
         threshold: The 99th percentile of the values of held-out samples.
         recovered: (n,) whether the value exceeds the threshold.
-        excess: (B + 1,) test statistic of the training set, then of B random sets of training and held-out
-            samples. The statistic adds up how far values exceed the percentile of all other samples.
-        own_excess: (n,) contribution of each training sample to its statistic.
+        excess: (B + 1,) test statistic T of the training set, then of B random sets of training and held-out
+            samples. T(A) is the sum over the samples of A of how far their values exceed the 99th percentile
+            of all samples outside A.
+        own_excess: (n,) contribution of each training sample to the test statistic of the training set.
         chance: (B, n) which samples of random held-out sets exceed the percentile of the other held-out
             samples.
         reference: (n,) column numbers of the samples of one held-out set.
@@ -136,24 +141,28 @@ def calibrate(
         message = f"A permutation test needs at least {MIN_SUBSETS} random subsets; got {subsets}."
         raise InputError(message, "Pass subsets=2000.")
     labels = np.zeros(gain.shape[1], dtype=int) if strata is None else strata
-    union_sets = np.concatenate([np.arange(n)[None], draw_sets(labels, labels[:n], subsets, rng)])
+    training_and_random_sets = np.concatenate(
+        [np.arange(n)[None], draw_sets(labels, labels[:n], subsets, rng)]
+    )
     holdout_sets = n + draw_sets(labels[n:], labels[:n], subsets, rng)
-    training_match = match_greedily_in_sets(gain, union_sets[:1])
-    floor = estimate_floor(gain, value, holdout_sets[:PILOT])
+    training_match = match_greedily_in_sets(gain, training_and_random_sets[:1])
+    similarity_floor = estimate_floor(gain, value, holdout_sets[:PILOT])
     while True:
-        union_outcomes = _Outcomes(gain, value, union_sets, floor)
-        holdout_outcomes = _Outcomes(gain, value, holdout_sets, floor)
-        percentiles = union_outcomes.percentiles_without(union_sets)
+        match_values = _Outcomes(gain, value, training_and_random_sets, similarity_floor)
+        holdout_match_values = _Outcomes(gain, value, holdout_sets, similarity_floor)
+        percentiles = match_values.percentiles_without(training_and_random_sets)
         no_exclusions = np.zeros((1, 0), dtype=int)
-        threshold = float(holdout_outcomes.percentiles_without(no_exclusions)[0])
-        chance = holdout_outcomes.beyond_the_others()
-        if not (np.isnan(percentiles).any() or np.isnan(threshold) or chance is None):
+        threshold = float(holdout_match_values.percentiles_without(no_exclusions)[0])
+        is_recovered_by_chance = holdout_match_values.beyond_the_others()
+        if not (
+            np.isnan(percentiles).any() or np.isnan(threshold) or is_recovered_by_chance is None
+        ):
             break
-        floor = (
-            -np.inf
-        )  # a percentile lies below the floor: compute all values again without a floor
-    training_values = score_matches(gain, value, training_match, union_sets[:1])[0]
-    excess_by_sample = np.maximum(union_outcomes.values - percentiles[:, None], 0.0)
+        # A percentile is unknown because it lies below the floor. So compute all values again without a
+        # floor.
+        similarity_floor = -np.inf
+    training_values = score_matches(gain, value, training_match, training_and_random_sets[:1])[0]
+    excess_by_sample = np.maximum(match_values.values - percentiles[:, None], 0.0)
     return Calibration(
         candidate=training_match[0],
         value=training_values,
@@ -161,7 +170,7 @@ def calibrate(
         recovered=training_values > threshold,
         excess=excess_by_sample.sum(1),
         own_excess=excess_by_sample[0],
-        chance=chance,
+        chance=is_recovered_by_chance,
         reference=holdout_sets[0],
         smallest_significant=smallest_significant(n, holdout_size),
     )
@@ -179,15 +188,18 @@ def step_down(excess: Array) -> Array:
     Returns:
         (tests,) adjusted p-values.
     """
-    spreads = excess.std(1, keepdims=True)
-    standardized = (excess - excess.mean(1, keepdims=True)) / np.where(spreads > 0, spreads, 1.0)
-    order = np.argsort(-standardized[:, 0], kind="stable")
-    largest_statistics = np.maximum.accumulate(standardized[order[::-1]])[
-        ::-1
-    ]  # the largest of each test and all weaker tests
-    unordered_p_values = (largest_statistics >= standardized[order, :1]).mean(1)
-    adjusted: Array = np.empty(len(standardized))
-    adjusted[order] = np.maximum.accumulate(unordered_p_values)
+    standard_deviations = excess.std(1, keepdims=True)
+    standardized_statistics = (excess - excess.mean(1, keepdims=True)) / np.where(
+        standard_deviations > 0, standard_deviations, 1.0
+    )
+    strongest_first = np.argsort(-standardized_statistics[:, 0], kind="stable")
+    # Row i holds the largest statistics of test i and all weaker tests.
+    largest_statistics = np.maximum.accumulate(standardized_statistics[strongest_first[::-1]])[::-1]
+    p_values_before_step_down = (
+        largest_statistics >= standardized_statistics[strongest_first, :1]
+    ).mean(1)
+    adjusted: Array = np.empty(len(standardized_statistics))
+    adjusted[strongest_first] = np.maximum.accumulate(p_values_before_step_down)
     return adjusted
 
 
@@ -196,10 +208,11 @@ def fewest_beyond_chance(
 ) -> int:
     """Return a lower confidence limit of the number of training samples that leak.
 
-    If at most k training samples leak, the test statistic without its k largest contributions is no larger
-    than the statistic of a random set, except with probability ``level``. So the limit is the number of
-    samples, largest contribution first, that must be removed until the test no longer rejects. The limit is 0
-    if and only if the test, corrected for all tests at once, does not reject.
+    The test statistic is a sum of contributions of the training samples. We remove the largest contributions
+    one by one until the test no longer rejects. The number of removed contributions is the limit. If at most
+    k training samples leak, the test without the k largest contributions rejects with probability at most
+    ``level``. So the limit exceeds the true number with probability at most ``level``. The limit is 0 if and
+    only if the test, corrected for all tests at once, does not reject.
 
     Args:
         excess: (tests, B + 1) test statistics of the training set (first column) and of B random sets.
@@ -210,13 +223,13 @@ def fewest_beyond_chance(
     Returns:
         The limit, from 0 to n.
     """
-    mean, spread = excess.mean(1, keepdims=True), excess.std(1, keepdims=True)
-    spread = np.where(spread > 0, spread, 1.0)
-    largest_statistics = ((excess - mean) / spread).max(0)[1:]
+    mean, standard_deviation = excess.mean(1, keepdims=True), excess.std(1, keepdims=True)
+    standard_deviation = np.where(standard_deviation > 0, standard_deviation, 1.0)
+    largest_statistics = ((excess - mean) / standard_deviation).max(0)[1:]
     remaining_excess = excess[test, 0] - np.concatenate(
         [[0.0], np.cumsum(np.sort(own_excess)[::-1])]
     )
-    remaining_statistics = (remaining_excess - mean[test]) / spread[test]
+    remaining_statistics = (remaining_excess - mean[test]) / standard_deviation[test]
     p_values = (1 + (largest_statistics >= remaining_statistics[:, None]).sum(1)) / (
         len(largest_statistics) + 1
     )
@@ -229,11 +242,11 @@ def format_p(p: float) -> str:
     if p < 0.001:
         return "p < 0.001"
     for digits in range(2, 17):
-        text = f"{p:.{digits}g}"
-        if (float(text) <= SIGNIFICANCE) == (p <= SIGNIFICANCE) and (
-            float(text) != SIGNIFICANCE or p == SIGNIFICANCE
+        rounded_text = f"{p:.{digits}g}"
+        if (float(rounded_text) <= SIGNIFICANCE) == (p <= SIGNIFICANCE) and (
+            float(rounded_text) != SIGNIFICANCE or p == SIGNIFICANCE
         ):
-            return f"p = {text}"
+            return f"p = {rounded_text}"
     return f"p = {p!r}"
 
 
@@ -254,15 +267,17 @@ def draw_sets(labels: Array, like: Array, count: int, rng: np.random.Generator) 
     """
     positions = []
     for label, size in zip(*np.unique(like, return_counts=True), strict=True):
-        with_label = np.flatnonzero(labels == label)
-        if len(with_label) < size:
+        positions_with_label = np.flatnonzero(labels == label)
+        if len(positions_with_label) < size:
             raise InputError(
-                f"Label-matched subsets need {size} held-out samples of label {label}; the held-out set has "
-                f"{len(with_label)}.",
+                f"Random subsets with the labels of the training set need {size} held-out samples of label "
+                f"{label}; the held-out set has {len(positions_with_label)}.",
                 "Add held-out samples of this label, or pass match_labels=False.",
             )
-        random_keys = rng.random((count, len(with_label)))
-        positions.append(with_label[np.argpartition(random_keys, size - 1, axis=1)[:, :size]])
+        random_keys = rng.random((count, len(positions_with_label)))
+        positions.append(
+            positions_with_label[np.argpartition(random_keys, size - 1, axis=1)[:, :size]]
+        )
     return np.concatenate(positions, axis=1)
 
 
@@ -288,8 +303,8 @@ def count_interval(count: int, n: int) -> tuple[float, float]:
 def smallest_significant(n: int, holdout_size: int) -> int | None:
     """Return the smallest number of recovered samples that can be significant at 1%.
 
-    This is the smallest number k of samples that are all in a random set of n training and held-out samples
-    with probability at most 1%.
+    We draw n of all n + N training and held-out samples at random. The result is the smallest k such that the
+    draw contains k given samples with probability at most 1%.
 
     Args:
         n: Number of training samples.
@@ -307,9 +322,10 @@ def smallest_significant(n: int, holdout_size: int) -> int | None:
 
 
 class _Outcomes:
-    """The values of the matches in many sets of samples, sorted once for cheap percentiles.
+    """The values of the matches in many sets of samples, sorted once so that percentiles are fast to compute.
 
-    Values below ``floor`` are stored as -inf, because only their number matters.
+    Values below ``floor`` are stored as -inf. A percentile above ``floor`` depends only on the number of
+    these values.
     """
 
     def __init__(
@@ -317,14 +333,16 @@ class _Outcomes:
     ) -> None:
         self.sets, self.samples, self.floor = sets, gain.shape[1], floor
         self.values = score_matches(gain, value, match_greedily_in_sets(gain, sets, floor), sets)
-        seen = self.values > -np.inf
-        matched = (
-            np.ones_like(seen) if floor > -np.inf else seen
-        )  # with a floor, all samples have a match
-        self.occurrences = np.bincount(sets[matched], minlength=self.samples)
+        is_known = self.values > -np.inf
+        # If there is a floor, every sample has a match, and a value of -inf is a value below the floor.
+        is_matched = np.ones_like(is_known) if floor > -np.inf else is_known
+        self.occurrences = np.bincount(sets[is_matched], minlength=self.samples)
         self.is_drawn = np.bincount(sets.ravel(), minlength=self.samples) > 0
-        order = np.argsort(-self.values[seen], kind="stable")
-        self.descending, self.sample = self.values[seen][order], sets[seen][order]
+        descending_order = np.argsort(-self.values[is_known], kind="stable")
+        self.descending, self.sample = (
+            self.values[is_known][descending_order],
+            sets[is_known][descending_order],
+        )
 
     def percentiles_without(self, excluded: Array) -> Array:
         """Return the 99th percentiles of the values of all samples except the excluded samples.
@@ -333,65 +351,72 @@ class _Outcomes:
             excluded: Array of k rows. Each row has the samples that are excluded for one percentile.
 
         Returns:
-            (k,) percentiles, NaN for a percentile below the floor.
+            (k,) percentiles. A percentile is NaN if it lies below ``self.floor``, because smaller values are
+            not stored.
         """
-        chunk_size = max(1, MATCHING_CHUNK // max(1, len(self.sample)))
-        blocks = [
-            self._percentiles(excluded[i : i + chunk_size])
-            for i in range(0, len(excluded), chunk_size)
+        rows_per_block = max(1, MATCHING_CHUNK // max(1, len(self.sample)))
+        percentile_blocks = [
+            self._percentiles(excluded[i : i + rows_per_block])
+            for i in range(0, len(excluded), rows_per_block)
         ]
-        return np.concatenate(blocks) if blocks else np.zeros(0)
+        return np.concatenate(percentile_blocks) if percentile_blocks else np.zeros(0)
 
     def beyond_the_others(self) -> Array | None:
-        """Return which samples of each set exceed the 99th percentile of all other samples.
+        """Return which samples have a value above the 99th percentile of the values of all other samples.
 
         Returns:
-            A mask like ``sets``, or None if a percentile lies below the floor.
+            A mask in the shape of ``sets``, or None if a percentile is unknown. A percentile below
+            ``self.floor`` is unknown, because smaller values are not stored.
         """
         percentiles = np.full(self.samples, np.inf)
-        # Excluding a sample moves the percentile down by at most the number of values of this sample.
-        # So a sample that never comes near the percentile of all samples exceeds no percentile.
-        relevant_count = (
+        # If a sample is excluded, the rank of the percentile from the top grows by at most the number of
+        # values of this sample. So only samples with one of the ``top_count`` largest values can exceed a
+        # percentile.
+        top_count = (
             _from_the_top(self.occurrences.sum(), self.is_drawn.sum() - 1)
             + 1
             + self.occurrences.max()
         )
-        if self.floor > -np.inf and len(self.sample) < relevant_count:
+        if self.floor > -np.inf and len(self.sample) < top_count:
             return None
-        relevant_samples = np.unique(self.sample[: max(0, relevant_count)])
-        percentiles[relevant_samples] = self.percentiles_without(relevant_samples[:, None])
+        samples_at_the_top = np.unique(self.sample[: max(0, top_count)])
+        percentiles[samples_at_the_top] = self.percentiles_without(samples_at_the_top[:, None])
         return None if np.isnan(percentiles).any() else self.values > percentiles[self.sets]
 
     def _percentiles(self, excluded: Array) -> Array:
         """Return the 99th percentiles of the values of all samples except the excluded samples.
 
-        Values are sorted once for all rows of ``excluded``. The percentile of a row has a known place from
-        the top among the values of the samples that are not in the row. We count down the sorted values to
-        this place, over a prefix that grows until all rows are done.
+        Values are sorted once for all rows of ``excluded``. The rank of the percentile from the top, among
+        the values of the samples that are not excluded, is known for each row. We count these values from the
+        largest down to this rank. The count covers a prefix of the sorted values. The prefix grows until the
+        rank of every row is reached.
 
         Args:
             excluded: Array of k rows. Each row has the samples that are excluded for one percentile.
 
         Returns:
-            (k,) percentiles, NaN for a percentile below all stored values, i.e. below the floor.
+            (k,) percentiles. A percentile is NaN if it lies below ``self.floor``, because smaller values are
+            not stored.
         """
         is_excluded = np.zeros((len(excluded), self.samples), dtype=bool)
         is_excluded[np.arange(len(excluded))[:, None], excluded] = True
         value_counts = self.occurrences.sum() - is_excluded @ self.occurrences
-        places = _from_the_top(value_counts, (self.is_drawn & ~is_excluded).sum(1))
-        percentiles = np.where(places < 0, np.inf, np.nan)
-        open_rows = np.flatnonzero(places >= 0)
-        prefix_length = int(2 * places.max(initial=0)) + 64
-        while len(open_rows) and len(self.sample):
-            remaining_counts = np.cumsum(
-                ~is_excluded[np.ix_(open_rows, self.sample[:prefix_length])], axis=1
+        ranks_from_the_top = _from_the_top(value_counts, (self.is_drawn & ~is_excluded).sum(1))
+        percentiles = np.where(ranks_from_the_top < 0, np.inf, np.nan)
+        unfinished_rows = np.flatnonzero(ranks_from_the_top >= 0)
+        prefix_length = int(2 * ranks_from_the_top.max(initial=0)) + 64
+        while len(unfinished_rows) and len(self.sample):
+            counts_of_not_excluded = np.cumsum(
+                ~is_excluded[np.ix_(unfinished_rows, self.sample[:prefix_length])], axis=1
             )
-            is_reached = remaining_counts[:, -1] > places[open_rows]
-            first_positions = np.argmax(
-                remaining_counts[is_reached] > places[open_rows[is_reached], None], axis=1
+            is_rank_reached = counts_of_not_excluded[:, -1] > ranks_from_the_top[unfinished_rows]
+            percentile_positions = np.argmax(
+                counts_of_not_excluded[is_rank_reached]
+                > ranks_from_the_top[unfinished_rows[is_rank_reached], None],
+                axis=1,
             )
-            percentiles[open_rows[is_reached]] = self.descending[first_positions]
-            open_rows = open_rows[~is_reached]
+            percentiles[unfinished_rows[is_rank_reached]] = self.descending[percentile_positions]
+            unfinished_rows = unfinished_rows[~is_rank_reached]
             if prefix_length >= len(self.sample):
                 break
             prefix_length *= 4
@@ -399,27 +424,35 @@ class _Outcomes:
 
 
 def _from_the_top(length: Array | int, sample_count: Array | int) -> Array:
-    """Return the place of the conformal 99th percentile among sorted values.
+    """Return the rank of the 99th percentile among values that are sorted from the largest to the smallest.
+
+    The percentile is the one of conformal prediction. If s samples have one value each, it has the rank
+    ceil(0.99 (s + 1)), counted from the smallest value. If samples have several values, the rank grows in
+    proportion.
 
     Args:
         length: Number of values.
         sample_count: Number of samples that have these values. A sample may have several values.
 
     Returns:
-        The place, 0 for the largest value, or -1 if the percentile exceeds all values.
+        The rank from the top, 0 for the largest value, or -1 if the percentile exceeds all values.
     """
     length, sample_count = np.asarray(length), np.maximum(np.asarray(sample_count), 1)
-    rank = sample_count + 1 - (sample_count + 1) // ONE_IN  # equals ceil(0.99 (sample_count + 1))
-    place_from_below = -(-length * rank // sample_count)
+    # The rank equals ceil(0.99 (sample_count + 1)).
+    rank_among_samples = sample_count + 1 - (sample_count + 1) // ONE_IN
+    rank_from_below = -(-length * rank_among_samples // sample_count)
     return np.where(
-        (place_from_below > 0) & (place_from_below <= length), length - place_from_below, -1
+        (rank_from_below > 0) & (rank_from_below <= length), length - rank_from_below, -1
     )
 
 
 def estimate_floor(
     gain: Array, value: Callable[[Array, Array], Array] | None, sets: Array
 ) -> float:
-    """Estimate a floor: pairs with a smaller similarity cannot change the 99th percentile.
+    """Estimate a floor: a similarity below which pairs of a candidate and a sample can be skipped.
+
+    The floor lies well below the 99th percentile of the values of matches. Greedy matching matches the best
+    pairs first, so the skipped pairs change neither the better pairs nor a percentile above the floor.
 
     Args:
         gain: (m, n + N) similarities of candidates and samples. Higher is better.
@@ -427,12 +460,13 @@ def estimate_floor(
         sets: (s, n) samples of a few held-out sets.
 
     Returns:
-        The floor. It is -inf if ``value`` scores matches or if some samples get no candidate.
+        The floor. It is -inf if ``value`` scores matches, if a set has more samples than there are
+        candidates, or if a similarity is not finite.
     """
     if value is not None or len(gain) < sets.shape[1] or not np.isfinite(gain).all():
         return -np.inf
-    values = score_matches(gain, None, match_greedily_in_sets(gain, sets), sets)
-    return float(np.quantile(values, 1 - SAFE / ONE_IN))
+    match_values = score_matches(gain, None, match_greedily_in_sets(gain, sets), sets)
+    return float(np.quantile(match_values, 1 - SAFE / ONE_IN))
 
 
 def score_matches(
@@ -449,14 +483,14 @@ def score_matches(
     Returns:
         (s, n) scores, -inf for samples without a candidate. Higher is better.
     """
-    values = np.full(sets.shape, -np.inf)
+    scores = np.full(sets.shape, -np.inf)
     is_matched = candidate >= 0
     matched_candidates, matched_samples = candidate[is_matched], sets[is_matched]
     if value is None:
-        values[is_matched] = gain[matched_candidates, matched_samples]
+        scores[is_matched] = gain[matched_candidates, matched_samples]
     else:
         pairs, inverse = np.unique(
             matched_candidates * gain.shape[1] + matched_samples, return_inverse=True
         )
-        values[is_matched] = value(*np.divmod(pairs, gain.shape[1]))[inverse]
-    return values
+        scores[is_matched] = value(*np.divmod(pairs, gain.shape[1]))[inverse]
+    return scores

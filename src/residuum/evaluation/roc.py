@@ -35,10 +35,12 @@ def true_positive_rate(scores: Array, is_member: Array, false_positive_rate: flo
     """
     from sklearn.metrics import roc_curve
 
-    false, true, _ = roc_curve(is_member, _finite(scores), drop_intermediate=False)
+    false_positive_rates, true_positive_rates, _ = roc_curve(
+        is_member, _finite(scores), drop_intermediate=False
+    )
     # The tolerance is for rounding, because 2/200 may differ from 0.01 in the last bit.
-    is_permitted = false <= false_positive_rate + 1e-12
-    return float(true[is_permitted].max())
+    is_permitted = false_positive_rates <= false_positive_rate + 1e-12
+    return float(true_positive_rates[is_permitted].max())
 
 
 def _finite(scores: Array) -> Array:

@@ -2,9 +2,8 @@
 
 Candidates, training samples and held-out samples are compared as the network receives them. If the training
 mean were added to a candidate, the candidate would move closer to every training sample, because each
-training sample contributes to the mean. Noise would then count as a leak. Only the published SSIM figures are
-computed on displayed images, with the mean added, so that they compare with published numbers. These figures
-never decide a verdict.
+training sample contributes to the mean. Noise would then count as a leak. Only SSIM is computed on images
+with the mean added, so that its values can be compared with published values. SSIM never decides a verdict.
 """
 
 from __future__ import annotations
@@ -83,7 +82,8 @@ def score(
         metrics: Keys of ``METRICS``. By default all metrics that can score these samples. The deciding metric
             is always included.
         outputs: (n,) or (n, k) outputs of the network for the training samples, to compute their margins.
-        multipliers: (m,) or (m, k) multipliers of the candidates.
+        multipliers: (m,) or (m, k) multipliers of the candidates, the weights of their gradients in the KKT
+            conditions.
         match_labels: Whether random subsets have the label counts of the training set, if possible.
         seed: Seed of the random subsets.
         subsets: Number of random subsets for the permutation test.
@@ -95,7 +95,8 @@ def score(
     Returns:
         The scores under every metric, for every sample, class and slice by margin.
     """
-    start = time.monotonic()
+    start_time = time.monotonic()
+    subset_count = subsets
     notes: list[str] = []
     chosen_metrics = _choose(metrics, train.shape, notes, deciding)
     data = prepare_scoring_data(
@@ -108,34 +109,38 @@ def score(
     )
     verdicts: dict[str, _Verdict] = {}
     for metric in chosen_metrics:
-        if metric.name != deciding.name and time.monotonic() - start >= seconds:
+        if metric.name != deciding.name and time.monotonic() - start_time >= seconds:
             notes.append(f"{metric.name} skipped: time budget exhausted")
             continue
         try:
             gain = data.gain(metric)
             if calibration is not None and metric.name == deciding.name:
                 verdicts[deciding.name] = _judge(metric, data, gain, calibration)
-                subsets = len(calibration.chance)
+                subset_count = len(calibration.chance)
                 continue
             cost = _cost(metric, data, gain, seed) if seconds < math.inf else _Cost(0.0, 0.0)
-            remaining = seconds - (time.monotonic() - start)
+            remaining_seconds = seconds - (time.monotonic() - start_time)
             if metric.name == deciding.name:
-                requested, subsets = subsets, cost.count_subsets(subsets, remaining)
-                if subsets < requested:
-                    notes.append(f"{subsets} of {requested} subsets drawn: time budget exhausted")
-            elif cost.seconds_for(subsets) > remaining:
-                estimate = f"{cost.seconds_for(subsets):.0f} s"
-                notes.append(f"{metric.name} skipped: it needs about {estimate}")
+                subset_count = cost.count_subsets(subsets, remaining_seconds)
+                if subset_count < subsets:
+                    notes.append(
+                        f"{subset_count} of {subsets} subsets drawn: time budget exhausted"
+                    )
+            elif cost.seconds_for(subset_count) > remaining_seconds:
+                estimated_time = f"{cost.seconds_for(subset_count):.0f} s"
+                notes.append(f"{metric.name} skipped: it needs about {estimated_time}")
                 continue
             chance_level = (
-                calibrate_metric(metric, data, gain, seed, subsets) if data.holdout_size else None
+                calibrate_metric(metric, data, gain, seed, subset_count)
+                if data.holdout_size
+                else None
             )
             verdicts[metric.name] = _judge(metric, data, gain, chance_level)
         except Exception as problem:
             if not metric.is_plugin:
                 raise
             notes.append(f"{metric.name} failed: {type(problem).__name__}: {problem}"[:300])
-    per_sample = _per_sample(train, verdicts, outputs, multipliers, deciding.name)
+    sample_scores = _per_sample(train, verdicts, outputs, multipliers, deciding.name)
     return Scores(
         n=len(train),
         m=len(candidates),
@@ -143,11 +148,11 @@ def score(
         reason=data.reason,
         deciding=deciding.name,
         metrics={name: verdict.figures for name, verdict in verdicts.items()},
-        per_sample=per_sample,
-        classes=by_class(train, per_sample, deciding.name),
-        margins=by_margin(per_sample, deciding.name),
+        per_sample=sample_scores,
+        classes=by_class(train, sample_scores, deciding.name),
+        margins=by_margin(sample_scores, deciding.name),
         pool=data.holdout_size,
-        subsets=subsets if data.holdout_size else 0,
+        subsets=subset_count if data.holdout_size else 0,
         smallest_significant=smallest_significant(data.n, data.holdout_size)
         if data.holdout_size
         else None,
@@ -158,7 +163,9 @@ def score(
 
 @dataclass(frozen=True)
 class _Cost:
-    """The time that a permutation test takes. For each random subset two sets are matched.
+    """The time that a permutation test takes.
+
+    A test with B random subsets matches 2 B sets: B random subsets of all samples and B random held-out sets.
 
     Attributes:
         setup: Seconds before the first set is matched.
@@ -191,7 +198,8 @@ def count_affordable_subsets(
     """Return how many random subsets fit into the time budget of several permutation tests.
 
     Args:
-        problems: Metric, data and (m, n + N) similarities of every test. All tests use the same subsets.
+        problems: Metric, data and (m, n + N) similarities of every permutation test. All tests use the same
+            subsets.
         seed: Seed of the sets that are matched to measure the time.
         subsets: Maximum number of subsets.
         seconds: Time budget of all tests together.
@@ -207,18 +215,20 @@ def count_affordable_subsets(
 
 
 def _cost(metric: Metric, data: ScoringData, gain: Array, seed: int) -> _Cost:
-    """Estimate how long a permutation test takes: measure the matching of one held-out set, then of a few."""
+    """Estimate how long a permutation test takes, by measuring the time for a few random held-out sets."""
     if not data.holdout_size:
         return _Cost(0.0, 0.0)
     rng, durations = np.random.default_rng((seed, 3)), []
-    value, floor = data.value_of(metric), -np.inf
+    value, similarity_floor = data.value_of(metric), -np.inf
+    # The time is measured for one set, and then for 1 + ``PILOT`` sets. The difference gives the time per
+    # set.
     for count in (1, 1 + PILOT):
-        start = time.monotonic()
+        start_time = time.monotonic()
         random_keys = rng.random((count, data.holdout_size))
         sets = data.n + np.argsort(random_keys, axis=1)[:, : data.n]
-        floor = estimate_floor(gain, value, sets) if count == 1 else floor
-        score_matches(gain, value, match_greedily_in_sets(gain, sets, floor), sets)
-        durations.append(time.monotonic() - start)
+        similarity_floor = estimate_floor(gain, value, sets) if count == 1 else similarity_floor
+        score_matches(gain, value, match_greedily_in_sets(gain, sets, similarity_floor), sets)
+        durations.append(time.monotonic() - start_time)
     return _Cost(durations[0], max(0.0, durations[1] - durations[0]) / PILOT)
 
 
@@ -244,46 +254,54 @@ def calibrate_metric(
 def _judge(
     metric: Metric, data: ScoringData, gain: Array, calibration: Calibration | None
 ) -> _Verdict:
-    """Match candidates with training samples by one metric, both as published and one-to-one."""
-    all_samples = np.arange(data.n)
+    """Return the summary of a metric and the matches of every training sample under this metric.
+
+    Samples are matched twice: by the matching of the paper that introduced the metric, and one-to-one.
+    """
+    all_sample_indices = np.arange(data.n)
     match_as_published = MATCHINGS[metric.published_matching]
-    published_matches = data.match_and_score(metric, gain, all_samples, match_as_published)
-    figures = _published(metric, published_matches)
+    published_matches = data.match_and_score(metric, gain, all_sample_indices, match_as_published)
+    metric_score = _published(metric, published_matches)
     if calibration is None:
-        one_to_one = data.match_and_score(metric, gain, all_samples, greedy)
-        return _Verdict(figures, _matches(metric, data, one_to_one, published_matches, None))
-    holdout_figures = _published(
+        one_to_one_matches = data.match_and_score(metric, gain, all_sample_indices, greedy)
+        return _Verdict(
+            metric_score, _matches(metric, data, one_to_one_matches, published_matches, None)
+        )
+    holdout_metric_score = _published(
         metric, data.match_and_score(metric, gain, calibration.reference, match_as_published)
     )
     recovered_count = int(calibration.recovered.sum())
-    figures = figures.replace(
+    metric_score = metric_score.replace(
         recovered=recovered_count,
         expected_by_chance=calibration.expected_by_chance,
         interval=count_interval(recovered_count, data.n),
         p_value=calibration.p_value,
         threshold_null99=_number(metric, calibration.threshold),
-        above_published_threshold_holdout=holdout_figures.above_published_threshold,
+        above_published_threshold_holdout=holdout_metric_score.above_published_threshold,
     )
-    one_to_one = Matching(calibration.candidate, calibration.value)
+    one_to_one_matches = Matching(calibration.candidate, calibration.value)
     return _Verdict(
-        figures, _matches(metric, data, one_to_one, published_matches, calibration.recovered)
+        metric_score,
+        _matches(metric, data, one_to_one_matches, published_matches, calibration.recovered),
     )
 
 
 def _published(metric: Metric, matching: Matching) -> MetricScore:
-    """Summarize the values of published matches. This needs no held-out set."""
+    """Return a summary of the values of matches that needs no held-out set."""
     sorted_values = np.sort(matching.value[matching.value > -np.inf])[::-1]
-    threshold, above = metric.published_threshold, None
+    threshold, count_above_threshold = metric.published_threshold, None
     if threshold is not None:
-        above = int((sorted_values > (threshold if metric.higher_is_better else -threshold)).sum())
-    summary_values = (
+        count_above_threshold = int(
+            (sorted_values > (threshold if metric.higher_is_better else -threshold)).sum()
+        )
+    top_best_and_median = (
         [sorted_values[:10].mean(), sorted_values[0], np.median(sorted_values)]
         if len(sorted_values)
         else [np.nan] * 3
     )
-    top, best, median = (_number(metric, value) for value in summary_values)
-    description = metric.name, metric.description, metric.higher_is_better
-    return MetricScore(*description, threshold, above, top, best, median)
+    top, best, median = (_number(metric, value) for value in top_best_and_median)
+    name_and_description = metric.name, metric.description, metric.higher_is_better
+    return MetricScore(*name_and_description, threshold, count_above_threshold, top, best, median)
 
 
 def _matches(
@@ -352,9 +370,11 @@ def _choose(
         if reason := METRICS[name].why_not(shape):
             raise InputError(f"Metric {name!r} {reason}.", f"Remove {name!r} from metrics.")
     if names is None:
-        reasons = {name: metric.why_not(shape) for name, metric in METRICS.items()}
-        notes += [f"{name} skipped: it {reason}" for name, reason in reasons.items() if reason]
-        names = [name for name, reason in reasons.items() if not reason]
+        reasons_to_skip = {name: metric.why_not(shape) for name, metric in METRICS.items()}
+        notes += [
+            f"{name} skipped: it {reason}" for name, reason in reasons_to_skip.items() if reason
+        ]
+        names = [name for name, reason in reasons_to_skip.items() if not reason]
     return (deciding, *(METRICS[name] for name in dict.fromkeys(names) if name != deciding.name))
 
 
@@ -400,9 +420,9 @@ def margins(outputs: Tensor, y: Tensor) -> Tensor | None:
             f"from {int(y.min())} to {int(y.max())}.",
             "Number the classes from 0 in the order of the outputs.",
         )
-    is_class = torch.zeros_like(outputs, dtype=torch.bool)
-    is_class[torch.arange(len(y)), y.long()] = True
-    return outputs[is_class] - outputs.masked_fill(is_class, -torch.inf).amax(1)
+    is_own_class = torch.zeros_like(outputs, dtype=torch.bool)
+    is_own_class[torch.arange(len(y)), y.long()] = True
+    return outputs[is_own_class] - outputs.masked_fill(is_own_class, -torch.inf).amax(1)
 
 
 def by_class(train: Dataset, rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, ...]:
@@ -418,8 +438,8 @@ def by_class(train: Dataset, rows: tuple[SampleScore, ...], metric: str) -> tupl
     """
     labels = sorted({row.label for row in rows if row.label is not None})
     rows_by_label = [[row for row in rows if row.label == label] for label in labels]
-    names = [label_name(label, train) for label in labels]
-    slices_by_name = zip(names, rows_by_label, strict=True)
+    label_names = [label_name(label, train) for label in labels]
+    slices_by_name = zip(label_names, rows_by_label, strict=True)
     return tuple(_slice(name, members, metric) for name, members in slices_by_name)
 
 
@@ -433,8 +453,8 @@ def label_name(label: float | int, train: Dataset) -> str:
     Returns:
         The name or the number of the class.
     """
-    index = int(label > 0) if len(train.classes) == 2 and label in (-1, 1) else int(label)
-    return train.classes[index] if 0 <= index < len(train.classes) else f"{label:g}"
+    class_index = int(label > 0) if len(train.classes) == 2 and label in (-1, 1) else int(label)
+    return train.classes[class_index] if 0 <= class_index < len(train.classes) else f"{label:g}"
 
 
 def by_margin(rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, ...]:
@@ -455,25 +475,25 @@ def by_margin(rows: tuple[SampleScore, ...], metric: str) -> tuple[ScoreSlice, .
     slice_positions = np.array_split(np.arange(len(ordered_rows)), min(BINS, len(ordered_rows)))
     slices = []
     for positions in slice_positions:
-        members = [ordered_rows[i] for i in positions]
-        name = f"{members[0].margin:.4g} .. {members[-1].margin:.4g}"
-        slices.append(_slice(name, members, metric))
+        scores_in_slice = [ordered_rows[i] for i in positions]
+        margin_range = f"{scores_in_slice[0].margin:.4g} .. {scores_in_slice[-1].margin:.4g}"
+        slices.append(_slice(margin_range, scores_in_slice, metric))
     return tuple(slices)
 
 
 def _slice(name: str, rows: list[SampleScore], metric: str) -> ScoreSlice:
     recovered_flags = [row.recovered for row in rows if row.recovered is not None]
-    values = [m.score for row in rows if (m := row.matches[metric]).score is not None]
+    scores = [m.score for row in rows if (m := row.matches[metric]).score is not None]
     count, rate = (
         (sum(recovered_flags), sum(recovered_flags) / len(rows))
         if recovered_flags
         else (None, None)
     )
-    return ScoreSlice(name, len(rows), count, rate, float(np.median(values)) if values else None)
+    return ScoreSlice(name, len(rows), count, rate, float(np.median(scores)) if scores else None)
 
 
 class CandidatePool(NamedTuple):
-    """Candidates (m, *shape) with their total multipliers (m,)."""
+    """Candidates x (m, *shape), and lam (m,), the sum of the multipliers of each candidate."""
 
     x: Tensor
     lam: Tensor
@@ -483,9 +503,9 @@ def all_candidates(reconstruction: Reconstruction) -> CandidatePool:
     """Return every candidate of a reconstruction, and the means of groups of similar candidates."""
     x, lam = reconstruction.x, reconstruction.weight
     if (selection := reconstruction.selection) is not None:
-        is_mean = selection.members > 1
-        x = torch.cat([x, selection.x[is_mean].to(x)])
-        lam = torch.cat([lam, selection.lam[is_mean].to(lam)])
+        is_group_mean = selection.members > 1
+        x = torch.cat([x, selection.x[is_group_mean].to(x)])
+        lam = torch.cat([lam, selection.lam[is_group_mean].to(lam)])
     return CandidatePool(x, lam)
 
 

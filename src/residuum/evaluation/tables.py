@@ -96,7 +96,15 @@ def column_ranges(*tables: Dataset | None) -> tuple[Tensor, Tensor]:
 
 
 def mean_error(a: Tensor, b: Tensor) -> Array:
-    """Return the mean absolute error of each pair of rows, (m, n). An error counts as at most the range."""
+    """Return the mean absolute error of each pair of rows. An error counts as at most the range.
+
+    Args:
+        a: (m, columns) rows, scaled by the ranges of the columns.
+        b: (n, columns) rows, scaled in the same way.
+
+    Returns:
+        (m, n) means over the columns.
+    """
     errors = a.new_empty(len(a), len(b))
     for rows in similarity.chunks(len(a), b.numel()):
         errors[rows] = (a[rows, None] - b[None]).abs().clamp(max=1.0).mean(2)

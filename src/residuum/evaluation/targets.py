@@ -19,6 +19,7 @@ from scipy.stats import hypergeom
 
 from residuum.evaluation.matching import Array
 from residuum.records.base import Record
+from residuum.records.recovered_table import RecoveredTable
 
 # Recovered targets equal a target of the table if they differ by at most this share of the range.
 ROUNDING = 1e-6
@@ -79,12 +80,12 @@ def compare_targets(targets: Array, train: Array, holdout: Array, tests: int) ->
     Returns:
         The test.
     """
-    known = np.sort(targets[~np.isnan(targets)])
-    if not len(known):
+    recovered = np.sort(targets[~np.isnan(targets)])
+    if not len(recovered):
         return TargetTest("targets", n=len(train), reason="the file determines no target")
     scale = float(np.ptp(np.concatenate([train, holdout]))) or 1.0
     matched, matched_holdout = (
-        _is_among(y, known, ROUNDING * scale) for y in (np.asarray(train), np.asarray(holdout))
+        _is_among(y, recovered, ROUNDING * scale) for y in (np.asarray(train), np.asarray(holdout))
     )
     n, total = len(train), len(train) + len(holdout)
     count, all_matched = int(matched.sum()), int(matched.sum() + matched_holdout.sum())
@@ -131,6 +132,26 @@ def compare_labels(labels: Array, train: Array, tests: int, seed: int) -> Target
         adjusted=min(1.0, tests * p),
         in_row_order=True,
     )
+
+
+def match_targets(table: RecoveredTable, y: Array) -> Array:
+    """Return which targets of a training table were recovered.
+
+    Args:
+        table: The recovered table.
+        y: (n,) targets or class numbers. Class numbers are compared row by row.
+
+    Returns:
+        (n,) whether the target was recovered.
+    """
+    recovered = table.targets[:, 0].numpy()
+    if table.is_classifier:
+        is_right: Array = recovered == y if len(recovered) == len(y) else np.zeros(len(y), bool)
+        return is_right
+    ordered = np.sort(recovered[~np.isnan(recovered)])
+    if not len(ordered):
+        return np.zeros(len(y), dtype=bool)
+    return _is_among(y, ordered, ROUNDING * (float(np.ptp(y)) or 1.0))
 
 
 def _is_among(values: Array, ordered: Array, tolerance: float) -> Array:

@@ -52,23 +52,23 @@ def compute_update(a: Block, b: Block, config: Mapping[str, Any]) -> Tensor:
     """
     A, B = a.tensor().double(), b.tensor().double()
     alpha, rank = config.get("lora_alpha"), A.shape[0]
-    factor = 1.0
+    update_scale = 1.0
     if isinstance(alpha, int | float) and not isinstance(alpha, bool):
-        factor = float(alpha) / (rank**0.5 if config.get("use_rslora") is True else rank)
+        update_scale = float(alpha) / (rank**0.5 if config.get("use_rslora") is True else rank)
     if A.ndim != 2 or B.ndim != 2 or B.shape[1] != rank:
         raise CheckpointError(
             "The matrices A and B of a LoRA adapter must have the shapes (rank, inputs) and (outputs, "
             f"rank); got {a.shape} and {b.shape}.",
             "Save the adapter again.",
         )
-    return factor * (B @ A)
+    return update_scale * (B @ A)
 
 
 def load_tuned(release: Release, base: str | Path, arch: str | None = None) -> Network:
-    """Return a fine-tuned network. If the release is an adapter, it is added to its base network.
+    """Return a fine-tuned network. If the release is an adapter, add the adapter to its base network.
 
     Args:
-        release: The release of an adapter, or of the fine-tuned network itself.
+        release: The model file, which holds an adapter or the fine-tuned network itself.
         base: File of the base network, which is used only for an adapter.
         arch: Architecture string, if the file does not show the architecture.
 
@@ -95,10 +95,12 @@ def merge_adapter(adapter: Release, base: str | Path, arch: str | None = None) -
         CheckpointError: If the adapter does not fit the base network, or merged weights are not finite.
     """
     network = load_checkpoint(base, arch)
-    names = {WRAPPER_PREFIX.sub("", source): name for name, source in network.source_names.items()}
+    network_names = {
+        WRAPPER_PREFIX.sub("", source): name for name, source in network.source_names.items()
+    }
     theta = dict(network.theta)
     for name, (a, b) in find_adapter_pairs(adapter.content).items():
-        weight_name = names.get(f"{WRAPPER_PREFIX.sub('', name)}.weight")
+        weight_name = network_names.get(f"{WRAPPER_PREFIX.sub('', name)}.weight")
         if weight_name is None:
             raise CheckpointError(
                 "An adapter must change layers of its base network; this base network has no layer "

@@ -1,7 +1,7 @@
 """Read what an attacker knows in addition to the weights: from options, a file or Python values.
 
-A fact can be a text as on the command line (``"0,1"``) or a Python value (``(0, 1)``). Files are read only if
-the caller names them.
+Each item of knowledge, such as the value range of a sample, can be a text as on the command line (``"0,1"``)
+or a Python value (``(0, 1)``). Files are read only if the caller names them.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, read_npz
 
 Numbers = str | Sequence[float]
-# Fine-tuned weights correlate with the weights before fine-tuning, and their norms are similar. If both the
-# correlation and the ratio of norms are below these limits, we take the file for a weight difference or a
-# gradient.
+# Weights before and after fine-tuning correlate, and their norms are similar.
+# If the correlation and the ratio of norms are both below these limits, we assume that the file holds
+# a weight difference or a gradient.
 MIN_CORRELATION, MIN_RELATIVE_SIZE = 0.1, 0.5
 
 
@@ -49,10 +49,10 @@ def build_knowledge(
     train: Dataset | None = None,
     holdout: Dataset | None = None,
 ) -> Knowledge:
-    """Return what an attacker knows: the passed facts, and what the release itself stores.
+    """Return what an attacker knows: the passed arguments, and what the release itself stores.
 
     Args:
-        release: The release that holds the weights. It can also store initial weights and optimizer state.
+        release: The model file with the weights, which can also store initial weights and optimizer state.
         network: The network that was loaded from ``release``.
         shape: Shape of one sample.
         value_range: Minimum and maximum value of a sample before a mean was subtracted.
@@ -86,20 +86,20 @@ def build_knowledge(
             "--init and --base cannot be used together, because both name the initial weights.",
             "Omit --init or --base.",
         )
-    initial = None if init is None else load_initial_weights(init, release, network)
+    initial_weights = None if init is None else load_initial_weights(init, release, network)
     knowledge = Knowledge(
         shape=None if shape is None else parse_shape(shape),
         value_range=None if value_range is None else parse_value_range(value_range),
         sample_count=None if sample_count is None else _check_count(sample_count),
         label_balance=None if label_balance is None else _parse_balance(label_balance, network),
-        theta0=initial if base is None else _load_base(base, release, network),
+        theta0=initial_weights if base is None else _load_base(base, release, network),
         loss=loss,
         weight_decay=None if weight_decay is None else _check_decay(weight_decay),
         columns=columns,
     )
     if isinstance(mean, str) and mean in ("train", "holdout"):
-        stored = _get_stored_mean(mean, mean_provenance, train if mean == "train" else holdout)
-        knowledge = _add_mean(knowledge, stored, mean)
+        stored_mean = _get_stored_mean(mean, mean_provenance, train if mean == "train" else holdout)
+        knowledge = _add_mean(knowledge, stored_mean, mean)
     elif mean is not None:
         knowledge = _add_mean(knowledge, _read_mean(mean), mean_provenance or "user")
         check_mean(knowledge)
@@ -107,7 +107,7 @@ def build_knowledge(
 
 
 def read_knowledge(path: str | Path) -> Knowledge:
-    """Read what an attacker knows from a file of a saved ``Knowledge``, and check the type of every fact.
+    """Read what an attacker knows from a file of a saved ``Knowledge``, and check the type of every value.
 
     Args:
         path: The file, such as knowledge.safetensors of a finished audit.
@@ -116,18 +116,18 @@ def read_knowledge(path: str | Path) -> Knowledge:
         What the attacker knows.
 
     Raises:
-        InputError: If the file holds a fact of the wrong type.
+        InputError: If the file holds a value of the wrong type.
     """
     knowledge = Knowledge.load(path)
-    rule = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
+    strict_config = ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False, strict=True)
     types = get_type_hints(Knowledge)
     for name in knowledge.known_names:
         try:
-            TypeAdapter(types[name], config=rule).validate_python(getattr(knowledge, name))
+            TypeAdapter(types[name], config=strict_config).validate_python(getattr(knowledge, name))
         except ValidationError as problem:
             raise InputError(
-                f"{str(path)!r} must hold what an attacker knows; the fact {name!r} in this file has the "
-                "wrong type.",
+                f"A file of attacker knowledge must hold values of the expected types; {name!r} in "
+                f"{str(path)!r} has the wrong type.",
                 "Pass knowledge.safetensors of a finished audit.",
             ) from problem
     check_mean(knowledge)
@@ -152,7 +152,7 @@ def parse_numbers(values: Numbers, option: str, example: str) -> tuple[float, ..
         entries = values.split(",") if isinstance(values, str) else values
         numbers = tuple(float(entry) for entry in entries)
     except (TypeError, ValueError):
-        numbers = (math.nan,)
+        numbers = (math.nan,)  # the next check refuses this value
     if not all(map(math.isfinite, numbers)):
         raise InputError(
             f"{option} needs finite numbers with commas between them; got {str(values)[:40]!r}.",
@@ -218,12 +218,12 @@ def read_column_ranges(
 
 def parse_value_range(values: Numbers) -> tuple[float, float]:
     """Parse a value range, such as ``"0,1"``, and return the minimum and the maximum."""
-    ends = parse_numbers(values, "--value-range", "0,1")
-    if len(ends) != 2:
+    limits = parse_numbers(values, "--value-range", "0,1")
+    if len(limits) != 2:
         raise InputError(
             f"A value range must have two numbers; got {values!r}.", "Example: --value-range 0,1."
         )
-    return ends[0], ends[1]
+    return limits[0], limits[1]
 
 
 def check_mean(knowledge: Knowledge) -> None:
@@ -235,28 +235,28 @@ def check_mean(knowledge: Knowledge) -> None:
     Raises:
         InputError: If the mean lies outside of the value range.
     """
-    mean, ends = knowledge.mean, knowledge.value_range
-    if mean is None or ends is None:
+    mean, limits = knowledge.mean, knowledge.value_range
+    if mean is None or limits is None:
         return
-    slack = 1e-6 * (ends[1] - ends[0])
-    if mean.min() < ends[0] - slack or mean.max() > ends[1] + slack:
+    tolerance = 1e-6 * (limits[1] - limits[0])
+    if mean.min() < limits[0] - tolerance or mean.max() > limits[1] + tolerance:
         raise InputError(
-            f"The mean must lie in the value range {ends[0]:g},{ends[1]:g}; the values of the mean are from "
-            f"{float(mean.min()):.4g} to {float(mean.max()):.4g}.",
+            f"The mean must lie in the value range {limits[0]:g},{limits[1]:g}; the values of the mean are "
+            f"from {float(mean.min()):.4g} to {float(mean.max()):.4g}.",
             "Pass the mean and the value range in the units of the images before the mean was subtracted.",
         )
 
 
 def _parse_balance(values: Numbers, network: Network) -> tuple[float, ...]:
-    shares = parse_numbers(values, "--label-balance", "0.5,0.5")
-    classes = max(2, network.architecture.outputs)
-    if len(shares) != classes or min(shares) < 0 or abs(sum(shares) - 1) > 1e-3:
+    fractions = parse_numbers(values, "--label-balance", "0.5,0.5")
+    class_count = max(2, network.architecture.outputs)
+    if len(fractions) != class_count or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-3:
         raise InputError(
-            f"A label balance must have {classes} fractions that add up to 1; got "
+            f"A label balance must have {class_count} fractions that add up to 1; got "
             f"{str(values)[:40]!r}.",
-            f"Example: --label-balance {','.join([f'{1 / classes:.4g}'] * classes)}.",
+            f"Example: --label-balance {','.join([f'{1 / class_count:.4g}'] * class_count)}.",
         )
-    return shares
+    return fractions
 
 
 def _check_count(value: int) -> int:
@@ -284,7 +284,7 @@ def _get_stored_mean(name: str, provenance: str | None, samples: Dataset | None)
     """Return the mean that is stored with the training or held-out samples."""
     if provenance not in (None, name):
         raise InputError(
-            f"The provenance of --mean {name} is {name!r}; got --mean-provenance {provenance}.",
+            f"With --mean {name}, --mean-provenance can only be {name!r}; got {provenance!r}.",
             "Omit --mean-provenance.",
         )
     if samples is None or samples.mean is None:
@@ -296,15 +296,15 @@ def _get_stored_mean(name: str, provenance: str | None, samples: Dataset | None)
 
 
 def _read_mean(mean: str | float | Tensor) -> Tensor:
-    """Return the mean that the option names: a number, an .npz file with an array "mean", or an .npy file."""
+    """Return a mean that is passed as a number, an .npy file, or an .npz file with an array "mean"."""
     if isinstance(mean, Tensor):
         return mean.double()
     try:
-        values = np.asarray(float(mean))
+        mean_values = np.asarray(float(mean))
     except ValueError:
         path = str(mean)
         if path.endswith(".npy"):
-            values = _read_npy(path)
+            mean_values = _read_npy(path)
         else:
             arrays = read_npz(path)
             if "mean" not in arrays:
@@ -312,19 +312,19 @@ def _read_mean(mean: str | float | Tensor) -> Tensor:
                     f"A file with a mean must hold the array 'mean'; {path!r} holds {sorted(arrays)}.",
                     "Save the mean with numpy.savez(path, mean=...), or pass a number.",
                 ) from None
-            values = arrays["mean"]
-    if values.dtype.kind not in "fiu" or not np.isfinite(values).all():
+            mean_values = arrays["mean"]
+    if mean_values.dtype.kind not in "fiu" or not np.isfinite(mean_values).all():
         raise DataError(
             f"A mean must consist of finite numbers; the mean of {str(mean)!r} does not.",
             "Correct --mean.",
         )
-    return torch.from_numpy(np.array(values, dtype=np.float64))
+    return torch.from_numpy(np.array(mean_values, dtype=np.float64))
 
 
 def _read_npy(path: str) -> np.ndarray[Any, Any]:
     try:
-        # The file is mapped into memory. So a false header, which claims more numbers than the file holds,
-        # allocates no memory.
+        # A false header can claim more numbers than the file holds.
+        # The file is mapped into memory, so that such a header allocates no memory.
         return np.lib.format.open_memmap(path, mode="r")
     except FileNotFoundError as problem:
         raise DataError(
@@ -338,24 +338,26 @@ def _read_npy(path: str) -> np.ndarray[Any, Any]:
 
 
 def _load_base(file: str | Path, release: Release, network: Network) -> dict[str, Tensor]:
-    """Return the weights before fine-tuning, and refuse a release that is itself a weight difference."""
-    # Fine-tuned weights resemble the base, which are the weights before fine-tuning. A weight difference or a
-    # gradient is smaller and does not resemble the base. Subtracting the base would hide what it reveals.
+    """Return the weights before fine-tuning, and refuse a released file that holds no fine-tuned weights."""
+    # A weight difference or a gradient is smaller than the base and does not correlate with the base.
+    # Subtracting the base from a weight difference would hide what this difference reveals.
     base = load_initial_weights(file, release, network)
-    shared = [name for name in base if name in network.theta and base[name].ndim > 1]
-    if shared:
-        trained, initial = (
-            torch.cat([weights[name].double().flatten() for name in shared])
+    matrix_names = [name for name in base if name in network.theta and base[name].ndim > 1]
+    if matrix_names:
+        trained_weights, base_weights = (
+            torch.cat([weights[name].double().flatten() for name in matrix_names])
             for weights in (network.theta, base)
         )
-        norms = trained.norm(), initial.norm()
-        correlation = float(trained @ initial / (norms[0] * norms[1]).clamp(min=1e-300))
-        size = float(norms[0] / norms[1].clamp(min=1e-300))
-        if abs(correlation) < MIN_CORRELATION and size < MIN_RELATIVE_SIZE:
+        norms = trained_weights.norm(), base_weights.norm()
+        correlation = float(
+            trained_weights @ base_weights / (norms[0] * norms[1]).clamp(min=1e-300)
+        )
+        norm_ratio = float(norms[0] / norms[1].clamp(min=1e-300))
+        if abs(correlation) < MIN_CORRELATION and norm_ratio < MIN_RELATIVE_SIZE:
             raise InputError(
                 f"--base needs a release with fine-tuned weights; {release.path.name!r} looks like a weight "
-                f"difference or a gradient (correlation {correlation:.2f} with the base, norm {size:.2g} "
-                "times that of the base).",
+                f"difference or a gradient (its correlation with the base is {correlation:.2f}, and its norm "
+                f"is {norm_ratio:.2g} times the norm of the base).",
                 "Omit --base to attack the difference itself. If training moved the weights this far, use "
                 "--init instead.",
             )

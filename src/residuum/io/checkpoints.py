@@ -1,10 +1,10 @@
 """Read the network in a release, and write networks as safetensors files.
 
-A file may come from a hostile author, so every claim in it is checked (:mod:`.release`). The weights become
-a clean state dict: unwrapped, dense, real, finite, and without shared memory.
+A file may come from a hostile author, so everything that the file claims is checked (:mod:`.release`). The
+weights become a clean state dict: unwrapped, dense, real, finite, and without shared memory.
 
-residuum also writes plain strings into the file, which any safetensors reader can show. FORMAT_KEY marks a
-file that residuum wrote.
+Written files also describe the network in their metadata: plain strings that any safetensors reader can show.
+The metadata key ``FORMAT_KEY`` marks files that residuum wrote.
 """
 
 from __future__ import annotations
@@ -34,9 +34,8 @@ from residuum.networks.kinds import ASSUMED_RELU
 from residuum.networks.network import Network
 from residuum.records import write_atomic
 
-DEFAULT_MAX_BYTES = (
-    8 << 30
-)  # bytes; a machine with 16 GB of memory can hold a file of this size twice
+# Largest size of a file in bytes. A machine with 16 GB of memory can hold a file of this size twice.
+DEFAULT_MAX_BYTES = 8 << 30
 SAVE_WEIGHTS = (
     "Save the weights with torch.save(model.state_dict(), path), or as safetensors: "
     "safetensors.numpy.save_file({name: array, ...}, path)."
@@ -65,7 +64,7 @@ def load_checkpoint(
     Nothing in the file is executed.
 
     Args:
-        path: The file or run directory, or a release that was opened before.
+        path: The file or run directory, or a release (a model file that was opened before).
         arch: Architecture string. If it is None, the metadata of the file determine the architecture, or
             else the shapes of the tensors.
         input_shape: Shape of one sample.
@@ -162,7 +161,7 @@ def _read_network(
     arch: str | None = None,
     input_shape: tuple[int, ...] | None = None,
 ) -> Network:
-    """Return the network whose weights ``content`` holds.
+    """Return the network whose weights are stored in ``content``.
 
     Args:
         content: The content of a file, or a state dict in memory.
@@ -174,36 +173,45 @@ def _read_network(
     Returns:
         The network.
     """
-    state, source, notes = clean_state(find_state(content), size)
-    architecture, names, guesses = _identify(state, arch, metadata)
+    state, file_names, conversion_notes = clean_state(find_state(content), size)
+    architecture, names, assumptions = _identify(state, arch, metadata)
     shape = metadata.input_shape if input_shape is None else input_shape
     return metadata.replace(
-        theta={name: state[file_name] for name, file_name in names.items()},
+        theta={name: state[clean_name] for name, clean_name in names.items()},
         arch=architecture,
         input_shape=check_input_shape(architecture, shape),
-        assumptions=(*guesses, *notes),
-        source_names={name: source[file_name] for name, file_name in names.items()},
+        assumptions=(*assumptions, *conversion_notes),
+        source_names={name: file_names[clean_name] for name, clean_name in names.items()},
     )
 
 
 def _identify(
     state: dict[str, Tensor], arch: str | None, metadata: Network
 ) -> tuple[Architecture, dict[str, str], list[str]]:
-    """Return the architecture of a state dict, the tensor name of each parameter, and the assumptions."""
-    text = arch if arch is not None else metadata.arch
+    """Return the architecture, the tensor name of each parameter, and what had to be assumed, in words."""
+    arch_text = arch if arch is not None else metadata.arch
     try:
-        with torch.device(
-            "meta"
-        ):  # building the architecture that a file claims must not take memory
-            claimed = Architecture.parse(text) if text else None
-            match = (claimed, match_architecture(state, claimed)) if claimed else recognize(state)
-            network, names = match
-            order = list(network.build().state_dict())
+        # A hostile file can claim a huge architecture. On the device "meta", building it allocates no memory.
+        with torch.device("meta"):
+            claimed_architecture = Architecture.parse(arch_text) if arch_text else None
+            architecture_and_names = (
+                (claimed_architecture, match_architecture(state, claimed_architecture))
+                if claimed_architecture
+                else recognize(state)
+            )
+            architecture, names = architecture_and_names
+            parameter_names = list(architecture.build().state_dict())
     except (RuntimeError, ValueError, OverflowError, TypeError) as problem:
         raise ArchitectureError(
-            f"An architecture string must describe a network that can be built; got {text[:80]!r}.",
+            f"An architecture string must describe a network that can be built; got {arch_text[:80]!r}.",
             "Example: --arch mlp:784-1000-1000-1.",
         ) from problem
-    notes = metadata.assumptions if metadata.arch else KINDS[network.kind].assumptions(network)
-    guesses = [note for note in notes if note != ASSUMED_RELU or "activation=" not in text]
-    return network, {name: names[name] for name in order}, guesses
+    all_assumptions = (
+        metadata.assumptions
+        if metadata.arch
+        else KINDS[architecture.kind].assumptions(architecture)
+    )
+    assumptions = [
+        note for note in all_assumptions if note != ASSUMED_RELU or "activation=" not in arch_text
+    ]
+    return architecture, {name: names[name] for name in parameter_names}, assumptions

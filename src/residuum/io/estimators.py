@@ -1,7 +1,7 @@
-"""Read networks of scikit-learn, live or in a pickle: weights, scalers, optimizer state, initial weights.
+"""Read scikit-learn networks from memory or a pickle: weights, scalers, optimizer state, initial weights.
 
-The pickle is not run. It holds the attributes of the fitted estimator. We copy these attributes to a plain
-namespace without methods, and read this namespace in the same way as a live estimator.
+The pickle is not run. We copy the attributes of the fitted estimator to a plain namespace without methods. We
+read this namespace in the same way as an estimator in memory.
 
 The initial weights are stored in the file, or they can be drawn again from an integer seed. scikit-learn
 draws them with Glorot's rule, layer after layer from one generator (``MLPClassifier._initialize``):
@@ -12,8 +12,8 @@ for the weight W_l and the bias b_l of layer l. For logistic units the 6 is repl
 
 Without early stopping the estimator also stores a copy of its initial weights in ``_best_coefs``.
 
-We report initial weights W0 only if the trained weights W confirm them. Training moves W within the span of
-few samples, so most of W0 remains in W. The cosine of two independent matrices with n entries is
+We report initial weights W0 only if they correlate with the trained weights W. Training changes W only within
+the span of few samples, so most of W0 remains in W. The cosine of two independent matrices with n entries is
 0 +- 1/sqrt(n). The cosine of W and the true W0 is many times larger. The evidence also says how many singular
 directions exceed noise in W, and in W after W0 is subtracted with its best factor.
 """
@@ -47,11 +47,11 @@ CENTERS = {"StandardScaler": "mean_", "RobustScaler": "center_", "MinMaxScaler":
 CENTERS |= {"MaxAbsScaler": "none"}
 # Exceptions that arithmetic on values of unknown type can raise.
 VALUE_ERRORS = (TypeError, ValueError, AttributeError, ArithmeticError, LookupError, RuntimeError)
-# Initial weights are confirmed if their cosine with the trained weights exceeds so many standard deviations.
+# Initial weights are accepted if their cosine with the trained weights exceeds this many standard deviations.
 MIN_DEVIATIONS = 6.0
 MAX_VALUES = 50_000_000  # largest number of weights for which initial weights are drawn again
 CHUNK_ROWS = 64  # number of rows of a matrix that are converted to float64 at a time
-# Largest number of weights of a layer whose singular values are computed, which then takes half a second.
+# Singular values are computed only for layers of at most this many weights. This takes half a second.
 MAX_SPECTRUM = 1_000_000
 
 
@@ -97,10 +97,14 @@ def read_estimator(release: Release) -> Network | None:
     if estimator is None or "coefs_" not in estimator.attributes:
         _refuse_other_estimators(release)
         return None
-    kinds = ("Scaler", "Transformer", "PCA")
-    names = [obj.class_name for obj in _iterate_objects(release) if obj.class_name.endswith(kinds)]
-    steps = ", ".join(dict.fromkeys(names))
-    note = f"the model file applies {steps} to samples before the network"
+    preprocessor_suffixes = ("Scaler", "Transformer", "PCA")
+    preprocessor_names = [
+        obj.class_name
+        for obj in _iterate_objects(release)
+        if obj.class_name.endswith(preprocessor_suffixes)
+    ]
+    preprocessor_list = ", ".join(dict.fromkeys(preprocessor_names))
+    note = f"the model file applies {preprocessor_list} to samples before the network"
     try:
         network = convert_estimator(_to_namespace(estimator))
         network.check_weights()
@@ -110,7 +114,9 @@ def read_estimator(release: Release) -> Network | None:
             f"{release.path.name!r} is not ({type(problem).__name__}).",
             "Save the estimator again.",
         ) from problem
-    return network.replace(assumptions=(*network.assumptions, *([note] if names else [])))
+    return network.replace(
+        assumptions=(*network.assumptions, *([note] if preprocessor_names else []))
+    )
 
 
 def _refuse_other_estimators(release: Release) -> None:
@@ -174,10 +180,10 @@ def read_scalings(release: Release) -> list[tuple[Tensor, Tensor]]:
     scalings = []
     for scaler in _iterate_objects(release):
         attributes = scaler.attributes
-        names = ("scale_", CENTERS.get(scaler.class_name, "none"))
+        attribute_names = ("scale_", CENTERS.get(scaler.class_name, "none"))
         scale, center = (
             b.tensor().double() if isinstance(b := attributes.get(n), Block) else None
-            for n in names
+            for n in attribute_names
         )
         if scaler.class_name == "MinMaxScaler" and scale is not None and center is not None:
             scalings.append((scale, center))
@@ -277,7 +283,7 @@ def draw_initial_weights(
 
 
 def find_initial_weights(estimator: InertObject) -> StoredInitialization | None:
-    """Return the initial weights of a fitted MLP, if the pickle reveals them and the weights confirm them.
+    """Return the initial weights of a fitted MLP if the pickle reveals them and the evidence supports them.
 
     A seed alone proves nothing, because the network may have been fitted further or by another version of
     scikit-learn. We return initial weights only if they correlate with the trained weights more than
@@ -292,22 +298,26 @@ def find_initial_weights(estimator: InertObject) -> StoredInitialization | None:
     attributes = estimator.attributes
     try:
         theta = read_layers(attributes.get("coefs_"), attributes.get("intercepts_"))
-        stored = read_layers(attributes.get("_best_coefs"), attributes.get("_best_intercepts"))
+        stored_weights = read_layers(
+            attributes.get("_best_coefs"), attributes.get("_best_intercepts")
+        )
     except CheckpointError:
         return None
     if theta is None:
         return None
     shapes = [tuple(t.shape) for t in theta.values() if t.ndim == 2]
     seed, activation = attributes.get("random_state"), attributes.get("activation")
-    guesses = list[tuple[str, str, dict[str, Tensor], str]]()
+    candidates = list[tuple[str, str, dict[str, Tensor], str]]()
     if type(seed) is int and 0 <= seed < 2**32 and isinstance(activation, str):
-        redrawn = draw_initial_weights(shapes, seed, activation)  # type: ignore[arg-type]
+        redrawn_weights = draw_initial_weights(shapes, seed, activation)  # type: ignore[arg-type]
         remedy = "Fit with random_state=None; before saving: model.random_state = None."
-        guesses.append(("random_state", "drawn again from random_state", redrawn, remedy))
-    if stored is not None and not attributes.get("early_stopping"):
+        candidates.append(
+            ("random_state", "drawn again from random_state", redrawn_weights, remedy)
+        )
+    if stored_weights is not None and not attributes.get("early_stopping"):
         remedy = "Before saving: del model._best_coefs, model._best_intercepts."
-        guesses.append(("_best_coefs", "stored in _best_coefs", stored, remedy))
-    for attribute, source, theta0, remedy in guesses:
+        candidates.append(("_best_coefs", "stored in _best_coefs", stored_weights, remedy))
+    for attribute, source, theta0, remedy in candidates:
         if (evidence := describe_evidence(theta, theta0)) is not None:
             return StoredInitialization(theta0, attribute, f"{source}, {evidence}", remedy)
     return None
@@ -323,32 +333,41 @@ def describe_evidence(theta: dict[str, Tensor], theta0: dict[str, Tensor]) -> st
     Returns:
         The evidence, or None if the trained and initial weights are equal or do not correlate.
     """
-    trained = theta["layers.0.weight"]
-    initial = theta0["layers.0.weight"].to(trained)
+    trained_weight = theta["layers.0.weight"]
+    initial_weight = theta0["layers.0.weight"].to(trained_weight)
     if (
-        trained.shape != initial.shape
-        or not bool(trained.isfinite().all())
-        or torch.equal(trained, initial)
+        trained_weight.shape != initial_weight.shape
+        or not bool(trained_weight.isfinite().all())
+        or torch.equal(trained_weight, initial_weight)
     ):
         return None
-    inner, squares = _inner_product(trained, initial), _inner_product(initial, initial)
-    cosine = inner / max((_inner_product(trained, trained) * squares) ** 0.5, 1e-30)
-    deviations = cosine * math.sqrt(trained.numel())
-    if not deviations > MIN_DEVIATIONS:
+    inner, initial_square = (
+        _inner_product(trained_weight, initial_weight),
+        _inner_product(initial_weight, initial_weight),
+    )
+    cosine = inner / max(
+        (_inner_product(trained_weight, trained_weight) * initial_square) ** 0.5, 1e-30
+    )
+    deviation_count = cosine * math.sqrt(trained_weight.numel())
+    if not deviation_count > MIN_DEVIATIONS:
         return None
-    text = f"cosine {cosine:.2f} with the weights ({deviations:.0f} standard deviations)"
-    share = inner / max(squares, 1e-30)
-    if min(trained.shape) > 2 and trained.numel() <= MAX_SPECTRUM:
-        before = noise_edge(_singular_values(trained), *trained.shape)[0]
-        after = noise_edge(_singular_values(trained - share * initial), *trained.shape)[0]
-        text += f"; W - {share:.2f} W0 shows {after} directions, W shows {before}"
-    return text
+    evidence = f"cosine {cosine:.2f} with the weights ({deviation_count:.0f} standard deviations)"
+    best_factor = inner / max(initial_square, 1e-30)
+    if min(trained_weight.shape) > 2 and trained_weight.numel() <= MAX_SPECTRUM:
+        count = noise_edge(_singular_values(trained_weight), *trained_weight.shape)[0]
+        count_without_init = noise_edge(
+            _singular_values(trained_weight - best_factor * initial_weight), *trained_weight.shape
+        )[0]
+        evidence += (
+            f"; W - {best_factor:.2f} W0 shows {count_without_init} directions, W shows {count}"
+        )
+    return evidence
 
 
 def _inner_product(a: Tensor, b: Tensor) -> float:
     """Return the inner product of two matrices in float64, computed from a few rows at a time."""
-    chunks = zip(a.split(CHUNK_ROWS), b.split(CHUNK_ROWS), strict=True)
-    return sum(float((x.double() * y.double()).sum()) for x, y in chunks)
+    chunk_pairs = zip(a.split(CHUNK_ROWS), b.split(CHUNK_ROWS), strict=True)
+    return sum(float((x.double() * y.double()).sum()) for x, y in chunk_pairs)
 
 
 def _singular_values(weight: Tensor) -> Tensor:

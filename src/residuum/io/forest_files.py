@@ -128,18 +128,34 @@ def _read_tree(estimator: InertObject) -> Tree | None:
     table = np.ascontiguousarray(raw).view(kind)[:, 0]
     value = values.tensor().numpy().astype(np.float64)
     seed = estimator.attributes.get("random_state")
+    left, right = table["left"].astype(np.int64), table["right"].astype(np.int64)
+    inner = left != NO_CHILD
+    # An owner may have overwritten these fields to protect the training records. Such values say nothing.
+    has_counts = _adds_up(table["count"], left, right)
+    has_weights = _adds_up(table["weight"], left, right)
+    has_impurity = bool((table["impurity"][inner] > 0).all()) and has_weights
     return Tree(
-        left=table["left"].astype(np.int64),
-        right=table["right"].astype(np.int64),
+        left=left,
+        right=right,
         feature=table["feature"].astype(np.int64),
         threshold=table["threshold"].astype(np.float64),
         value=value.reshape(len(table), -1),
-        weight=table["weight"].astype(np.float64),
-        count=table["count"].astype(np.int64),
-        impurity=table["impurity"].astype(np.float64),
+        weight=table["weight"].astype(np.float64) if has_weights else None,
+        count=table["count"].astype(np.int64) if has_counts else None,
+        impurity=table["impurity"].astype(np.float64) if has_impurity else None,
         missing_left=table["missing_left"] != 0 if kind is NODE_WITH_MISSING else None,
         seed=seed if type(seed) is int and 0 <= seed < 2**32 else None,
     )
+
+
+def _adds_up(amount: Any, left: Any, right: Any) -> bool:
+    """Return True if an amount of records is positive and adds up: a node has as many as its children."""
+    nodes = len(left)
+    inner = np.flatnonzero(
+        (left != NO_CHILD) & (left < nodes) & (right < nodes) & (left >= 0) & (right >= 0)
+    )
+    total = amount[left[inner]].astype(np.float64) + amount[right[inner]]
+    return bool((amount > 0).all() and np.allclose(total, amount[inner], rtol=1e-6))
 
 
 def _check_forest(forest: Forest) -> None:

@@ -1,9 +1,9 @@
-"""Inert values that stand for the content of a model file.
+"""Inert values: plain Python objects that describe the content of a model file as a tree.
 
-Nothing that the file names is imported, called or built.
+The classes and functions that the file names are neither imported nor called.
 
 =======================================  ==============================================================
-in the file                              in the tree
+in the file                              inert value in the tree
 =======================================  ==============================================================
 an array of numpy, torch or joblib       :class:`Block`: shape, dtype, and how to read the numbers
 a dict, list, tuple, number or text      itself
@@ -77,25 +77,25 @@ class View:
     def __post_init__(self) -> None:
         """Check that the tensor lies inside its storage and is no larger than its storage.
 
-        With stride 0, a single number would give a tensor of any size. So the number of elements is
-        compared with the storage, too.
+        With stride 0, a tensor of any size could repeat a single number. So the number of elements of the
+        tensor may not exceed the number of elements of the storage.
 
         Raises:
             ValueError: If sizes and strides are malformed.
             UnsafeFileError: If the view is larger than the storage.
         """
-        numbers = (self.offset, *self.size, *self.stride)
-        if len(self.size) != len(self.stride) or not all(is_size(n) for n in numbers):
+        offset_sizes_strides = (self.offset, *self.size, *self.stride)
+        if len(self.size) != len(self.stride) or not all(is_size(n) for n in offset_sizes_strides):
             raise ValueError("a tensor needs as many strides as sizes, and none may be negative")
         if len(self.size) > MAX_DIMENSIONS:
             raise ValueError(f"a tensor has at most {MAX_DIMENSIONS} dimensions")
         count, stored = math.prod(self.size), self.storage.numel
-        steps = zip(self.size, self.stride, strict=True)
-        last = self.offset + sum((n - 1) * step for n, step in steps)
-        if count > stored or (count and last >= stored):
+        sizes_and_strides = zip(self.size, self.stride, strict=True)
+        last_index = self.offset + sum((n - 1) * step for n, step in sizes_and_strides)
+        if count > stored or (count and last_index >= stored):
             raise UnsafeFileError(
                 f"A tensor must lie within its storage; a tensor of shape {list(self.size)} claims "
-                f"{max(count, last + 1)} elements and the file holds {stored}.",
+                f"{max(count, last_index + 1)} elements and the file holds {stored}.",
                 "Save a full copy: {name: t.clone() for name, t in state.items()}.",
             )
 
@@ -106,8 +106,8 @@ class GlobalName:
 
     Attributes:
         name: The full name, such as "torch.nn.modules.linear.Linear".
-        kind: Whether a pickle may use the name: HARMLESS, KNOWN, FOREIGN or UNLISTED
-            (:mod:`.pickle_names`).
+        kind: What a pickle may do with the name: call it (HARMLESS), make an instance without a call
+            (KNOWN, or FOREIGN for other packages), or nothing (UNLISTED). See :mod:`.pickle_names`.
     """
 
     name: str
@@ -124,7 +124,7 @@ class Block:
         read: Function that reads the numbers, None if the entries are not numbers.
         objects: The values of an array of Python objects or texts, None for other arrays.
         name: Name of the storage that holds the numbers. Several arrays can share a storage.
-        structures: Function that reads the bytes of an array of structures, None for other arrays.
+        structures: Function that reads the bytes of an array of structures (a dtype with fields), else None.
     """
 
     shape: tuple[int, ...] = ()
@@ -135,7 +135,7 @@ class Block:
     structures: Callable[[], np.ndarray] | None = None
 
     def raw(self) -> np.ndarray | None:
-        """Return the bytes of an array of structures, (entries, bytes per entry), or None."""
+        """Return the bytes of an array of structures, shape (entries, entry size), None for other arrays."""
         return None if self.structures is None else self.structures()
 
     @property
@@ -161,7 +161,7 @@ class Block:
             return self.read()
         except UNREADABLE as problem:
             raise CheckpointError(
-                f"An array must be in the file as its header says; this array is not ({problem}).",
+                f"An array in a file must be complete and fit its header; this array does not ({problem}).",
                 "Copy or save the file again.",
             ) from problem
 
@@ -192,10 +192,10 @@ class InertObject:
     @property
     def attributes(self) -> dict[str, Any]:
         """Attributes of the object by name, from all dicts of its state."""
-        # A state can have two dicts: one for ``__dict__`` and one for ``__slots__``.
-        states = self.state if isinstance(self.state, tuple) else (self.state,)
+        # The state of an object can be a tuple of two dicts: one for ``__dict__`` and one for ``__slots__``.
+        state_values = self.state if isinstance(self.state, tuple) else (self.state,)
         attributes: dict[str, Any] = {}
-        for state in states:
+        for state in state_values:
             if isinstance(state, dict):
                 attributes |= {key: value for key, value in state.items() if isinstance(key, str)}
         return attributes

@@ -17,19 +17,21 @@ from residuum.records import TASKS
 
 FORMAT_KEY, FORMAT = "residuum_format", "1"
 # Limits of the metadata. No network that residuum writes comes near these limits.
-MAX_ARCHITECTURE, MAX_TEXT = 256, 200  # characters of an architecture string, and of any other text
-MAX_TEXTS, MAX_SIZES = 10_000, 8  # number of labels or sentences, and of dimensions of a sample
-# Sentences from a file's metadata appear in verdicts, so a reader must see that they come from the file.
+# Largest number of characters of an architecture string, and of any other text.
+MAX_ARCHITECTURE, MAX_TEXT = 256, 200
+# Largest number of labels or of sentences, and largest number of dimensions of a sample.
+MAX_TEXTS, MAX_SIZES = 10_000, 8
+# Audits print sentences from a file's metadata. This prefix shows that a sentence comes from the file.
 METADATA_SAYS = "The file's metadata says (not checked): "
-MAX_STATEMENTS = 10  # largest number of sentences of a file that a reader is shown
+MAX_STATEMENTS = 10  # largest number of sentences from the metadata that an audit prints
 
 
 def encode_metadata(checkpoint: Network) -> dict[str, str]:
     """Return the metadata of a safetensors file, with the key ``format`` that other libraries need."""
     metadata = {"format": "pt", FORMAT_KEY: FORMAT, "architecture": checkpoint.arch}
     metadata |= {key: json.dumps(getattr(checkpoint, key)) for key in ("input_shape", "labels")}
-    statements = [text.removeprefix(METADATA_SAYS) for text in checkpoint.assumptions]
-    metadata |= {"assumptions": json.dumps(statements)}
+    sentences = [text.removeprefix(METADATA_SAYS) for text in checkpoint.assumptions]
+    metadata |= {"assumptions": json.dumps(sentences)}
     metadata |= {"task": checkpoint.task}
     decode_metadata(metadata)  # check that the metadata can be read back
     return metadata
@@ -59,8 +61,8 @@ def decode_metadata(metadata: dict[str, str]) -> Network:
     for key, (max_length, is_allowed, rule) in RULES.items():
         if key not in ("architecture", "task"):
             fields[key] = _parse_list(fields[key])
-        value = fields[key]
-        if value is None or len(value) > max_length or not is_allowed(value):
+        field_value = fields[key]
+        if field_value is None or len(field_value) > max_length or not is_allowed(field_value):
             raise CheckpointError(
                 f"The checkpoint's {key!r} must be {rule}; got {metadata.get(key, '')[:40]!r}.",
                 "Save the checkpoint again with save_checkpoint, or save its tensors without metadata.",
@@ -69,18 +71,18 @@ def decode_metadata(metadata: dict[str, str]) -> Network:
     return Network({}, fields.pop("architecture"), **fields)
 
 
-def _attribute_statements(statements: tuple[str, ...]) -> tuple[str, ...]:
-    """Mark at most ten sentences as statements of a file, except sentences that residuum itself wrote."""
-    texts = [
+def _attribute_statements(sentences: tuple[str, ...]) -> tuple[str, ...]:
+    """Return at most ten sentences from the metadata. Mark those that residuum did not write itself."""
+    marked_sentences = [
         text if text in (ASSUMED_RELU, ASSUMED_STRIDES) else f"{METADATA_SAYS}{text}"
-        for text in statements[:MAX_STATEMENTS]
+        for text in sentences[:MAX_STATEMENTS]
     ]
-    if (dropped := len(statements) - MAX_STATEMENTS) > 0:
-        texts.append(
+    if (dropped := len(sentences) - MAX_STATEMENTS) > 0:
+        marked_sentences.append(
             f"{METADATA_SAYS}{dropped} more sentences, which are omitted (at most "
             f"{MAX_STATEMENTS} are shown)"
         )
-    return tuple(texts)
+    return tuple(marked_sentences)
 
 
 def _parse_list(text: str) -> tuple[Any, ...] | None:
@@ -102,7 +104,7 @@ def _are_texts(values: tuple[Any, ...]) -> bool:
 
 NO_METADATA = Network({}, "")
 TEXTS = (MAX_TEXTS, _are_texts, f"up to {MAX_TEXTS} printable texts of up to {MAX_TEXT} characters")
-# For each key of the metadata: the maximal length of its value, a check, and the rule in words.
+# For each key of the metadata: the largest length of its value, a check, and the rule in words.
 RULES: dict[str, tuple[int, Callable[[Any], bool], str]] = {
     "architecture": (MAX_ARCHITECTURE, bool, f"a text of 1 to {MAX_ARCHITECTURE} characters"),
     "input_shape": (MAX_SIZES, _are_sizes, f"up to {MAX_SIZES} positive whole numbers"),

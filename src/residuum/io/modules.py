@@ -1,4 +1,4 @@
-"""Convert a live torch module to a network."""
+"""Convert a torch module in memory (a live module) to a network."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ def checkpoint_from_module(
 ) -> Network:
     """Return the network of a live module, with a copy of its weights on the CPU.
 
-    A module that computes the same function as a class in ``KINDS`` becomes a network with an architecture
-    string. Any other module is run as it is, in evaluation mode. Such a module needs the shape of a sample,
-    unless its first layer is Linear and receives the input.
+    If the module computes the same function as a known architecture (``KINDS``), the network has an
+    architecture string. Any other module is run as it is: in evaluation mode, without analyzing its forward
+    pass. Such a module needs the shape of a sample, unless its first layer is Linear and receives the input.
 
     Args:
         model: The module.
         input_shape: Shape of one sample, which must fit the architecture.
         labels: Names of the classes.
         task: The task, such as "multiclass". An empty task is inferred later.
-        fallback_shape: Shape of one sample, used only if the module is run as it is.
+        fallback_shape: Shape of one sample, used only if no architecture string describes the module.
 
     Returns:
         The network.
@@ -64,9 +64,9 @@ def checkpoint_from_module(
     arch, state = description
     theta, _, notes = clean_state(state)
     module_names = {id(t): name for name, t in model.state_dict(keep_vars=True).items()}
-    source = {name: module_names[id(t)] for name, t in state.items()}
+    source_names = {name: module_names[id(t)] for name, t in state.items()}
     shape = check_input_shape(arch, input_shape)
-    return Network(theta, str(arch), shape, tuple(labels), task, tuple(notes), source)
+    return Network(theta, str(arch), shape, tuple(labels), task, tuple(notes), source_names)
 
 
 def check_input_shape(arch: Architecture, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -107,46 +107,51 @@ def _describe(
 
 def _wrap_module(model: nn.Module, shape: tuple[int, ...]) -> Network:
     """Return a network that runs a copy of a module, which can be of any class, on samples of ``shape``."""
-    name = type(model).__name__
+    class_name = type(model).__name__
     theta = {n: p.detach() for n, p in model.named_parameters()}
     if not any(p.ndim > 1 for p in theta.values()):
         raise ArchitectureError(
-            f"A network needs a layer with weights; this {name} has no weights.",
+            f"A network needs a layer with weights; this {class_name} has no weights.",
             "Check the module.",
         )
     is_valid = {n: p.is_floating_point() and bool(p.isfinite().all()) for n, p in theta.items()}
     if invalid_names := [n for n, valid in is_valid.items() if not valid]:
         raise CheckpointError(
-            f"Weights must be finite real numbers; {invalid_names[0]!r} of this {name} are not.",
+            f"Weights must be finite real numbers; {invalid_names[0]!r} of this {class_name} are not.",
             "Use a network whose training did not diverge.",
         )
     is_double = any(p.dtype == torch.float64 for p in theta.values())
     model = copy.deepcopy(model).cpu().to(torch.float64 if is_double else torch.float32).eval()
-    first = next(m for m in model.modules() if list(m.parameters(recurse=False)))
-    if not shape and isinstance(first, nn.Linear):
-        shape = (first.in_features,)
+    first_layer = next(m for m in model.modules() if list(m.parameters(recurse=False)))
+    if not shape and isinstance(first_layer, nn.Linear):
+        shape = (first_layer.in_features,)
     if not shape:
         raise ArchitectureError(
-            f"A network that is run as it is needs the shape of one sample, which this {name} does not show.",
+            "A module without an architecture string needs the shape of one sample; "
+            f"this {class_name} does not show the shape.",
             "Pass Knowledge(shape=(3, 32, 32)), or pass the data.",
         )
     try:
-        probed = probe(model, shape)
+        probe_result = probe(model, shape)
     except ArchitectureError:
-        flat = (math.prod(shape),)  # the network may take flattened images
-        if shape == flat or not isinstance(first, nn.Linear) or (first.in_features,) != flat:
+        flat_shape = (math.prod(shape),)  # the network may take flattened images
+        if (
+            shape == flat_shape
+            or not isinstance(first_layer, nn.Linear)
+            or (first_layer.in_features,) != flat_shape
+        ):
             raise
-        shape, probed = flat, probe(model, flat)
+        shape, probe_result = flat_shape, probe(model, flat_shape)
     model.register_forward_pre_hook(functools.partial(_as_samples, shape))
-    if probed.is_flat:
+    if probe_result.is_flat:
         model.register_forward_hook(add_output_dimension)
-    arch = Architecture("module", (probed.outputs,), shape, {"class": name[:80]})
+    arch = Architecture("module", (probe_result.outputs,), shape, {"class": class_name[:80]})
     theta = {n: p.detach().clone() for n, p in model.named_parameters()}
-    notes, names = (RUN_AS_IS.format(name[:40]), *probed.notes), {n: n for n in theta}
+    notes, names = (RUN_AS_IS.format(class_name[:40]), *probe_result.notes), {n: n for n in theta}
     return Network(theta, str(arch), shape, assumptions=notes, source_names=names, live=model)
 
 
 def _as_samples(shape: tuple[int, ...], _: nn.Module, inputs: tuple[Any, ...]) -> Any:
-    """Reshape flat samples before the forward pass of a module that is run as it is."""
+    """Reshape flattened samples to ``shape`` before the forward pass of a module."""
     x, *remaining = inputs
     return (x.reshape(len(x), *shape), *remaining)

@@ -65,7 +65,7 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
         kind: The stand-in for the dtype.
         shape: Shape of the array.
         fortran: Whether the first index varies fastest (Fortran order).
-        block: The block to fill, or None to fill a new block.
+        block: The block whose attributes are set, or None to make a new block.
 
     Returns:
         The array as a block.
@@ -85,12 +85,12 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
     if not isinstance(kind, NumpyDtype):
         block.kind = "structured"
         return block
-    size = kind.itemsize
-    if block.numel * size != len(expect_type(raw, bytes, bytearray, str)):
+    entry_bytes = kind.itemsize
+    if block.numel * entry_bytes != len(expect_type(raw, bytes, bytearray, str)):
         raise ValueError("the number of bytes of an array must fit its shape and dtype")
-    block.kind = np.dtype(kind.code).name if kind.code[0] in "fiubc" else f"bytes of {size}"
-    if kind.code[0] == "V" and size and not isinstance(raw, str):
-        block.structures = lambda: np.frombuffer(raw, np.uint8).reshape(-1, size)
+    block.kind = np.dtype(kind.code).name if kind.code[0] in "fiubc" else f"bytes of {entry_bytes}"
+    if kind.code[0] == "V" and entry_bytes and not isinstance(raw, str):
+        block.structures = lambda: np.frombuffer(raw, np.uint8).reshape(-1, entry_bytes)
     if kind.code[0] in "US":
         block.kind = "text"
         block.objects = _Texts(raw, kind, block.numel)
@@ -101,8 +101,10 @@ def read_array(raw: Any, kind: Any, shape: Any, fortran: bool, block: Block | No
             buffer = raw.encode("latin-1") if isinstance(raw, str) else raw
             array = np.frombuffer(buffer, np.dtype(kind.order + kind.code))
             array = array.reshape(block.shape, order=order)
-            wide = np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
-            return torch.from_numpy(np.array(array, dtype=wide))
+            supported_dtype = (
+                np.float64 if array.dtype == np.longdouble else array.dtype.newbyteorder("=")
+            )
+            return torch.from_numpy(np.array(array, dtype=supported_dtype))
 
         block.read = read
     return block

@@ -57,9 +57,11 @@ def read_onnx(path: Path) -> tuple[dict[str, Block], dict[str, str]]:
                 raise ValueError("the numbers are in another file")
             return torch.from_numpy(numpy_helper.to_array(tensor).copy())
 
-        kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+        dtype_name = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
         return Block(
-            tuple(tensor.dims), {"float": "float32", "double": "float64"}.get(kind, kind), read
+            tuple(tensor.dims),
+            {"float": "float32", "double": "float64"}.get(dtype_name, dtype_name),
+            read,
         )
 
     metadata = {entry.key: entry.value for entry in model.metadata_props}

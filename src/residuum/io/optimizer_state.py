@@ -66,12 +66,12 @@ def _read_torch_moment(optimizer: optim.Optimizer, model: nn.Module) -> dict[str
     parameters = dict(model.named_parameters())
     try:
         checkpoint = checkpoint_from_module(model)
-        names = {name: checkpoint.source_names.get(name, name) for name in checkpoint.theta}
-    except ArchitectureError:  # a module that is run as it is keeps its own parameter names
-        names = {name: name for name in parameters}
+        source_names = {name: checkpoint.source_names.get(name, name) for name in checkpoint.theta}
+    except ArchitectureError:  # without an architecture string, a module keeps its parameter names
+        source_names = {name: name for name in parameters}
     group_of = {p: group for group in optimizer.param_groups for p in group["params"]}
     moments = {}
-    for name, source in names.items():
+    for name, source in source_names.items():
         p = parameters[source]
         group = group_of.get(p, {})
         is_decoupled = isinstance(optimizer, optim.AdamW) or bool(
@@ -100,8 +100,8 @@ def remove_weight_decay(
     Returns:
         The mean gradient, or None if the optimizer stores no mean of gradients.
     """
-    numbers = (group.get(name) for name in ("weight_decay", "momentum", "dampening"))
-    decay, momentum, dampening = (v if isinstance(v, int | float) else 0.0 for v in numbers)
+    options = (group.get(name) for name in ("weight_decay", "momentum", "dampening"))
+    decay, momentum, dampening = (v if isinstance(v, int | float) else 0.0 for v in options)
     if (adam := state.get("exp_avg")) is not None:
         return adam - (0.0 if is_decoupled else decay) * weight
     if (buffer := state.get("momentum_buffer")) is not None:
@@ -112,24 +112,24 @@ def remove_weight_decay(
 def _read_sklearn_moment(estimator: Any) -> dict[str, Tensor]:
     """Return the mean of recent gradients in a fitted MLP of scikit-learn, by residuum's parameter names.
 
-    The gradients of scikit-learn include the weight decay alpha W / batch for weights W and the batch size,
-    which we subtract. The SGD of scikit-learn stores a velocity: the mean gradient times
-    -rate / (1 - momentum). The matrices of scikit-learn are transposed.
+    The gradients of scikit-learn include the weight decay alpha W / batch, where W are the weights and batch
+    is the batch size. We subtract this term. The SGD of scikit-learn stores a velocity: the mean gradient
+    times -rate / (1 - momentum). The matrices of scikit-learn are transposed.
     """
     optimizer = getattr(estimator, "_optimizer", None)
     moments = getattr(optimizer, "ms", None) or getattr(optimizer, "velocities", None)
     if optimizer is None or not moments:
         return {}
-    batch, samples = estimator.batch_size, round(estimator.t_ / estimator.n_iter_)
-    batch = min(200, samples) if batch == "auto" else min(batch, samples)
-    factor = 1.0
+    batch_size, samples = estimator.batch_size, round(estimator.t_ / estimator.n_iter_)
+    batch_size = min(200, samples) if batch_size == "auto" else min(batch_size, samples)
+    moment_factor = 1.0
     if hasattr(optimizer, "velocities"):
-        factor = -estimator.learning_rate_init / (1 - optimizer.momentum)
-    named_moments = {}
+        moment_factor = -estimator.learning_rate_init / (1 - optimizer.momentum)
+    moments_by_name = {}
     for l, (m, weight) in enumerate(zip(moments, estimator.coefs_, strict=False)):
-        named_moments[f"layers.{l}.weight"] = torch.tensor(
-            (m / factor - estimator.alpha * weight / batch).T
+        moments_by_name[f"layers.{l}.weight"] = torch.tensor(
+            (m / moment_factor - estimator.alpha * weight / batch_size).T
         )
     for l, m in enumerate(moments[len(estimator.coefs_) :]):
-        named_moments[f"layers.{l}.bias"] = torch.tensor(m / factor)
-    return named_moments
+        moments_by_name[f"layers.{l}.bias"] = torch.tensor(m / moment_factor)
+    return moments_by_name

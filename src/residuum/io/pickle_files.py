@@ -1,8 +1,9 @@
-"""Read files of ``torch.save`` and TorchScript, and other pickles, as trees of inert values.
+"""Read files of ``torch.save`` and TorchScript, and other pickles, without running them.
 
-The checks allocate no more memory than the file holds. Members of an archive must be uncompressed and must
-not overlap. The pickle is read as inert values (:mod:`.inert`), and each storage must be complete. Numbers
-are read on demand, and their checksum is checked at that time.
+A pickle is read as a tree of inert values (plain objects that describe the content, :mod:`.inert`). The
+checks allocate no more memory than the file holds. Members of an archive (the files in it) must be
+uncompressed and must not overlap. Each storage (the numbers of a tensor) must be complete. Numbers are read
+on demand, and their checksum is checked at that time.
 """
 
 from __future__ import annotations
@@ -28,9 +29,8 @@ from residuum.records.inputs import MAX_GROWTH, open_zip
 ZIP_MAGIC = b"PK\x03\x04"
 LEGACY_PROTOCOL = 1001
 LEGACY_HEAD = pickle.dumps(LEGACY_MAGIC, protocol=2)
-MAX_DATA_PKL = (
-    64 << 20
-)  # largest size in bytes of data.pkl, which does not hold the numbers of tensors
+# Largest size in bytes of data.pkl, the pickle in an archive. The numbers of tensors are in other files.
+MAX_DATA_PKL = 64 << 20
 EXPORT_ADVICE = (
     "Export the weights alone: torch.save(model.state_dict(), path), or "
     "safetensors.torch.save_file(model.state_dict(), path)."
@@ -48,7 +48,7 @@ class PickleContent:
 
     Attributes:
         kind: "torch", "torchscript" or "pickle".
-        content: The tree of inert values.
+        content: The content as a tree of inert values (:mod:`.inert`).
         unsafe: Calls of unknown functions, such as "call os.system".
         foreign: Classes and functions of other packages that the pickle names.
     """
@@ -80,8 +80,11 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> PickleContent:
             _check_members(archive.infolist(), size)
             folder = _find_folder(members, path.name)
             content = _read_member(path, members.get(f"{folder}data.pkl"), MAX_DATA_PKL)
-            order = members.get(f"{folder}byteorder")
-            if order is not None and _read_member(path, order, 100) != b"little":
+            byte_order_member = members.get(f"{folder}byteorder")
+            if (
+                byte_order_member is not None
+                and _read_member(path, byte_order_member, 100) != b"little"
+            ):
                 raise CheckpointError(
                     "The numbers in an archive must be little-endian; the numbers in this archive are not.",
                     COPY_AGAIN,
@@ -92,25 +95,27 @@ def read_archive(path: Path, stream: BinaryIO, size: int) -> PickleContent:
         ) from problem
 
     def find_member(storage: Storage) -> zipfile.ZipInfo | None:
-        names = (f"{folder}{subfolder}/{storage.key}" for subfolder in ("data", "constants"))
-        return next((members[name] for name in names if name in members), None)
+        possible_names = (
+            f"{folder}{subfolder}/{storage.key}" for subfolder in ("data", "constants")
+        )
+        return next((members[name] for name in possible_names if name in members), None)
 
     def read_storage(storage: Storage) -> bytearray:
         return _read_member(path, find_member(storage), storage.nbytes)
 
     reader = PickleReader(cache_last_storage(read_storage))
-    tree = reader.run(Source(io.BytesIO(content), len(content)))  # type: ignore[arg-type]
+    content_tree = reader.run(Source(io.BytesIO(content), len(content)))  # type: ignore[arg-type]
     for storage in reader.storages.values():
         member = find_member(storage)
-        stored = member.file_size if member else 0
-        if storage.nbytes != stored:
+        stored_bytes = member.file_size if member else 0
+        if storage.nbytes != stored_bytes:
             raise UnsafeFileError(
                 f"A tensor storage must be complete; {storage.key[:80]!r} claims {storage.nbytes} bytes and "
-                f"the file holds {stored}.",
+                f"the file holds {stored_bytes}.",
                 COPY_AGAIN,
             )
     kind = "torchscript" if f"{folder}constants.pkl" in members else "torch"
-    return PickleContent(kind, tree, tuple(reader.unsafe), tuple(reader.foreign))
+    return PickleContent(kind, content_tree, tuple(reader.unsafe), tuple(reader.foreign))
 
 
 def read_pickle(
@@ -163,14 +168,14 @@ def read_pickle(
         reader.run(source)  # skip the type sizes of the machine that wrote the file
         content = reader.run(source)
         starts |= _read_storage_positions(reader.run(source), reader.storages, stream, size)
-    unsafe = [*reader.unsafe]
+    unsafe_calls = [*reader.unsafe]
     if reader.has_joblib_arrays:
-        unsafe += _run_without_joblib(open_source(stream, size, unpacker))
-    return PickleContent(kind, content, tuple(dict.fromkeys(unsafe)), tuple(reader.foreign))
+        unsafe_calls += _run_without_joblib(open_source(stream, size, unpacker))
+    return PickleContent(kind, content, tuple(dict.fromkeys(unsafe_calls)), tuple(reader.foreign))
 
 
 def cache_last_storage(read: Callable[[Storage], bytearray]) -> Callable[[Storage], bytearray]:
-    """Return a function that reads storages and caches the last one, because tensors often share it."""
+    """Return a function that reads storages and caches the last storage, which the next tensor may share."""
     last: list[tuple[Storage, bytearray]] = []
 
     def read_cached(storage: Storage) -> bytearray:
@@ -185,9 +190,9 @@ def cache_last_storage(read: Callable[[Storage], bytearray]) -> Callable[[Storag
 def _read_storage_positions(
     keys: Any, storages: dict[str, Storage], stream: BinaryIO, size: int
 ) -> dict[str, int]:
-    """Return the position of each storage of a legacy file. A storage is stored after its length."""
-    is_list = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
-    if not is_list or sorted(keys) != sorted(storages):
+    """Return the position of each storage in a legacy file. The length of a storage precedes its numbers."""
+    is_list_of_texts = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
+    if not is_list_of_texts or sorted(keys) != sorted(storages):
         raise CheckpointError(
             "A legacy file of torch.save must list the storages that its tensors use; this file does not.",
             COPY_AGAIN,
@@ -213,35 +218,36 @@ def _read_storage_positions(
 
 
 def _run_without_joblib(source: Source) -> list[str]:
-    """Return what ``pickle.load`` would run in a file of joblib."""
-    # ``pickle.load`` does not know that the numbers of an array follow in the file. It takes these numbers
-    # for instructions.
+    """Return the unsafe calls that ``pickle.load`` would run if it loaded a file of joblib."""
+    # In a file of joblib, the numbers of an array follow the instructions that describe the array.
+    # ``pickle.load`` does not skip these numbers but runs them as instructions.
     reader = PickleReader(joblib=False)
     try:
         reader.run(source)  # type: ignore[arg-type]
-    except CheckpointError:  # the numbers do not form instructions, as in every harmless file
+    except CheckpointError:
+        # The numbers are no valid instructions, so ``pickle.load`` fails without harm.
         return []
     except UnsafeFileError:
-        if not reader.unsafe:  # reading the file needs too much work
+        if not reader.unsafe:  # the limit of work was reached before any unsafe call
             raise
     return [*reader.unsafe]
 
 
 def _check_members(members: list[zipfile.ZipInfo], size: int) -> None:
-    """Refuse archives of other libraries, zip bombs, and ambiguous names of members."""
+    """Refuse archives of other libraries, zip bombs, and archives whose members have ambiguous names."""
     refuse_other_archives([member.filename for member in members])
-    total = sum(member.file_size for member in members)
-    stored = sum(m.file_size for m in members if m.compress_type == zipfile.ZIP_STORED)
-    if stored > size or total > MAX_GROWTH * size:
+    unpacked_bytes = sum(member.file_size for member in members)
+    uncompressed_bytes = sum(m.file_size for m in members if m.compress_type == zipfile.ZIP_STORED)
+    if uncompressed_bytes > size or unpacked_bytes > MAX_GROWTH * size:
         raise UnsafeFileError(
-            "A torch archive must store its members uncompressed and without overlap; this archive of "
-            f"{size} bytes claims to unpack to {total} bytes.",
+            "A torch archive must store its files uncompressed and without overlap; this archive of "
+            f"{size} bytes claims to unpack to {unpacked_bytes} bytes.",
             "Write the archive with torch.save.",
         )
     matches = [MEMBER.fullmatch(member.filename) for member in members]
     folders = {match["folder"] for match in matches if match}
-    distinct = {member.filename.casefold() for member in members}
-    if None in matches or len(folders) != 1 or len(distinct) != len(members):
+    distinct_names = {member.filename.casefold() for member in members}
+    if None in matches or len(folders) != 1 or len(distinct_names) != len(members):
         raise UnsafeFileError(
             "A torch archive must hold one folder of files with distinct plain names; this archive has "
             "duplicate or unusual names.",
@@ -250,28 +256,28 @@ def _check_members(members: list[zipfile.ZipInfo], size: int) -> None:
 
 
 def _find_folder(members: dict[str, zipfile.ZipInfo], file: str) -> str:
-    """Return the folder of an archive, with a slash at its end."""
-    pickles = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
-    if len(pickles) != 1:
+    """Return the folder that holds all members of an archive, with a slash at its end."""
+    pickle_names = [name for name in members if name.count("/") == 1 and name.endswith("/data.pkl")]
+    if len(pickle_names) != 1:
         raise CheckpointError(
             f"A torch archive must hold one data.pkl in its folder; {file!r} does not.",
             "Write the archive with torch.save.",
         )
-    return pickles[0].removesuffix("data.pkl")
+    return pickle_names[0].removesuffix("data.pkl")
 
 
 def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> bytearray:
-    """Return the bytes of an uncompressed member after checking its checksum."""
-    # The position of the member comes from the directory of the archive, which was read before. Opening the
-    # archive again for each of a thousand tensors would parse this directory a thousand times.
+    """Return the bytes of an uncompressed member of an archive after checking its checksum."""
+    # The caller passes the position of the member, because the list of members was read before.
+    # Opening the archive again for each of a thousand tensors would parse this list a thousand times.
     if member is None or member.compress_type != zipfile.ZIP_STORED:
         raise CheckpointError(
-            "A torch archive must store its members uncompressed; a member is missing or compressed.",
+            "A torch archive must store its files uncompressed; one of its files is missing or compressed.",
             "Write the archive with torch.save.",
         )
     if member.file_size > limit:
         raise UnsafeFileError(
-            f"The member {member.filename[:80]!r} of a torch archive may have at most {limit} bytes; got "
+            f"The file {member.filename[:80]!r} in a torch archive may have at most {limit} bytes; got "
             f"{member.file_size}.",
             "Write the archive with torch.save.",
         )
@@ -280,10 +286,10 @@ def _read_member(path: Path, member: zipfile.ZipInfo | None, limit: int) -> byte
         stream.seek(member.header_offset)
         header = stream.read(LOCAL_HEADER.size)
         if len(header) < LOCAL_HEADER.size or not header.startswith(ZIP_MAGIC):
-            raise zipfile.BadZipFile("a member does not begin where the directory says")
+            raise zipfile.BadZipFile("a file in the archive does not begin at its listed position")
         stream.seek(sum(LOCAL_HEADER.unpack(header)), io.SEEK_CUR)
         if stream.readinto(raw) != len(raw):
-            raise zipfile.BadZipFile("a member ends too early")
+            raise zipfile.BadZipFile("the archive ends within one of its files")
     if zlib.crc32(raw) != member.CRC:
         raise CheckpointError(CHECKSUM.format(member.filename[:80]), KEEP_CHECKSUMS)
     return raw
@@ -300,21 +306,23 @@ def refuse_other_archives(names: list[str]) -> None:
     """
     if any(name.endswith("/data.pkl") for name in names):
         return
-    first = ", ".join(name[:40] for name in sorted(names)[:4])
-    what, remedy = f"a zip archive with {first or 'nothing in it'}", EXPORT_ADVICE
+    first_names = ", ".join(name[:40] for name in sorted(names)[:4])
+    description, remedy = f"a zip archive with {first_names or 'nothing in it'}", EXPORT_ADVICE
     if names and all(name.endswith(".npy") for name in names):
-        what = f"an archive of arrays (.npz, with {first})"
+        description = f"an archive of arrays (.npz, with {first_names})"
         remedy = (
             "Pass an archive of samples with --data. Save weights as safetensors: "
             "safetensors.numpy.save_file(dict(numpy.load(path)), 'model.safetensors')."
         )
     elif "model.weights.h5" in names:
-        what = "a Keras model (.keras)"
+        description = "a Keras model (.keras)"
         remedy = (
             "Save the weights as safetensors: safetensors.numpy.save_file({w.path: w.numpy() for w in "
             "model.weights}, 'model.safetensors')."
         )
     elif "schema.json" in names:
-        what = "an archive of skops"
+        description = "an archive of skops"
         remedy = "If you trust the archive, load the model with skops.io.load and save it with joblib.dump."
-    raise CheckpointError(f"A zip archive must come from torch.save; this file is {what}.", remedy)
+    raise CheckpointError(
+        f"A zip archive must come from torch.save; this file is {description}.", remedy
+    )

@@ -12,8 +12,8 @@ FOREIGN    the same as KNOWN, but the scan reports the name     ``mypackage.Net`
 UNLISTED   nothing: the name is a finding of the kind `code`    ``os.system``
 ========== ==================================================== ========================================
 
-Names in the standard library and in the packages of ``COMMON`` are never FOREIGN. They are installed
-almost everywhere, so an attacker can count on them.
+Names in the standard library and in the packages of ``COMMON`` are never FOREIGN. These packages are
+installed almost everywhere, so an attacker can rely on them.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import sys
 
 HARMLESS, KNOWN, FOREIGN, UNLISTED = "harmless", "known", "foreign", "unlisted"
 
-# Packages that are installed on nearly every machine that loads models, so that an attacker can use them.
+# Packages that are installed on nearly every machine that loads models. So an attacker can rely on them.
 COMMON = {
     "numpy", "scipy", "pandas", "sklearn", "torch", "torchvision", "joblib", "PIL", "matplotlib",
     "setuptools", "pkg_resources", "pip", "distutils", "cloudpickle", "dill", "six",
-    # Modules of Python 2 that old pickles name. Python 3 replaces them by its own modules.
+    # Modules of Python 2 that old pickles name, and that Python 3 replaces by other modules.
     "commands", "exceptions", "cPickle", "__builtin__", "copy_reg", "nt", "dumbdbm",
 }  # fmt: skip
 
@@ -36,7 +36,7 @@ def _join(module: str, names: str) -> set[str]:
     return {f"{module}.{name}" for name in names.split()}
 
 
-# Functions whose first argument is a class. They make an instance of the class without calling ``__init__``.
+# Functions that make an instance of a class, their first argument, without calling ``__init__``.
 # ``copyreg._reconstructor`` also calls the ``__init__`` of its second argument, which the reader checks.
 MAKE_INSTANCE = (
     _join("copyreg", "_reconstructor __newobj__")
@@ -73,7 +73,7 @@ CALLS = (
     | _join("builtins", "bool slice range xrange long")
     | _join("datetime", "date datetime time timedelta timezone")
     | {"decimal.Decimal", "fractions.Fraction", "types.SimpleNamespace", "random.Random"}
-    | {"logging.getLogger"}  # returns the logger of a name
+    | {"logging.getLogger"}  # returns the logger with a given name, and has no other effect
     | {"zoneinfo.ZoneInfo._unpickle", "array.array", "re._compile", "re.RegexFlag"}
     | {"_codecs.encode"}  # makes bytes in pickle protocol 2; the reader allows only the encoding Latin-1
     # Returns an attribute of a class or module. Pickle protocols below 4 write nested classes this way.
@@ -154,8 +154,8 @@ CALLS = (
     | _join("accelerate.utils.dataclasses", "DistributedType DynamoBackend SaveStrategy")
 )  # fmt: skip
 
-# Exact names of KNOWN classes and functions. A pickle makes instances of these classes without a call. The
-# functions only compute.
+# Exact names of classes and functions that a pickle may name but not call (KNOWN).
+# A pickle may make instances of the classes without a call. The functions only return a computed value.
 NAMES = (
     _join("builtins", "NotImplemented Ellipsis NoneType abs len max min round sum sorted")
     | {"argparse.Namespace", "uuid.UUID", "uuid.SafeUUID", "collections.UserDict", "collections.ChainMap"}
@@ -195,8 +195,8 @@ NAMES = (
     | {"torch.utils.data.dataloader.DataLoader", "torch.utils.data._utils.collate.default_collate"}
 )  # fmt: skip
 
-# Modules whose classes set their state without running text or bytes of the file as code. scipy.stats runs
-# a text, which the reader compares with the text that scipy writes.
+# Modules whose classes set their state without running text or bytes of the file as code.
+# scipy.stats runs a text as code, but the reader allows only the text that scipy writes.
 MODULES = (
     "sklearn.",
     "scipy.sparse.", "scipy.stats.", "scipy.interpolate.", "scipy.spatial.", "scipy.special.",
@@ -212,7 +212,7 @@ MODULES = (
     "xgboost.", "lightgbm.", "catboost.",  # packages that read bytes with their own parser of trees
     "__torch__.",  # classes of TorchScript, which Python cannot import
 )  # fmt: skip
-# Modules whose names are not KNOWN, because they fetch files, start listeners or bundle other packages.
+# Modules that a pickle may not name, because they fetch files, start listeners or bundle other packages.
 EXCLUDED = re.compile(
     r"sklearn\.(externals|callback|datasets|utils\._testing|utils\._mocking|utils\._test_common|conftest)\b|"
     r"torchvision\.models\._api\b|pandas\.core\.computation\b|scipy\.special\._(testutils|precompute)\b"
@@ -223,7 +223,7 @@ PYTHON_2 = {"__builtin__": "builtins", "copy_reg": "copyreg"}
 
 
 def modernize_module(module: str) -> str:
-    """Return the name in Python 3 of a module that a pickle names, which may be from Python 2."""
+    """Return the name of a module in Python 3. A pickle may contain the name of the module in Python 2."""
     return PYTHON_2.get(module, module)
 
 

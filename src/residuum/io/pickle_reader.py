@@ -1,8 +1,8 @@
-"""Read any pickle as a tree of inert values (:mod:`.inert`).
+"""Read any pickle as a tree of inert values (plain objects that describe the content, :mod:`.inert`).
 
 ``torch.save``, ``pickle.dump`` and ``joblib.dump`` write the same language: names of classes and functions,
-calls of these, and plain values. :class:`PickleReader` runs this language with a stand-in for each name.
-So we can read a release without trusting it.
+calls of these names, and plain values. :class:`PickleReader` runs this language with a stand-in for each
+name. So we can read a release without trusting the release.
 
 The reader counts work and memory before it uses them. A file may ask for ``MAX_WORK`` steps: 1 for an
 instruction, more for a call, and 1 for each entry that is copied. The memory of small objects may be
@@ -13,7 +13,7 @@ The reader also collects what loading the file with ``pickle`` would do besides 
 ``PickleReader.foreign`` lists classes and functions of other packages that the file names.
 
 The alternative is ``pickle.Unpickler`` with inert classes, in a child process with a memory limit. We built
-and measured this alternative. It has these problems:
+and measured this alternative, which has these problems:
 
 - An unpickler shows calls but not plain instructions. Only time and memory limits can then stop dict keys
   that hash forever and endless containers. These limits differ between machines and are missing on Windows
@@ -66,40 +66,39 @@ from residuum.io.pickle_names import (
 )
 from residuum.records.inputs import is_size
 
-LEGACY_MAGIC = (
-    0x1950A86A20F9469CFC6C  # first number in files of torch.save before it used zip archives
-)
+# The first number in a file that torch.save wrote before it used zip archives.
+LEGACY_MAGIC = 0x1950A86A20F9469CFC6C
 MAX_WORK, MAX_OBJECT_BYTES = 1_000_000, 48 << 20  # limits of steps, and of bytes for small objects
 # The next constants estimate the memory of Python objects in bytes.
-SEQUENCE_BYTES = 160  # bytes of a list or tuple, with its entry among the visited objects
+SEQUENCE_BYTES = 160  # bytes of a list or tuple, and of its entry in the set of visited objects
 DICT_BYTES, ENTRY_BYTES = 260, 64  # bytes of a dict, and of each of its entries
 BYTES_OVERHEAD = 64  # bytes that a bytes object takes in addition to its content
 NUMBER_BYTES = 32  # bytes of a number
 NAME_BYTES = 300  # bytes of the name of a class or function
 CALL_BYTES = 500  # bytes of the result of a call, such as a tensor with its view
-MAX_BITS = (
-    1000  # largest number of bits of an integer, because Python does not print very long integers
-)
+# Largest number of bits of an integer. Python refuses to print very long integers.
+MAX_BITS = 1000
 MAX_NESTING = 8  # largest nesting depth of pickles that are stored inside of other pickles
 # This function of torch calls its first argument with its third argument.
 REBUILD_FROM_TYPE = "torch._tensor._rebuild_from_type_v2"
 # Attributes that ``pickle`` looks up on an object and calls.
 HOOKS = {"__setstate__", "append", "extend", "add"}
-# scipy.stats runs a text as code when it loads a distribution. This is the text that scipy writes.
+# scipy.stats runs a text as code when it loads a distribution. TEMPLATE matches only texts that scipy writes.
+# SLOT matches a list of parameters in such a text.
 SLOT = r"[\w=, ]*"
 TEMPLATE = re.compile(
     rf"\s*def _parse_args\(self, {SLOT}\):\n    return \({SLOT}\), {SLOT}\n\n"
     rf"def _parse_args_rvs\(self, {SLOT}\):\n    return self\._argcheck_rvs\({SLOT}\)\n\n"
     rf"def _parse_args_stats\(self, {SLOT}moments='mv'\):\n    return \({SLOT}\), {SLOT}\n?"
 )
-SPARSE_MEMO_BYTES = 100  # bytes of a memo entry whose number does not follow the previous number
-TEXTS = {
-    "SHORT_BINUNICODE": 1,
-    "BINUNICODE": 4,
-    "BINUNICODE8": 8,
-}  # instructions that push a text, with the size of the length field in bytes
+# Bytes of an entry of the memo (objects that later instructions refer to by number), if its number does not
+# follow the previous number.
+SPARSE_MEMO_BYTES = 100
+# Instructions that push a text, each with the number of bytes of its length field.
+TEXTS = {"SHORT_BINUNICODE": 1, "BINUNICODE": 4, "BINUNICODE8": 8}
 OPCODES = {opcode.code: opcode for opcode in pickletools.opcodes}
-# A text of more bytes must be Latin-1. In UTF-8, any other character begins with one of these bytes.
+# A text of more than MAX_WIDE_TEXT bytes may hold only characters of Latin-1.
+# NON_LATIN matches the bytes with which all other characters begin in UTF-8.
 MAX_WIDE_TEXT, NON_LATIN = 1 << 20, re.compile(rb"[\xc4-\xff]")
 MALFORMED = (ValueError, IndexError, KeyError, TypeError, AttributeError, struct.error)
 
@@ -107,16 +106,16 @@ MALFORMED = (ValueError, IndexError, KeyError, TypeError, AttributeError, struct
 def describe_unsafe(unsafe: Iterable[str]) -> tuple[str, str]:
     """Return the error message and the remedy for a file that would run the actions in ``unsafe``."""
     actions = list(unsafe)
-    more = f" and {len(actions) - 3} more" if len(actions) > 3 else ""
+    omitted_note = f" and {len(actions) - 3} more" if len(actions) > 3 else ""
     return (
         "Loading a model may only call known constructors; loading this file would "
-        f"{', '.join(actions[:3])}{more}.",
+        f"{', '.join(actions[:3])}{omitted_note}.",
         "Do not load this file. Ask the author for the weights as safetensors.",
     )
 
 
 class PickleReader:
-    """Run the instructions of a pickle over inert values.
+    """Run the instructions of a pickle, but make inert values instead of the objects of the pickle.
 
     Args:
         read_storage: Returns the bytes of a torch storage.
@@ -129,7 +128,7 @@ class PickleReader:
         storages: The torch storages that the pickle names, by key.
         unsafe: Actions that loading the file would run, such as "call os.system": an ordered set, stored
             as the keys of a dict.
-        foreign: Names in packages that are neither part of Python nor in ``COMMON``: an ordered set, too.
+        foreign: Names in packages that are neither part of Python nor in ``COMMON``, also an ordered set.
         has_joblib_arrays: Whether an array of joblib was read.
         work: Number of steps so far: instructions, calls and copied entries.
         memory: Bytes of small objects so far.
@@ -159,12 +158,13 @@ class PickleReader:
     def _reset(self) -> None:
         self.stack: list[Any] = []
         self._stacks_below: list[list[Any]] = []
-        # Picklers number memo entries consecutively. Such an entry takes 8 bytes in this list.
+        # The memo holds objects that later instructions refer to by number.
+        # Picklers number these objects consecutively, so a list is enough and takes 8 bytes per object.
         self._memo: list[Any] = []
         self._sparse_memo: dict[int, Any] = {}
 
     def run(self, stream: BinaryIO) -> Any:
-        """Read one pickle and return its tree of inert values. The stream is then behind the pickle."""
+        """Read one pickle and return its tree of inert values. The stream then continues after the pickle."""
         outer, self._stream = self._stream, stream
         try:
             return self._run_instructions(stream)
@@ -241,8 +241,8 @@ class PickleReader:
             self._sparse_memo[index] = self.stack[-1]
 
     def _push_memo(self, index: int) -> None:
-        is_dense = 0 <= index < len(self._memo)
-        self.push(self._memo[index] if is_dense else self._sparse_memo[index])
+        is_in_list = 0 <= index < len(self._memo)
+        self.push(self._memo[index] if is_in_list else self._sparse_memo[index])
 
     def _push_text(self, value: str) -> None:
         """Push a text and count the memory that Python needs in addition to its characters."""
@@ -265,22 +265,21 @@ class PickleReader:
         name = f"{module}.{attribute}"
         if not module or not attribute or len(name) > 300:
             raise ValueError("the name of a class or function must have 1 to 300 characters")
-        if (target := self._globals.get(name)) is None:
+        if (global_name := self._globals.get(name)) is None:
             self.charge(0, 2 * NAME_BYTES)
-            target = self._globals[name] = GlobalName(name, classify_name(module, attribute))
-            if target.kind == UNLISTED:
+            global_name = self._globals[name] = GlobalName(name, classify_name(module, attribute))
+            if global_name.kind == UNLISTED:
                 self.unsafe[f"use {name}"] = None
-            elif target.kind == FOREIGN:
+            elif global_name.kind == FOREIGN:
                 self.foreign[name] = None
-        return target
+        return global_name
 
     def _flag(self, action: str) -> None:
         """Record an action that loading the file would run, such as "call os.system"."""
         self.charge(0, NAME_BYTES)
         self.unsafe[action[:200]] = None
-        if action.startswith(
-            "call "
-        ):  # a call of a name replaces the weaker finding that it is used
+        # The action "call a function" is worse than the action "use its name", and replaces this action.
+        if action.startswith("call "):
             self.unsafe.pop(f"use {action.removeprefix('call ')}", None)
 
     def _flag_call(self, callee: Any) -> None:
@@ -348,14 +347,14 @@ class PickleReader:
             return self._encode_text(*arguments)
         if (stand_in := self.stand_ins.get(name)) is None:
             return InertObject(name, arguments)
-        copied = sum(len(a) for a in arguments if type(a) in (list, tuple, dict))
-        self.charge(copied, ENTRY_BYTES * copied)
+        copied_entries = sum(len(a) for a in arguments if type(a) in (list, tuple, dict))
+        self.charge(copied_entries, ENTRY_BYTES * copied_entries)
         result = stand_in(*arguments)
         self.charge(len(result) // 64 if type(result) is str else 0)
         return result
 
     def _check_arguments(self, callee: GlobalName, arguments: tuple[Any, ...]) -> None:
-        """Record arguments that would run code, because a harmless function calls or iterates over them."""
+        """Record arguments that a harmless function would call or iterate over, which could run code."""
         for argument in arguments:
             if isinstance(argument, GlobalName) and callee.name not in MAKE_ARRAY:
                 if argument.kind in (FOREIGN, UNLISTED):
@@ -398,35 +397,34 @@ class PickleReader:
         return self._resolve_global(module, f"{attribute}.{expect_type(name, str)}")
 
     def _make_inner_reader(self) -> PickleReader:
-        """Return a reader for a pickle inside of this pickle. The two share counters and findings."""
-        inner = type(self)(joblib=self.joblib)
-        inner.work, inner.memory, inner._depth = self.work, self.memory, self._depth + 1
-        inner.unsafe, inner.foreign, inner._globals = self.unsafe, self.foreign, self._globals
-        if inner._depth > MAX_NESTING:
+        """Return a reader for a pickle inside of this pickle. Both readers share counters and findings."""
+        reader = type(self)(joblib=self.joblib)
+        reader.work, reader.memory, reader._depth = self.work, self.memory, self._depth + 1
+        reader.unsafe, reader.foreign, reader._globals = self.unsafe, self.foreign, self._globals
+        if reader._depth > MAX_NESTING:
             raise ValueError("pickles are nested too deeply")
-        return inner
+        return reader
 
     def _read_embedded_storage(self, raw: Any) -> Any:
-        """Return a storage that ``pickle.dump`` writes as a file of torch's legacy format in bytes."""
-        inner, stream = self._make_inner_reader(), io.BytesIO(expect_type(raw, bytes))
-        if not raw.startswith(b"\x80") or inner.run(stream) != LEGACY_MAGIC:
+        """Return a storage that a pickle holds as bytes: the content of a file in torch's legacy format."""
+        inner_reader, stream = self._make_inner_reader(), io.BytesIO(expect_type(raw, bytes))
+        if not raw.startswith(b"\x80") or inner_reader.run(stream) != LEGACY_MAGIC:
             self._flag("call torch.load")
             return InertObject("torch.storage.UntypedStorage")
-        for _ in range(
-            2
-        ):  # skip the protocol and the type sizes of the machine that wrote the file
-            inner.run(stream)
-        storage, keys = inner.run(stream), inner.run(stream)
-        self.work, self.memory = inner.work, inner.memory
+        # Skip the protocol and the type sizes of the machine that wrote the file.
+        for _ in range(2):
+            inner_reader.run(stream)
+        storage, keys = inner_reader.run(stream), inner_reader.run(stream)
+        self.work, self.memory = inner_reader.work, inner_reader.memory
         if expect_type(storage, Storage).key not in expect_type(keys, list) or len(keys) != 1:
             raise ValueError("a storage must list its own key")
-        start = stream.tell() + 8  # the number of elements comes first
+        numbers_start = stream.tell() + 8  # the first 8 bytes hold the number of elements
         # We take a view of the bytes instead of a copy, because a pickle can make many such calls.
-        numbers = memoryview(raw)[start : start + storage.nbytes]
-        if len(numbers) != storage.nbytes:
+        storage_bytes = memoryview(raw)[numbers_start : numbers_start + storage.nbytes]
+        if len(storage_bytes) != storage.nbytes:
             raise ValueError("a storage is not complete")
         key = f"{storage.key} of {len(self._embedded)}"
-        self._embedded[key] = numbers
+        self._embedded[key] = storage_bytes
         return Storage(key, storage.numel, storage.itemsize, storage.kind)
 
     def _get_storage_bytes(self, storage: Storage) -> bytearray | memoryview:
@@ -443,17 +441,17 @@ class PickleReader:
         self._encoded_length += len(expect_type(text, str))
         if self._encoded_length > getattr(self._stream, "requested", 0):
             raise UnsafeFileError(
-                "A pickle may encode each of its texts once; this pickle encodes more.",
+                "The texts that a pickle encodes may not be longer than the pickle; these texts are longer.",
                 "Save the model again.",
             )
         return text.encode("latin1")
 
     def _make_tensor(self, storage: Any, offset: Any, size: Any, stride: Any) -> Block:
         """Return a tensor as a block, whose numbers are read on demand."""
-        # View checks that the tensor lies inside its storage before memory of its size is allocated.
+        # The class View checks that the tensor lies inside its storage before any memory is allocated.
         view = View(expect_type(storage, Storage), offset, tuple(size), tuple(stride))
         kind, read_bytes = KINDS.get(storage.kind), self._get_storage_bytes
-        read: Callable[[], Tensor] | None = None
+        numbers_reader: Callable[[], Tensor] | None = None
         if kind is not None:
             dtype = kind
 
@@ -465,25 +463,27 @@ class PickleReader:
                 numbers = torch.frombuffer(buffer, dtype=dtype)
                 return numbers.as_strided(view.size, view.stride, view.offset).clone()
 
-            read = read_numbers
-        kind_name = str(kind).removeprefix("torch.") if kind else storage.kind
-        return Block(view.size, kind_name, read, name=storage.key)
+            numbers_reader = read_numbers
+        dtype_name = str(kind).removeprefix("torch.") if kind else storage.kind
+        return Block(view.size, dtype_name, numbers_reader, name=storage.key)
 
     def _push_storage(self, _: None) -> None:
         """Push the storage that a pickle names by key and size, and refuse a key with two sizes."""
-        # The numbers of the storage are in another place of the file. Their size is compared later.
-        claim = expect_type(self.stack.pop(), tuple)
+        # The numbers of the storage are elsewhere in the file. Their size is checked later.
+        persistent_id = expect_type(self.stack.pop(), tuple)
         self.charge(8)
-        if claim[0] == "module" and len(claim) == 4:  # the claim is a class with its source code
-            self.push(expect_type(claim[1], GlobalName))
+        if persistent_id[0] == "module" and len(persistent_id) == 4:  # a class with its source code
+            self.push(expect_type(persistent_id[1], GlobalName))
             return
-        _kind, storage_type, key, _location, numel = claim[:5]
-        name = expect_type(storage_type, GlobalName).name.rpartition(".")[2].removesuffix("Storage")
-        itemsize = STORAGES.get(f"torch.{name}Storage", 1)
+        _kind, storage_type, key, _location, numel = persistent_id[:5]
+        element_type = (
+            expect_type(storage_type, GlobalName).name.rpartition(".")[2].removesuffix("Storage")
+        )
+        itemsize = STORAGES.get(f"torch.{element_type}Storage", 1)
         is_storage = STORAGE.fullmatch(storage_type.name)
         if not is_storage or not is_size(numel) or len(expect_type(key, str)) > 1000:
             raise ValueError("a storage must be ('storage', type, key, location, size)")
-        storage = Storage(key, numel, itemsize, name)
+        storage = Storage(key, numel, itemsize, element_type)
         if self.storages.setdefault(key, storage) != storage:
             raise UnsafeFileError(
                 f"A tensor storage must have one size; {key[:80]!r} has two sizes in this file.",
@@ -493,24 +493,25 @@ class PickleReader:
 
     def _set_state(self, _: None) -> None:
         """Set the state of the stand-in on top of the stack, without calling any method."""
-        # The states of numpy's dtypes and arrays are interpreted. Any other state is stored without changes.
+        # The state of a numpy dtype or array sets its byte order, shape and bytes.
+        # The state of any other object is stored without changes.
         state, target = self.stack.pop(), self.stack[-1]
         self._check_hooks(target)
         self._find_hooks(target, state if isinstance(state, tuple) else (state,))
         if isinstance(target, NumpyDtype):
-            fields = expect_type(state, tuple)
-            if len(fields) > 3 and fields[3] is not None:
-                self.stack[-1] = target  # only the size of a structured dtype is read
-                target.code = f"V{fields[5]}" if is_size(fields[5]) else target.code
-            target.order = fields[1] if fields[1] in ("<", ">") else "<"
+            dtype_state = expect_type(state, tuple)
+            if len(dtype_state) > 3 and dtype_state[3] is not None:
+                self.stack[-1] = target  # of a dtype with fields, only the size is read
+                target.code = f"V{dtype_state[5]}" if is_size(dtype_state[5]) else target.code
+            target.order = dtype_state[1] if dtype_state[1] in ("<", ">") else "<"
         elif isinstance(target, Block):
             _version, shape, kind, fortran, raw = expect_type(state, tuple)
             read_array(raw, kind, shape, bool(fortran), target)
         elif isinstance(target, InertObject):
             target.state = state
             if target.name.startswith("scipy.stats."):
-                text = target.attributes.get("_parse_arg_template", "")
-                if text and not (isinstance(text, str) and TEMPLATE.fullmatch(text)):
+                template = target.attributes.get("_parse_arg_template", "")
+                if template and not (isinstance(template, str) and TEMPLATE.fullmatch(template)):
                     self._flag(f"run a text as code, through {target.name}")
             if (
                 target.class_name == "NumpyArrayWrapper"
@@ -531,9 +532,9 @@ class PickleReader:
         assert stream is not None
         self.has_joblib_arrays = True
         if isinstance(kind, NumpyDtype) and kind.code[0] == "O":
-            inner = self._make_inner_reader()
-            array = inner.run(stream)
-            self.work, self.memory = inner.work, inner.memory
+            inner_reader = self._make_inner_reader()
+            array = inner_reader.run(stream)
+            self.work, self.memory = inner_reader.work, inner_reader.memory
             return expect_type(array, Block)
         if attributes.get("numpy_array_alignment_bytes") is not None:
             stream.read(stream.read(1)[0])
@@ -559,19 +560,18 @@ class PickleReader:
         entries = target.entries if isinstance(target, InertObject) else expect_type(target, dict)
         for key, value in zip(items[::2], items[1::2], strict=True):
             entries[make_key(key)] = value
-        if isinstance(
-            target, InertObject
-        ):  # some subclasses of dict store their entries as attributes
+        # Some subclasses of dict store their entries as attributes.
+        if isinstance(target, InertObject):
             self._find_hooks(target, (target.entries,))
 
     def _find_hooks(self, target: Any, states: tuple[Any, ...]) -> None:
-        """Remember an object if its state has an attribute that a later instruction would call."""
+        """Record an object whose state sets a method that later instructions would call, such as "append"."""
         if any(isinstance(state, dict) and any(h in state for h in HOOKS) for state in states):
             self.charge(0, ENTRY_BYTES)
             self._hooked[id(target)] = target
 
     def _check_hooks(self, target: Any) -> None:
-        """Record if the pickle changes a class or module, or calls an attribute that it has set."""
+        """Record an unsafe action if the pickle changes a class, or calls a method that it has set itself."""
         if isinstance(target, GlobalName):
             self._flag(f"change {target.name}")
         elif id(target) in self._hooked:
@@ -591,7 +591,7 @@ class PickleReader:
 
 
 def _read_instructions(stream: BinaryIO) -> Iterator[tuple[str, Any]]:
-    """Yield the name and argument of each instruction of a pickle, with a limit for long texts."""
+    """Yield the name and argument of each instruction of a pickle, and refuse some very long texts."""
     while code := stream.read(1):
         opcode = OPCODES[code.decode("latin-1")]
         if opcode.name in TEXTS:
@@ -601,11 +601,11 @@ def _read_instructions(stream: BinaryIO) -> Iterator[tuple[str, Any]]:
 
 
 def _read_text(stream: BinaryIO, width: int) -> str:
-    """Read a text, and refuse a long text with characters outside of Latin-1."""
-    # A single character outside of Latin-1 makes Python store every character in two or four bytes.
-    count = int.from_bytes(stream.read(width), "little")
-    raw = stream.read(count)
-    if len(raw) < count:
+    """Read a text. Refuse a long text whose characters would take more than one byte each in memory."""
+    # If one character is outside of Latin-1, Python stores every character in two or four bytes.
+    byte_count = int.from_bytes(stream.read(width), "little")
+    raw = stream.read(byte_count)
+    if len(raw) < byte_count:
         raise ValueError("the pickle ends within a text")
     if len(raw) > MAX_WIDE_TEXT and NON_LATIN.search(raw):
         raise ValueError(f"a text of more than {MAX_WIDE_TEXT} bytes must be Latin-1")
@@ -624,8 +624,8 @@ def _read_pairs(pairs: Any = (), *_: Any) -> dict[Any, Any]:
 
 
 def _make_list(*arguments: Any) -> Any:
-    first = arguments[0] if arguments else []
-    return first if isinstance(first, list | tuple) else list(arguments)
+    first_argument = arguments[0] if arguments else []
+    return first_argument if isinstance(first_argument, list | tuple) else list(arguments)
 
 
 BYTE_STRINGS = ("BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8")

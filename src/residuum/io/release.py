@@ -1,4 +1,4 @@
-r"""Open the file of a release without running any of its code.
+r"""Open a release (a model file) without running any of its code.
 
 ==========================  =======================================================================
 a file that begins with     is read as
@@ -9,6 +9,8 @@ a file that begins with     is read as
 the mark of a compressor    compressed pickles of joblib, unpacked while they are read, up to a limit
 anything, named ``.onnx``   the initializers of an ONNX graph (extra ``onnx``)
 ==========================  =======================================================================
+
+Inert values are plain objects that describe the content of a pickle (:mod:`.inert`).
 
 Every command reads a file once, with this reader. Numbers are read on demand, so that opening a large
 checkpoint is fast.
@@ -33,9 +35,8 @@ from residuum.io.safetensors_files import read_safetensors
 from residuum.io.streams import UNPACKERS
 from residuum.records.rundir import sha256
 
-DEFAULT_MAX_BYTES = (
-    64 << 30
-)  # largest size of a file; opening a file reads only headers and pickles
+# Largest size of a file in bytes. Even for large files, only headers and pickles are read at first.
+DEFAULT_MAX_BYTES = 64 << 30
 MAX_CONFIG = 1 << 20  # largest size of adapter_config.json in bytes
 RUN_FILE = "model.safetensors"  # the weights in a directory of ``residuum train``
 PICKLE_MAGIC = b"\x80"
@@ -129,7 +130,7 @@ def load(path: str | Path) -> Release:
 
 
 def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Release:
-    """Read a file without refusing code that loading the file would run.
+    """Read a file, even if loading the file would run code.
 
     This code is listed in ``Release.unsafe``. Nothing in the file is executed.
 
@@ -146,8 +147,10 @@ def read_release(path: str | Path, max_bytes: int = DEFAULT_MAX_BYTES) -> Releas
     """
     path = Path(path)
     if not path.is_file():
-        what = "is not a regular file" if path.exists() else "does not exist"
-        raise CheckpointError(f"A release must be a file; {str(path)!r} {what}.", "Check the path.")
+        defect = "is not a regular file" if path.exists() else "does not exist"
+        raise CheckpointError(
+            f"A release must be a file; {str(path)!r} {defect}.", "Check the path."
+        )
     try:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
@@ -180,40 +183,42 @@ def locate_weights(path: str | Path) -> Path:
     path = Path(path)
     file = path / RUN_FILE if path.is_dir() else path
     if not file.is_file():
-        what = f"holds no {RUN_FILE}" if path.is_dir() else "does not exist"
-        what = "is not a regular file" if file.exists() else what
+        defect = f"holds no {RUN_FILE}" if path.is_dir() else "does not exist"
+        defect = "is not a regular file" if file.exists() else defect
         raise CheckpointError(
-            f"A checkpoint must be a file or a run directory; {str(path)!r} {what}.",
+            f"A checkpoint must be a file or a run directory; {str(path)!r} {defect}.",
             "Check the path.",
         )
     return file
 
 
 def is_release(path: Path) -> bool:
-    """Return True if the name of a file ends as the names of model files usually do, such as in ".pt"."""
+    """Return True if the name of a file has a usual ending of model files, such as ".pt"."""
     return path.name.lower().endswith(SUFFIXES)
 
 
 def _choose_reader(path: Path, stream: BufferedReader, size: int) -> Release:
-    """Read a file with the reader for its first bytes, because file names are not reliable."""
-    head = stream.read(16)
+    """Choose a reader by the first bytes of a file, because its name is not reliable, and read the file."""
+    first_bytes = stream.read(16)
     stream.seek(0)
     if path.suffix == ".onnx":
         content, metadata = read_onnx(path)
         return Release(path, "onnx", content, size, metadata)
-    if head[8:9] == b"{":
+    if first_bytes[8:9] == b"{":
         content, metadata = read_safetensors(path, stream, size)
         return Release(path, "safetensors", content, size, metadata, _read_adapter_config(path))
-    if head.startswith(ZIP_MAGIC):
+    if first_bytes.startswith(ZIP_MAGIC):
         return _release_from_pickle(path, size, read_archive(path, stream, size))
     for magic, (what, remedy) in UNSUPPORTED_FORMATS.items():
-        if head.startswith(magic):
+        if first_bytes.startswith(magic):
             raise CheckpointError(f"{path.name!r} is {what}, which residuum does not read.", remedy)
     unpacker: Callable[[], Any] | None = next(
-        (make for magic, make in UNPACKERS.items() if head.startswith(magic)), None
+        (make for magic, make in UNPACKERS.items() if first_bytes.startswith(magic)), None
     )
-    has_first_byte = head[:1] != b"" and head[:1] in FIRST_BYTES and path.suffix in PICKLES
-    if head.startswith(PICKLE_MAGIC) or unpacker is not None or has_first_byte:
+    has_first_byte = (
+        first_bytes[:1] != b"" and first_bytes[:1] in FIRST_BYTES and path.suffix in PICKLES
+    )
+    if first_bytes.startswith(PICKLE_MAGIC) or unpacker is not None or has_first_byte:
         return _release_from_pickle(path, size, read_pickle(path, stream, size, unpacker))
     raise CheckpointError(
         f"A release must be a file of torch, safetensors, pickle, joblib or ONNX; {path.name!r} "

@@ -1,4 +1,4 @@
-"""Read what a release stores with the weights: optimizer state and initial weights."""
+"""Read what a release (a model file) stores with the weights: optimizer state and initial weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from residuum.io.tree import walk
 from residuum.networks.network import Network
 from residuum.records import Knowledge
 
-RELEASE = "release"  # the provenance of facts that the file itself stores
+# The provenance (recorded source) of knowledge that the model file itself stores.
+RELEASE = "release"
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +28,8 @@ class StoredKnowledge:
     Attributes:
         moment: Mean of recent gradients by parameter name, None if the file stores no such mean.
         theta0: Initial weights by parameter name, None if the file does not reveal them.
-        notes: How the optimizer state was matched with the weights, and where the initial weights come from.
+        notes: Sentences that say which parameters the optimizer state was assigned to, and where the initial
+            weights come from.
     """
 
     moment: dict[str, Tensor] | None = None
@@ -39,7 +41,7 @@ def add_stored_knowledge(release: Release, checkpoint: Network, knowledge: Knowl
     """Add what the release itself stores to what an attacker knows.
 
     An attacker who has the weights also has the optimizer state and the initial weights in the same file.
-    Facts that ``knowledge`` already holds are not replaced.
+    Values that ``knowledge`` already holds are not replaced.
 
     Args:
         release: The release that holds the weights.
@@ -60,19 +62,19 @@ def add_stored_knowledge(release: Release, checkpoint: Network, knowledge: Knowl
 
 
 def remove_stored_knowledge(knowledge: Knowledge) -> Knowledge:
-    """Remove the facts that the release itself stores from what an attacker knows.
+    """Remove what the release itself stores from what an attacker knows.
 
-    :func:`add_stored_knowledge` adds them again from the release, if the release still stores them.
+    :func:`add_stored_knowledge` can add these values again, if the release still stores them.
 
     Args:
-        knowledge: What the attacker knows, which may include facts from the release.
+        knowledge: What the attacker knows, which may include values from the release.
 
     Returns:
-        The knowledge without the facts from the release.
+        The knowledge without the values from the release.
     """
-    names = [name for name, source in knowledge.provenance.items() if source == RELEASE]
-    provenance = {k: v for k, v in knowledge.provenance.items() if k not in names}
-    return knowledge.replace(**dict.fromkeys(names), provenance=provenance)
+    stored_names = [name for name, source in knowledge.provenance.items() if source == RELEASE]
+    provenance = {k: v for k, v in knowledge.provenance.items() if k not in stored_names}
+    return knowledge.replace(**dict.fromkeys(stored_names), provenance=provenance)
 
 
 def read_stored_knowledge(release: Release, checkpoint: Network) -> StoredKnowledge:
@@ -96,7 +98,7 @@ def read_stored_knowledge(release: Release, checkpoint: Network) -> StoredKnowle
 def _read_optimizer_state(
     release: Release, checkpoint: Network
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Return the mean of recent gradients of each parameter that has one, and notes about the match."""
+    """Return mean recent gradients by parameter name, and notes on how parameters were found."""
     network_names = {source: name for name, source in checkpoint.source_names.items()}
     try:
         parameters = [
@@ -107,18 +109,18 @@ def _read_optimizer_state(
     moments: dict[str, Tensor] = {}
     notes: list[str] = []
     for place in walk(release.content):
-        value = place.value
-        if not (isinstance(value, dict) and {"state", "param_groups"} <= {*value}):
+        optimizer = place.value
+        if not (isinstance(optimizer, dict) and {"state", "param_groups"} <= {*optimizer}):
             continue
-        matches, match_notes = _match_parameters(value, parameters, checkpoint, network_names)
+        matches, match_notes = _match_parameters(optimizer, parameters, checkpoint, network_names)
         for name, (state, group) in matches.items():
             weight = checkpoint.theta[network_names[name]]
-            tensors = {k: state[k].tensor().to(weight) for k in TORCH_MOMENTS if k in state}
-            # torch stores the flag ``decoupled_weight_decay`` since version 2.7. Without the flag we take
-            # Adam for AdamW, whose weight decay is not added to the gradients.
-            flag = group.get("decoupled_weight_decay")
-            is_decoupled = flag if isinstance(flag, bool) else "betas" in group
-            moment = remove_weight_decay(tensors, group, weight, is_decoupled)
+            moment_tensors = {k: state[k].tensor().to(weight) for k in TORCH_MOMENTS if k in state}
+            # torch stores the flag ``decoupled_weight_decay`` since version 2.7.
+            # Without this flag we treat Adam as AdamW, which does not add weight decay to the gradients.
+            stored_flag = group.get("decoupled_weight_decay")
+            is_decoupled = stored_flag if isinstance(stored_flag, bool) else "betas" in group
+            moment = remove_weight_decay(moment_tensors, group, weight, is_decoupled)
             if moment is not None and bool(moment.isfinite().all()):
                 moments[network_names[name]] = moment
         notes += match_notes if matches else []
@@ -131,7 +133,7 @@ def _match_parameters(
     checkpoint: Network,
     network_names: dict[str, str],
 ) -> tuple[dict[str, tuple[dict[str, Block], dict[str, Any]]], list[str]]:
-    """Return the optimizer state and options of each parameter by its name in the file, and notes."""
+    """Return state and options of the optimizer by the parameter's name in the file, and notes."""
     shapes = {name: tuple(checkpoint.theta[network_names[name]].shape) for name in parameters}
     state, groups = optimizer["state"], optimizer["param_groups"]
     state = state if isinstance(state, dict) else {}
@@ -139,31 +141,40 @@ def _match_parameters(
     for group in groups if isinstance(groups, list) else ():
         if not isinstance(group, dict) or not isinstance(group.get("params"), list):
             continue
-        names = group.get("param_names")
-        has_names = isinstance(names, list) and len(names) == len(group["params"])
-        param_names = names if has_names else None
+        listed_names = group.get("param_names")
+        has_names = isinstance(listed_names, list) and len(listed_names) == len(group["params"])
+        param_names = listed_names if has_names else None
         for i, number in enumerate(group["params"]):
-            entry = state.get(number) if isinstance(number, str | int) else None
-            entry = entry if isinstance(entry, dict) else {}
-            blocks = {k: b for k, b in entry.items() if isinstance(b, Block)}
+            parameter_state = state.get(number) if isinstance(number, str | int) else None
+            parameter_state = parameter_state if isinstance(parameter_state, dict) else {}
+            blocks = {k: b for k, b in parameter_state.items() if isinstance(b, Block)}
             name = param_names[i] if param_names else number
             entries.append((number, name if isinstance(name, str) else "", blocks, group))
 
     def get_shape(blocks: dict[str, Block]) -> tuple[int, ...] | None:
         return next((blocks[k].shape for k in TORCH_MOMENTS if k in blocks), None)
 
-    by_name = {n: (b, g) for _, n, b, g in entries if n in shapes and get_shape(b) == shapes[n]}
-    if by_name:
-        return by_name, []
-    count = len(entries)
-    # Match the entries with all parameters in order, or with the last parameters that fit if only the last
-    # layers were trained.
-    for first in reversed(range(len(parameters) - count + 1)):
-        pairs = list(zip(parameters[first : first + count], entries, strict=True))
-        if pairs and all(get_shape(b) in (None, shapes[n]) for n, (_, _, b, _) in pairs):
-            note = f"optimizer state of {count} parameters was matched with the last parameters that fit"
-            matches = {n: (b, g) for n, (_, _, b, g) in pairs if get_shape(b) is not None}
-            return matches, [note] if count < len(parameters) else []
+    matches_by_name = {
+        n: (b, g) for _, n, b, g in entries if n in shapes and get_shape(b) == shapes[n]
+    }
+    if matches_by_name:
+        return matches_by_name, []
+    entry_count = len(entries)
+    # Match the entries of the optimizer with all parameters in order.
+    # If only the last layers were trained, match the entries with the last parameters whose shapes fit.
+    for first in reversed(range(len(parameters) - entry_count + 1)):
+        parameter_entries = list(zip(parameters[first : first + entry_count], entries, strict=True))
+        if parameter_entries and all(
+            get_shape(b) in (None, shapes[n]) for n, (_, _, b, _) in parameter_entries
+        ):
+            note = (
+                f"optimizer state of {entry_count} parameters was matched with the last parameters "
+                "that fit"
+            )
+            matches = {
+                n: (b, g) for n, (_, _, b, g) in parameter_entries if get_shape(b) is not None
+            }
+            return matches, [note] if entry_count < len(parameters) else []
     unmatched = list(parameters)
     matches = dict[str, tuple[dict[str, Block], dict[str, Any]]]()
     for _, _, blocks, group in entries:

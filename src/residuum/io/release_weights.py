@@ -1,4 +1,4 @@
-"""Find the weights in a release, as blocks whose numbers are read on demand."""
+"""Find the weights in a release, as blocks (arrays whose numbers are read on demand)."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from residuum.io.tree import AVERAGES
 def find_weights(release: Release) -> dict[str, Any]:
     """Return the state dict of a release, or several state dicts by name. Tensors are not read yet.
 
-    Training code often stores a state dict under a key such as "model" or "state_dict". These keys are
-    removed. A pickled module is refused, because only its class knows its weights, and the class is not
-    imported.
+    Training code often stores a state dict under a key such as "model" or "state_dict". Then the value of
+    this key is returned. A pickled module is refused, because only its class knows its weights, and the class
+    is not imported.
 
     Args:
         release: The release of a torch or safetensors file.
@@ -31,8 +31,8 @@ def find_weights(release: Release) -> dict[str, Any]:
     content = release.content
     if release.kind not in ("torch", "safetensors"):
         raise CheckpointError(
-            "A state dict must be in a file of torch or safetensors; the kind of "
-            f"{release.path.name!r} is {release.kind}.",
+            "A state dict must be in a file of torch or safetensors; "
+            f"{release.path.name!r} is a file of the kind {release.kind!r}.",
             "Save the weights first: torch.save(model.state_dict(), path).",
         )
     if isinstance(content, InertObject):
@@ -41,11 +41,11 @@ def find_weights(release: Release) -> dict[str, Any]:
             "If you trust the file, run torch.save(torch.load(path, weights_only=False).state_dict(), new).",
         )
     for _ in range(MAX_DEPTH):
-        inside = content if isinstance(content, dict) else {}
-        wrapper = next((k for k in WRAPPERS if isinstance(inside.get(k), dict)), None)
+        content_dict = content if isinstance(content, dict) else {}
+        wrapper = next((k for k in WRAPPERS if isinstance(content_dict.get(k), dict)), None)
         if wrapper is None:
             break
-        content = inside[wrapper]
+        content = content_dict[wrapper]
     weights = _select_weights(content)
     if not weights:
         raise CheckpointError(
@@ -56,7 +56,7 @@ def find_weights(release: Release) -> dict[str, Any]:
 
 
 def _select_weights(content: Any, depth: int = 0) -> dict[str, Any]:
-    """Return the blocks of nested dicts, without optimizer state and averaged weights."""
+    """Return the blocks (arrays) of nested dicts, without optimizer state and averaged weights."""
     if not isinstance(content, dict) or depth > MAX_DEPTH:
         return {}
     if "state" in content and "param_groups" in content:
@@ -79,7 +79,7 @@ def flatten_blocks(weights: dict[str, Any], prefix: str = "") -> dict[str, Block
 
     Args:
         weights: The result of :func:`find_weights`.
-        prefix: Path of ``weights``, which begins the names.
+        prefix: Path of the dict ``weights``, with which the new names begin. Empty for the outer dict.
 
     Returns:
         Blocks by path, such as ``generator/layer.weight``. Blocks of a single state dict keep their names.

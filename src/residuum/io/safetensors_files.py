@@ -31,13 +31,16 @@ COPY_AGAIN = "Copy or save the file again."
 
 
 def sort_header(content: bytes) -> bytes:
-    """Sort the header keys of a safetensors file, because its library orders metadata at random."""
-    start = 8 + int.from_bytes(content[:8], "little")
+    """Sort the header keys of a safetensors file, because the library safetensors orders them at random."""
+    tensors_start = 8 + int.from_bytes(content[:8], "little")
     header = json.dumps(
-        json.loads(content[8:start]), sort_keys=True, separators=(",", ":"), ensure_ascii=False
+        json.loads(content[8:tensors_start]),
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
     ).encode()
     header += b" " * (-len(header) % 8)  # spaces keep the tensors aligned
-    return len(header).to_bytes(8, "little") + header + content[start:]
+    return len(header).to_bytes(8, "little") + header + content[tensors_start:]
 
 
 def read_safetensors(
@@ -91,24 +94,24 @@ def read_header(stream: BinaryIO, size: int) -> tuple[dict[str, Any], dict[str, 
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         _raise_damaged("its metadata must be strings")
-    end = 0
+    tensors_end = 0
     for begin, stop, claimed, name in sorted(_read_span(*item) for item in header.items()):
-        if begin != end or claimed != stop - begin:
+        if begin != tensors_end or claimed != stop - begin:
             raise UnsafeFileError(
                 f"A tensor must fill its bytes in the file; the shape of {name[:80]!r} needs {claimed} bytes "
                 f"and the header gives {max(stop - begin, 0)} bytes from position {begin} (the previous "
-                f"tensor ends at {end}).",
+                f"tensor ends at {tensors_end}).",
                 COPY_AGAIN,
             )
-        end = stop
-    if end > MAX_CLAIMED:
+        tensors_end = stop
+    if tensors_end > MAX_CLAIMED:
         raise UnsafeFileError(
-            f"Tensors of a file may take at most {MAX_CLAIMED} bytes; this header claims {end}.",
+            f"Tensors of a file may take at most {MAX_CLAIMED} bytes; this header claims {tensors_end}.",
             COPY_AGAIN,
         )
-    if start + end != size:
+    if start + tensors_end != size:
         _raise_damaged(
-            f"the header of this file describes {start + end} bytes, but the file has {size}"
+            f"the header of this file describes {start + tensors_end} bytes, but the file has {size}"
         )
     return header, metadata, start
 

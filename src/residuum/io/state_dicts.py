@@ -36,8 +36,7 @@ PREFIXES = ("module.", "_orig_mod.")  # prefixes that DataParallel and torch.com
 DTYPES = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 MAX_DEPTH = 8  # largest nesting depth of state dicts
 MAX_NAME = 256  # largest length of a tensor name in characters
-# Largest number of tensors of a network. It is limited, because recognizing an architecture compares pairs of
-# tensors.
+# Largest number of tensors of a network. To recognize an architecture, residuum compares pairs of tensors.
 MAX_TENSORS = 1000
 # Largest size of all tensors as a multiple of the file size. Tied weights appear under a few names, but a
 # memory bomb shows the same memory under thousands of names.
@@ -61,17 +60,18 @@ def find_state(content: Any) -> dict[str, Tensor | Block]:
     for _ in range(MAX_DEPTH):
         if not isinstance(content, dict):
             break
-        # We call dict.get and dict.items, because an object in memory can override ``items``.
+        # We call dict.get and dict.items, because an object in memory can override these methods.
         wrapper = next((k for k in WRAPPERS if isinstance(dict.get(content, k), dict)), None)
         if wrapper is None:
             _refuse_unsupported(content)
             return {n: t for n, t in dict.items(content) if isinstance(t, Tensor | Block)}
         content = content[wrapper]
-    what = f"a {type(content).__name__}"
+    description = f"a {type(content).__name__}"
     if isinstance(content, InertObject):
-        what = f"an object of the class {content.name[:80]!r}, which residuum does not read"
+        description = f"an object of the class {content.name[:80]!r}, which residuum does not read"
     raise CheckpointError(
-        f"A checkpoint must hold a dict of tensors; this checkpoint holds {what}.", EXPORT_ADVICE
+        f"A checkpoint must hold a dict of tensors; this checkpoint holds {description}.",
+        EXPORT_ADVICE,
     )
 
 
@@ -113,8 +113,8 @@ def clean_state(
                 f"{str(name)[:40]!r}.",
                 EXPORT_ADVICE,
             )
-    shapes = {name: _describe_tensor(value) for name, value in state.items()}
-    refuse_by_name(shapes)
+    tensor_descriptions = {name: _describe_tensor(value) for name, value in state.items()}
+    refuse_by_name(tensor_descriptions)
     for name, value in state.items():
         _check_value(name, value)
     if len(state) > MAX_TENSORS:
@@ -122,36 +122,36 @@ def clean_state(
             f"A network may have at most {MAX_TENSORS} tensors; this network has {len(state)}.",
             "Save the weights of a single network.",
         )
-    kinds = {tensor.dtype for tensor in shapes.values()}
-    dtype = torch.float64 if torch.float64 in kinds else torch.float32
-    to = f"weights converted to {dtype}".replace("torch.", "")
-    converted = sorted(str(kind).removeprefix("torch.") for kind in kinds - {dtype})
-    notes = [f"{kind} {to}" for kind in converted]
-    total = sum(tensor.numel() * dtype.itemsize for tensor in shapes.values())
-    if size is not None and total > MAX_SHARING * size:
+    dtypes = {tensor.dtype for tensor in tensor_descriptions.values()}
+    dtype = torch.float64 if torch.float64 in dtypes else torch.float32
+    conversion = f"weights converted to {dtype}".replace("torch.", "")
+    converted_dtypes = sorted(str(kind).removeprefix("torch.") for kind in dtypes - {dtype})
+    notes = [f"{kind} {conversion}" for kind in converted_dtypes]
+    total_bytes = sum(tensor.numel() * dtype.itemsize for tensor in tensor_descriptions.values())
+    if size is not None and total_bytes > MAX_SHARING * size:
         raise UnsafeFileError(
             f"The tensors of a file may take at most {MAX_SHARING} times the size of the file; these tensors "
-            f"claim {total} bytes and the file has {size}.",
+            f"claim {total_bytes} bytes and the file has {size}.",
             "Save full copies: {name: t.clone() for name, t in state.items()}.",
         )
-    short = strip_prefixes(list(state))
-    tensors = {short[name]: _copy_tensor(value, dtype) for name, value in state.items()}
+    clean_names = strip_prefixes(list(state))
+    tensors = {clean_names[name]: _copy_tensor(value, dtype) for name, value in state.items()}
     for name, tensor in tensors.items():
         if not torch.isfinite(tensor).all():
             raise CheckpointError(
                 f"Weights must be finite; {name!r} has NaN or infinite entries.",
                 "The training diverged or the file is damaged; use an earlier checkpoint.",
             )
-    return tensors, {clean: name for name, clean in short.items()}, notes
+    return tensors, {clean: name for name, clean in clean_names.items()}, notes
 
 
 def _describe_tensor(value: Tensor | Block) -> Tensor:
-    """Return a tensor with the shape and dtype of ``value``. The tensor for a block has no numbers."""
+    """Return ``value`` if it is a tensor, or a tensor without data with the shape and dtype of a block."""
     if isinstance(value, Tensor):
         return value
     dtype = getattr(torch, value.kind, None)
     if not isinstance(dtype, torch.dtype):
-        dtype = torch.uint8  # _check_value refuses objects and texts later
+        dtype = torch.uint8  # the block holds objects or texts, which _check_value refuses later
     return torch.empty(value.shape, dtype=dtype, device="meta")
 
 
@@ -203,7 +203,9 @@ def _check_tensor(name: str, tensor: Tensor) -> None:
 
 def strip_prefixes(names: list[str]) -> dict[str, str]:
     """Return for each name the name without the wrapper prefixes (``PREFIXES``) that all names share."""
-    short = dict(zip(names, names, strict=True))
-    while prefix := next((p for p in PREFIXES if all(s.startswith(p) for s in short.values())), ""):
-        short = {name: s.removeprefix(prefix) for name, s in short.items()}
-    return short
+    clean_names = dict(zip(names, names, strict=True))
+    while prefix := next(
+        (p for p in PREFIXES if all(s.startswith(p) for s in clean_names.values())), ""
+    ):
+        clean_names = {name: s.removeprefix(prefix) for name, s in clean_names.items()}
+    return clean_names

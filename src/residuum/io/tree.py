@@ -56,31 +56,32 @@ def walk(tree: Any) -> Iterator[Place]:
     Raises:
         UnsafeFileError: If the values are nested too deeply.
     """
-    waiting = [iter((Place("", "", "", tree),))]
+    iterator_stack = [iter((Place("", "", "", tree),))]
     seen: set[int] = set()
-    while waiting:
-        place = next(waiting[-1], None)
+    while iterator_stack:
+        place = next(iterator_stack[-1], None)
         if place is None:
-            waiting.pop()
+            iterator_stack.pop()
             continue
         value = place.value
         if isinstance(value, dict | list | tuple | InertObject | Block):
             if id(value) in seen:
                 continue
             seen.add(id(value))
-            if len(waiting) > MAX_DEPTH:
+            if len(iterator_stack) > MAX_DEPTH:
                 raise UnsafeFileError(
                     f"Values may be nested at most {MAX_DEPTH} deep; values in this file are nested deeper.",
                     "Save the model in several files and scan each of them.",
                 )
-            waiting.append(_iterate_children(place))
+            iterator_stack.append(_iterate_children(place))
         yield place
 
 
 def _iterate_children(place: Place) -> Iterator[Place]:
     """Yield the places of the values that a value contains directly."""
-    # The contained values inherit the section. A new section begins at a dict with ``state`` and
-    # ``param_groups``, at an optimizer of scikit-learn, and at a name such as ``ema``.
+    # A value is in the same section of the checkpoint as its container, such as "state" (optimizer state).
+    # A new section begins at a dict with ``state`` and ``param_groups``, at an optimizer of scikit-learn,
+    # and at a name such as ``ema``.
     value, section = place.value, place.section
     if isinstance(value, InertObject):
         owner = value.class_name

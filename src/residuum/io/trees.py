@@ -31,18 +31,9 @@ INDIRECT = re.compile(
     r"XGB|LGBM|Booster$|CatBoost"
 )
 LEAF_CHILD = -1  # number that scikit-learn stores as the left child of a leaf
-PADDING_START = 57  # number of the byte of a node at which its padding begins
+PADDING_START = 57  # position of the first padding (unused) byte in a node, counted from 0
 SAFE_SINCE = (1, 3, 2)  # first version of scikit-learn that clears the padding of nodes
 
-WHAT_PROTECTS = (
-    "Do not release this file. To make such a model safer, set min_samples_leaf to at least 5, use fewer "
-    "trees than records, and remove the seeds of the trees (random_state) before saving. Bagging and "
-    "leaving out the counts do not protect."
-)
-LIMIT_TREES = (
-    "Set min_samples_leaf to at least 5 and limit the number of trees. Bagging and leaving out the counts "
-    "do not protect."
-)
 SAVE_AGAIN = "Load the model with scikit-learn 1.3.2 or later and save it again."
 
 
@@ -87,8 +78,8 @@ class TreeModel:
     @property
     def may_contain_memory(self) -> bool:
         """Whether the model is from a version of scikit-learn that wrote uninitialized memory into files."""
-        numbers = re.findall(r"\d+", self.version)[:3]
-        return bool(self.trees and numbers) and tuple(map(int, numbers)) < SAFE_SINCE
+        version_parts = re.findall(r"\d+", self.version)[:3]
+        return bool(self.trees and version_parts) and tuple(map(int, version_parts)) < SAFE_SINCE
 
 
 def read_tree_model(candidate: InertObject, inner: set[int]) -> TreeModel | None:
@@ -96,8 +87,8 @@ def read_tree_model(candidate: InertObject, inner: set[int]) -> TreeModel | None
 
     Args:
         candidate: An object of a release, which may be a tree model.
-        inner: Identities of trees that belong to models that were read before. The trees of this model are
-            added.
+        inner: The ``id`` of every tree in a model that was read before. If the object is a tree model, its
+            trees are added to this set.
 
     Returns:
         The tree model, or None if the object is not a tree model or is part of another tree model.
@@ -108,24 +99,24 @@ def read_tree_model(candidate: InertObject, inner: set[int]) -> TreeModel | None
     is_tree = "tree_" in attributes
     members = [*_iterate_objects(attributes.get("estimators_")), *([candidate] if is_tree else [])]
     trees = [tree for member in members if (tree := _find_tree(member)) is not None]
-    indirect = bool(INDIRECT.match(candidate.class_name))
-    if not trees and not indirect:
+    is_indirect = bool(INDIRECT.match(candidate.class_name))
+    if not trees and not is_indirect:
         return None
     inner.update(map(id, members))
     seeds = attributes.get("_seeds")
     has_bootstrap = attributes.get("bootstrap") is True
-    counts = [_count_leaves(tree) for tree in trees]
+    leaf_counts = [_count_leaves(tree) for tree in trees]
     records, version = attributes.get("_n_samples"), attributes.get("_sklearn_version")
     return TreeModel(
         candidate.class_name,
-        is_direct=not indirect,
+        is_direct=not is_indirect,
         is_regressor="Regressor" in candidate.class_name,
         trees=len(trees),
-        leaves=sum(leaves for leaves, _, _ in counts),
-        single_leaves=sum(single for _, single, _ in counts),
+        leaves=sum(leaves for leaves, _, _ in leaf_counts),
+        single_leaves=sum(single for _, single, _ in leaf_counts),
         records=records if type(records) is int else None,
         seeds=_count_seeds(members, seeds) if has_bootstrap else 0,
-        memory=sum(memory for _, _, memory in counts),
+        memory=sum(memory for _, _, memory in leaf_counts),
         version=version if isinstance(version, str) else "",
     )
 
@@ -153,13 +144,15 @@ def _count_seeds(members: list[InertObject], seeds: Any) -> int:
 
 
 def _count_leaves(tree: InertObject) -> tuple[int, int, int]:
-    """Return for a tree the number of leaves, of leaves with one record, and of nonzero padding bytes."""
+    """Return the number of leaves, of leaves with one record, and of nonzero padding bytes of a tree."""
     nodes = tree.attributes.get("nodes")
-    raw = nodes.raw() if isinstance(nodes, Block) else None
-    if raw is None or raw.shape[1] not in (56, 64):
+    node_bytes = nodes.raw() if isinstance(nodes, Block) else None
+    if node_bytes is None or node_bytes.shape[1] not in (56, 64):
         return 0, 0, 0
-    left_child = raw[:, :8].copy().view("<i8")[:, 0]
-    samples = raw[:, 40:48].copy().view("<i8")[:, 0]
+    left_child = node_bytes[:, :8].copy().view("<i8")[:, 0]
+    samples = node_bytes[:, 40:48].copy().view("<i8")[:, 0]
     is_leaf = left_child == LEAF_CHILD
-    memory = int((raw[:, PADDING_START:] != 0).sum()) if raw.shape[1] == 64 else 0
-    return int(is_leaf.sum()), int((is_leaf & (samples == 1)).sum()), memory
+    nonzero_padding = (
+        int((node_bytes[:, PADDING_START:] != 0).sum()) if node_bytes.shape[1] == 64 else 0
+    )
+    return int(is_leaf.sum()), int((is_leaf & (samples == 1)).sum()), nonzero_padding

@@ -47,11 +47,11 @@ def load_with_code(
 
 
 def read_live_weights(path: str | Path | Release, checkpoint: Network) -> dict[str, Tensor]:
-    """Read weights for a network that is run as it is, from a file of its state dict.
+    """Read weights for a network that runs a module in memory, from a file with the state dict of the module.
 
     Args:
         path: The file, or the release that was read from it.
-        checkpoint: The network with a live module.
+        checkpoint: The network, which runs a live module (a module in memory).
 
     Returns:
         The weights in the file by parameter name.
@@ -89,10 +89,10 @@ def build_network(factory: str, *, trusted: bool) -> nn.Module:
     module_name, _, name = factory.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        target: Any = importlib.import_module(module_name)
+        imported_object: Any = importlib.import_module(module_name)
         for attribute in name.split("."):
-            target = getattr(target, attribute)
-        network = target if isinstance(target, nn.Module) else target()
+            imported_object = getattr(imported_object, attribute)
+        network = imported_object if isinstance(imported_object, nn.Module) else imported_object()
     except Exception as problem:  # user code may raise anything
         raise InputError(
             f"--model {factory} must make a network; it raised {type(problem).__name__}: "
@@ -112,21 +112,21 @@ def build_network(factory: str, *, trusted: bool) -> nn.Module:
 def _read_fitting_state(path: str | Path | Release, network: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a file, including buffers, and refuse a file that does not fit the network."""
     state = find_state(open_release(path).content)
-    short = strip_prefixes(list(state))
+    clean_names = strip_prefixes(list(state))
     tensors = {
-        short[name]: value.tensor() if isinstance(value, Block) else value
+        clean_names[name]: value.tensor() if isinstance(value, Block) else value
         for name, value in state.items()
     }
     expected = network.state_dict()
     missing = sorted(expected.keys() - tensors.keys())
-    extra = sorted(tensors.keys() - expected.keys())
-    shared = sorted(expected.keys() & tensors.keys())
-    misshapen = [name for name in shared if tensors[name].shape != expected[name].shape]
-    faults = {"lack": missing, "also hold": extra, "have another shape for": misshapen}
-    for what, names in faults.items():
+    additional = sorted(tensors.keys() - expected.keys())
+    common_names = sorted(expected.keys() & tensors.keys())
+    misshapen = [name for name in common_names if tensors[name].shape != expected[name].shape]
+    faults = {"lack": missing, "also hold": additional, "have another shape for": misshapen}
+    for fault, names in faults.items():
         if names:
             raise CheckpointError(
-                f"The weights must fit the network that --model makes; these weights {what} "
+                f"The weights must fit the network that --model makes; these weights {fault} "
                 f"{', '.join(names[:3])}{' and others' if len(names) > 3 else ''}.",
                 "Name a factory that makes the network with the settings of its training.",
             )

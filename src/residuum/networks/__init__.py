@@ -1,4 +1,4 @@
-"""Networks: supported kinds, activations and smooth surrogates, recognition from weights, homogeneity."""
+"""Describe, build, recognize and check networks, and replace their activations with smooth surrogates."""
 
 from residuum.networks.activations import (
     ACTIVATIONS,

@@ -1,4 +1,7 @@
-"""Activations with explicit derivatives, and surrogates that attacks use instead of ReLU.
+"""Activations with explicit derivatives, and smooth surrogates of ReLU.
+
+Attacks need second derivatives, so they replace ReLU with a surrogate. In this table, alpha and beta are the
+sharpness of a surrogate, and s is its derivative:
 
 =================  =======================  ==========================  =======================
 class              forward                  derivative used backward    second derivative
@@ -12,8 +15,8 @@ GELU, SiLU, Tanh,  usual definition         its derivative              its seco
 Sigmoid, ELU
 =================  =======================  ==========================  =======================
 
-SigmoidReLU is the surrogate of Haim et al. 2022. Its backward pass is not the derivative of its forward
-pass, so its "gradient" is a formal derivative. Softplus is the surrogate of Loo et al. 2024.
+SigmoidReLU is the surrogate of Haim et al. 2022. Its backward pass does not compute the derivative of its
+forward pass, so its "gradient" is not a true gradient. Softplus is the surrogate of Loo et al. 2024.
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ from residuum.errors import ArchitectureError
 
 
 class Activation(nn.Module, ABC):
-    """An activation module with the first two derivatives of its backward pass."""
+    """An activation module with explicit formulas for its first and second derivative."""
 
     @abstractmethod
     def derivative(self, z: Tensor) -> Tensor:
-        """Return the factor that the backward pass uses as the derivative at the pre-activations z."""
+        """Return the first derivative at the pre-activations z, as the backward pass uses it."""
 
     def second_derivative(self, z: Tensor) -> Tensor:
         """Return the second derivative at z: zero, unless a subclass overrides this method."""
@@ -54,7 +57,7 @@ class ReLU(nn.ReLU, Activation):
 
 
 class _SmoothBackward(torch.autograd.Function):
-    """Base class of autograd functions of z whose derivative is smooth and has the sharpness alpha."""
+    """Base class of autograd functions of a tensor z with a smooth derivative. alpha is its sharpness."""
 
     generate_vmap_rule = True
 
@@ -104,7 +107,8 @@ class _SoftmaxBackward(_SmoothBackward):
 class Surrogate(Activation):
     """A smooth replacement for ReLU, with the derivative sigmoid(sharpness z).
 
-    The method ``maximum`` replaces a maximum of several values. It uses softmax instead of sigmoid.
+    The method ``maximum`` is a smooth replacement for the maximum of several values. The derivative of
+    ``maximum`` is softmax(sharpness z).
     """
 
     default_sharpness: float
@@ -154,7 +158,8 @@ class Softplus(Surrogate):
     def forward(self, z: Tensor) -> Tensor:
         """Return softplus(beta z) / beta, where beta is the sharpness.
 
-        PyTorch replaces softplus by z for large z. We do not, because the derivatives would not fit.
+        PyTorch returns z instead of softplus for large z. This method does not, because its value would then
+        not agree with its derivatives.
 
         Args:
             z: Pre-activations.
@@ -165,7 +170,10 @@ class Softplus(Surrogate):
         return torch.logaddexp(self.sharpness * z, torch.zeros_like(z)) / self.sharpness
 
     def maximum(self, z: Tensor) -> Tensor:
-        """Return the smooth maximum log(sum exp(beta z)) / beta over the first dimension of z."""
+        """Return log(sum exp(beta z)) / beta, a smooth maximum over the first dimension of z.
+
+        beta is the sharpness.
+        """
         return torch.logsumexp(self.sharpness * z, 0) / self.sharpness
 
 
@@ -278,9 +286,11 @@ def _density(z: Tensor) -> Tensor:
 
 
 def canonical(name: str) -> str:
-    """Return the key in ``ACTIVATIONS`` for any spelling of a name, such as LeakyReLU or leaky-relu."""
-    plain = re.sub(r"[-_ ]", "", name.lower())
-    return {"leakyrelu": "leaky_relu", "swish": "silu", "logistic": "sigmoid"}.get(plain, plain)
+    """Return the key in ``ACTIVATIONS`` for a name in any spelling, such as LeakyReLU or leaky-relu."""
+    normalized_name = re.sub(r"[-_ ]", "", name.lower())
+    return {"leakyrelu": "leaky_relu", "swish": "silu", "logistic": "sigmoid"}.get(
+        normalized_name, normalized_name
+    )
 
 
 def is_unsupported(name: str) -> bool:
@@ -289,17 +299,17 @@ def is_unsupported(name: str) -> bool:
 
 
 def _horner(coefficients: tuple[float, ...], z: Tensor) -> Tensor:
-    value = torch.zeros_like(z)
+    polynomial_value = torch.zeros_like(z)
     for c in reversed(coefficients):
-        value = value * z + c
-    return value
+        polynomial_value = polynomial_value * z + c
+    return polynomial_value
 
 
 def _differentiate(coefficients: tuple[float, ...]) -> tuple[float, ...]:
     return tuple(k * c for k, c in enumerate(coefficients))[1:]
 
 
-# LeakyReLU needs no explicit derivative, because ``surrogates.py`` smooths its calls in a forward pass.
+# LeakyReLU has no class with explicit derivatives. ``surrogates.py`` smooths it while a forward pass runs.
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": ReLU,
     "linear": Linear,

@@ -5,18 +5,21 @@ therefore be rescaled without changing the function of the network:
 
     w_j -> a_j w_j,    b_j -> a_j b_j,    v_j -> v_j / a_j,        a_j > 0,
 
-where w_j and b_j are the incoming weights and the bias of the neuron, and v_j are its outgoing weights. An
-attack that compares weights with gradients does depend on a_j, so rescaled neurons could hide a leak from it.
-Every KKT point of the margin problem is balanced:
+where w_j and b_j are the incoming weights and the bias of the neuron, and v_j are its outgoing weights. The
+result of an attack that compares weights with gradients depends on the factors a_j. So an attack could miss a
+leak if somebody rescaled the neurons. To prevent this, attacks work on the balanced form of the network:
 
     ||w_j||^2 + b_j^2 = ||v_j||^2        for every hidden neuron j.
 
-The balanced form is unique. With a_j = exp(s_j), balancing minimizes the sum of all squared weights, which is
-strictly convex in s if every neuron has incoming and outgoing weights. Given the other layers, the
-factors of one layer have a closed form, so the layers are balanced in turn until no factor changes.
+Attacks that use the KKT conditions of the max-margin problem lose nothing, because every KKT point is
+balanced.
 
-In convolutional layers a channel takes the place of a neuron: all of its positions share one factor, which
-pooling and flattening preserve.
+The balanced form is unique. With a_j = exp(s_j), balancing minimizes the sum of all squared weights. This sum
+is strictly convex in s if every neuron has incoming and outgoing weights. If the other layers are fixed, the
+factors of one layer have a closed form. So the layers are balanced in turn until no factor changes.
+
+In convolutional layers, channels take the place of neurons. All positions of a channel share one factor, and
+pooling and flattening do not change this factor.
 """
 
 from __future__ import annotations
@@ -33,8 +36,8 @@ from residuum.networks.network import Network
 from residuum.networks.probing import probe_inputs
 from residuum.records import Knowledge
 
-# Modules with f(a z) = a f(z) for a > 0 that treat all channels in the same way. Dropout layers belong to
-# these modules, because they do nothing in evaluation mode.
+# Modules that satisfy f(a z) = a f(z) for a > 0 and act on every channel separately. Dropout layers are
+# listed too, because they do nothing in evaluation mode.
 HOMOGENEOUS = (
     *(ReLU, Linear, nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.Identity),
     *(nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d),
@@ -48,19 +51,20 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 # Largest number of balancing sweeps over all layers. Networks with 2 hidden layers need about 20 sweeps,
 # networks with 20 hidden layers about 1000.
 MAX_SWEEPS = 10_000
-CONVERGED = 1e-13  # balancing stops if no log factor changes by more than this in a sweep
-UNCHANGED = 1e-10  # a float64 network is balanced already if no log factor exceeds this
-# A network of a coarser number format is balanced already if no log factor exceeds this many rounding errors.
+# Balancing stops after a sweep in which no log factor changes by more than this limit.
+CONVERGED = 1e-13
+UNCHANGED = 1e-10  # a float64 network counts as balanced if no log factor exceeds this limit
+# A float32, float16 or bfloat16 network counts as balanced if no log factor exceeds this number of rounding
+# errors (eps of the number format).
 ROUNDINGS = 100
-NOTABLE = 1.1  # a note tells the reader if a neuron was rescaled by a larger factor than this
-SAME = (
-    1e-9  # largest change of the outputs that counts as rounding, as a share of the largest output
-)
+NOTABLE = 1.1  # rescaling is mentioned in a note if the factor of a neuron exceeds this limit
+# Two outputs count as equal if they differ by at most this share of the largest output.
+SAME = 1e-9
 
 
 @dataclass(frozen=True)
 class _Layer:
-    """Parameter names of a layer: of its weight, and of its bias (None for a layer without a bias)."""
+    """Names of the parameters of a layer. ``bias`` is None if the layer has no bias."""
 
     weight: str
     bias: str | None
@@ -70,8 +74,9 @@ class _Layer:
 class _Tensors:
     """A layer of h neurons in float64: its weight (h, units, positions) and its bias (h,).
 
-    The units are the neurons or channels of the layer below. The network input counts as a single unit. A
-    dense layer behind a flattened image has several positions per channel. A missing bias is zero.
+    A unit is a neuron or a channel of the layer below. The network input counts as a single unit. Positions
+    are the weights of a neuron for the same unit: one weight in a dense layer, a kernel in a convolution, and
+    the pixels of a channel in a dense layer behind a flattened image. A missing bias is zero.
     """
 
     weight: Tensor
@@ -81,12 +86,13 @@ class _Tensors:
 def attacked_form(network: Network, knowledge: Knowledge) -> Network:
     """Return the network that attacks work on.
 
-    If the attacker knows initial weights or optimizer state, the network is attacked without changes, because
-    both fit only the unscaled weights. Any other network is attacked in its canonical form.
+    If the attacker knows the initial weights or the optimizer state, the network is attacked without changes,
+    because the initial weights and the optimizer state do not fit rescaled weights. Otherwise the network is
+    attacked in its canonical form.
 
     Args:
         network: The network as it was read.
-        knowledge: What the attacker knows about it.
+        knowledge: What the attacker knows about the network.
 
     Returns:
         The network in its canonical form, or ``network`` itself.
@@ -100,14 +106,16 @@ def canonical(network: Network) -> Network:
     """Return the balanced network that computes the same function, without dead neurons.
 
     Neurons are rescaled until the norms of their incoming weights (with the bias) and of their outgoing
-    weights are equal. Neurons without incoming weights and bias, or without outgoing weights, are left out,
-    and the architecture changes with them. This covers MLPs and convnets with ReLU, LeakyReLU or no
-    activation, and live ``nn.Sequential`` modules of dense layers, ungrouped convolutions, these activations,
-    pooling and flattening. In a live module, whose architecture cannot change, the weights of dead neurons
-    become zero instead.
+    weights are equal. A neuron is dead if it has no outgoing weights, or neither incoming weights nor a bias.
+    Dead neurons are removed, so the widths in the architecture change.
 
-    Any other network is returned as it is: networks with smooth activations or normalization layers, modules
-    with a forward of their own, and networks whose outputs do not depend on the input.
+    This function supports MLPs and convnets with ReLU, LeakyReLU or no activation. It also supports live
+    ``nn.Sequential`` modules (passed as Python objects) of dense layers, ungrouped convolutions, these
+    activations, pooling and flattening. The architecture of a live module cannot change, so the weights of
+    its dead neurons are set to zero instead.
+
+    Any other network is returned unchanged: networks with smooth activations or normalization layers, modules
+    with their own forward method, and networks whose outputs do not depend on the input.
 
     Args:
         network: The network.
@@ -128,25 +136,25 @@ def canonical(network: Network) -> Network:
     tensors = _read(network, layers)
     if tensors is None:
         return network
-    alive = _alive(tensors)
-    if not all(bool(mask.any()) for mask in alive):
+    alive_masks = _alive(tensors)
+    if not all(bool(mask.any()) for mask in alive_masks):
         return network
-    logs = _log_factors(_take(tensors, alive))
-    if logs is None:
+    log_factors = _log_factors(_take(tensors, alive_masks))
+    if log_factors is None:
         return network
-    dropped = sum(int((~mask).sum()) for mask in alive)
-    largest = max(float(s.abs().max()) for s in logs)
+    dead_count = sum(int((~mask).sum()) for mask in alive_masks)
+    largest_log_factor = max(float(s.abs().max()) for s in log_factors)
     eps = max(torch.finfo(t.dtype).eps for t in network.theta.values())
-    if not dropped and largest <= max(UNCHANGED, ROUNDINGS * eps):
+    if not dead_count and largest_log_factor <= max(UNCHANGED, ROUNDINGS * eps):
         return network
-    balanced = _rescale(_take(tensors, alive), logs)
+    balanced = _rescale(_take(tensors, alive_masks), log_factors)
     if network.live is None:
-        notes = _note(dropped, largest, "left out")
-        result = _with_fewer_neurons(network, layers, balanced, alive)
+        notes = _note(dead_count, largest_log_factor, "left out")
+        result = _with_fewer_neurons(network, layers, balanced, alive_masks)
     else:
-        notes = _note(dropped, largest, "set to zero")
-        filled = _fill(tensors, balanced, alive)
-        result = network.replace(theta=_theta(network, layers, filled))
+        notes = _note(dead_count, largest_log_factor, "set to zero")
+        balanced_with_dead = _fill(tensors, balanced, alive_masks)
+        result = network.replace(theta=_theta(network, layers, balanced_with_dead))
         if not _computes_the_same(network, result):
             return network
     return result.replace(assumptions=(*network.assumptions, *notes))
@@ -169,33 +177,36 @@ def _homogeneous_layers(network: Network) -> list[_Layer] | None:
 def _layers_in_sequence(network: Network) -> list[_Layer] | None:
     """Return the layers with weights of a live ``nn.Sequential``, or None if a module is not supported.
 
-    A layer that is used twice has parameters under its first name only, so it is not supported.
+    A layer that is used twice is not supported, because its parameters have names only for the first use.
     """
     if network.live is None or type(network.live) is not nn.Sequential:
         return None
     layers: list[_Layer] = []
-    is_flat = (
-        True  # True while the last dimension of the activations holds neurons, not image positions
-    )
+    # True if the activations are vectors of neurons, False if they are images with channels and positions.
+    is_vector = True
     for name, module in network.live.named_modules(remove_duplicate=False):
         if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) == (1, -1):
-            is_flat = True
+            is_vector = True
         elif isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
             is_dense = type(module) is nn.Linear
-            is_plain = is_dense or (type(module) in CONVOLUTIONS and module.groups == 1)
+            is_supported = is_dense or (type(module) in CONVOLUTIONS and module.groups == 1)
             layer = _Layer(f"{name}.weight", None if module.bias is None else f"{name}.bias")
             names = {layer.weight, layer.bias or layer.weight}
-            if not is_plain or (layers and is_flat != is_dense) or names - network.theta.keys():
+            if (
+                not is_supported
+                or (layers and is_vector != is_dense)
+                or names - network.theta.keys()
+            ):
                 return None
             layers.append(layer)
-            is_flat = is_dense
-        elif type(module) not in (nn.Sequential, *HOMOGENEOUS, *(() if is_flat else POOLING)):
+            is_vector = is_dense
+        elif type(module) not in (nn.Sequential, *HOMOGENEOUS, *(() if is_vector else POOLING)):
             return None
     return layers
 
 
 def _read(network: Network, layers: list[_Layer]) -> list[_Tensors] | None:
-    """Return the layers in float64, or None if the inputs of a layer do not fit the units below."""
+    """Return the layers in float64, or None if the shape of a weight does not fit the layer below."""
     tensors: list[_Tensors] = []
     for layer in layers:
         weight = network.theta[layer.weight].detach().double().cpu()
@@ -210,119 +221,132 @@ def _read(network: Network, layers: list[_Layer]) -> list[_Tensors] | None:
 
 
 def _alive(tensors: list[_Tensors]) -> list[Tensor]:
-    """Return for every hidden layer which neurons have incoming and outgoing weights.
+    """Return for every hidden layer a mask of the neurons that have incoming and outgoing weights.
 
-    If a neuron is left out, its neighbors lose weights. So the search repeats until nothing changes.
+    If a neuron is removed, its neighbors lose weights and may become dead too. So the search repeats until
+    nothing changes.
     """
-    alive = [torch.ones_like(layer.bias, dtype=torch.bool) for layer in tensors]
-    masks = [torch.ones(1, dtype=torch.bool), *alive]  # masks of the input and of every layer
+    alive_masks = [torch.ones_like(layer.bias, dtype=torch.bool) for layer in tensors]
+    masks = [torch.ones(1, dtype=torch.bool), *alive_masks]  # masks of the input and of every layer
     nonzero = [layer.weight.ne(0).any(2) for layer in tensors]
     while True:
-        before = sum(int(mask.sum()) for mask in masks)
+        alive_count = sum(int(mask.sum()) for mask in masks)
         for i in range(1, len(tensors)):
-            incoming = nonzero[i - 1][:, masks[i - 1]].any(1) | tensors[i - 1].bias.ne(0)
-            masks[i] = masks[i] & incoming & nonzero[i][masks[i + 1]].any(0)
-        if sum(int(mask.sum()) for mask in masks) == before:
+            has_incoming = nonzero[i - 1][:, masks[i - 1]].any(1) | tensors[i - 1].bias.ne(0)
+            masks[i] = masks[i] & has_incoming & nonzero[i][masks[i + 1]].any(0)
+        if sum(int(mask.sum()) for mask in masks) == alive_count:
             return masks[1:-1]
 
 
-def _take(tensors: list[_Tensors], alive: list[Tensor]) -> list[_Tensors]:
+def _take(tensors: list[_Tensors], alive_masks: list[Tensor]) -> list[_Tensors]:
     """Return the layers without the neurons that are not alive."""
     return [
         _Tensors(layer.weight[rows][:, columns], layer.bias[rows])
-        for layer, rows, columns in zip(tensors, *_masks(tensors, alive), strict=True)
+        for layer, rows, columns in zip(tensors, *_masks(tensors, alive_masks), strict=True)
     ]
 
 
-def _masks(tensors: list[_Tensors], alive: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return masks of the live rows and units of every layer. Network inputs and outputs are always alive."""
+def _masks(tensors: list[_Tensors], alive_masks: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return for every layer a mask of its live neurons, and for every layer a mask of its live inputs.
+
+    The inputs and outputs of the network are always alive.
+    """
     inputs, outputs = (torch.ones(n, dtype=torch.bool) for n in (1, len(tensors[-1].bias)))
-    return [*alive, outputs], [inputs, *alive]
+    return [*alive_masks, outputs], [inputs, *alive_masks]
 
 
 def _log_factors(tensors: list[_Tensors]) -> list[Tensor] | None:
     """Return the logarithms of the factors that balance the neurons, one tensor (h,) per hidden layer.
 
-    Return None if weights differ by so many orders of magnitude that squared norms overflow in float64.
+    Return None if weights differ so much in magnitude that their squared norms overflow in float64.
     """
-    ends = torch.ones(1, dtype=torch.float64), torch.ones_like(tensors[-1].bias)
+    outer_factors = torch.ones(1, dtype=torch.float64), torch.ones_like(tensors[-1].bias)
     # The largest weights are balanced first, so that squares of extreme weights stay within range.
-    sizes = [layer.weight.abs().amax(2) for layer in tensors]
-    a = [ends[0], *(torch.ones_like(layer.bias) for layer in tensors[:-1]), ends[1]]
+    max_weights = [layer.weight.abs().amax(2) for layer in tensors]
+    # a holds the factors of the network input, of the neurons of every hidden layer, and of the outputs.
+    a = [
+        outer_factors[0],
+        *(torch.ones_like(layer.bias) for layer in tensors[:-1]),
+        outer_factors[1],
+    ]
     for i in [*range(1, len(tensors))] * 2:
-        into = torch.maximum((sizes[i - 1] / a[i - 1]).amax(1), tensors[i - 1].bias.abs())
-        out = (sizes[i] * a[i + 1][:, None]).amax(0)
-        a[i] = out.sqrt() / into.sqrt()
-    logs = [factors.log() for factors in a[1:-1]]
-    scaled = _rescale(tensors, logs)
-    squares = [layer.weight.square().sum(2) for layer in scaled]
-    biases = [layer.bias.square() for layer in scaled]
-    # For a neuron with incoming weights w and outgoing weights v, the squared factor u solves
-    # u ||w||^2 = ||v||^2 / u. The norms include the factors of the neighboring layers.
-    u = [ends[0], *(torch.ones_like(s) for s in logs), ends[1]]
+        incoming = torch.maximum((max_weights[i - 1] / a[i - 1]).amax(1), tensors[i - 1].bias.abs())
+        outgoing = (max_weights[i] * a[i + 1][:, None]).amax(0)
+        a[i] = outgoing.sqrt() / incoming.sqrt()
+    log_factors = [factors.log() for factors in a[1:-1]]
+    scaled_layers = _rescale(tensors, log_factors)
+    squared_weights = [layer.weight.square().sum(2) for layer in scaled_layers]
+    squared_biases = [layer.bias.square() for layer in scaled_layers]
+    # u is the square of the factor a of a neuron. A neuron with incoming weights w and outgoing weights v is
+    # balanced if u ||w||^2 = ||v||^2 / u. These norms include the factors of the neighboring layers.
+    u = [outer_factors[0], *(torch.ones_like(s) for s in log_factors), outer_factors[1]]
     for _ in range(MAX_SWEEPS):
-        change = 0.0
+        largest_change = 0.0
         for i in range(1, len(tensors)):
-            into = squares[i - 1] @ u[i - 1].reciprocal() + biases[i - 1]
-            updated = (u[i + 1] @ squares[i] / into).sqrt()
-            if not bool((updated.isfinite() & (updated > 0)).all()):
+            incoming = squared_weights[i - 1] @ u[i - 1].reciprocal() + squared_biases[i - 1]
+            new_u = (u[i + 1] @ squared_weights[i] / incoming).sqrt()
+            if not bool((new_u.isfinite() & (new_u > 0)).all()):
                 return None
-            change = max(change, float((updated / u[i]).log().abs().max()) / 2)
-            u[i] = updated
-        if change <= CONVERGED:
+            largest_change = max(largest_change, float((new_u / u[i]).log().abs().max()) / 2)
+            u[i] = new_u
+        if largest_change <= CONVERGED:
             break
-    return [s + factors.log() / 2 for s, factors in zip(logs, u[1:-1], strict=True)]
+    return [s + factors.log() / 2 for s, factors in zip(log_factors, u[1:-1], strict=True)]
 
 
 def _rescale(tensors: list[_Tensors], logs: list[Tensor]) -> list[_Tensors]:
     """Return the layers with every hidden neuron rescaled by the exponential of its log factor."""
-    ends = torch.zeros(1, dtype=torch.float64), torch.zeros_like(tensors[-1].bias)
+    outer_logs = torch.zeros(1, dtype=torch.float64), torch.zeros_like(tensors[-1].bias)
     return [
         _Tensors(
             layer.weight * (log_a[:, None] - below).exp()[:, :, None],
             layer.bias * log_a.exp(),
         )
-        for layer, log_a, below in zip(tensors, [*logs, ends[1]], [ends[0], *logs], strict=True)
+        for layer, log_a, below in zip(
+            tensors, [*logs, outer_logs[1]], [outer_logs[0], *logs], strict=True
+        )
     ]
 
 
 def _with_fewer_neurons(
-    network: Network, layers: list[_Layer], tensors: list[_Tensors], alive: list[Tensor]
+    network: Network, layers: list[_Layer], tensors: list[_Tensors], alive_masks: list[Tensor]
 ) -> Network:
-    """Return the network with the weights ``tensors``, which belong only to the neurons that are alive."""
+    """Return the network with the weights ``tensors`` and without its dead neurons."""
     arch = network.architecture
-    hidden = tuple(int(mask.sum()) for mask in alive)
-    inputs = arch.widths[:1] if arch.image_shape is None else ()
-    arch = replace(arch, widths=(*inputs, *hidden, arch.widths[-1]))
+    hidden_widths = tuple(int(mask.sum()) for mask in alive_masks)
+    input_width = arch.widths[:1] if arch.image_shape is None else ()
+    arch = replace(arch, widths=(*input_width, *hidden_widths, arch.widths[-1]))
     return network.replace(theta=_theta(network, layers, tensors), arch=arch)
 
 
-def _fill(tensors: list[_Tensors], balanced: list[_Tensors], alive: list[Tensor]) -> list[_Tensors]:
+def _fill(
+    tensors: list[_Tensors], balanced: list[_Tensors], alive_masks: list[Tensor]
+) -> list[_Tensors]:
     """Return the balanced layers with all neurons. Weights and biases of dead neurons are zero."""
-    filled = []
-    layers = zip(tensors, balanced, *_masks(tensors, alive), strict=True)
-    for before, layer, rows, columns in layers:
-        weight, bias = torch.zeros_like(before.weight), torch.zeros_like(before.bias)
+    filled_layers = []
+    layers_and_masks = zip(tensors, balanced, *_masks(tensors, alive_masks), strict=True)
+    for original, layer, rows, columns in layers_and_masks:
+        weight, bias = torch.zeros_like(original.weight), torch.zeros_like(original.bias)
         weight[rows.nonzero(), columns.nonzero()[:, 0]] = layer.weight
         bias[rows] = layer.bias
-        filled.append(_Tensors(weight, bias))
-    return filled
+        filled_layers.append(_Tensors(weight, bias))
+    return filled_layers
 
 
 def _theta(network: Network, layers: list[_Layer], tensors: list[_Tensors]) -> dict[str, Tensor]:
-    """Return the weights by parameter name, in the number format of the network, at least float32."""
+    """Return the weights by parameter name. float16 and bfloat16 weights become float32."""
     theta = {n: t.to(torch.promote_types(t.dtype, torch.float32)) for n, t in network.theta.items()}
     for layer, values in zip(layers, tensors, strict=True):
-        before = theta[layer.weight]
-        shape = (len(values.bias), -1, *before.shape[2:])
-        theta[layer.weight] = values.weight.reshape(shape).to(before)
+        original_weight = theta[layer.weight]
+        shape = (len(values.bias), -1, *original_weight.shape[2:])
+        theta[layer.weight] = values.weight.reshape(shape).to(original_weight)
         if layer.bias is not None:
             theta[layer.bias] = values.bias.to(theta[layer.bias])
     return theta
 
 
 def _computes_the_same(network: Network, other: Network) -> bool:
-    """Return True if two networks with a live module agree on random samples."""
+    """Return True if two networks with live modules have the same outputs for random samples."""
     x = probe_inputs(network.architecture.inputs).reshape(-1, *network.input_shape)
     outputs, other_outputs = network.double_module(x), other.double_module(x)
     eps = max(torch.finfo(t.dtype).eps for t in network.theta.values())
@@ -330,15 +354,15 @@ def _computes_the_same(network: Network, other: Network) -> bool:
     return bool((outputs - other_outputs).abs().max() <= tolerance)
 
 
-def _note(dropped: int, largest: float, action: str) -> tuple[str, ...]:
-    """Return a sentence about removed and rescaled neurons, or () if nothing notable changed."""
-    is_rescaled = largest > math.log(NOTABLE)
-    if not dropped and not is_rescaled:
+def _note(dead_count: int, largest_log_factor: float, action: str) -> tuple[str, ...]:
+    """Return a sentence about removed and rescaled neurons, or () if no neuron changed much."""
+    is_rescaled = largest_log_factor > math.log(NOTABLE)
+    if not dead_count and not is_rescaled:
         return ()
     text = "neurons were rescaled"
-    if dropped:
-        neurons = "1 neuron" if dropped == 1 else f"{dropped} neurons"
-        verb = "was" if dropped == 1 else "were"
+    if dead_count:
+        neurons = "1 neuron" if dead_count == 1 else f"{dead_count} neurons"
+        verb = "was" if dead_count == 1 else "were"
         text = f"{neurons} without incoming or outgoing weights {verb} {action}"
         text += " and the others were rescaled" if is_rescaled else ""
     return (f"{text} before the attacks. The network computes the same function.",)

@@ -4,14 +4,15 @@ mlp:784-1000-1000-1            widths; bias in the first layer only
 mlp:784-100-10,bias=hidden     bias: first | hidden | all | none; activation=relu | gelu | tanh | ...
 convnet:1x8x8-16-32-1          input shape, channels, outputs
 polynomial:12-36-1,coefficients=0/0/0/1     sum_j a_j sigma(w_j . x), c_0 first
-module:1x8x8-10,class=Net      a live module that no string describes: input shape, outputs
+module:1x8x8-10,class=Net      a live module (a Python object) of another kind: input shape, outputs
 
-To add a kind, add an instance of a :class:`Kind` subclass to ``KINDS``. No other code has to change.
-Methods that work only for chains of dense layers check the module itself, see :func:`dense_chain`.
+To add a kind, add an instance of a :class:`Kind` subclass to ``KINDS``. No other code has to change. Code
+that works only for chains of dense layers checks the module itself, see :func:`dense_chain`.
 
-A kind can recognize its networks from the tensors of a file. For this it needs the bias of every weight and
-the order of the layers. Names show which bias belongs to which weight. Sorting does not, because
-``conv1.bias`` comes before ``conv1.weight`` and a file may hold either first.
+A kind can recognize its networks from the tensors of a file. To do so, it finds out which bias belongs to
+which weight, and the order of the layers. The names of the tensors show which bias belongs to which weight.
+The order of the tensors does not show this, because files store either ``conv1.bias`` or ``conv1.weight``
+first.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ EXAMPLE = (
 # An architecture string can come from an untrusted file, so the network that it describes is limited.
 MAX_PARAMETERS = 10**9
 MAX_LENGTH = 2000  # largest length of an architecture string in characters
-# Sentences about a file of weights without metadata. They are saved with the weights, so each sentence has at
-# most metadata.MAX_TEXT characters.
+# Assumptions about a file of weights without metadata. They are saved in the metadata of the weights, where a
+# text has at most metadata.MAX_TEXT characters.
 ASSUMED_RELU = (
     "the activation is assumed to be ReLU, because weights do not show it. If it differs, this result is "
     "invalid: pass --arch ...,activation=gelu (or silu, tanh, leaky_relu, ...)"
@@ -57,20 +58,19 @@ ASSUMED_STRIDES = (
 )
 Named = tuple[str, Tensor]
 BIAS_RULES = {
-    "first": lambda layer, depth: (
-        layer == 0
-    ),  # a ReLU network is then homogeneous in its parameters
+    # A ReLU network with this rule is homogeneous in its parameters.
+    "first": lambda layer, depth: layer == 0,
     "hidden": lambda layer, depth: layer < depth - 1,
     "all": lambda layer, depth: True,
     "none": lambda layer, depth: False,
 }
 
 
-def bias_rule(has: Sequence[bool]) -> str:
-    """Return the rule that says which layers of a network have biases.
+def bias_rule(has_bias: Sequence[bool]) -> str:
+    """Return the name of the rule that describes which layers of a network have biases.
 
     Args:
-        has: Whether each layer has a bias, first layer first.
+        has_bias: Whether each layer has a bias, first layer first.
 
     Returns:
         A key of ``BIAS_RULES``, such as "first" if only the first layer has a bias.
@@ -79,11 +79,11 @@ def bias_rule(has: Sequence[bool]) -> str:
         ArchitectureError: If no rule fits.
     """
     for rule, applies in BIAS_RULES.items():
-        if list(has) == [applies(i, len(has)) for i in range(len(has))]:
+        if list(has_bias) == [applies(i, len(has_bias)) for i in range(len(has_bias))]:
             return rule
     raise ArchitectureError(
         f"Biases must follow one of the rules {', '.join(BIAS_RULES)}; this network has biases in "
-        f"layers {[i for i, b in enumerate(has) if b]} of {len(has)}.",
+        f"layers {[i for i, is_biased in enumerate(has_bias) if is_biased]} of {len(has_bias)}.",
         "Train with biases in the first layer, in all but the last, in all, or in none.",
     )
 
@@ -158,31 +158,34 @@ class MLP(nn.Module):
     def signals(self, trace: Trace, covectors: Tensor, index: Tensor | None = None) -> list[Tensor]:
         """Return the backward signals of every layer for R covectors u_r.
 
-        The signal is the derivative of <u_r, Phi(x_r)> in the pre-activations of the layer, where Phi(x_r) is
-        the output for the sample of row r. The gradient of <u_r, Phi(x_r)> in the weight of a layer is the
-        outer product of this signal and the input of the layer.
+        A covector u_r is a vector of weights of the outputs. Let x_r be the sample of row r, and Phi(x_r) the
+        outputs for this sample. The backward signal of a layer is the derivative of <u_r, Phi(x_r)> in the
+        layer's pre-activations. The gradient of <u_r, Phi(x_r)> in the layer's weight is the outer product of
+        the backward signal and the layer's input.
 
         Args:
             trace: The values of the forward pass.
             covectors: The covectors u_r, (R, C) for C outputs.
-            index: The sample of each row, (R,). If None, row i belongs to sample i.
+            index: For each row r the index of the sample x_r, (R,). If None, row r belongs to sample r.
 
         Returns:
             One tensor (R, neurons of the layer) per layer, first layer first.
         """
-        signals = [covectors]
+        backward_signals = [covectors]
         for layer in range(len(self.layers) - 1, 0, -1):
             weight = self.linears[layer].weight
-            gates = self.activation.derivative(trace.pre[layer - 1])
-            signals.append(signals[-1] @ weight * (gates if index is None else gates[index]))
-        return signals[::-1]
+            slopes = self.activation.derivative(trace.pre[layer - 1])
+            backward_signals.append(
+                backward_signals[-1] @ weight * (slopes if index is None else slopes[index])
+            )
+        return backward_signals[::-1]
 
 
 def dense_chain(model: nn.Module) -> MLP | None:
-    """Return the network if it has the interface of a chain of dense layers, as an MLP has, else None.
+    """Return the network if it is a chain of dense layers such as :class:`MLP`, else None.
 
-    The interface is ``linears``, ``activation``, ``trace`` and ``signals``. Code that works only for chains
-    of dense layers calls this function instead of testing for the class.
+    A chain of dense layers has ``linears``, ``activation``, ``trace`` and ``signals``. Code that works only
+    for such networks calls this function instead of testing for a class.
 
     Args:
         model: Any module.
@@ -216,16 +219,16 @@ class ConvNet(nn.Module):
     ) -> None:
         super().__init__()
         depth = len(channels) + 1
-        sizes = (input_shape[0], *channels)
+        channel_counts = (input_shape[0], *channels)
         self.convolutions = nn.ModuleList(
             nn.Conv2d(a, b, 3, stride=2, padding=1, bias=BIAS_RULES[bias](i, depth))
-            for i, (a, b) in enumerate(itertools.pairwise(sizes))
+            for i, (a, b) in enumerate(itertools.pairwise(channel_counts))
         )
         height, width = input_shape[1:]
         for _ in channels:
             height, width = math.ceil(height / 2), math.ceil(width / 2)
-        biased = BIAS_RULES[bias](depth - 1, depth)
-        self.head = nn.Linear(channels[-1] * height * width, outputs, bias=biased)
+        head_has_bias = BIAS_RULES[bias](depth - 1, depth)
+        self.head = nn.Linear(channels[-1] * height * width, outputs, bias=head_has_bias)
         self.activation = activation if activation is not None else ReLU()
         self.input_shape = input_shape
 
@@ -267,9 +270,9 @@ class Architecture:
 
     Attributes:
         kind: A key of ``KINDS``.
-        widths: Widths of the layers. If ``image_shape`` is None, the first width is that of the input.
-        image_shape: Shape of one input, None for a kind whose string starts with an input width.
-        options: Values of the options of the kind.
+        widths: Widths of the layers. If ``image_shape`` is None, the first element is the number of inputs.
+        image_shape: Shape of one input, None for a kind whose string starts with the number of inputs.
+        options: Values of the options of the string, by option name.
     """
 
     kind: str
@@ -308,7 +311,8 @@ class Architecture:
         name, sizes, settings = match.groups()
         if name not in KINDS:
             raise ArchitectureError(
-                f"No network kind {name!r}.", f"{did_you_mean(name, tuple(KINDS))} {EXAMPLE}"
+                f"An architecture must begin with a known network kind; got {name!r}.",
+                f"{did_you_mean(name, tuple(KINDS))} {EXAMPLE}",
             )
         kind = KINDS[name]
         options = dict(setting.split("=", 1) for setting in settings.split(",") if setting)
@@ -319,9 +323,9 @@ class Architecture:
                 f"Widths must be between 1 and {MAX_PARAMETERS}; got {text[:80]!r}.", EXAMPLE
             )
         if kind.rank not in (None, len(shape)):
-            form = "one input width" if kind.rank == 1 else "the input shape CxHxW"
+            expected_start = "one input width" if kind.rank == 1 else "the input shape CxHxW"
             raise ArchitectureError(
-                f"The architecture {name} needs {form} first; got {first!r}.",
+                f"The architecture {name} needs {expected_start} first; got {first!r}.",
                 f"Example: --arch {kind.example}.",
             )
         for option in options:
@@ -333,12 +337,12 @@ class Architecture:
         return kind.check(cls(name, widths, shape, options))
 
     def __str__(self) -> str:
-        sizes = "-".join(map(str, self.widths))
+        widths_text = "-".join(map(str, self.widths))
         if self.image_shape is not None:
-            sizes = "x".join(map(str, self.image_shape)) + "-" + sizes
+            widths_text = "x".join(map(str, self.image_shape)) + "-" + widths_text
         defaults = KINDS[self.kind].options
         settings = [f",{n}={value}" for n, value in self.options.items() if value != defaults[n]]
-        return f"{self.kind}:{sizes}" + "".join(settings)
+        return f"{self.kind}:{widths_text}" + "".join(settings)
 
     @property
     def inputs(self) -> int:
@@ -386,8 +390,8 @@ class Kind:
     def recognize(self, state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
         """Return the architecture of this kind that fits the tensors of a file, or None.
 
-        A kind whose architectures cannot be told apart by shapes returns None. Files of such a kind need
-        ``--arch``.
+        A kind returns None if several of its architectures have tensors with the same shapes. Users have to
+        pass ``--arch`` for files of such a kind.
 
         Args:
             state: Tensors by name.
@@ -398,7 +402,7 @@ class Kind:
         return None
 
     def assumptions(self, arch: Architecture) -> tuple[str, ...]:
-        """Return sentences about properties of the network that its weights do not show."""
+        """Return assumptions about the network, because its weights do not show all its properties."""
         return ()
 
 
@@ -422,7 +426,8 @@ class _Layered(Kind):
         bias, activation = arch.options["bias"], canonical(arch.options["activation"])
         if is_unsupported(activation):
             raise ArchitectureError(
-                f"Architecture strings do not support activation={activation}.", UNSUPPORTED_ADVICE
+                f"The activation in an architecture string must be a supported one; got {activation!r}.",
+                UNSUPPORTED_ADVICE,
             )
         require_known(bias, BIAS_RULES, "No bias rule", ArchitectureError)
         require_known(activation, ACTIVATIONS, "No activation", ArchitectureError)
@@ -434,24 +439,30 @@ class _Layered(Kind):
 
     def _options(self, layers: list[Any], activation: nn.Module) -> dict[str, str]:
         """Return the bias rule and the activation of a live network as options of its string."""
-        names: dict[type, str] = {kind: name for name, kind in ACTIVATIONS.items()}
-        name = names.get(type(activation))
-        if name is None:
+        names: dict[type, str] = {
+            kind: activation_name for activation_name, kind in ACTIVATIONS.items()
+        }
+        activation_name = names.get(type(activation))
+        if activation_name is None:
             raise ArchitectureError(
-                f"Architecture strings do not support {type(activation).__name__}.",
+                "A network with an architecture string must have a supported activation; got "
+                f"{type(activation).__name__!r}.",
                 UNSUPPORTED_ADVICE,
             )
-        return {"bias": bias_rule([layer.bias is not None for layer in layers]), "activation": name}
+        return {
+            "bias": bias_rule([layer.bias is not None for layer in layers]),
+            "activation": activation_name,
+        }
 
 
 class _MLP(_Layered):
     module, example = MLP, "mlp:784-1000-1000-1"
 
     def build(self, arch: Architecture) -> nn.Module:
-        size = sum(a * b for a, b in itertools.pairwise(arch.widths))
-        if size > MAX_PARAMETERS:
+        parameter_count = sum(a * b for a, b in itertools.pairwise(arch.widths))
+        if parameter_count > MAX_PARAMETERS:
             raise ArchitectureError(
-                f"A network must have at most {MAX_PARAMETERS} parameters; {arch} has {size}.",
+                f"A network must have at most {MAX_PARAMETERS} parameters; {arch} has {parameter_count}.",
                 "Reduce the widths.",
             )
         return MLP(arch.widths, arch.options["bias"], ACTIVATIONS[arch.options["activation"]]())
@@ -519,14 +530,14 @@ class _Polynomial(Kind):
 
     def coefficients(self, arch: Architecture) -> tuple[float, ...]:
         """Return the coefficients of the activation, c_0 first, or raise ``ArchitectureError``."""
-        text = arch.options["coefficients"] or "0/0/0/1"
+        coefficients_text = arch.options["coefficients"] or "0/0/0/1"
         try:
-            numbers = tuple(float(number) for number in text.split("/"))
+            numbers = tuple(float(number) for number in coefficients_text.split("/"))
         except ValueError:
             numbers = (math.nan,)
         if not all(map(math.isfinite, numbers)):
             raise ArchitectureError(
-                f"Coefficients have the form c0/c1/... and must be finite; got {text!r}.",
+                f"Coefficients have the form c0/c1/... and must be finite; got {coefficients_text!r}.",
                 "For z^3, pass coefficients=0/0/0/1.",
             )
         return numbers
@@ -549,7 +560,8 @@ class _LiveModule(Kind):
 
     def build(self, arch: Architecture) -> nn.Module:
         raise ArchitectureError(
-            f"{arch} stands for a live module; a file holds the weights of the module, not its code.",
+            "To build a network from a file, its architecture must be known; the file holds the weights of "
+            f"a module ({arch}), but not its code.",
             "Load the weights into the module and pass the module itself to rs.audit or rs.attack.",
         )
 
@@ -571,7 +583,7 @@ KINDS: dict[str, Kind] = plugins.Table("network kind", BUILT_IN)
 def recognize_by_kind(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]] | None:
     """Return the architecture and parameter names of the first kind that recognizes the tensors.
 
-    A plug-in kind that raises an exception is skipped, and the exception is recorded.
+    If a plug-in kind raises an exception, the kind is skipped and the exception is recorded.
 
     Args:
         state: Tensors by name.
@@ -598,12 +610,12 @@ def kind_of(model: nn.Module) -> Kind | None:
 
 def split_vectors(state: Mapping[str, Tensor]) -> tuple[list[Named], list[Named]]:
     """Split a state dict into weights (two or more dimensions) and vectors, such as biases."""
-    weights = [(name, t) for name, t in state.items() if t.ndim >= 2]
-    return weights, [(name, t) for name, t in state.items() if t.ndim < 2]
+    named_weights = [(name, t) for name, t in state.items() if t.ndim >= 2]
+    return named_weights, [(name, t) for name, t in state.items() if t.ndim < 2]
 
 
 def likely_orders(weights: list[Named]) -> tuple[list[Named], list[Named]]:
-    """Return two likely orders of the layers: by name, with matrices after convolutions, and by file."""
+    """Return two likely orders of the layers: by name with all convolutions first, and as in the file."""
     return sorted(weights, key=lambda named: (-named[1].ndim, natural_key(named[0]))), weights
 
 
@@ -618,33 +630,40 @@ def attach_vectors(order: list[Named], vectors: list[Named]) -> list[tuple[str, 
         For every layer the names of its weight and its bias. None if a bias fits no layer.
     """
     layers: list[tuple[str, ...]] = []
-    remaining = dict(vectors)
+    unassigned_biases = dict(vectors)
     for i, (name, weight) in enumerate(order):
-        stem = name.removesuffix("weight")
-        fitting = [n for n, b in remaining.items() if b.shape == weight.shape[:1]]
-        same_stem = [n for n in fitting if stem != name and n == stem + "bias"]
-        # The size of a bias decides only if every layer has a bias, or only the first layer.
-        is_decisive = len(vectors) == len(order) or (len(vectors) == 1 and i == 0)
-        same_size = fitting if is_decisive else []
-        chosen = same_stem or sorted(same_size, key=natural_key)[:1]
-        for vector in chosen:
-            del remaining[vector]
-        layers.append((name, *chosen))
-    return None if remaining else layers
+        name_prefix = name.removesuffix("weight")
+        biases_of_right_size = [
+            n for n, b in unassigned_biases.items() if b.shape == weight.shape[:1]
+        ]
+        biases_of_same_name = [
+            n for n in biases_of_right_size if name_prefix != name and n == name_prefix + "bias"
+        ]
+        # If no bias has the name of this layer, a bias of the right size may belong to another layer. This
+        # cannot happen if every layer has a bias. A single bias is assumed to belong to the first layer.
+        may_use_size = len(vectors) == len(order) or (len(vectors) == 1 and i == 0)
+        biases_by_size = biases_of_right_size if may_use_size else []
+        assigned_biases = biases_of_same_name or sorted(biases_by_size, key=natural_key)[:1]
+        for vector in assigned_biases:
+            del unassigned_biases[vector]
+        layers.append((name, *assigned_biases))
+    return None if unassigned_biases else layers
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
     """Return a sort key for names with numbers, by which layer10 comes after layer2."""
-    pieces = re.split(r"(\d+)", name)
-    return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in pieces]
+    digits_and_text = re.split(r"(\d+)", name)
+    return [
+        (0, int(piece), "") if piece.isdecimal() else (1, 0, piece) for piece in digits_and_text
+    ]
 
 
 def find_chain(state: Mapping[str, Tensor]) -> list[tuple[str, ...]] | None:
     """Find the layers of an MLP from the shapes of its tensors.
 
-    Layer names differ between projects, and safetensors files lose the order of the tensors. So we look for
-    a chain of layers in the order of the names, then in the order of the file, and then in all orders. In
-    the last case exactly one order must fit.
+    Layer names differ between projects, and safetensors files lose the order of the tensors. So this function
+    looks for a chain of layers first in the order of the names, then in the order of the file, and then in
+    all orders. If several of all orders form a chain, the function does not choose one of them.
 
     Args:
         state: Tensors by name.
@@ -667,7 +686,7 @@ def _is_chain(order: Iterable[Named]) -> bool:
 
 
 def _chains(weights: list[Named], limit: int = 2) -> list[list[Named]]:
-    """Return the order of the weights that forms a chain of layers, or [] unless exactly one order does."""
+    """Return the order of the weights that forms a chain of layers, or [] if none or several orders do."""
     chains: list[list[Named]] = []
 
     def extend(chain: list[Named], remaining: list[Named]) -> None:

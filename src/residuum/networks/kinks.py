@@ -1,16 +1,19 @@
-"""Measure which activation boundaries of a network pass through records of a data set.
+"""Measure which activation boundaries of a network pass through which records of a dataset.
 
-Training moves the activation boundaries of ReLU neurons onto training samples, and leaves them there. A
-training sample at which a ReLU's input is exactly zero is a kink.
+The activation boundary of a ReLU neuron is the set of inputs at which its pre-activation is zero. Training
+moves activation boundaries onto training samples, where they stay until the end of training. A training
+sample at which a ReLU's input is exactly zero is called a kink. Records on many boundaries are therefore
+likely members (records of the training set).
 
-Symbols: z_j(x) is the pre-activation of neuron j at record x, counted over all dense piecewise linear layers,
-and P is the pool of records, members and non-members together.
+Symbols: z_j(x) is the pre-activation of neuron j at record x, where j counts the neurons of all dense
+piecewise linear layers. P is the pool of all records, that is, members and non-members together. Neurons with
+the same boundary form a bundle.
 
     s_j   = sqrt(mean over x in P of z_j(x)^2)                  scale of a neuron
     r_j   = |z_j(x)| / s_j                                       distance to its boundary, free of scale
     m_j   = number of neurons k of the layer with |cos(z_j, z_k)| > 0.9999 over P   size of its bundle
     llr(r) = log(1 - pi + a / (r + r0))  if r < R,  else  log(1 - pi),      a = pi / (0.8 log(R / r0))
-    T(x)  = sum_j llr(r_j(x)) / m_j                              the statistic
+    T(x)  = sum_j llr(r_j(x)) / m_j                              the statistic: evidence that x is a member
     B(x)  = number of neurons with r_j(x) < 2e-3, where a bundle counts once
 
 llr is the logarithm of a likelihood ratio. If x was not in training, we assume that r has the density 0.8 at
@@ -18,18 +21,18 @@ zero, like |N(0, 1)|. If x was in training, then with probability pi training mo
 density proportional to 1/(r + r0) on [0, R]. This density is nearly uniform in log r, so no tolerance has to
 be chosen.
 
-T and B do not change if a neuron is rescaled by c > 0 and its outgoing weights by 1/c. Neurons that do not
-change the output are left out. The scales s_j, the bundle sizes m_j and the choice of neurons are symmetric
-functions of the pool. So if the members of a list are exchangeable with held-out records, their statistics
-are exchangeable too, and ranks are valid p-values.
+T and B do not change if the weights of a neuron are multiplied by c > 0 and its outgoing weights by 1/c.
+Neurons that do not change the output are left out. The scales s_j, the bundle sizes m_j and the choice of
+neurons are symmetric functions of the pool. So if the members are exchangeable with held-out records, their
+statistics are exchangeable too, and ranks are valid p-values.
 
-Weight decay makes several neurons share a boundary. Without the weights 1 / m_j each of these neurons would
+Weight decay makes several neurons share a boundary. Without the weights 1 / m_j, each of these neurons would
 add evidence, for non-members too. On breast cancer data with weight decay 1e-2, the weights raised the share
 of members that the test identifies from 12% to 16%.
 
 Convolutional layers are left out, because every position of every channel has its own boundary. On six small
-convolutional networks, the dense layer behind the convolutions identified 23% of the members, and all layers
-together 11%.
+convolutional networks, the test identified 23% of the members with the dense layer behind the convolutions,
+and 11% with all layers.
 """
 
 from __future__ import annotations
@@ -46,33 +49,33 @@ from torch.overrides import TorchFunctionMode
 
 from residuum.errors import ArchitectureError, DataError
 
-# PI, R and R0 are first guesses that were never tuned. On 39 development networks the share of members that
-# the test identifies changed by -3 to +1 percentage points if one of them was three times as large, or PI
-# three times as small.
+# PI, R and R0 were guessed and never tuned. We varied them on 39 networks: each of them three times as large,
+# and PI three times as small. The share of training records that the test identifies changed by -3 to +1
+# percentage points.
 PI = 0.03  # share of neurons whose boundary training moved onto a training record
 R = 1e-2  # largest distance from its boundary at which a neuron carries information about a record
-R0 = 3e-5  # distances below this limit are blurred by rounding and by the last steps of training
+R0 = 3e-5  # smaller distances are not exact because of rounding and the last steps of training
 NULL_DENSITY = 0.8  # density of |N(0, 1)| at zero, sqrt(2 / pi)
 A = PI / (NULL_DENSITY * math.log(R / R0))
 # Log likelihood ratio of a neuron whose boundary is far from the record.
 BACKGROUND = math.log(1 - PI)
-# A record counts as lying on a boundary up to this distance. Rounding weights to bfloat16 moves distances by
-# 1e-3 (rms). With the limit 1e-3 an eighth of the accepted members would lie on fewer than two boundaries.
-# With this limit 6% of held-out records lie on two boundaries if the network has the width 256.
+# A record counts as lying on a boundary if its distance is below ON_BOUNDARY. If weights are rounded to
+# bfloat16, distances change by 1e-3 (root mean square). If ON_BOUNDARY were 1e-3, an eighth of the members
+# that the test identifies would lie on fewer than two boundaries. With ON_BOUNDARY = 2e-3, 6% of the held-out
+# records lie on two boundaries of a network of width 256.
 ON_BOUNDARY = 2e-3
-# Two neurons share a boundary if the |cosine| of their pre-activations is larger. Their normalized
-# pre-activations then differ by at most sqrt(2e-4), which is about the distance R.
+# Two neurons share a boundary if the absolute cosine of their pre-activations exceeds PARALLEL. Their
+# normalized pre-activations then differ by at most sqrt(2e-4), which is about the distance R.
 PARALLEL = 0.9999
-# A neuron is left out if its effect is a smaller share of the largest effect in its layer, because rounding
-# to float32 hides such an effect.
+# A neuron is left out if its effect on the output, as a share of the largest effect in its layer, does not
+# exceed NEGLIGIBLE. Rounding to float32 hides so small an effect.
 NEGLIGIBLE = 1e-7
-DECOY_NOISE = (
-    0.1  # noise of a decoy in standard deviations of a column; it moves the decoy off boundaries
-)
+# A decoy is a record with noise. This is the standard deviation of the noise, as a share of that of the
+# column.
+DECOY_NOISE = 0.1
 MAX_BUNDLED = 8192  # largest number of neurons whose pairwise cosines fit in half a gigabyte
-BLOCK_BYTES = (
-    1 << 27
-)  # memory for the activations of the records that are processed at once, in bytes
+# Memory in bytes for the activations of a block of records. The records of a block are processed together.
+BLOCK_BYTES = 1 << 27
 DIVERGED = "Use a network whose training did not diverge."
 
 
@@ -91,11 +94,13 @@ class KinkScores:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """Scales and weights of the h neurons of one layer. Both are 0 for a neuron that is left out.
+    """Scales and weights of the h neurons of one layer.
 
     Attributes:
-        inverse_scale: One over the root mean square of the pre-activations of each neuron, (h,).
-        weight: One over the number of neurons that share the boundary of each neuron, (h,).
+        inverse_scale: For each neuron one over the root mean square of its pre-activations, (h,). Zero if the
+            neuron is left out.
+        weight: Weight of each neuron in the statistic, (h,): one over the number of neurons that share its
+            boundary. Zero if the neuron is left out.
         parallel: Mask (h, h) of pairs of neurons that share a boundary, with the smaller index first. None
             if every neuron has its own boundary.
     """
@@ -107,7 +112,7 @@ class Layer:
 
 @dataclass(frozen=True, eq=False)
 class ActivationBoundaries:
-    """The activation boundaries of a network, with scales measured on a pool of records."""
+    """The activation boundaries of a network, with the scales of its neurons on a pool of records."""
 
     module: nn.Module
     layers: tuple[Layer, ...]
@@ -121,30 +126,29 @@ class ActivationBoundaries:
 
         Args:
             module: A network in evaluation mode and in float64, such as ``Network.double_module``.
-            pool: Members and non-members together, (n, *shape).
+            pool: Records of the training set and other records together, (n, *shape).
 
         Returns:
             The boundaries. ``neurons`` is 0 if the network has no dense piecewise linear layer.
         """
         _check_finite(module, pool)
-        numbers = _numbers_per_record(module, pool)
-        sums: list[_Sums] = []
-        for block in _blocks(len(pool), numbers):
-            recorded = _record(module, pool[block], with_effects=True)
-            sums = sums or [_Sums.zeros(z) for z, _ in recorded]
-            for total, (z, effect) in zip(sums, recorded, strict=True):
-                total.add(z, effect)
-        if not any(
-            total.effects.any() for total in sums
-        ):  # derivatives of saturated outputs are zero
-            for total in sums:
-                total.effects += 1
-        layers = tuple(total.layer(len(pool)) for total in sums)
-        return cls(module, layers, numbers)
+        numbers_per_record = _numbers_per_record(module, pool)
+        sums_by_layer: list[_Sums] = []
+        for block in _blocks(len(pool), numbers_per_record):
+            values_by_layer = _record(module, pool[block], with_effects=True)
+            sums_by_layer = sums_by_layer or [_Sums.zeros(z) for z, _ in values_by_layer]
+            for layer_sums, (z, effect) in zip(sums_by_layer, values_by_layer, strict=True):
+                layer_sums.add(z, effect)
+        # If the outputs are saturated, all effects are zero. Then all neurons count equally.
+        if not any(layer_sums.effects.any() for layer_sums in sums_by_layer):
+            for layer_sums in sums_by_layer:
+                layer_sums.effects += 1
+        layers = tuple(layer_sums.layer(len(pool)) for layer_sums in sums_by_layer)
+        return cls(module, layers, numbers_per_record)
 
     @property
     def neurons(self) -> int:
-        """Number of neurons that enter the statistic."""
+        """Number of neurons that are not left out of the statistic."""
         return sum(int((layer.weight > 0).sum()) for layer in self.layers)
 
     @torch.no_grad()
@@ -159,22 +163,27 @@ class ActivationBoundaries:
         """
         statistic, boundaries = [], []
         for block in _blocks(len(x), self.numbers_per_record):
-            recorded = _record(self.module, x[block], with_effects=False)
-            pairs = [
-                _score_layer(z, layer) for (z, _), layer in zip(recorded, self.layers, strict=True)
+            values_by_layer = _record(self.module, x[block], with_effects=False)
+            scores_by_layer = [
+                _score_layer(z, layer)
+                for (z, _), layer in zip(values_by_layer, self.layers, strict=True)
             ]
             count = len(x[block])
-            statistic.append(sum((t for t, _ in pairs), torch.zeros(count, dtype=torch.float64)))
-            by_layer = [
-                b for (_, b), layer in zip(pairs, self.layers, strict=True) if layer.weight.any()
+            statistic.append(
+                sum((t for t, _ in scores_by_layer), torch.zeros(count, dtype=torch.float64))
+            )
+            counts_by_layer = [
+                b
+                for (_, b), layer in zip(scores_by_layer, self.layers, strict=True)
+                if layer.weight.any()
             ]
-            empty = torch.zeros(count, 0, dtype=torch.long)
-            boundaries.append(torch.stack(by_layer, 1) if by_layer else empty)
+            no_layers = torch.zeros(count, 0, dtype=torch.long)
+            boundaries.append(torch.stack(counts_by_layer, 1) if counts_by_layer else no_layers)
         return KinkScores(torch.cat(statistic), torch.cat(boundaries))
 
 
 def make_decoys(x: Tensor, deviation: Tensor, generator: torch.Generator) -> Tensor:
-    """Return a decoy of every record: a noisy copy, which lies off the boundaries that training moved.
+    """Return a decoy of every record: a copy with noise, which moves it away from activation boundaries.
 
     Args:
         x: Records, (n, *shape).
@@ -192,8 +201,9 @@ def make_decoys(x: Tensor, deviation: Tensor, generator: torch.Generator) -> Ten
 class _Sums:
     """Sums over all records for one layer of h neurons with pre-activations z.
 
-    products: sum of z z^T (h, h), or of z^2 (h,) if the layer is too wide to compare all pairs of neurons.
-    effects: sum of the squared derivatives of the output in the activation of each neuron, (h,).
+    products: sum of z z^T (h, h). If the layer is too wide to compare all pairs of neurons, sum of z^2 (h,).
+    effects: sum of squared effects, (h,). The effect of a neuron is the derivative of the network's output in
+        the activation of the neuron.
     """
 
     products: Tensor
@@ -210,42 +220,44 @@ class _Sums:
 
     def layer(self, n: int) -> Layer:
         has_products = self.products.ndim == 2
-        squares = self.products.diagonal() if has_products else self.products
-        scale = (squares / n).sqrt()
-        effect = self.effects.sqrt() * scale  # the product does not change if a neuron is rescaled
-        counts = effect > NEGLIGIBLE * effect.max()
-        inverse = torch.where(counts, 1 / scale.where(counts, 1), 0)
+        squared_sums = self.products.diagonal() if has_products else self.products
+        root_mean_square = (squared_sums / n).sqrt()
+        # This product does not change if a neuron is rescaled.
+        scaled_effect = self.effects.sqrt() * root_mean_square
+        is_used = scaled_effect > NEGLIGIBLE * scaled_effect.max()
+        inverse_scale = torch.where(is_used, 1 / root_mean_square.where(is_used, 1), 0)
         if not has_products:
-            return Layer(inverse, counts.double(), None)
-        unit = squares.rsqrt().where(counts, 0)
-        parallel = (unit[:, None] * self.products * unit).abs() > PARALLEL
+            return Layer(inverse_scale, is_used.double(), None)
+        inverse_norm = squared_sums.rsqrt().where(is_used, 0)
+        parallel = (inverse_norm[:, None] * self.products * inverse_norm).abs() > PARALLEL
         parallel.fill_diagonal_(False)
-        weight = torch.where(counts, 1 / (1 + parallel.sum(1)).double(), 0)
-        return Layer(inverse, weight, parallel.triu() if parallel.any() else None)
+        neuron_weight = torch.where(is_used, 1 / (1 + parallel.sum(1)).double(), 0)
+        return Layer(inverse_scale, neuron_weight, parallel.triu() if parallel.any() else None)
 
 
 def _score_layer(z: Tensor, layer: Layer) -> tuple[Tensor, Tensor]:
     """Return the sum of log likelihood ratios (n,) and the number of boundaries (n,) of one layer."""
     r = z.abs() * layer.inverse_scale
-    # If all pre-activations of a layer are zero, no boundary passes through the record.
+    # If all pre-activations of a layer are zero, the record does not count as lying on the boundaries.
     is_silent = (z == 0).all(1)
     is_close = (r < R) & (layer.weight > 0) & ~is_silent[:, None]
     record, neuron = is_close.nonzero(as_tuple=True)
-    gain = torch.log(1 - PI + A / (r[record, neuron] + R0)) - BACKGROUND
+    evidence = torch.log(1 - PI + A / (r[record, neuron] + R0)) - BACKGROUND
     statistic = z.new_full((len(z),), BACKGROUND * float(layer.weight.sum()))
-    statistic.index_add_(0, record, gain * layer.weight[neuron])
-    is_on = is_close & (r < ON_BOUNDARY)
-    if layer.parallel is not None:  # neurons that share a boundary count once
-        is_on &= is_on.double() @ layer.parallel.double() == 0
-    return statistic.cpu(), is_on.sum(1).cpu()
+    statistic.index_add_(0, record, evidence * layer.weight[neuron])
+    is_on_boundary = is_close & (r < ON_BOUNDARY)
+    if layer.parallel is not None:  # a boundary that several neurons share counts once
+        is_on_boundary &= is_on_boundary.double() @ layer.parallel.double() == 0
+    return statistic.cpu(), is_on_boundary.sum(1).cpu()
 
 
 class _Recorder(TorchFunctionMode):
-    """Record the input of every piecewise linear activation, wherever a forward calls it.
+    """A context that records the inputs of all piecewise linear activations during a forward pass.
 
-    layers: for each activation, its input minus the point where the activation bends, (n, h), and an offset
-        of zeros, (n, h), that is added to its output. The derivative in the offset is the effect of a neuron.
-    numbers: how many numbers the functions returned that the forward pass called.
+    layers: for each activation a pair of tensors (n, h). The first tensor is the input of the activation
+        minus the point where the activation bends. The second tensor is zero and is added to the output of
+        the activation. The derivative of the network's output in the second tensor is the effect of a neuron.
+    numbers: total number of elements of the tensors that the forward pass computed.
     """
 
     def __init__(self, n: int, with_effects: bool) -> None:
@@ -259,25 +271,27 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         z = args[0] if args else kwargs.get("input")
-        bends = _bends(getattr(func, "__name__", ""), args, kwargs)
-        if not bends or not isinstance(z, Tensor) or not self._counts(z):
-            result = func(*args, **kwargs)
-            self.numbers += result.numel() if isinstance(result, Tensor) else 0
-            return result
+        bend_points = _bends(getattr(func, "__name__", ""), args, kwargs)
+        if not bend_points or not isinstance(z, Tensor) or not self._counts(z):
+            output = func(*args, **kwargs)
+            self.numbers += output.numel() if isinstance(output, Tensor) else 0
+            return output
         z_before, copied = z.detach().clone(), z.clone()
         args, kwargs = (copied, *args[1:]), {k: v for k, v in kwargs.items() if k != "input"}
-        result = func(*args, **kwargs)
-        is_in_place = result is copied
-        offset = torch.zeros_like(result, requires_grad=self.with_effects)
+        output = func(*args, **kwargs)
+        is_in_place = output is copied
+        offset = torch.zeros_like(output, requires_grad=self.with_effects)
         if self.with_effects:
-            result = result + offset
-        if is_in_place:  # autograd saved the copy, so the original tensor may change
-            result = z.copy_(result)
-        self.layers += [(z_before - bend if bend else z_before, offset) for bend in bends]
-        self.numbers += (
-            6 * z.numel()
-        )  # estimated size of the copies above and of the statistic's tensors
-        return result
+            output = output + offset
+        if is_in_place:  # autograd saved the copied input, so the original input may change
+            output = z.copy_(output)
+        self.layers += [
+            (z_before - bend_point if bend_point else z_before, offset)
+            for bend_point in bend_points
+        ]
+        # Estimate of the memory for the copies of z above, and for the tensors of the statistic.
+        self.numbers += 6 * z.numel()
+        return output
 
     def _counts(self, z: Tensor) -> bool:
         return z.is_floating_point() and z.ndim == 2 and len(z) == self.n
@@ -291,11 +305,13 @@ def _bends(called: str, args: Any, kwargs: dict[str, Any]) -> tuple[float, ...]:
     if name == "relu6":
         return (0.0, 6.0)
     if name == "hardtanh":
-        low = _argument(args, kwargs, 1, "min_val", -1.0)
-        return (low, _argument(args, kwargs, 2, "max_val", 1.0))
+        minimum = _argument(args, kwargs, 1, "min_val", -1.0)
+        return (minimum, _argument(args, kwargs, 2, "max_val", 1.0))
     if name in ("clamp", "clamp_min"):  # a clamp with the minimum 0 is a ReLU
-        low, high = _argument(args, kwargs, 1, "min"), _argument(args, kwargs, 2, "max")
-        return (0.0,) if isinstance(low, int | float) and low == 0 and high is None else ()
+        minimum, maximum = _argument(args, kwargs, 1, "min"), _argument(args, kwargs, 2, "max")
+        return (
+            (0.0,) if isinstance(minimum, int | float) and minimum == 0 and maximum is None else ()
+        )
     return ()
 
 
@@ -304,11 +320,11 @@ def _argument(args: Any, kwargs: dict[str, Any], index: int, name: str, default:
 
 
 def _record(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tensor, Tensor]]:
-    """Return for every layer the pre-activations and the derivatives of the output in the activations."""
-    # The output that is differentiated is a random combination of all outputs. If ``with_effects`` is False,
-    # the derivatives are zero. Both tensors of a layer are (n, h).
+    """Return for every layer the pre-activations (n, h) and the effects of its neurons on the output."""
+    # The effects are derivatives of a random combination of all outputs in the activations of the neurons. If
+    # ``with_effects`` is False, the effects are zero.
     recorder = _Recorder(len(x), with_effects)
-    # Detached weights keep the autograd graph small.
+    # Weights are detached, because derivatives in the weights are not needed.
     theta = {name: p.detach() for name, p in module.named_parameters()}
     with torch.set_grad_enabled(with_effects), recorder:
         outputs = functional_call(module, theta, (_as_input(module, x),))
@@ -322,7 +338,9 @@ def _record(module: nn.Module, x: Tensor, with_effects: bool) -> list[tuple[Tens
     layers = []
     for (z, _), effect in zip(recorder.layers, effects, strict=True):
         if not z.isfinite().all():
-            raise ArchitectureError("Pre-activations must be finite; some are not.", DIVERGED)
+            raise ArchitectureError(
+                "All pre-activations of a network must be finite; some are not.", DIVERGED
+            )
         layers.append((z.double(), torch.zeros_like(z) if effect is None else effect))
     return layers
 
@@ -335,19 +353,27 @@ def _as_input(module: nn.Module, x: Tensor) -> Tensor:
 def _check_finite(module: nn.Module, x: Tensor) -> None:
     for name, weight in module.named_parameters():
         if not weight.isfinite().all():
-            raise ArchitectureError(f"Weights must be finite numbers; {name!r} is not.", DIVERGED)
+            raise ArchitectureError(
+                f"All weights must be finite numbers; some weights of {name!r} are not.", DIVERGED
+            )
     if not x.isfinite().all():
-        raise DataError("Records must be finite numbers; some are not.", "Remove or impute them.")
+        raise DataError(
+            "All values of records must be finite numbers; some are not.",
+            "Remove or impute the missing values.",
+        )
 
 
 @torch.no_grad()
 def _numbers_per_record(module: nn.Module, x: Tensor) -> int:
-    """Return how many numbers a forward and a backward pass of one record need."""
+    """Estimate how many numbers must be in memory for a forward and a backward pass of one record."""
     with _Recorder(1, with_effects=False) as recorder:
         module(_as_input(module, x[:1]))
     return x[0].numel() + 2 * recorder.numbers + 1
 
 
-def _blocks(count: int, numbers: int) -> Iterator[slice]:
-    step = max(1, BLOCK_BYTES // (8 * numbers))
-    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+def _blocks(count: int, numbers_per_record: int) -> Iterator[slice]:
+    records_per_block = max(1, BLOCK_BYTES // (8 * numbers_per_record))
+    return (
+        slice(start, min(start + records_per_block, count))
+        for start in range(0, count, records_per_block)
+    )

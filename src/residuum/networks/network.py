@@ -1,4 +1,4 @@
-"""A network: its weights, its module, and properties that are computed once."""
+"""A network: its weights, its module, and properties that are computed only once."""
 
 from __future__ import annotations
 
@@ -21,20 +21,21 @@ from residuum.records.base import UNSAVED
 
 @dataclass(frozen=True, eq=False)
 class Network(Record):
-    """Weights by the parameter names of a module, and the properties that follow from them.
+    """A network that was read from a file or module: its weights, and the properties that follow from them.
 
-    The architecture is parsed once and the module is built once. A copy made with :meth:`replace` keeps
-    the parsed architecture.
+    The architecture string is parsed only once, and the module is built only once. A copy made with
+    :meth:`replace` keeps the parsed architecture.
 
     Args:
         theta: Weights by parameter name.
         arch: Architecture string such as ``mlp:784-1000-1000-1``, or a parsed :class:`Architecture`.
         input_shape: Shape of one sample, () if it is not known.
         labels: Class names by output.
-        task: "binary", "multiclass" or "regression" if the releaser stated it, else "".
-        assumptions: Sentences about what had to be guessed while reading the file.
+        task: "binary", "multiclass" or "regression" if the file states the task, else "".
+        assumptions: Sentences about what had to be guessed when the file was read.
         source_names: For each parameter, its name in the file or module from which it was read.
-        live: A live module that no architecture string describes. It is code, so it is never saved.
+        live: The module itself, if no architecture string describes it. A module is code, so it is never
+            saved.
     """
 
     theta: dict[str, Tensor]
@@ -67,7 +68,7 @@ class Network(Record):
 
     @cached_property
     def module(self) -> nn.Module:
-        """The module with the weights of the network, in evaluation mode. Do not change it: it is shared."""
+        """The module with the weights, in evaluation mode. Do not change this shared module."""
         return self._load(torch.float64 if self._is_double else None)
 
     @cached_property
@@ -76,7 +77,7 @@ class Network(Record):
         return self.module if self._is_double else self._load(torch.float64)
 
     def copy_module(self, dtype: torch.dtype | None = None) -> nn.Module:
-        """Return a copy of the module, which the caller may change. None keeps the dtype of the weights."""
+        """Return a copy of the module, which may be changed. If ``dtype`` is None, the dtype is kept."""
         module = copy.deepcopy(self.double_module if dtype == torch.float64 else self.module)
         return module if dtype is None else module.to(dtype)
 
@@ -96,7 +97,7 @@ class Network(Record):
 
     @property
     def inferred_task(self) -> str:
-        """Task of the network: "regression" if the releaser said so, else "binary" or "multiclass"."""
+        """Task of the network: "regression" if the file states so, else "binary" or "multiclass"."""
         if self.task == "regression":
             return "regression"
         return "binary" if self.outputs == 1 else "multiclass"
@@ -105,11 +106,11 @@ class Network(Record):
     @torch.no_grad()
     def homogeneity_order(self) -> float | None:
         """Measured order of homogeneity in the parameters, None if the network is not homogeneous."""
-        inputs = probe_inputs(self.architecture.inputs)
-        if self.live is not None and math.prod(self.input_shape) == inputs.shape[1]:
-            # The code of a live module may need samples in their shape.
-            inputs = inputs.reshape(len(inputs), *self.input_shape)
-        return homogeneity_order(self.double_module, inputs)
+        x = probe_inputs(self.architecture.inputs)
+        if self.live is not None and math.prod(self.input_shape) == x.shape[1]:
+            # The forward method of a live module may need inputs that are not flattened.
+            x = x.reshape(len(x), *self.input_shape)
+        return homogeneity_order(self.double_module, x)
 
     def sample_shape(self, knowledge: Knowledge) -> tuple[int, ...]:
         """Return the shape of one sample, from the attacker's knowledge or else from the network.
@@ -130,7 +131,7 @@ class Network(Record):
             raise InputError(
                 f"A sample must have {inputs} values, as many as the network has inputs; shape {shape} "
                 f"has {math.prod(shape)}.",
-                "Correct --shape.",
+                "Correct --shape, the shape of one sample.",
             )
         mean = knowledge.mean
         if mean is not None and mean.numel() not in (1, inputs):
@@ -138,17 +139,18 @@ class Network(Record):
                 f"The mean must be one number or have {inputs} values; got {mean.numel()}.",
                 "Pass the mean image of the data.",
             )
-        last = max((columns.last for columns in knowledge.typed_columns), default=0)
-        if last >= inputs:
+        last_column = max((columns.last for columns in knowledge.typed_columns), default=0)
+        if last_column >= inputs:
             raise InputError(
-                f"A sample has {inputs} columns, counted from 0; a type was passed for column {last}.",
+                f"Only columns 0 to {inputs - 1} of a sample can have a type; got a type for column "
+                f"{last_column}.",
                 "Correct --columns.",
             )
         return shape
 
     @cached_property
     def _skeleton(self) -> nn.Module:
-        """The module on the meta device. Its parameters have shapes, but no numbers."""
+        """The module on PyTorch's meta device. Its parameters have shapes, but no values."""
         with torch.device("meta"):
             return self.architecture.build()
 
@@ -157,12 +159,14 @@ class Network(Record):
         return any(tensor.dtype == torch.float64 for tensor in self.theta.values())
 
     def _load(self, dtype: torch.dtype | None) -> nn.Module:
-        """Return a module with the weights of the network. If the dtype is the same, memory is shared."""
+        """Return a module with the weights of the network. Weights of the same dtype share their memory."""
         module = copy.deepcopy(self._skeleton if self.live is None else self.live)
         theta = {name: t.detach().to(dtype or t.dtype) for name, t in self.theta.items()}
-        expected = dict(module.named_parameters()) if self.live is not None else module.state_dict()
+        expected_tensors = (
+            dict(module.named_parameters()) if self.live is not None else module.state_dict()
+        )
         shapes = {name: t.shape for name, t in theta.items()}
-        if {name: t.shape for name, t in expected.items()} != shapes:
+        if {name: t.shape for name, t in expected_tensors.items()} != shapes:
             raise ArchitectureError(
                 f"The weights must fit {self.arch}; got "
                 f"{', '.join(f'{name} {list(shape)}' for name, shape in list(shapes.items())[:6])}.",

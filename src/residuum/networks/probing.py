@@ -1,7 +1,7 @@
 """Check by running a network whether attacks apply to it, and measure its homogeneity.
 
-Attacks and certificates treat a network as a function of one sample and its weights that is twice
-differentiable except at kinks. A network is refused with the reason if
+Attacks and certificates treat a network as a function of one sample and of the weights. This function must be
+twice differentiable except at kinks. A network is refused, with an error that states the reason, if
 
 - its inputs are whole numbers,
 - its outputs are not one row per sample,
@@ -37,8 +37,8 @@ from residuum.networks.activations import SigmoidReLU
 from residuum.networks.kinds import dense_chain
 from residuum.networks.surrogates import Kinks
 
-# Largest difference between outputs for different batch sizes that counts as rounding, as a share of the
-# largest output. Keras always computes in float32.
+# Outputs for different batch sizes count as equal if they differ by at most this share of the largest output.
+# The limit for float32 is needed for Keras, which always computes in float32.
 SAME = {torch.float64: 1e-9, torch.float32: 1e-4}
 NORMS = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.LocalResponseNorm)
 
@@ -59,14 +59,14 @@ class Probe:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """Return the network inside the wrappers of PyTorch for parallel training and compilation."""
+    """Return the network without PyTorch's wrappers for parallel training and compilation."""
     while True:
-        inner = getattr(model, "_orig_mod", None)
+        wrapped_module = getattr(model, "_orig_mod", None)
         if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
+            wrapped_module = model.module
+        if not isinstance(wrapped_module, nn.Module):
             return model
-        model = inner
+        model = wrapped_module
 
 
 def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
@@ -87,34 +87,35 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
     name = type(model).__name__
     if any(isinstance(module, torch.jit.ScriptModule) for module in model.modules()):
         raise ArchitectureError(
-            f"Attacks must see the kinks of a network; TorchScript hides the kinks of this {name}.",
+            "Attacks must be able to replace the activations of a network; TorchScript hides the activations "
+            f"of this {name}.",
             "Pass the Python module: net.load_state_dict(scripted.state_dict()). For a fully connected "
             "network, scripted.state_dict() alone is enough.",
         )
     model = copy.deepcopy(model).double()
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, *shape, generator=generator, dtype=torch.float64)
-    before = {n: t.clone() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
+    state_before = {n: t.clone() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
     with torch.no_grad(), second_derivatives(), _Hidden() as hidden, Kinks(SigmoidReLU()) as kinks:
         outputs = _run(model, x, shape)
         repeated, single = _run(model, x, shape), _run(model, x[:1], shape)
-    rows = outputs[:, None] if outputs.ndim == 1 else outputs
-    after = model.state_dict()
-    if changed := [n for n, t in before.items() if not torch.equal(t, after[n])]:
+    output_rows = outputs[:, None] if outputs.ndim == 1 else outputs
+    state_after = model.state_dict()
+    if changed := [n for n, t in state_before.items() if not torch.equal(t, state_after[n])]:
         raise ArchitectureError(
-            f"The state of a network must not change in evaluation mode; the forward of this {name} "
-            f"changes {changed[0]!r}.",
-            "Update such state under `if self.training:`.",
+            "The state of a network must not change in evaluation mode; the forward method of this "
+            f"{name} changes {changed[0]!r}.",
+            f"Change {changed[0]!r} only under `if self.training:`.",
         )
     if not torch.equal(outputs, repeated):
         raise ArchitectureError(
-            f"A network must return the same outputs for the same sample; the forward of this {name} "
-            "draws random numbers in evaluation mode.",
+            "A network must return the same outputs for the same sample; the forward method of this "
+            f"{name} draws random numbers in evaluation mode.",
             "Draw random numbers under `if self.training:`, or call F.dropout(x, training=self.training).",
         )
-    size = float(rows.abs().max()) or 1.0
-    error = float((rows[0] - single.reshape(-1)).abs().max())
-    if not error <= SAME.get(outputs.dtype, 1e-9) * size:
+    largest_output = float(output_rows.abs().max()) or 1.0
+    batch_difference = float((output_rows[0] - single.reshape(-1)).abs().max())
+    if not batch_difference <= SAME.get(outputs.dtype, 1e-9) * largest_output:
         raise ArchitectureError(
             f"The outputs of a sample must depend on that sample only; the outputs of this {name} change "
             "with the other samples of the batch.",
@@ -122,13 +123,14 @@ def probe(model: nn.Module, shape: tuple[int, ...]) -> Probe:
         )
     _check_twice_differentiable(model, x)
     kinks.unsmoothed.update(hidden.seen - {*kinks.unsmoothed})
-    return Probe(rows.shape[1], outputs.ndim == 1, tuple(_notes(model, kinks, rows)))
+    return Probe(output_rows.shape[1], outputs.ndim == 1, tuple(_notes(model, kinks, output_rows)))
 
 
 class _Hidden(TorchDispatchMode):
-    """Record functions with kinks in exported graphs.
+    """Record the functions with kinks, such as ReLU, that an exported graph calls.
 
-    ``Kinks`` intercepts functions by name, but an exported graph calls operators without these names.
+    ``Kinks`` intercepts Python functions by name. An exported graph does not call these functions, but the
+    operators behind them.
     """
 
     def __init__(self) -> None:
@@ -149,29 +151,32 @@ def _run(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Tensor:
     name = type(model).__name__
     try:
         outputs = model(x)
-    except Exception as problem:  # the forward of a user may raise anything
+    except Exception as problem:  # the user's forward method may raise any exception
         if _runs(model, torch.zeros_like(x, dtype=torch.long)):
             raise ArchitectureError(
-                f"A sample must consist of real numbers, so that attacks can move it; this {name} takes "
-                "whole numbers, such as tokens.",
-                "Pass the layers after the embedding as a module. Its samples are embedded sequences.",
+                "A sample must consist of real numbers, so that attacks can change it gradually; this "
+                f"{name} takes whole numbers, such as tokens.",
+                "Pass the layers after the embedding as a module, and pass embedded sequences as samples.",
             ) from problem
         if _runs(copy.deepcopy(model).float(), x.float()):
             raise ArchitectureError(
-                f"A network must run in float64 and in float32; the forward of this {name} creates "
-                f"tensors of a fixed type: {str(problem).splitlines()[0][:200]}",
-                "Create tensors with the type of the input, with x.new_zeros(...) or dtype=x.dtype, or "
+                f"A network must run in float64 and in float32; the forward method of this {name} "
+                f"creates tensors whose type is fixed: {str(problem).splitlines()[0][:200]}",
+                "Create these tensors with the type of the input (x.new_zeros(...) or dtype=x.dtype), or "
                 "register them as buffers.",
             ) from problem
         raise ArchitectureError(
-            f"The network must accept samples of shape {shape}; the forward of {name} raised: "
+            f"The network must accept samples of shape {shape}; the forward method of {name} raised: "
             f"{(str(problem) or type(problem).__name__).splitlines()[0][:200]}",
             "Pass the shape of one sample as the network receives it, or correct the data.",
         ) from problem
     if not isinstance(outputs, Tensor) or outputs.ndim not in (1, 2) or len(outputs) != len(x):
-        got = tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        actual_output = (
+            tuple(outputs.shape) if isinstance(outputs, Tensor) else type(outputs).__name__
+        )
         raise ArchitectureError(
-            f"A network must return (n, outputs); for {len(x)} samples this network returned {got}.",
+            "A network must return a tensor of shape (n, outputs) for n samples; for "
+            f"{len(x)} samples this network returned {actual_output}.",
             "Pass a module whose forward returns one row of outputs per sample, such as the logits.",
         )
     if not outputs.isfinite().all():
@@ -191,34 +196,36 @@ def _runs(model: nn.Module, x: Tensor) -> bool:
 
 
 def _check_twice_differentiable(model: nn.Module, x: Tensor) -> None:
-    """Check that outputs can be differentiated by the weights and then by the sample, as attacks do."""
+    """Check that outputs have derivatives in the weights, and that these have derivatives in the sample."""
     name, x = type(model).__name__, x.detach().requires_grad_()
-    leaves = {n: p.detach().requires_grad_() for n, p in model.named_parameters()}
+    differentiable_theta = {n: p.detach().requires_grad_() for n, p in model.named_parameters()}
     try:
         with torch.enable_grad(), second_derivatives(), Kinks(SigmoidReLU()):
-            outputs = functional_call(model, leaves, (x,))
+            outputs = functional_call(model, differentiable_theta, (x,))
             if outputs.requires_grad:
-                terms = torch.autograd.grad(
+                weight_gradients = torch.autograd.grad(
                     outputs.square().sum(),
-                    list(leaves.values()),
+                    list(differentiable_theta.values()),
                     create_graph=True,
                     materialize_grads=True,
                 )
-                total = torch.stack([term.square().sum() for term in terms]).sum()
-                torch.autograd.grad(total, x, allow_unused=True)
+                squared_norm = torch.stack([term.square().sum() for term in weight_gradients]).sum()
+                torch.autograd.grad(squared_norm, x, allow_unused=True)
             (slope,) = torch.autograd.grad(
-                functional_call(model, leaves, (x,)).square().sum(), x, allow_unused=True
+                functional_call(model, differentiable_theta, (x,)).square().sum(),
+                x,
+                allow_unused=True,
             )
     except (RuntimeError, NotImplementedError) as problem:
         raise ArchitectureError(
             f"A network must be twice differentiable; for this {name} PyTorch raised: "
             f"{str(problem).splitlines()[0][:200]}",
-            "Replace that operation with operations that have second derivatives.",
+            "Replace the operation that failed with operations that have second derivatives.",
         ) from problem
     if slope is None:
         raise ArchitectureError(
             f"The outputs of a network must have a gradient in the sample; this {name} has no such gradient.",
-            "Remove `.detach()`, torch.no_grad() and rounding from its forward.",
+            "Remove `.detach()`, torch.no_grad() and rounding from the forward method.",
         )
 
 
@@ -249,8 +256,8 @@ def _notes(model: nn.Module, kinks: Kinks, outputs: Tensor) -> Iterator[str]:
             "the initial weights with --init, so that attacks leave them out"
         )
     is_positive, sums = bool((outputs >= 0).all()), outputs.sum(1)
-    is_one = torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
-    if outputs.shape[1] > 1 and is_positive and is_one:
+    sums_to_one = torch.allclose(sums, torch.ones_like(sums), atol=1e-4)
+    if outputs.shape[1] > 1 and is_positive and sums_to_one:
         yield (
             "outputs are probabilities, and attacks compute margins and losses from them. Pass the module "
             "without its softmax to use the logits"
@@ -259,14 +266,14 @@ def _notes(model: nn.Module, kinks: Kinks, outputs: Tensor) -> Iterator[str]:
 
 @contextmanager
 def second_derivatives() -> Iterator[None]:
-    """Disable the kernels of fused attention in PyTorch, because they have no second derivatives."""
-    fast = torch.backends.mha.get_fastpath_enabled()
+    """Disable PyTorch's fused attention inside this context, because it has no second derivatives."""
+    fastpath_was_enabled = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
         with sdpa_kernel(SDPBackend.MATH):
             yield
     finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+        torch.backends.mha.set_fastpath_enabled(fastpath_was_enabled)
 
 
 def add_output_dimension(module: nn.Module, inputs: tuple[Any, ...], outputs: Tensor) -> Tensor:
@@ -283,11 +290,11 @@ def add_output_dimension(module: nn.Module, inputs: tuple[Any, ...], outputs: Te
     return outputs[:, None]
 
 
-# Factors by which the weights are scaled. The factors are close to 1, so that no output of a deep network
-# overflows or underflows.
+# Factors by which the weights are multiplied to measure the order of homogeneity. The factors are close to 1,
+# so that no output of a deep network overflows or underflows.
 SCALES = (0.7, 0.9, 1.1, 1.4)
-# Largest difference between two estimates of the order. For a homogeneous network in float64 the estimates
-# agree to many more digits.
+# A network is homogeneous if all estimates of the order agree up to this relative difference. In float64, the
+# estimates of a homogeneous network agree to many more digits.
 TOLERANCE = 1e-6
 
 
@@ -306,18 +313,18 @@ def homogeneity_order(model: nn.Module, x: Tensor) -> float | None:
         The order, or None if the network is not homogeneous.
     """
     theta = {name: p.detach().double() for name, p in model.named_parameters()}
-    base = functional_call(model, theta, (x.double(),))
-    usable = base.abs() > 1e-9 * base.abs().max()
-    if not usable.any() or not torch.isfinite(base).all():
+    unscaled_outputs = functional_call(model, theta, (x.double(),))
+    is_not_tiny = unscaled_outputs.abs() > 1e-9 * unscaled_outputs.abs().max()
+    if not is_not_tiny.any() or not torch.isfinite(unscaled_outputs).all():
         return None
-    orders = []
+    estimates_by_scale = []
     for c in SCALES:
-        scaled = functional_call(model, {n: c * p for n, p in theta.items()}, (x.double(),))
-        ratio = scaled[usable] / base[usable]
+        scaled_outputs = functional_call(model, {n: c * p for n, p in theta.items()}, (x.double(),))
+        ratio = scaled_outputs[is_not_tiny] / unscaled_outputs[is_not_tiny]
         if not (ratio > 0).all():
             return None
-        orders.append(ratio.log() / math.log(c))
-    estimates = torch.cat(orders)
+        estimates_by_scale.append(ratio.log() / math.log(c))
+    estimates = torch.cat(estimates_by_scale)
     order = float(estimates.mean())
     if float((estimates - order).abs().max()) > TOLERANCE * max(1.0, abs(order)):
         return None
@@ -341,16 +348,16 @@ def probe_inputs(inputs: int, count: int = 8) -> Tensor:
 def balance(model: nn.Module) -> float | None:
     """Return how far the hidden neurons of an MLP are from being balanced.
 
-    The result is sum_j |in_j - out_j| / sum_j max(in_j, out_j) over the hidden neurons j, where in_j is the
-    squared norm of the incoming weights and the bias, and out_j is the squared norm of the outgoing weights.
-    Both norms are equal at every KKT point of a ReLU network. So a large value shows without any data that
-    the weights are far from a KKT point, or that the weights were rewritten after training.
+    The result is sum_j |in_j - out_j| / sum_j max(in_j, out_j) over the hidden neurons j. The term in_j is
+    the squared norm of the incoming weights and the bias of a neuron. The term out_j is the squared norm of
+    its outgoing weights. Both norms are equal at every KKT point of the max-margin problem of a ReLU network.
+    So a large value shows, without any data, that the weights are far from a KKT point or were rescaled.
 
     Args:
         model: Any network.
 
     Returns:
-        A number between 0 (balanced) and 1, or None if the network is no MLP with hidden neurons.
+        A number between 0 (balanced) and 1, or None if the network is not an MLP with hidden neurons.
     """
     chain, gap, total = dense_chain(model), 0.0, 0.0
     for lower, upper in pairwise(chain.linears if chain else ()):

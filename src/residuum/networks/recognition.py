@@ -1,7 +1,8 @@
 """Recognize the network to which a bare state dict belongs, or explain why it is not recognized.
 
-A file holds tensors, but no ``forward``. Pooling, activations and skip connections leave no tensor. So this
-module reports only obstacles that the names and shapes of tensors show. There can be other obstacles.
+A state dict holds tensors, but not the forward method. Pooling, activations and skip connections have no
+tensors, so they are invisible. This module reports only obstacles that the names and shapes of tensors show.
+There can be other obstacles.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ SUPPORTED = (
     "From weights alone, residuum can read fully connected networks, convnets (3x3 convolutions of stride 2, "
     "one linear layer, no pooling) and polynomial networks"
 )
-# Number of random samples on which two networks are compared, and the spread of the samples. Half of the
-# samples have large values, and half have small values.
+# Two networks are compared on SAMPLES random samples. Half of the samples have the standard deviation SPREAD,
+# and half have the standard deviation 1 / SPREAD.
 SAMPLES, SPREAD = 64, 3.0
 ADAPTER, BATCH_NORM, CONVOLUTION = "an adapter", "batch norm", "convolutions"
 ATTENTION, EMBEDDING = "attention", "an embedding"
-NAME_PATTERNS = {  # kinds of layers that residuum cannot read, with a pattern of their tensor names
+# For each kind of layer that residuum cannot read, a regular expression that matches the names of its
+# tensors.
+NAME_PATTERNS = {
     ADAPTER: r"(^|[._])(lora|ia3_l|hada_w|lokr_w)",
     BATCH_NORM: r"(^|\.)(running_mean|running_var|num_batches_tracked)$",
     ATTENTION: r"attn|attention|in_proj_|[qkv]_proj|\bqkv\b",
@@ -57,7 +60,7 @@ ORDER_ADVICE = (
 
 
 def recognize(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]]:
-    """Return the architecture that fits the tensors of a file, and the tensor of each parameter.
+    """Return the architecture that fits the tensors of a file, and the tensor name of each parameter.
 
     Args:
         state: Tensors by name.
@@ -68,10 +71,10 @@ def recognize(state: Mapping[str, Tensor]) -> tuple[Architecture, dict[str, str]
     Raises:
         CheckpointError: If no kind of network recognizes the tensors.
     """
-    match = kinds.recognize_by_kind(state)
-    if match is None:
+    recognized = kinds.recognize_by_kind(state)
+    if recognized is None:
         raise CheckpointError(*_explain_unreadable(state))
-    return match
+    return recognized
 
 
 def same_function(
@@ -79,8 +82,9 @@ def same_function(
 ) -> tuple[Architecture, dict[str, Tensor]] | None:
     """Find an architecture string that computes the same function as a live network.
 
-    Candidates come from the shapes of the weights. The two functions are compared on random samples in
-    float64, so it does not matter how the forward is written.
+    The shapes of the weights suggest candidate architectures. The outputs of a candidate and of the live
+    network are compared on random samples in float64. So the code of the network's forward method does not
+    matter.
 
     Args:
         model: The network.
@@ -92,26 +96,28 @@ def same_function(
     """
     state = model.state_dict(keep_vars=True)
     if not state or state.keys() != dict(model.named_parameters()).keys():
-        return None  # the network has buffers
+        # No architecture string describes a network with buffers, such as the statistics of batch norm.
+        return None
     network = copy.deepcopy(model).cpu().double().eval()
     for arch, names in _candidates(state, shape):
         x = SPREAD * torch.randn(
             SAMPLES, arch.inputs, generator=torch.Generator().manual_seed(0), dtype=torch.float64
         )
         x[: SAMPLES // 2] /= SPREAD**2
-        expected = _outputs(network, x, shape or arch.image_shape or (arch.inputs,))
-        if expected is None:  # the network may accept only flattened images
-            expected = _outputs(network, x, (arch.inputs,))
-        if not isinstance(expected, Tensor):
+        outputs_of_model = _outputs(network, x, shape or arch.image_shape or (arch.inputs,))
+        if outputs_of_model is None:  # the network may accept flattened images instead
+            outputs_of_model = _outputs(network, x, (arch.inputs,))
+        if not isinstance(outputs_of_model, Tensor):
             continue
-        if expected.ndim == 1 and arch.outputs == 1:  # the network returns (n,) instead of (n, 1)
-            expected = expected[:, None]
+        # Some networks with one output return a tensor of shape (n,) instead of (n, 1).
+        if outputs_of_model.ndim == 1 and arch.outputs == 1:
+            outputs_of_model = outputs_of_model[:, None]
         theta = {name: state[source].detach().cpu().double() for name, source in names.items()}
         for activation in ACTIVATIONS:
             candidate = replace(arch, options={**arch.options, "activation": activation})
-            outputs = functional_call(candidate.build().double(), theta, (x,)).detach()
-            if expected.shape == outputs.shape and torch.allclose(
-                expected, outputs, rtol=1e-9, atol=1e-12
+            outputs_of_candidate = functional_call(candidate.build().double(), theta, (x,)).detach()
+            if outputs_of_model.shape == outputs_of_candidate.shape and torch.allclose(
+                outputs_of_model, outputs_of_candidate, rtol=1e-9, atol=1e-12
             ):
                 return candidate, {name: state[source] for name, source in names.items()}
     return None
@@ -122,14 +128,14 @@ def _outputs(model: nn.Module, x: Tensor, shape: tuple[int, ...]) -> Any:
     try:
         with torch.no_grad():
             return model(x.reshape(len(x), *shape))
-    except Exception:  # noqa: BLE001  the forward of a user may raise anything
+    except Exception:  # noqa: BLE001  the user's forward method may raise any exception
         return None
 
 
 def _candidates(
     state: Mapping[str, Tensor], shape: tuple[int, ...]
 ) -> Iterator[tuple[Architecture, dict[str, str]]]:
-    """Yield the architectures with layers that fit the tensors in ``state``, each with parameter names."""
+    """Yield architectures that fit the tensors in ``state``, each with the tensor names of its parameters."""
     for find in (recognize, partial(_match_convnet, shape=shape)):
         try:
             arch, names = find(state)
@@ -162,22 +168,26 @@ def match_architecture(state: Mapping[str, Tensor], arch: Architecture) -> dict[
     Raises:
         ArchitectureError: If the tensors do not fit the architecture.
     """
-    expected = arch.build().state_dict()
-    if {name: t.shape for name, t in state.items()} == {n: t.shape for n, t in expected.items()}:
-        return {name: name for name in expected}
-    layers = kinds.attach_vectors(*kinds.split_vectors(expected)) or []
-    shapes = [expected[layer[0]].shape for layer in layers]
+    expected_tensors = arch.build().state_dict()
+    if {name: t.shape for name, t in state.items()} == {
+        n: t.shape for n, t in expected_tensors.items()
+    }:
+        return {name: name for name in expected_tensors}
+    expected_layers = kinds.attach_vectors(*kinds.split_vectors(expected_tensors)) or []
+    layer_shapes = [expected_tensors[layer[0]].shape for layer in expected_layers]
     weights, vectors = kinds.split_vectors(state)
-    for order in (*kinds.likely_orders(weights), *_order_by_shape(weights, shapes)):
-        fits = [w.shape for _, w in order] == shapes
-        sources = kinds.attach_vectors(order, vectors) if fits else None
-        if sources and [*map(len, layers)] == [*map(len, sources)]:
-            return dict(zip(itertools.chain(*layers), itertools.chain(*sources), strict=True))
+    for order in (*kinds.likely_orders(weights), *_order_by_shape(weights, layer_shapes)):
+        has_same_shapes = [w.shape for _, w in order] == layer_shapes
+        source_layers = kinds.attach_vectors(order, vectors) if has_same_shapes else None
+        if source_layers and [*map(len, expected_layers)] == [*map(len, source_layers)]:
+            return dict(
+                zip(itertools.chain(*expected_layers), itertools.chain(*source_layers), strict=True)
+            )
     raise ArchitectureError(*_explain_mismatch(state, arch))
 
 
 def _explain_mismatch(state: Mapping[str, Tensor], arch: Architecture) -> tuple[str, str]:
-    """Return the message and the remedy for tensors that do not fit an architecture."""
+    """Return the error message and the advice to the user if tensors do not fit an architecture."""
     try:
         recognized, _ = recognize(state)
     except CheckpointError:
@@ -188,32 +198,37 @@ def _explain_mismatch(state: Mapping[str, Tensor], arch: Architecture) -> tuple[
 
 
 def _order_by_shape(weights: list[Named], shapes: list[Size]) -> list[list[Named]]:
-    """Return the only order of the weights that has these shapes, or [] if two weights could be swapped."""
-    of_shape = {w.shape: (name, w) for name, w in weights}
-    if not len(of_shape) == len(weights) == len(shapes) or of_shape.keys() != {*shapes}:
+    """Return the order of the weights that has these shapes, or [] if there is none or more than one."""
+    weight_by_shape = {w.shape: (name, w) for name, w in weights}
+    if not len(weight_by_shape) == len(weights) == len(shapes) or weight_by_shape.keys() != {
+        *shapes
+    }:
         return []
-    return [[of_shape[shape] for shape in shapes]]
+    return [[weight_by_shape[shape] for shape in shapes]]
 
 
 def obstacles(state: Mapping[str, Tensor]) -> dict[str, list[str]]:
-    """Return the kinds of layers in ``state`` that residuum cannot read, each with its tensor names."""
+    """Return the names of the tensors in ``state`` that residuum cannot read, by the kind of their layer."""
     patterns = {kind: re.compile(text, re.IGNORECASE) for kind, text in NAME_PATTERNS.items()}
-    names_of = {kind: [*filter(pattern.search, state)] for kind, pattern in patterns.items()}
-    normalized = {name.rpartition(".")[0] for name in names_of[BATCH_NORM]}
-    explained = {*names_of[ATTENTION], *names_of[EMBEDDING]}
-    explained |= {name for name in state if name.rpartition(".")[0] in normalized}
-    unexplained = {name: t for name, t in state.items() if name not in explained}
-    names_of[CONVOLUTION] = [name for name, t in unexplained.items() if t.ndim >= 3]
-    scales = [n for n, t in unexplained.items() if t.ndim == 1 and n.endswith("weight")]
-    names_of["scale vectors, as of layer norm"] = scales
-    return {kind: names for kind, names in names_of.items() if names}
+    names_by_kind = {kind: [*filter(pattern.search, state)] for kind, pattern in patterns.items()}
+    batch_norm_modules = {name.rpartition(".")[0] for name in names_by_kind[BATCH_NORM]}
+    attributed_names = {*names_by_kind[ATTENTION], *names_by_kind[EMBEDDING]}
+    attributed_names |= {name for name in state if name.rpartition(".")[0] in batch_norm_modules}
+    remaining_tensors = {name: t for name, t in state.items() if name not in attributed_names}
+    names_by_kind[CONVOLUTION] = [name for name, t in remaining_tensors.items() if t.ndim >= 3]
+    scale_vectors = [
+        n for n, t in remaining_tensors.items() if t.ndim == 1 and n.endswith("weight")
+    ]
+    names_by_kind["scale vectors, as of layer norm"] = scale_vectors
+    return {kind: names for kind, names in names_by_kind.items() if names}
 
 
 def refuse_by_name(state: Mapping[str, Tensor]) -> None:
-    """Refuse adapters, batch norm and transformers by the names of their tensors.
+    """Raise an error if the names of tensors show an adapter, batch norm or a transformer.
 
-    This check comes before the checks of shapes and values. The two matrices of an adapter have the shapes
-    of an MLP. Batch norm and transformers have integer tensors, and an error about integers would not help.
+    Call this function before the checks of shapes and values. Otherwise an adapter would be read as an MLP,
+    because its two matrices have the shapes of an MLP. Batch norm and transformers would be refused because
+    of their integer tensors, and this error would not tell the user the real reason.
 
     Args:
         state: Tensors by name.
@@ -221,36 +236,38 @@ def refuse_by_name(state: Mapping[str, Tensor]) -> None:
     Raises:
         CheckpointError: If the names show an adapter, batch norm or a transformer.
     """
-    present = obstacles(state).keys()
+    obstacle_kinds = obstacles(state).keys()
     has_integers = any(not t.is_floating_point() and not t.is_complex() for t in state.values())
-    if present & {ADAPTER, BATCH_NORM} or (has_integers and present & {ATTENTION, EMBEDDING}):
+    if obstacle_kinds & {ADAPTER, BATCH_NORM} or (
+        has_integers and obstacle_kinds & {ATTENTION, EMBEDDING}
+    ):
         raise CheckpointError(*_explain_unreadable(state))
 
 
 def _explain_unreadable(state: Mapping[str, Tensor]) -> tuple[str, str]:
-    """Return the message and the remedy for weights that no kind of network recognizes."""
+    """Return the error message and the advice to the user if no network kind recognizes the weights."""
     return f"{SUPPORTED}; these weights hold {_list_obstacles(state)}.", _advise(state)
 
 
 def _list_obstacles(state: Mapping[str, Tensor]) -> str:
-    """List the layers that residuum cannot read, or the first tensors if there are no such layers."""
-    phrases = [
+    """Describe the layers that residuum cannot read, or the first tensors if there are no such layers."""
+    descriptions = [
         f"{kind} ({names[0]!r} {list(state[names[0]].shape)}"
         + (f" and {len(names) - 1} more)" if len(names) > 1 else ")")
         for kind, names in obstacles(state).items()
     ]
-    first = ", ".join(f"{name} {list(t.shape)}" for name, t in list(state.items())[:6])
-    return ", ".join(phrases) or f"tensors that form no chain of layers ({first})"
+    first_tensors = ", ".join(f"{name} {list(t.shape)}" for name, t in list(state.items())[:6])
+    return ", ".join(descriptions) or f"tensors that form no chain of layers ({first_tensors})"
 
 
 def _advise(state: Mapping[str, Tensor]) -> str:
     """Return advice for a user whose weights were not recognized."""
-    present = obstacles(state).keys()
-    if not present:
+    obstacle_kinds = obstacles(state).keys()
+    if not obstacle_kinds:
         return ORDER_ADVICE
-    if ADAPTER in present:
+    if ADAPTER in obstacle_kinds:
         return MERGE_ADVICE
-    arch = guess_convnet(state) if present == {CONVOLUTION} else None
+    arch = guess_convnet(state) if obstacle_kinds == {CONVOLUTION} else None
     if arch is None or arch.image_shape is None:
         return CODE_ADVICE
     side, halvings = arch.image_shape[1], len(arch.widths) - 1

@@ -1,4 +1,4 @@
-"""Count the directions of a layer that stand out of the noise of its initialization.
+"""Count the singular directions of a layer that come from training and not from its random initialization.
 
 Gradient descent adds combinations of the training samples X to the initial weights W0 of the first layer. The
 trained weights are W1 = W0 + C X with coefficients C. If the entries of the (h, d) matrix W0 are iid noise of
@@ -8,9 +8,10 @@ scale is estimated from the singular values sigma_i: after r directions are remo
 s^2 = sum_{i>r} sigma_i^2 / ((h - r)(d - r)), and r is the smallest number for which the largest remaining
 singular value does not exceed the noise edge of this scale.
 
-Any decreasing spectrum has such an r, so the remaining singular values must also have the shape of noise. The
-result is the number of directions that training left in W1. It does not bound the number of samples: two
-inputs can reveal twenty samples, because the gates of the neurons separate samples too.
+Any decreasing spectrum has such an r, so the remaining singular values must also be distributed like those of
+noise. The result is the number of directions that training left in W1. This number is no limit for the number
+of samples that can leak: a layer with two inputs can reveal twenty samples, because samples also differ in
+the neurons that are active.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ import torch
 from torch import Tensor
 
 # If the noise edge exceeds this share of the largest singular value, the initialization counts as visible.
+# Then directions of training cannot be separated from the initialization.
 VISIBLE = 1e-2
-MIN_NOISE_VALUES = (
-    20  # fewer singular values do not show whether their distribution is that of noise
-)
+# With fewer singular values, it is not possible to tell whether they are distributed like those of noise.
+MIN_NOISE_VALUES = 20
 MAX_MISFIT = 0.05  # largest relative distance of singular values from the quantiles of pure noise
 TRACY_WIDOM = 3.2724  # 99.9% quantile of the Tracy-Widom distribution for real matrices (beta = 1)
 
 
 def count_directions(values: Tensor, h: int, d: int) -> tuple[int | None, str]:
-    """Count the singular values of an (h, d) layer that come from training.
+    """Count the singular values of an (h, d) layer that come from training, not from the initialization.
 
-    These singular values cannot be counted if the initialization is visible: no singular value exceeds the
-    noise edge, or the noise edge exceeds 1% of the largest singular value, or all singular values exceed 1%
-    of the largest one.
+    The noise edge is the largest singular value that the random initialization explains. The count is not
+    possible in three cases: no singular value exceeds the noise edge, the noise edge exceeds 1% of the
+    largest singular value, or all singular values exceed 1% of the largest singular value.
 
     Args:
         values: Singular values of the weights, largest first.
@@ -42,7 +43,8 @@ def count_directions(values: Tensor, h: int, d: int) -> tuple[int | None, str]:
         d: Number of columns of the weights.
 
     Returns:
-        The number and the threshold in words, or None and the reason why the values cannot be counted.
+        The number, and a text that states the threshold. If the values cannot be counted, None and a text
+        that states the reason.
     """
     r, edge = noise_edge(values, h, d)
     if r == 0:
@@ -74,12 +76,14 @@ def singular_values(weight: Tensor) -> Tensor:
     Returns:
         Singular values in float64.
     """
-    # The triangular factor of the QR decomposition has the same singular values, and its decomposition is
-    # three times as fast.
+    # The triangular factor of the QR decomposition has the same singular values as the matrix. Using the
+    # triangular factor is three times as fast.
     matrix = weight.detach().double().flatten(1)
     largest = matrix.abs().max()
-    tall = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
-    return torch.linalg.svdvals(torch.linalg.qr(tall / (largest if largest > 0 else 1), mode="r").R)
+    tall_matrix = matrix if matrix.shape[0] >= matrix.shape[1] else matrix.T
+    return torch.linalg.svdvals(
+        torch.linalg.qr(tall_matrix / (largest if largest > 0 else 1), mode="r").R
+    )
 
 
 def rank_above(values: Tensor, tolerance: float) -> int:
@@ -111,12 +115,14 @@ def noise_edge(values: Tensor, h: int, d: int) -> tuple[int, float]:
         The number of singular values above the edge, and the edge as a share of the largest singular value.
     """
     squares = values.square()
-    removed = torch.arange(len(values), dtype=torch.float64)
-    rows, columns = (h - removed).sqrt(), (d - removed).sqrt()
-    remaining = squares.flip(0).cumsum(0).flip(0)
-    ends, unit = rows + columns, (rows + columns) * (1 / rows + 1 / columns) ** (1 / 3)
-    edges = remaining / (rows * columns).square() * (ends.square() + TRACY_WIDOM * unit)
-    r = int((squares <= edges).nonzero()[0])  # the smallest singular value is always below its edge
+    removed_directions = torch.arange(len(values), dtype=torch.float64)
+    rows, columns = (h - removed_directions).sqrt(), (d - removed_directions).sqrt()
+    remaining_squares = squares.flip(0).cumsum(0).flip(0)
+    upper_ends, unit = rows + columns, (rows + columns) * (1 / rows + 1 / columns) ** (1 / 3)
+    edges = (
+        remaining_squares / (rows * columns).square() * (upper_ends.square() + TRACY_WIDOM * unit)
+    )
+    r = int((squares <= edges).nonzero()[0])  # exists, because the smallest value is below its edge
     return r, math.sqrt(float(edges[r] / squares[0])) if squares[0] > 0 else 0.0
 
 
@@ -160,7 +166,7 @@ def noise_quantiles(h: int, d: int, grid: int = 20_000) -> Tensor:
     a, b = (math.sqrt(h) - math.sqrt(d)) ** 2, (math.sqrt(h) + math.sqrt(d)) ** 2
     u = (torch.arange(grid, dtype=torch.float64) + 0.5) * (math.pi / grid)
     t = (a + b) / 2 + (b - a) / 2 * u.cos()
-    cumulative = (u.sin().square() / t).cumsum(0)
-    count = min(h, d)
-    probabilities = (torch.arange(count, dtype=torch.float64) + 0.5) / count
-    return t[torch.searchsorted(cumulative, probabilities * cumulative[-1])].sqrt()
+    cumulative_density = (u.sin().square() / t).cumsum(0)
+    value_count = min(h, d)
+    probabilities = (torch.arange(value_count, dtype=torch.float64) + 0.5) / value_count
+    return t[torch.searchsorted(cumulative_density, probabilities * cumulative_density[-1])].sqrt()

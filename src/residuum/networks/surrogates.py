@@ -1,14 +1,14 @@
 """Replace the kinks of any network with smooth surrogates while its ``forward`` runs.
 
-Attacks descend on an objective that contains gradients, so they need second derivatives. A function with a
-kink, such as ReLU, has the second derivative zero wherever it exists. ReLU and similar activations are a
-smooth function plus a gate, and a maximum over a window is a gate with more than two sides:
+Attacks minimize an objective that contains gradients, so they need second derivatives. A function with a
+kink, such as ReLU, has the second derivative zero wherever this derivative exists. ReLU and similar
+activations can be written with the function gate(z) = max(z, 0):
 
     relu(z) = gate(z)     leaky(z) = a z + (1 - a) gate(z)     clip(z) = low + gate(z - low) - gate(z - high)
 
-A surrogate (``activations.py``) replaces the gate and the maximum. Functions are intercepted by name while
-the forward runs, whether they are called as modules, functions or methods, in place or not. All other
-functions run unchanged.
+A surrogate (``activations.py``) replaces the gate by a smooth function. It also replaces the maximum over a
+window of max-pooling. Calls are intercepted by the name of the function while the forward method runs.
+Modules, functions and methods are intercepted, in place or not. All other functions run unchanged.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ Size = int | tuple[int, ...] | list[int]
 
 
 class Kinks(TorchFunctionMode):
-    """A context in which a surrogate replaces every call of a function with a kink, such as ReLU.
+    """A context in which a smooth surrogate replaces every call of a function with a kink, such as ReLU.
 
     Args:
         surrogate: The smooth replacement for ReLU and for maxima.
 
     Attributes:
         seen: Number of replaced calls, by kind of function.
-        unsmoothed: Number of calls of functions with kinks that have no replacement. They run unchanged.
+        unsmoothed: Number of calls that were not replaced, by name of a function with kinks.
     """
 
     def __init__(self, surrogate: Surrogate) -> None:
@@ -54,19 +54,23 @@ class Kinks(TorchFunctionMode):
         name = called.removesuffix("_")
         if name in RULES:
             kind, rule, position = RULES[name]
-            default = len(args) > position and args[position]
-            is_in_place = called != name or kwargs.get("inplace", default)
-            named = {k: v for k, v in kwargs.items() if k not in ("input", "inplace")}
+            inplace_argument = len(args) > position and args[position]
+            is_in_place = called != name or kwargs.get("inplace", inplace_argument)
+            keyword_options = {k: v for k, v in kwargs.items() if k not in ("input", "inplace")}
             z, *options = args[:position] or (kwargs["input"],)
-            # Tensors of whole numbers are no activations. An in-place function overwrites values that the
-            # backward pass needs, so they are copied.
-            is_real = z.is_floating_point()
-            copied = z.clone() if is_in_place else z
-            smoothed = rule(self.surrogate, copied, *options, **named) if is_real else None
+            # Only floating-point tensors are activations. An in-place function overwrites its input, which
+            # the backward pass of the surrogate needs. So the surrogate gets a copy of the input.
+            is_floating = z.is_floating_point()
+            z_or_copy = z.clone() if is_in_place else z
+            smoothed = (
+                rule(self.surrogate, z_or_copy, *options, **keyword_options)
+                if is_floating
+                else None
+            )
             if smoothed is not None:
                 self.seen[kind] += 1
                 return z.copy_(smoothed) if is_in_place else smoothed
-        if (name in RULES and is_real) or name in UNSMOOTHED:
+        if (name in RULES and is_floating) or name in UNSMOOTHED:
             self.unsmoothed[name] += 1
         return func(*args, **kwargs)
 
@@ -116,7 +120,7 @@ def _clip(gate: Surrogate, z: Tensor, min_val: float = -1.0, max_val: float = 1.
 
 
 def _clamp(gate: Surrogate, z: Tensor, min: Any = None, max: Any = None) -> Tensor | None:
-    """Smooth a clamp with the minimum 0, which is a ReLU. Return None for a clamp with other bounds."""
+    """Smooth a clamp with the minimum 0 and no maximum, which is a ReLU. Return None for other clamps."""
     is_relu = isinstance(min, int | float) and min == 0 and max is None
     return gate(z) if is_relu else None
 
@@ -134,43 +138,51 @@ def _pool(
 ) -> Tensor | None:
     """Return the smooth maximum over the windows of a pooling layer, or None for unsupported options.
 
-    The padding is never the maximum.
+    Padded values are the lowest finite number, so they are never the maximum of a window.
     """
     kernel, pad = _repeat(kernel_size, dims), _repeat(padding, dims)
-    step = kernel if stride is None or stride == [] else _repeat(stride, dims)
+    strides = kernel if stride is None or stride == [] else _repeat(stride, dims)
     if return_indices or _repeat(dilation, dims) != (1,) * dims:
         return None
-    outside: list[int] = []
-    for size, k, s, p in zip(z.shape[-dims:], kernel, step, pad, strict=True):
-        room = size + 2 * p - k
-        last = math.ceil(room / s) if ceil_mode else room // s
-        last -= last * s >= size + p  # windows begin inside the image
-        outside = [p, max(0, last * s + k - size - p), *outside]  # the last dimension first
-    if any(outside):
-        z = F.pad(z, outside, value=torch.finfo(z.dtype).min)
-    # The entries of a window become the first dimension, which is faster, because a sum over the entries then
-    # runs along whole images.
-    first = z.ndim - dims
-    for i, (k, s) in enumerate(zip(kernel, step, strict=True)):
-        dim = first + 2 * i
-        if k == s:  # windows that do not overlap need no unfold, which is slower
+    paddings: list[int] = []
+    for size, k, s, p in zip(z.shape[-dims:], kernel, strides, pad, strict=True):
+        last_start = size + 2 * p - k
+        last_window = math.ceil(last_start / s) if ceil_mode else last_start // s
+        # No window begins in the padding behind the image.
+        last_window -= last_window * s >= size + p
+        # F.pad expects the paddings of the last dimension first.
+        paddings = [p, max(0, last_window * s + k - size - p), *paddings]
+    if any(paddings):
+        z = F.pad(z, paddings, value=torch.finfo(z.dtype).min)
+    # The entries of a window become the first dimension. A sum over the first dimension is faster, because it
+    # adds whole images.
+    first_window_dim = z.ndim - dims
+    for i, (k, s) in enumerate(zip(kernel, strides, strict=True)):
+        dim = first_window_dim + 2 * i
+        if k == s:  # the windows do not overlap, so ``unfold``, which is slower, is not needed
             z = z.narrow(dim, 0, z.shape[dim] // k * k).unflatten(dim, (-1, k))
         else:
             z = z.unfold(dim, k, s).movedim(-1, dim + 1)
-    entries = tuple(range(first + 1, z.ndim, 2))
-    return gate.maximum(z.movedim(entries, tuple(range(dims))).flatten(0, dims - 1))
+    entry_dims = tuple(range(first_window_dim + 1, z.ndim, 2))
+    return gate.maximum(z.movedim(entry_dims, tuple(range(dims))).flatten(0, dims - 1))
 
 
 def _adaptive(
     dims: int, gate: Surrogate, z: Tensor, output_size: Any, return_indices: bool = False
 ) -> Tensor | None:
     """Return the smooth maximum over windows of equal size, or None if the windows differ in size."""
-    sizes = z.shape[-dims:]
-    requested = output_size if isinstance(output_size, tuple | list) else (output_size,) * dims
-    counts = [size if n is None else n for n, size in zip(requested, sizes, strict=True)]
-    if return_indices or any(size % n for size, n in zip(sizes, counts, strict=True)):
+    input_sizes = z.shape[-dims:]
+    requested_sizes = (
+        output_size if isinstance(output_size, tuple | list) else (output_size,) * dims
+    )
+    output_sizes = [
+        size if n is None else n for n, size in zip(requested_sizes, input_sizes, strict=True)
+    ]
+    if return_indices or any(size % n for size, n in zip(input_sizes, output_sizes, strict=True)):
         return None
-    return _pool(dims, gate, z, tuple(size // n for size, n in zip(sizes, counts, strict=True)))
+    return _pool(
+        dims, gate, z, tuple(size // n for size, n in zip(input_sizes, output_sizes, strict=True))
+    )
 
 
 def _repeat(size: Size, dims: int) -> tuple[int, ...]:
@@ -180,8 +192,8 @@ def _repeat(size: Size, dims: int) -> tuple[int, ...]:
 
 
 Rule = Callable[..., Tensor | None]
-# For each function with a kink: its kind, the rule that smooths it, and the position of its argument
-# ``inplace``.
+# For each function with a kink: its kind, the function that smooths it, and the position of its argument
+# ``inplace`` (or the number of its arguments if it has no such argument).
 RULES: dict[str, tuple[str, Rule, int]] = {
     "relu": ("ReLU", _relu, 1),
     "leaky_relu": ("LeakyReLU", _leaky, 2),
@@ -194,7 +206,7 @@ RULES: dict[str, tuple[str, Rule, int]] = {
     **{f"max_pool{n}d": ("max-pooling", partial(_pool, n), 7) for n in (1, 2, 3)},
     **{f"adaptive_max_pool{n}d": ("max-pooling", partial(_adaptive, n), 3) for n in (1, 2, 3)},
 }
-UNSMOOTHED = {  # functions with kinks that no rule smooths
+UNSMOOTHED = {  # names of functions with kinks for which there is no smooth replacement
     "abs", "amax", "amin", "fractional_max_pool2d", "hardshrink", "hardsigmoid", "hardswish", "max",
     "max_pool1d_with_indices", "max_pool2d_with_indices", "max_pool3d_with_indices", "maximum", "median",
     "min", "minimum", "sign", "softshrink", "sort", "threshold", "_threshold", "topk",

@@ -22,9 +22,10 @@ from residuum.errors import InputError, ResiduumError
 from residuum.records.rundir import write_atomic
 
 METADATA_KEY = "residuum"
-# Parsed JSON takes forty times its length in memory, so longer JSON is read only from files of many tensors.
+# Length of JSON text that is read from any file. Parsed JSON takes about forty times its length in memory, so
+# longer text is read only if the tensors take at least half of the file.
 SMALL_TEXT = 4 << 20
-# Metadata of a field that the file omits; a loaded record has its default.
+# Metadata of a dataclass field that ``save`` does not write. After ``load``, the field has its default value.
 UNSAVED = {"saved": False}
 _UNREADABLE = (OSError, SafetensorError, LookupError, ValueError, TypeError)
 _MALFORMED = (AttributeError, RecursionError)  # raised for JSON that is not the tree of a record
@@ -35,9 +36,8 @@ class Record:
     """Base class of records. Fields are tensors, numbers, strings, records, and dicts or tuples of them."""
 
     record_types: ClassVar[dict[str, type[Record]]] = {}  # all record classes by class name
-    derived: ClassVar[
-        tuple[str, ...]
-    ] = ()  # names of the properties that ``to_json`` returns in addition to the fields
+    # Names of the properties that ``to_json`` returns in addition to the fields.
+    derived: ClassVar[tuple[str, ...]] = ()
     unpublished: ClassVar[tuple[str, ...]] = ()  # names of the fields that ``to_json`` omits
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -105,8 +105,8 @@ class Record:
         Returns:
             The record.
         """
-        names = (field.name for field in dataclasses.fields(cls) if field.name not in values)
-        return cls(**{name: getattr(source, name) for name in names}, **values)
+        field_names = (field.name for field in dataclasses.fields(cls) if field.name not in values)
+        return cls(**{name: getattr(source, name) for name in field_names}, **values)
 
     @classmethod
     def published_fields(cls) -> list[dataclasses.Field[Any]]:
@@ -168,29 +168,29 @@ def same(a: Any, b: Any) -> bool:
 def _encode(value: Any, location: str, tensors: dict[str, Tensor]) -> Any:
     """Return ``value`` as a JSON tree. Tensors are added to ``tensors`` under their location in the tree."""
     if isinstance(value, Tensor):
-        name = location if location not in tensors else f"{location}#{len(tensors)}"
+        tensor_name = location if location not in tensors else f"{location}#{len(tensors)}"
         # Safetensors refuses tensors that share memory.
-        tensors[name] = value.detach().cpu().clone().contiguous()
-        return {"$tensor": name}
+        tensors[tensor_name] = value.detach().cpu().clone().contiguous()
+        return {"$tensor": tensor_name}
     if isinstance(value, Record):
-        fields = {
+        encoded_fields = {
             f.name: _encode(getattr(value, f.name), f"{location}/{f.name}", tensors)
             for f in dataclasses.fields(value)
             if f.metadata.get("saved", True)
         }
-        return {"$record": type(value).__name__, "fields": fields}
+        return {"$record": type(value).__name__, "fields": encoded_fields}
     if isinstance(value, dict):
         return {"$dict": [[k, _encode(v, f"{location}/{k}", tensors)] for k, v in value.items()]}
     if isinstance(value, tuple | list):
-        items = [_encode(v, f"{location}/{i}", tensors) for i, v in enumerate(value)]
-        return {"$tuple": items} if isinstance(value, tuple) else items
+        encoded_items = [_encode(v, f"{location}/{i}", tensors) for i, v in enumerate(value)]
+        return {"$tuple": encoded_items} if isinstance(value, tuple) else encoded_items
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"A record cannot hold a {type(value).__name__} (at {location!r}).")
 
 
 def _check_size(text: str, path: Path) -> None:
-    """Raise ``ValueError`` if the JSON text of a record is larger than the tensors in its file."""
+    """Raise ``ValueError`` if a file has so much JSON text that parsing it could exhaust the memory."""
     if len(text) > max(SMALL_TEXT, path.stat().st_size // 2):
         raise ValueError("the file holds more text than tensors")
 
@@ -206,13 +206,13 @@ def _decode(tree: Any, tensors: dict[str, Tensor]) -> Any:
         return {_key(key): _decode(value, tensors) for key, value in tree["$dict"]}
     if "$tuple" in tree:
         return tuple(_decode(item, tensors) for item in tree["$tuple"])
-    fields = {key: _decode(value, tensors) for key, value in tree["fields"].items()}
-    return Record.record_types[tree["$record"]](**fields)
+    decoded_fields = {key: _decode(value, tensors) for key, value in tree["fields"].items()}
+    return Record.record_types[tree["$record"]](**decoded_fields)
 
 
 def _key(key: Any) -> Any:
-    """Return the key of a dict that was read from a file. Raise ``ValueError`` for a huge integer."""
-    # All multiples of 2^61 - 1 have the same hash, so a dict of such keys would take quadratic time.
+    """Return ``key``, or raise ``ValueError`` if it is an integer that could slow down a dict."""
+    # All multiples of 2^61 - 1 have the same hash. Filling a dict with such keys would take quadratic time.
     if isinstance(key, int) and abs(key) >= 2**60:
         raise ValueError("a key is too large an integer")
     return key

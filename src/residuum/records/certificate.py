@@ -12,7 +12,7 @@ from residuum.records.base import Record
 
 @dataclass(frozen=True, eq=False)
 class LayerResidual(Record):
-    """The residual norm of one layer l over the norm of its weights, ||r_l|| / ||theta_l||."""
+    """The residual of one layer l relative to its weights: ||r_l|| / ||theta_l||."""
 
     name: str
     residual: float
@@ -22,8 +22,8 @@ class LayerResidual(Record):
 class Certificate(Record):
     """How close the weights of a network are to a KKT point of given samples.
 
-    At a KKT point, the weights theta equal a sum of gradients, weighted with multipliers lam_i >= 0. A
-    residual is the norm of the difference r, divided by ||theta||. Sample i has
+    At a KKT point, the weights theta equal a sum of gradients, weighted with multipliers lam_i >= 0. The
+    vector r is theta minus this weighted sum. A residual is the relative norm ||r|| / ||theta||. Sample i has
     margin m_i.
 
     Attributes:
@@ -75,7 +75,7 @@ class Certificate(Record):
     def to_json(self) -> dict[str, Any]:
         """Return the certificate as the JSON object that ``residuum certify --json`` prints."""
         lam = self.multipliers
-        active = int((lam.abs() > 1e-9 * lam.abs().max()).sum()) if len(lam) else 0
-        largest = float(lam.max()) if len(lam) else 0.0
-        multipliers = {"active": active, "sum": float(lam.sum()), "max": largest}
+        active_count = int((lam.abs() > 1e-9 * lam.abs().max()).sum()) if len(lam) else 0
+        largest_multiplier = float(lam.max()) if len(lam) else 0.0
+        multipliers = {"active": active_count, "sum": float(lam.sum()), "max": largest_multiplier}
         return super().to_json() | {"multipliers": multipliers}

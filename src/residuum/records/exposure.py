@@ -14,7 +14,7 @@ from torch import Tensor
 from residuum.records.base import Record, plain, table_rows
 from residuum.records.published import OPTIONAL, Count, SchemaRule, Share
 
-HALF = 0.5  # ``carry_half`` counts the records that carry this share of the exposure
+HALF = 0.5  # share of the expected number of recovered records that the property ``carry_half`` refers to
 SCHEMA_VERSION = "2.0"  # version of exposure.json
 # A spreadsheet treats a text that starts with one of these characters as a formula.
 FORMULAS = ("=", "+", "-", "@", "\t", "\r")
@@ -23,12 +23,12 @@ NUMBER = re.compile(r"-?\d+(\.\d+)?")
 
 @dataclass(frozen=True, eq=False)
 class Operating(Record):
-    """The share of canaries that are detected at a false positive rate.
+    """The share of canaries (records that test the training) that are detected at a false positive rate.
 
     Attributes:
         rate: The false positive rate.
-        false: Number of canaries outside the training set that may exceed the detection threshold. It is 0 if
-            there are too few such canaries for the rate.
+        false: Number of canaries outside the training set that are permitted above the detection threshold.
+            It is 0 if there are too few such canaries for the rate.
         true_rate: Share of the inserted canaries that exceed the threshold.
         interval: 95% confidence interval of ``true_rate``.
     """
@@ -123,10 +123,12 @@ class ExposedRecord(Record):
         probability: Probability of being recovered by the attacks of the exposure, or null if it is not
             calibrated.
         score: Log odds of being recovered, by which records are ranked.
-        heard: Signal share: how much of the record the row space of the first layer contains.
-        own_over_misfit: Signal-to-residual ratio.
+        heard: Signal share: how much of the record the row space of the first layer contains, from 0 to 1.
+        own_over_misfit: Signal-to-residual ratio: the norm of the record's term in the weighted sum of
+            gradients, divided by the norm of the residual.
         reach: Largest cosine with the record that a candidate in the row space of the first layer can have.
-        reach_ncc: Largest NCC with the record that a candidate in the row space of the first layer can have.
+        reach_ncc: Largest normalized cross-correlation (NCC) with the record that a candidate in the row
+            space of the first layer can have.
         kink_called: Whether the record is flagged because activation boundaries (kinks) pass through it.
         found_ncc: NCC of the nearest candidate of an attack, null if no attack was given.
     """
@@ -162,7 +164,8 @@ class ExposureSummary(Record):
     """The part of an exposure that describes all records together.
 
     Attributes:
-        attacks: The attacks and the budget for which the probability of being recovered is calibrated.
+        attacks: The attacks, and their computing budget, for which the probability of being recovered is
+            calibrated.
         level: False discovery rate at which records are flagged by activation boundaries (kinks).
         uncalibrated: Reason why scores are not probabilities, or "" if they are.
     """
@@ -215,10 +218,12 @@ class FitFigures(Record):
 
     Attributes:
         multiplier: Sum of the multipliers of each record, (n,).
-        own_over_misfit: Signal-to-residual ratio, (n,).
+        own_over_misfit: Signal-to-residual ratio, (n,): the norm of the record's term in the weighted sum of
+            gradients, divided by the norm of the residual.
         misfit: Norm of the residual over the norm of the vector that the weighted sum of gradients must
             equal.
-        gap: Distance of the fitted multipliers from the optimum.
+        gap: Largest violation of the optimality conditions by the fitted multipliers, relative to the
+            violation at zero multipliers.
         informed_ncc: NCC between each record and the estimate of an attacker who knows all other records,
             (n,).
     """
@@ -235,12 +240,13 @@ class RowSpaceFigures(Record):
     """How much of each of n records the row space of the first layer contains.
 
     Attributes:
-        rank: Number of directions of the row space above the noise of the initialization, or None without a
-            row space.
-        heard: Signal share, (n,).
-        reach: Largest cosine of a candidate in the row space, (n,).
-        reach_ncc: Largest NCC of a candidate in the row space, (n,).
-        dual: Dual-vector statistic of each record, (n,).
+        rank: Number of singular vectors of the row space whose singular value exceeds the noise of the
+            initial weights, or None without a row space.
+        heard: Signal share, (n,): how much of each record the row space contains, from 0 to 1.
+        reach: Largest cosine with each record that a candidate in the row space can have, (n,).
+        reach_ncc: Largest NCC with each record that a candidate in the row space can have, (n,).
+        dual: Dual-vector statistic, (n,): the absolute NCC between each record and its estimate from the
+            first layer's rows.
         dual_p: p-value of the dual-vector statistic by rank among held-out records, (n,).
     """
 
@@ -278,7 +284,7 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         surface: The attack surface.
         task: Task of the network.
         holdout: Number of held-out records.
-        layers: Layers whose weights the gradients of the records must fit.
+        layers: Layers in which the weighted sum of the records' gradients is fitted to the weights.
         attacks: The attacks for which the probability of being recovered is calibrated.
         level: False discovery rate at which records are flagged by activation boundaries (kinks).
         labels: Labels of the records, (n,) or (n, k).
@@ -339,11 +345,11 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     @property
     def carry_half(self) -> int | None:
-        """Smallest number of records with half of the expected recoveries, or None if not calibrated."""
+        """Smallest number of records that account for half of ``expected``, or None if not calibrated."""
         if self.uncalibrated:
             return None
-        shares = self.probability.sort(descending=True).values.cumsum(0)
-        return int((shares < HALF * shares[-1]).sum()) + 1
+        cumulative_probabilities = self.probability.sort(descending=True).values.cumsum(0)
+        return int((cumulative_probabilities < HALF * cumulative_probabilities[-1]).sum()) + 1
 
     @property
     def called(self) -> int | None:
@@ -379,17 +385,21 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
         indices = order.tolist()
         labels = self.labels[order]
         kinks = self.kinks[order].sum(1).tolist() if self.kinks.numel() else [None] * len(order)
-        q = plain(self.kink_q[order])
-        computed = {
+        discovery_rates = plain(self.kink_q[order])
+        computed_columns = {
             "rank": range(1, len(order) + 1),
             "index": indices,
             "group": [self.groups[i] if self.groups else None for i in indices],
             "label": plain(labels if labels.ndim == 1 else labels.squeeze(1)),
             "kinks": kinks,
-            "kink_called": [None if value is None else value <= self.level for value in q],
+            "kink_called": [
+                None if value is None else value <= self.level for value in discovery_rates
+            ],
         }
-        copied = [name for name in COLUMNS if name not in computed]
-        columns = {name: plain(getattr(self, name)[order]) for name in copied} | computed
+        copied_names = [name for name in COLUMNS if name not in computed_columns]
+        columns = {
+            name: plain(getattr(self, name)[order]) for name in copied_names
+        } | computed_columns
         return table_rows({name: columns[name] for name in COLUMNS})
 
     def summary(self) -> ExposureSummary:
@@ -409,16 +419,16 @@ class Exposure(OutputFigures, FitFigures, RowSpaceFigures, KinkFigures):
 
     def to_csv(self) -> str:
         """Return a CSV text with a row per record, most exposed first. Cells that do not apply are empty."""
-        text = io.StringIO()
-        table = csv.DictWriter(text, COLUMNS, lineterminator="\n")
-        table.writeheader()
+        buffer = io.StringIO()
+        writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
+        writer.writeheader()
         for row in self.rows():
             group = str(row["group"] or "")
             # The quote stops a spreadsheet from computing a formula. A number such as -1 is no formula.
             if group.startswith(FORMULAS) and not NUMBER.fullmatch(group):
                 row["group"] = f"'{group}"
-            table.writerow(row)
-        return text.getvalue()
+            writer.writerow(row)
+        return buffer.getvalue()
 
 
 def not_applicable(n: int) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from residuum.records.base import Record, plain, table_rows
 
-# Keys of the JSON that are spelled like the symbols of the theory.
+# Keys of the JSON that are spelled like the symbols of the theory, by the name of the field.
 RENAMED = {"n_r": "N_r", "rank_k": "rank_K", "cond_k": "cond_K"}
 
 
@@ -84,9 +84,12 @@ class Identification(Record):
 
     @property
     def is_checkable(self) -> bool:
-        """Whether there are more equations than unknowns of r samples, so that a fit is evidence."""
-        # Otherwise a fit proves nothing: two cubes fit any cubic form in two variables, and a single power
-        # fits any form in one variable.
+        """Whether it is evidence for r samples if they fit the weights.
+
+        The fit must have more equations (coefficients of f) than unknowns (r entries of each of r samples).
+        Otherwise some samples fit any weights. For example, two cubes of linear forms can fit any cubic form
+        in two variables, with four equations and four unknowns.
+        """
         return math.comb(self.r + self.order - 2, self.order - 1) > self.r**2
 
     @property
@@ -104,11 +107,11 @@ class Identification(Record):
             "residual": plain(self.residuals),
             "certified": plain(self.certified),
         }
-        vectors = None if self.eigenvectors is None else self.eigenvectors.T
+        eigenvector_rows = None if self.eigenvectors is None else self.eigenvectors.T
         aggregates = {
             "sum": self.aggregate,
             "eigenvalues": self.eigenvalues,
-            "eigenvectors": vectors,
+            "eigenvectors": eigenvector_rows,
         }
         return {RENAMED.get(name, name): value for name, value in super().to_json().items()} | {
             "neurons": {"live": self.neurons, "dead": self.dead, "carrying": self.carrying},

@@ -27,13 +27,14 @@ from residuum.records.base import Record
 from residuum.records.rundir import write_atomic
 
 MAX_BYTES = 4 << 30  # largest size of an unpacked data file, in bytes
-# Every data file may take this many bytes of memory, which every machine has.
+# A data file is never too large if its arrays take at most this many bytes of memory.
 SMALL_BYTES = 128 << 20
-# Largest memory of a data file as float64, over its packed size. MNIST has 40, in black and white 170.
+# Largest ratio of the memory of the arrays (as float64) to the size of a compressed data file. The ratio is
+# 40 for MNIST, and 170 for MNIST with only black and white pixels.
 MAX_GROWTH = 200
 MAX_ARRAYS = 500  # largest number of arrays in a data file, more than a dataset needs
 MAX_HEADER = 1000  # largest header of an array in characters; 118 are typical
-TEXT_BYTES = 64  # bytes that Python needs for a text in addition to its characters
+TEXT_BYTES = 64  # bytes that Python needs for a string in addition to its characters
 # Exceptions of zipfile and numpy for damaged files.
 _UNREADABLE = (OSError, ValueError, EOFError, MemoryError, RuntimeError, SyntaxError)
 _BROKEN = (zipfile.BadZipFile, zlib.error, tokenize.TokenError)
@@ -92,26 +93,27 @@ class Dataset(Record):
     def __post_init__(self) -> None:
         if len(self.x) == 0:
             raise DataError(
-                "A dataset must have at least one sample; this one is empty.", "Increase n."
+                "A dataset must have at least one sample; this one is empty.",
+                "Pass one or more samples.",
             )
         if len(self.x) != len(self.y):
             raise DataError(
                 f"x and y must have the same number of rows; got {len(self.x)} and {len(self.y)}.",
                 "Save one label per sample.",
             )
-        columns = self.x[0].numel()
+        column_count = self.x[0].numel()
         for name, sizes, rule, remedy in (
             ("row_numbers", (0, len(self)), *ONE_PER_SAMPLE),
             ("record_ids", (0, len(self)), *ONE_PER_SAMPLE),
-            ("features", (0, columns), *ONE_PER_COLUMN),
-            ("units", (0, columns), *ONE_PER_COLUMN),
-            ("scale", (1, columns), *ONE_OR_ONE_PER_COLUMN),
-            ("offset", (1, columns), *ONE_OR_ONE_PER_COLUMN),
+            ("features", (0, column_count), *ONE_PER_COLUMN),
+            ("units", (0, column_count), *ONE_PER_COLUMN),
+            ("scale", (1, column_count), *ONE_OR_ONE_PER_COLUMN),
+            ("offset", (1, column_count), *ONE_OR_ONE_PER_COLUMN),
         ):
             value = getattr(self, name)
-            size = value.numel() if isinstance(value, Tensor) else len(value or ())
-            if value is not None and size not in sizes:
-                raise DataError(f"{name!r} must {rule}, {sizes[1]}; got {size}.", remedy)
+            entry_count = value.numel() if isinstance(value, Tensor) else len(value or ())
+            if value is not None and entry_count not in sizes:
+                raise DataError(f"{name!r} must {rule} ({sizes[1]}); got {entry_count}.", remedy)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -129,10 +131,12 @@ class Dataset(Record):
     def take(self, rows: Tensor) -> Self:
         """Return the samples at ``rows`` (positions or a mask), with their row numbers and IDs."""
         positions = torch.arange(len(self))[rows]
-        numbers = torch.tensor(self.rows)[positions]
-        ids = tuple(self.record_ids[i] for i in positions.tolist()) if self.record_ids else ()
+        row_numbers = torch.tensor(self.rows)[positions]
+        record_ids = (
+            tuple(self.record_ids[i] for i in positions.tolist()) if self.record_ids else ()
+        )
         return self.replace(
-            x=self.x[positions], y=self.y[positions], row_numbers=numbers, record_ids=ids
+            x=self.x[positions], y=self.y[positions], row_numbers=row_numbers, record_ids=record_ids
         )
 
     @property
@@ -262,7 +266,9 @@ def read_npz(path: str | Path, max_bytes: int = MAX_BYTES) -> dict[str, np.ndarr
 
 
 def write_npz(path: str | Path, arrays: dict[str, np.ndarray]) -> Path:
-    """Write an .npz archive, compressed unless :func:`read_npz` would refuse the compressed file.
+    """Write an .npz archive. It is compressed unless :func:`read_npz` would refuse the compressed file.
+
+    The function ``read_npz`` refuses small files whose arrays take much memory (:func:`max_memory`).
 
     Args:
         path: The archive.
@@ -280,7 +286,7 @@ def write_npz(path: str | Path, arrays: dict[str, np.ndarray]) -> Path:
 
 
 def max_memory(packed: int) -> int:
-    """Return the memory in bytes that the numbers of a file of ``packed`` bytes may take as float64."""
+    """Return how many bytes of memory the arrays of a file of ``packed`` bytes may take (as float64)."""
     return max(SMALL_BYTES, MAX_GROWTH * packed)
 
 
@@ -288,26 +294,29 @@ def _check_members(
     archive: zipfile.ZipFile, stream: BinaryIO, path: str | Path, max_bytes: int
 ) -> dict[str, zipfile.ZipInfo]:
     """Check the sizes that an archive claims, and return its members by the names of the arrays."""
-    members = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
-    if not len(members) == len(archive.infolist()) <= MAX_ARRAYS:
+    members_by_name = {m.filename.removesuffix(".npy"): m for m in archive.infolist()}
+    if not len(members_by_name) == len(archive.infolist()) <= MAX_ARRAYS:
         raise ValueError(f"an archive must hold at most {MAX_ARRAYS} arrays, with different names")
-    packed = stream.seek(0, io.SEEK_END)
-    if sum(member.compress_size for member in members.values()) > packed:
+    file_bytes = stream.seek(0, io.SEEK_END)
+    if sum(member.compress_size for member in members_by_name.values()) > file_bytes:
         raise ValueError("the members of the archive overlap")
-    unpacked = sum(member.file_size for member in members.values())
-    if unpacked > max_bytes:
+    unpacked_bytes = sum(member.file_size for member in members_by_name.values())
+    if unpacked_bytes > max_bytes:
         raise UnsafeFileError(
-            f"A data file must unpack to at most {max_bytes} bytes; {str(path)!r} claims {unpacked}.",
+            f"A data file must unpack to at most {max_bytes} bytes; {str(path)!r} claims {unpacked_bytes}.",
             "Save fewer samples.",
         )
-    memory = sum(_check_member(name, archive, member) for name, member in members.items())
-    if memory > max_memory(packed):
+    memory_bytes = sum(
+        _check_member(name, archive, member) for name, member in members_by_name.items()
+    )
+    if memory_bytes > max_memory(file_bytes):
         raise UnsafeFileError(
-            f"A data file must take at most {SMALL_BYTES} bytes in memory or {MAX_GROWTH} times its size; "
-            f"{str(path)!r} of {packed} bytes claims {memory}.",
+            f"The arrays of a data file must take at most {SMALL_BYTES} bytes of memory, or {MAX_GROWTH} "
+            f"times the size of the file if that is more; {str(path)!r} has {file_bytes} bytes and claims "
+            f"{memory_bytes}.",
             "Save it uncompressed, with numpy.savez(path, x=..., y=...).",
         )
-    return members
+    return members_by_name
 
 
 def _check_member(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> int:
@@ -315,16 +324,19 @@ def _check_member(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
     if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise ValueError("the archive uses a compression that numpy does not write")
     with archive.open(member) as stream:
-        first = npy.read_magic(stream) == (1, 0)
-        header = npy.read_array_header_1_0 if first else npy.read_array_header_2_0
-        shape, _, dtype = header(stream, max_header_size=MAX_HEADER)
-        start = stream.tell()
+        is_version_1 = npy.read_magic(stream) == (1, 0)
+        read_header = npy.read_array_header_1_0 if is_version_1 else npy.read_array_header_2_0
+        shape, _, dtype = read_header(stream, max_header_size=MAX_HEADER)
+        data_start = stream.tell()
     if dtype.kind not in "fiubU":
         raise DataError(
             f"Arrays of a data file must be real numbers or text; {name[:80]!r} is {str(dtype)[:80]}.",
             "Convert it before saving.",
         )
-    if min(shape, default=0) < 0 or start + math.prod(shape) * dtype.itemsize != member.file_size:
+    if (
+        min(shape, default=0) < 0
+        or data_start + math.prod(shape) * dtype.itemsize != member.file_size
+    ):
         raise ValueError(
             f"{name[:80]!r} claims the shape {str(shape)[:80]} in {member.file_size} bytes"
         )
@@ -334,11 +346,11 @@ def _check_member(name: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo) 
 
 
 def _unpack(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> np.ndarray:
-    """Read an array of an archive in the native byte order and a dtype of PyTorch. The CRC is checked."""
+    """Read an array of an archive, check its CRC, and convert it to a dtype that PyTorch supports."""
     with archive.open(member) as stream:
         array = npy.read_array(stream, allow_pickle=False)
-    kind = array.dtype.newbyteorder("=")
-    return array.astype(np.float64 if kind == np.longdouble else kind, copy=False)
+    native_dtype = array.dtype.newbyteorder("=")
+    return array.astype(np.float64 if native_dtype == np.longdouble else native_dtype, copy=False)
 
 
 def is_size(value: Any) -> bool:
@@ -422,20 +434,21 @@ def open_zip(stream: BinaryIO) -> zipfile.ZipFile:
         BadZipFile: If the archive does not end with its directory.
         UnsafeFileError: If the directory is too large.
     """
-    end = stream.seek(0, io.SEEK_END) - END.size
-    wide = END_64.size + LOCATOR.size
-    stream.seek(max(end - wide, 0))
-    tail = stream.read()
-    before, last = tail[: -END.size], tail[-END.size :]
+    end_record_start = stream.seek(0, io.SEEK_END) - END.size
+    zip64_bytes = END_64.size + LOCATOR.size
+    stream.seek(max(end_record_start - zip64_bytes, 0))
+    end_of_archive = stream.read()
+    before, last = end_of_archive[: -END.size], end_of_archive[-END.size :]
     if not last.startswith(b"PK\x05\x06") or len(last) < END.size:
         raise zipfile.BadZipFile("the archive does not end with its directory")
     *_, length, start, comment = END.unpack(last)
-    if before[-LOCATOR.size :].startswith(b"PK\x06\x07"):  # zipfile and PyTorch use this locator
-        if not before.startswith(b"PK\x06\x06") or len(before) < wide:
+    # If this locator exists, zipfile and PyTorch use the directory that END_64 describes.
+    if before[-LOCATOR.size :].startswith(b"PK\x06\x07"):
+        if not before.startswith(b"PK\x06\x06") or len(before) < zip64_bytes:
             raise zipfile.BadZipFile("the directory of the archive has no end record")
         *_, length, start = END_64.unpack(before[: END_64.size])
-        end -= wide
-    if comment or start + length != end:
+        end_record_start -= zip64_bytes
+    if comment or start + length != end_record_start:
         raise zipfile.BadZipFile("the archive does not end with its directory")
     if length > MAX_DIRECTORY_BYTES:
         raise UnsafeFileError(

@@ -83,9 +83,9 @@ class Knowledge(Record):
     provenance: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        unknown = set(self.provenance) - set(self.known_names)
-        invalid = set(self.provenance.values()) - set(PROVENANCES)
-        if unknown or invalid:
+        unknown_names = set(self.provenance) - set(self.known_names)
+        invalid_sources = set(self.provenance.values()) - set(PROVENANCES)
+        if unknown_names or invalid_sources:
             raise InputError(
                 f"The provenance of a known fact must be one of {PROVENANCES}; got {self.provenance}.",
                 f"The known facts are {self.known_names}.",
@@ -96,8 +96,8 @@ class Knowledge(Record):
                 "For images in [0, 1], pass value_range=(0, 1).",
             )
         _ = self.typed_columns  # raises an error if ``columns`` is malformed
-        source = {name: self.provenance.get(name, "user") for name in self.known_names}
-        object.__setattr__(self, "provenance", source)
+        sources = {name: self.provenance.get(name, "user") for name in self.known_names}
+        object.__setattr__(self, "provenance", sources)
 
     @property
     def known_names(self) -> tuple[str, ...]:
@@ -110,19 +110,23 @@ class Knowledge(Record):
         """Types of the table columns, parsed from ``columns``, or () if ``columns`` is None."""
         if self.columns is None:
             return ()
-        matches = [TYPED.fullmatch(text.strip()) for text in self.columns.split(",")]
+        column_matches = [TYPED.fullmatch(text.strip()) for text in self.columns.split(",")]
         try:
-            groups = [
-                Columns(int(m[1]), int(m[2] or m[1]), m[3], float(m[4] or 1)) for m in matches if m
+            column_groups = [
+                Columns(int(m[1]), int(m[2] or m[1]), m[3], float(m[4] or 1))
+                for m in column_matches
+                if m
             ]
         except ValueError:  # the scale of a column is not a number
-            groups = []
-        numbers = [column for group in groups for column in range(group.first, group.last + 1)]
+            column_groups = []
+        column_numbers = [
+            column for group in column_groups for column in range(group.first, group.last + 1)
+        ]
         if (
-            len(groups) < len(matches)
-            or len({*numbers}) < len(numbers)
-            or any(group.last < group.first + (group.kind == "onehot") for group in groups)
-            or not all(0 < group.scale < math.inf for group in groups)
+            len(column_groups) < len(column_matches)
+            or len({*column_numbers}) < len(column_numbers)
+            or any(group.last < group.first + (group.kind == "onehot") for group in column_groups)
+            or not all(0 < group.scale < math.inf for group in column_groups)
         ):
             raise InputError(
                 "Columns must be a comma-separated list of FIRST-LAST:onehot and FIRST-LAST:integer. A "
@@ -130,7 +134,7 @@ class Knowledge(Record):
                 f"{self.columns[:60]!r}.",
                 "Example: 0-2:onehot,3:integer/9, where column 3 was divided by 9.",
             )
-        return tuple(groups)
+        return tuple(column_groups)
 
     def box(self, like: Tensor) -> tuple[Tensor, Tensor] | None:
         """Return the smallest and largest values of a sample as the network receives the sample.
@@ -154,14 +158,21 @@ class Knowledge(Record):
     @property
     def digest(self) -> str:
         """Hash of all facts that the attacker knows."""
-        moment = {f"moment of {name}": t for name, t in (self.moment or {}).items()}
-        optional = {**(self.theta0 or {}), **moment, "mean": self.mean, "norms": self.norms}
+        moments_by_name = {f"moment of {name}": t for name, t in (self.moment or {}).items()}
+        tensors_or_none = {
+            **(self.theta0 or {}),
+            **moments_by_name,
+            "mean": self.mean,
+            "norms": self.norms,
+        }
         if self.column_ranges is not None:
-            optional["column_ranges"] = self.column_ranges
-        tensors = {name: t for name, t in optional.items() if t is not None}
-        plain = [[name, getattr(self, name)] for name in self.known_names if name not in TENSORS]
+            tensors_or_none["column_ranges"] = self.column_ranges
+        tensors = {name: t for name, t in tensors_or_none.items() if t is not None}
+        plain_facts = [
+            [name, getattr(self, name)] for name in self.known_names if name not in TENSORS
+        ]
         shapes = [[name, list(t.shape)] for name, t in tensors.items()]
-        return digest([plain, self.provenance, shapes], *tensors.values())
+        return digest([plain_facts, self.provenance, shapes], *tensors.values())
 
     @property
     def line(self) -> str:
@@ -175,8 +186,8 @@ class Knowledge(Record):
     @property
     def known_facts(self) -> tuple[Fact, ...]:
         """All facts that the attacker knows, in words. A tensor is described by its number of values."""
-        source = self.provenance
-        return tuple(Fact(k, _in_words(getattr(self, k)), source[k]) for k in self.known_names)
+        sources = self.provenance
+        return tuple(Fact(k, _in_words(getattr(self, k)), sources[k]) for k in self.known_names)
 
 
 def _in_words(value: Any) -> str:

@@ -1,9 +1,9 @@
 """JSON Schemas of records: the keys of their JSON objects and the types of the values.
 
 The keys are the fields of a record, except those that its class lists in ``unpublished``, and the properties
-that its class lists in ``derived``. The JSON Schemas in ``residuum/schemas`` are derived from the records in
-this way, so no class repeats a record. The section ``Attributes:`` of the docstring of a class describes its
-fields in the schema.
+that its class lists in ``derived``. The JSON Schemas in ``residuum/schemas`` are derived from the classes of
+the records, so that the fields of a record are listed only once. The section ``Attributes:`` of the docstring
+of a class describes its fields in the schema.
 """
 
 from __future__ import annotations
@@ -76,21 +76,21 @@ def published_form(record: type[Record]) -> type[BaseModel]:
     """
     from pydantic import ConfigDict, create_model
 
-    hints = get_type_hints(record, include_extras=True)
+    type_hints = get_type_hints(record, include_extras=True)
     descriptions = ChainMap(*(_documentation(base)[1] for base in record.__mro__))
     keys: dict[str, Any] = {}
     for field in record.published_fields():
         default = None if field.metadata.get("optional") else ...
-        kind = _published_type(hints[field.name])
+        field_type = _published_type(type_hints[field.name])
         if field.name in descriptions:
-            kind = Annotated[kind, SchemaRule(description=descriptions[field.name])]
-        keys[field.name] = (kind, default)
+            field_type = Annotated[field_type, SchemaRule(description=descriptions[field.name])]
+        keys[field.name] = (field_type, default)
     for name in record.derived:
-        returned = get_type_hints(getattr(record, name).fget, include_extras=True)["return"]
-        keys[name] = (_published_type(returned), ...)
-    config = ConfigDict(extra="forbid", allow_inf_nan=False)
+        return_type = get_type_hints(getattr(record, name).fget, include_extras=True)["return"]
+        keys[name] = (_published_type(return_type), ...)
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
     model: type[BaseModel] = create_model(
-        record.__name__, __config__=config, __doc__=_documentation(record)[0], **keys
+        record.__name__, __config__=model_config, __doc__=_documentation(record)[0], **keys
     )
     return model
 
@@ -106,25 +106,27 @@ def json_schema(record: type[Record], name: str, schema_version: str) -> dict[st
     Returns:
         The schema, with an identifier made of name and version.
     """
-    derived = published_form(record).model_json_schema()  # type: ignore[arg-type]  # a class is hashable
-    return {"$schema": DIALECT, "$id": f"urn:residuum:{name}:{schema_version}", **derived}
+    # mypy does not accept a class as the argument of a cached function, although classes are hashable.
+    schema = published_form(record).model_json_schema()  # type: ignore[arg-type]
+    return {"$schema": DIALECT, "$id": f"urn:residuum:{name}:{schema_version}", **schema}
 
 
 def _documentation(record: type[Record]) -> tuple[str, dict[str, str]]:
     """Return the text of the docstring of a record, and the descriptions in its section ``Attributes:``."""
     text, _, section = inspect.cleandoc(record.__doc__ or "").partition("\nAttributes:\n")
-    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
-    return text, {name: " ".join(description.split()) for name, description in entries}
+    attribute_entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    return text, {name: " ".join(description.split()) for name, description in attribute_entries}
 
 
-def _published_type(kind: Any) -> Any:
+def _published_type(annotation: Any) -> Any:
     """Replace each record class in a type by the pydantic model of the JSON object of that record."""
-    if isinstance(kind, type) and issubclass(kind, Record):
-        return published_form(kind)  # type: ignore[arg-type]  # a class is hashable
-    origin, inner = get_origin(kind), get_args(kind)
-    if not inner or origin is Literal:
-        return kind
+    if isinstance(annotation, type) and issubclass(annotation, Record):
+        # mypy does not accept a class as the argument of a cached function, although classes are hashable.
+        return published_form(annotation)  # type: ignore[arg-type]
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if not arguments or origin is Literal:
+        return annotation
     if origin is Annotated:
-        return Annotated[(_published_type(inner[0]), *inner[1:])]
-    published = tuple(_published_type(argument) for argument in inner)
-    return reduce(or_, published) if origin in (Union, UnionType) else origin[published]
+        return Annotated[(_published_type(arguments[0]), *arguments[1:])]
+    inner_types = tuple(_published_type(argument) for argument in arguments)
+    return reduce(or_, inner_types) if origin in (Union, UnionType) else origin[inner_types]

@@ -192,12 +192,12 @@ class Reconstruction(Record):
         is_valid = torch.tensor([status != "diverged" for status in self.status])
         if not self.loss.shape[1] or not is_valid.any():
             return None
-        loss = self.loss.nan_to_num(nan=torch.inf).amin(1)
-        return int(torch.where(is_valid, loss, torch.inf).argmin())
+        smallest_losses = self.loss.nan_to_num(nan=torch.inf).amin(1)
+        return int(torch.where(is_valid, smallest_losses, torch.inf).argmin())
 
     def to_json(self) -> dict[str, Any]:
         """Return a summary of the reconstruction as JSON types, without the candidates."""
-        chosen = self.selection
+        selection = self.selection
         return self.plain_values(*PUBLISHED) | {
             "candidates": len(self.x),
             "final_loss": plain(self.loss[:, -1:].flatten()),
@@ -206,24 +206,26 @@ class Reconstruction(Record):
                 for i, name in enumerate(self.layer_names)
             },
             "runs": [self._run(i) for i in range(self.restarts)],
-            "selected": 0 if chosen is None else len(chosen),
-            "consensus": 0 if chosen is None else int((chosen.support > 1).sum()),
+            "selected": 0 if selection is None else len(selection),
+            "consensus": 0 if selection is None else int((selection.support > 1).sum()),
             "knowledge": dict(self.knowledge.provenance),
         }
 
     def _run(self, i: int) -> dict[str, Any]:
         """Return the last loss of restart ``i``, and its best loss with step and residuals."""
-        loss = plain(self.loss[i])
-        finite = [(value, t) for t, value in enumerate(loss) if value is not None]
-        best, t = min(finite) if finite else (None, None)
-        layers = plain(self.layers[i, t]) if t is not None else [None] * len(self.layer_names)
+        losses = plain(self.loss[i])
+        finite_losses = [(value, t) for t, value in enumerate(losses) if value is not None]
+        best_loss, t = min(finite_losses) if finite_losses else (None, None)
+        squared_residuals = (
+            plain(self.layers[i, t]) if t is not None else [None] * len(self.layer_names)
+        )
         return {
             "status": self.status[i],
-            "final_loss": loss[-1] if loss else None,
+            "final_loss": losses[-1] if losses else None,
             "step": int(self.steps[t]) if t is not None else None,
-            "loss": best,
+            "loss": best_loss,
             "residuals": {
                 name: None if value is None else math.sqrt(max(value, 0.0))
-                for name, value in zip(self.layer_names, layers, strict=True)
+                for name, value in zip(self.layer_names, squared_residuals, strict=True)
             },
         }

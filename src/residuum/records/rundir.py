@@ -42,7 +42,8 @@ class RunDir:
 
     Attributes:
         what: Name of this kind of run with its article, such as "an audit".
-        files: Names of files of such a run. Its directory holds at least one of these files.
+        files: Names of files of such a run. The directory of a run that has started holds at least one of
+            these files.
         summary: Name of the file that completes the run and holds its settings under the key "request".
         request_file: Name of the file that holds the settings before the run is complete.
     """
@@ -68,22 +69,25 @@ class RunDir:
         Yields:
             The run directory.
         """
-        run = cls(path)
-        is_new = not run.path.exists()
-        make_directory(run.path)
-        refuse_foreign(run.path, cls.what, run.expected_files())
-        with _locked(run.path, cls.what):
+        run_directory = cls(path)
+        is_new = not run_directory.path.exists()
+        make_directory(run_directory.path)
+        refuse_foreign(run_directory.path, cls.what, run_directory.expected_files())
+        with _locked(run_directory.path, cls.what):
             # If another user owns the directory, chmod fails, but writing may still work.
             with suppress(OSError):
-                run.path.chmod(0o700)
-            write_atomic(run.path / IGNORE, "*\n")
-            for folder in {run.path, (run.path / cls.request_file).parent}:
+                run_directory.path.chmod(0o700)
+            write_atomic(run_directory.path / IGNORE, "*\n")
+            for folder in {run_directory.path, (run_directory.path / cls.request_file).parent}:
                 _clear_temporaries(folder)
             try:
-                yield run
+                yield run_directory
             finally:
-                if is_new and not {entry.name for entry in run.path.iterdir()} - {IGNORE, LOCK}:
-                    shutil.rmtree(run.path, ignore_errors=True)
+                if is_new and not {entry.name for entry in run_directory.path.iterdir()} - {
+                    IGNORE,
+                    LOCK,
+                }:
+                    shutil.rmtree(run_directory.path, ignore_errors=True)
 
     @property
     def is_complete(self) -> bool:
@@ -96,7 +100,7 @@ class RunDir:
         return True
 
     def expected_files(self) -> Collection[str]:
-        """Return names of files. The directory of a run of this kind holds at least one of these files."""
+        """Return names of files of which a directory of this kind of run holds at least one."""
         return self.files
 
     def begin(self, request: dict[str, Any]) -> None:
@@ -109,15 +113,21 @@ class RunDir:
             request: Settings of the run.
         """
         settings, file = json.loads(json.dumps(request)), self.path / self.request_file
-        before = read_json(file) if file.is_file() else None
-        if before is None and self.is_complete:
-            before = read_json(self.path / self.summary).get("request")
-        if before == settings:
+        earlier_settings = read_json(file) if file.is_file() else None
+        if earlier_settings is None and self.is_complete:
+            earlier_settings = read_json(self.path / self.summary).get("request")
+        if earlier_settings == settings:
             return
-        if self.is_complete or (before is not None and self.has_work):
-            before = before if isinstance(before, dict) else {}
-            changed = sorted(k for k in {*before, *settings} if before.get(k) != settings.get(k))
-            refuse_other_run(self.path, self.what, f"settings or inputs ({', '.join(changed[:4])})")
+        if self.is_complete or (earlier_settings is not None and self.has_work):
+            earlier_settings = earlier_settings if isinstance(earlier_settings, dict) else {}
+            changed_names = sorted(
+                k
+                for k in {*earlier_settings, *settings}
+                if earlier_settings.get(k) != settings.get(k)
+            )
+            refuse_other_run(
+                self.path, self.what, f"settings or inputs ({', '.join(changed_names[:4])})"
+            )
         if not self.has_work:
             self.discard_work()
         write_json(file, settings)
@@ -171,9 +181,9 @@ def refuse_foreign(path: Path, what: str, files: Collection[str]) -> None:
     if not path.exists():
         return
     make_directory(path)  # raises an error if the path is a file
-    content = {entry.name for entry in path.iterdir()} - {IGNORE, LOCK}
-    content = {name for name in content if not _TEMPORARY.fullmatch(name)}
-    if content and content.isdisjoint(files):
+    file_names = {entry.name for entry in path.iterdir()} - {IGNORE, LOCK}
+    file_names = {name for name in file_names if not _TEMPORARY.fullmatch(name)}
+    if file_names and file_names.isdisjoint(files):
         raise OutputError(
             f"--out must be a new or empty folder, or the folder of {what}; {str(path)!r} holds other "
             "files.",
@@ -199,20 +209,20 @@ def write_atomic(path: str | Path, content: bytes | str) -> Path:
     """
     path = Path(path)
     make_directory(path.parent)
-    data = content.encode() if isinstance(content, str) else content
-    temporary = None
+    content_bytes = content.encode() if isinstance(content, str) else content
+    temporary_path = None
     try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        handle, temporary_path = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
         with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
+            stream.write(content_bytes)
             stream.flush()
             os.fsync(stream.fileno())
-        os.replace(temporary, path)
+        os.replace(temporary_path, path)
     except OSError as problem:
         raise OutputError(*_explain_unwritable(path, problem)) from problem
     finally:
-        if temporary is not None and os.path.exists(temporary):
-            os.unlink(temporary)
+        if temporary_path is not None and os.path.exists(temporary_path):
+            os.unlink(temporary_path)
     return path
 
 
@@ -266,13 +276,13 @@ def _clear_temporaries(folder: Path) -> None:
 def _locked(path: Path, what: str) -> Iterator[None]:
     """Hold the lock file of a run directory. The operating system releases the lock if the process ends."""
     try:
-        handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock_handle = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as problem:
         raise OutputError(*_explain_unwritable(path, problem)) from problem
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock_handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as problem:
-        os.close(handle)
+        os.close(lock_handle)
         raise OutputError(
             f"Another {what.split()[-1]} is writing to {str(path)!r}.",
             "Wait until it ends, or choose another folder with --out.",
@@ -280,7 +290,7 @@ def _locked(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        os.close(handle)
+        os.close(lock_handle)
 
 
 def require_device(device: str) -> None:
@@ -294,19 +304,19 @@ def require_device(device: str) -> None:
 
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Return the versions of Python and of packages, the operating system, and the name of the device."""
-    versions = {}
+    package_versions = {}
     for name in (*PACKAGES, *OPTIONAL):
         try:
-            versions[name] = version(name)
+            package_versions[name] = version(name)
         except PackageNotFoundError:
             if name in PACKAGES:
-                versions[name] = "not installed"
-    name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
+                package_versions[name] = "not installed"
+    device_name = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
     return {
         "python": platform.python_version(),
-        "packages": versions,
+        "packages": package_versions,
         "system": platform.system(),
-        "device": name,
+        "device": device_name,
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
     }
@@ -315,12 +325,12 @@ def environment(device: str = "cpu") -> dict[str, Any]:
 @contextmanager
 def use_one_thread() -> Iterator[None]:
     """Let PyTorch use a single thread, so that results do not depend on the number of cores."""
-    before = torch.get_num_threads()
+    earlier_thread_count = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         yield
     finally:
-        torch.set_num_threads(before)
+        torch.set_num_threads(earlier_thread_count)
 
 
 def sha256(path: str | Path) -> str:

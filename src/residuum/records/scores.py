@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from residuum.records.base import Record
 
-# Columns of the text table: first the counts that are compared with the held-out set, then those with the
-# matching of the publication of the metric.
+# Columns of the text table. The first columns compare one-to-one matches with the held-out set. The columns
+# from "published" on use the threshold and the matching of the paper that introduced the metric.
 HEAD = ["metric", "recovered", "by chance", "p", "threshold"]
 HEAD += ["published", "train", "held-out", "top 10", "best"]
 
@@ -22,12 +22,12 @@ class MetricScore(Record):
         name: Name of the metric.
         description: The metric in words.
         higher_is_better: Whether larger values are better.
-        published_threshold: Threshold for a recovered sample in the publication of the metric.
+        published_threshold: Threshold for a recovered sample in the paper that introduced the metric.
         above_published_threshold: Number of training samples beyond ``published_threshold``, with the
-            matching of the publication.
-        top10_mean: Mean of the ten best values with the matching of the publication.
-        best: Best value with the matching of the publication.
-        median: Median of the values with the matching of the publication.
+            matching in this paper.
+        top10_mean: Mean of the ten best values with the matching in the paper that introduced the metric.
+        best: Best value with the matching in the paper that introduced the metric.
+        median: Median of the values with the matching in the paper that introduced the metric.
         recovered: Number of samples whose one-to-one match is better than ``threshold_null99``.
         expected_by_chance: Number of samples expected to be recovered by chance.
         interval: Naive 95% Clopper-Pearson interval of ``recovered``. It treats samples as independent and
@@ -38,7 +38,8 @@ class MetricScore(Record):
             set as large as the training set. This is the chance level of ``above_published_threshold``.
     """
 
-    unpublished = ("name",)  # the key of the metric in the JSON
+    # In the JSON, the name is the key of the metric.
+    unpublished = ("name",)
 
     name: str
     description: str
@@ -136,7 +137,7 @@ class Scores(Record):
         classes: Counts by class.
         margins: Counts by quintile of the margin, smallest first.
         pool: Size of the held-out set.
-        subsets: Number of random subsets of the held-out set.
+        subsets: Number of random sets that the permutation test draws.
         smallest_significant: The smallest count that is significant at 1% with this held-out set.
         seed: Seed of the random subsets.
         notes: Remarks on what was omitted or could not be measured.
@@ -180,25 +181,30 @@ class Scores(Record):
         return self.metrics[self.deciding].p_value
 
     def table(self) -> str:
-        """Return a text table with a row per metric, which compares calibrated and published counts."""
-        rows = [HEAD]
+        """Return a text table with a row per metric: counts compared with chance, and published counts."""
+        table_lines = [HEAD]
         for name, metric in self.metrics.items():
-            sign = ">" if metric.higher_is_better else "<"
-            bar = metric.published_threshold
-            above = metric.above_published_threshold, metric.above_published_threshold_holdout
-            rows.append(
+            comparison_sign = ">" if metric.higher_is_better else "<"
+            published_threshold = metric.published_threshold
+            counts_beyond_threshold = (
+                metric.above_published_threshold,
+                metric.above_published_threshold_holdout,
+            )
+            table_lines.append(
                 [
                     f"{name} *" if name == self.deciding else name,
                     _cell(metric.recovered, f"/{self.n}"),
                     *map(_cell, (metric.expected_by_chance, metric.p_value)),
                     metric.threshold,
-                    "-" if bar is None else f"{sign} {bar:g}",
-                    *map(_cell, (*above, metric.top10_mean, metric.best)),
+                    "-"
+                    if published_threshold is None
+                    else f"{comparison_sign} {published_threshold:g}",
+                    *map(_cell, (*counts_beyond_threshold, metric.top10_mean, metric.best)),
                 ]
             )
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
-        return "\n".join([*lines, "* decides", *([self.reason] if self.reason else [])])
+        widths = [max(map(len, column)) for column in zip(*table_lines, strict=True)]
+        padded_lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in table_lines]
+        return "\n".join([*padded_lines, "* decides", *([self.reason] if self.reason else [])])
 
 
 def _cell(value: float | int | None, suffix: str = "") -> str:

@@ -1,4 +1,4 @@
-"""Uniqueness certificates: proofs of what every other training set shares with a reconstruction."""
+"""Uniqueness certificates: proofs that other training sets with the same weights contain similar images."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 from residuum.records.base import Record, table_rows
 
-# Names of the fields that the JSON contains unchanged: fields of the certificate, fields of each sample, and
-# fields of each sample that are computed only if the network has margins.
+# Names of the fields that the JSON contains unchanged. OF_ALL describes the whole certificate, and OF_SAMPLE
+# describes each sample. OF_FULL_SETS describes each sample too, but only if the network has margins.
 OF_ALL = (
     "task",
     "samples",
@@ -31,15 +31,16 @@ OF_FULL_SETS = ("full_at_least", "full_energy")
 
 @dataclass(frozen=True, eq=False)
 class Sums(Record):
-    """Whether the weights determine the sums over the samples of every activation pattern.
+    """Whether the weights determine the sums over all samples with the same activation pattern.
 
-    The sums of a pattern are the sum of the multipliers and the sum of the weighted samples.
+    An activation pattern tells which ReLUs a sample activates. A pattern has two sums over its samples: the
+    sum of the multipliers, and the sum of the samples weighted with their multipliers.
 
     Attributes:
         patterns: Number of different pairs of an activation pattern and a label.
         pinned: Number of such pairs whose sums are equal in every training set with these patterns.
-        free: Dimension of the changes of sums that keep the weights, or None if the dimension was not
-            computed.
+        free: Dimension of the space of changes of the sums that leave the weights unchanged, or None if it
+            was not computed.
         least: Smallest singular value that counts as nonzero, over the largest singular value.
         method: How the numbers were computed.
     """
@@ -55,11 +56,11 @@ class Sums(Record):
 class Uniqueness(Record):
     """The uniqueness certificate of k of the m candidates of an attack.
 
-    Consider any other training set that has the activation patterns and labels of the candidates, that fits
-    the weights equally well, and in which an image takes over at least ``share`` of the multiplier of a
-    candidate. The certificate proves that this image keeps at least ``determined_at_least`` of the energy
-    (squared norm) of the candidate, is within the distance ``radius_most``, and lies between ``low`` and
-    ``high`` in every pixel.
+    The certificate is about other training sets that have the activation patterns and labels of the
+    candidates and fit the weights equally well. In such a set, other images can take over the multiplier of a
+    candidate. The certificate applies to an image that has at least the share ``share`` of this multiplier.
+    It proves that the image keeps at least ``determined_at_least`` of the energy (squared norm) of the
+    candidate, is within the distance ``radius_most``, and lies between ``low`` and ``high`` in every pixel.
 
     Attributes:
         task: Task of the network.
@@ -140,25 +141,27 @@ class Uniqueness(Record):
     def sentences(self) -> tuple[str, ...]:
         """Sentences about the proved statement, the training sets it covers, and their residuals."""
         pinned, free = int(self.pinned.sum()), self.sums.free
-        moves = "not counted" if free is None else f"{free} dimensions"
+        dimension_text = "not computed" if free is None else f"{free}"
         return (
             f"proved: {self.claim}",
-            f"the weights determine the sums of {self.sums.pinned} of {self.sums.patterns} patterns, with "
-            f"{pinned} of {len(self)} samples; moves across patterns: {moves}",
-            f"residual by layer of this set: {_by_layer(self.residual)}; of the best set of an attack: "
+            f"the weights determine the sums over the samples of {self.sums.pinned} of {self.sums.patterns} "
+            f"activation patterns, with {pinned} of {len(self)} samples; dimension of other changes of the "
+            f"sums: {dimension_text}",
+            f"residual by layer of this set: {_by_layer(self.residual)}; of the candidates that fit best: "
             f"{_by_layer(self.best_residual)}",
             "these bounds hold for stationary sets; for full KKT sets, which keep every margin, they are at "
             f"least {float(self.full_at_least.mean()):.3g} on average"
             if self.margins
-            else "multipliers have no sign here, so only the cell bounds an image",
-            "not covered, and may keep less: samples with new patterns, canceling pairs of opposite labels",
+            else "multipliers can have any sign here, so only the activation pattern bounds an image",
+            "not covered, and may keep less: samples with new patterns, and pairs of opposite labels that "
+            "cancel",
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the certificate as JSON types. NaN and infinity become None."""
         columns = self.plain_values(*OF_SAMPLE) | {"label": self.labels.double().tolist()}
-        unknown = dict.fromkeys(OF_FULL_SETS, [None] * len(self))
-        columns |= self.plain_values(*OF_FULL_SETS) if self.margins else unknown
+        unknown_columns = dict.fromkeys(OF_FULL_SETS, [None] * len(self))
+        columns |= self.plain_values(*OF_FULL_SETS) if self.margins else unknown_columns
         return {
             "claim": self.claim,
             **self.plain_values(*OF_ALL),

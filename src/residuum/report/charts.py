@@ -1,10 +1,10 @@
 """Draw the charts of the reports as SVG. matplotlib draws the shapes and the style sheet sets the colors.
 
 A report follows the reader's light or dark scheme, and its content security policy refuses every style
-that is not in its style sheet. Therefore :func:`render_svg` drops the styles that matplotlib writes and turns
-the name of an artist (``gid``) into a class. Charts contain no names from outside. The template writes such
-names next to the drawing and escapes them. A chart is complete without the script, which only moves the
-threshold.
+that is not in its style sheet. Therefore :func:`render_svg` drops the styles that matplotlib writes. It turns
+the name of a matplotlib artist (``gid``) into a class of the style sheet. Charts contain no names from
+untrusted files. The template writes such names next to the drawing and escapes them. A chart is complete
+without a script. The script only lets the reader move the threshold line.
 """
 
 from __future__ import annotations
@@ -36,13 +36,14 @@ WIDTH, HEIGHT = 480, 280  # units of the SVG view box, equal to matplotlib's poi
 LEFT, RIGHT, TOP, BOTTOM = 54, 12, 32, 44  # margins around the axes
 TEXT = 11.5  # font size in points
 BINS = 36  # bins of a histogram, which are a few pixels wide
-MAX_POINTS = 1500  # points in a scatter plot; more points would only cover each other
-MAX_STEPS = 240  # points of a curve over the steps of an attack
-STOPS = 200  # positions of the slider for the threshold
+MAX_POINTS = 1500  # largest number of points in a scatter plot; more points would cover each other
+MAX_STEPS = 240  # largest number of points of a curve over the steps of an attack
+STOPS = 200  # number of positions of the slider for the threshold
 WIDE, TALL, SIDE, UPPER, LOWER = 960, 330, 60, 46, 300  # layout of parallel coordinates
-MAX_LINES = 400  # lines of parallel coordinates; more lines would only cover each other
+# Largest number of lines in parallel coordinates. More lines would only cover each other.
+MAX_LINES = 400
 BEST_SHARE = 0.1  # share of the trials of a sweep that is drawn in color
-MAX_KINDS = 6  # marks and dash patterns that the style sheet defines
+MAX_KINDS = 6  # number of marker shapes and of dash patterns that the style sheet defines
 POINTS_PER_INCH = 72
 TAG = "{http://www.w3.org/2000/svg}"
 
@@ -120,31 +121,36 @@ def draw_histogram(evidence: Evidence, metric: MetricScore) -> Chart | None:
         return None
     figure, axes = _axes()
     low, high = _span(np.concatenate([train, null, select_finite([threshold])]))
-    edges = np.linspace(low, high, BINS + 1)
-    for look, values in (("area k1", null), ("area k0", train)):
-        share = np.histogram(values, edges)[0] / max(len(values), 1)
-        axes.stairs(share, edges, fill=True, gid=look)
+    bin_edges = np.linspace(low, high, BINS + 1)
+    for css_class, values in (("area k1", null), ("area k0", train)):
+        share = np.histogram(values, bin_edges)[0] / max(len(values), 1)
+        axes.stairs(share, bin_edges, fill=True, gid=css_class)
     axes.set_xlim(low, high)
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
-    line = _threshold_line(axes, threshold, "x")
+    threshold_line = _threshold_line(axes, threshold, "x")
     marks = (Mark("area k1", "held-out samples (chance)"), Mark("area k0", "training samples"))
     title = f"{metric.name} of training samples and held-out samples"
     medians = f"{_format_median(train)} on training samples and {_format_median(null)} by chance"
     summary = f"The median is {medians}."
-    return Chart(title, render_svg(figure), metric.name, "share", marks, summary, threshold=line)
+    return Chart(
+        title, render_svg(figure), metric.name, "share", marks, summary, threshold=threshold_line
+    )
 
 
 def membership_chart(test: MembershipTest) -> Chart | None:
     """Draw the distribution of the membership statistic T of training samples and held-out samples."""
-    # A line marks the 99th percentile of the held-out samples. The group test counts samples above the line.
+    # A line marks the 99th percentile of the held-out samples. The membership test of the whole training set
+    # counts the training samples above the line.
     train, holdout = select_finite(test.statistic), select_finite(test.holdout_statistic)
     if not len(train) or not len(holdout):
         return None
     figure, axes = _axes()
     low, high = _span(np.concatenate([train, holdout]))
-    edges = np.linspace(low, high, BINS + 1)
-    for look, values in (("area k1", holdout), ("area k0", train)):
-        axes.stairs(np.histogram(values, edges)[0] / len(values), edges, fill=True, gid=look)
+    bin_edges = np.linspace(low, high, BINS + 1)
+    for css_class, values in (("area k1", holdout), ("area k0", train)):
+        axes.stairs(
+            np.histogram(values, bin_edges)[0] / len(values), bin_edges, fill=True, gid=css_class
+        )
     axes.set_xlim(low, high)
     axes.yaxis.set_major_formatter(lambda share, _: f"{100 * share:.3g}%")
     axes.axvline(tail_threshold(holdout), gid="rule")
@@ -162,7 +168,7 @@ def membership_chart(test: MembershipTest) -> Chart | None:
 
 
 def tail_threshold(holdout: Array) -> float:
-    """Return the threshold of the group test of membership: at most 1% of held-out samples exceed it."""
+    """Return the 99th percentile of a membership statistic: at most 1% of held-out samples exceed it."""
     return float(np.sort(holdout)[::-1][math.floor(TAIL * len(holdout) + 1e-9)])
 
 
@@ -179,30 +185,37 @@ def draw_scatter(evidence: Evidence, metric: MetricScore) -> Chart | None:
     if evidence.outputs is None or len(evidence.outputs) != len(evidence.values):
         return None
     outputs, scores = np.asarray(evidence.outputs, float), np.asarray(evidence.values, float)
-    good, threshold = np.flatnonzero(np.isfinite(outputs) & np.isfinite(scores)), _threshold(metric)
-    if not len(good):
+    finite_indices, threshold = (
+        np.flatnonzero(np.isfinite(outputs) & np.isfinite(scores)),
+        _threshold(metric),
+    )
+    if not len(finite_indices):
         return None
-    picked = good[np.linspace(0, len(good) - 1, min(len(good), MAX_POINTS)).astype(int)]
+    drawn_indices = finite_indices[
+        np.linspace(0, len(finite_indices) - 1, min(len(finite_indices), MAX_POINTS)).astype(int)
+    ]
     has_labels = len(evidence.labels) == len(scores)
     labels = np.array(evidence.labels if has_labels else [""] * len(scores), dtype=object)
-    names = sorted(set(labels[picked]))
+    label_names = sorted(set(labels[drawn_indices]))
     figure, axes = _axes()
     marks = []
-    for k, name in enumerate(names):
-        rows = picked[labels[picked] == name]
-        look = "dot k0" if len(names) > MAX_KINDS else f"dot k{k}"
-        axes.plot(outputs[rows], scores[rows], "o", gid=look)
-        marks += [Mark(look, name)] if name and len(names) <= MAX_KINDS else []
-    line = _threshold_line(axes, threshold, "y")
+    for k, name in enumerate(label_names):
+        indices_of_label = drawn_indices[labels[drawn_indices] == name]
+        css_class = "dot k0" if len(label_names) > MAX_KINDS else f"dot k{k}"
+        axes.plot(outputs[indices_of_label], scores[indices_of_label], "o", gid=css_class)
+        marks += [Mark(css_class, name)] if name and len(label_names) <= MAX_KINDS else []
+    threshold_line = _threshold_line(axes, threshold, "y")
     return Chart(
         f"{metric.name} against the {evidence.output_name}",
         render_svg(figure),
         evidence.output_name,
         metric.name,
         tuple(marks),
-        f"{len(good)} training samples.",
-        f"{len(picked)} of {len(good)} points drawn." if len(picked) < len(good) else "",
-        line,
+        f"{len(finite_indices)} training samples.",
+        f"{len(drawn_indices)} of {len(finite_indices)} points drawn."
+        if len(drawn_indices) < len(finite_indices)
+        else "",
+        threshold_line,
     )
 
 
@@ -214,19 +227,23 @@ def residual_chart(reconstruction: Reconstruction) -> Chart | None:
     if not len(steps) or not np.isfinite(residuals).any():
         return None
     figure, axes = _axes()
-    picked = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).astype(int))
+    step_indices = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_STEPS)).astype(int))
     marks = []
     for k, name in enumerate(reconstruction.layer_names):
-        columns = picked[np.isfinite(residuals[:, picked, k]).any(0)]
-        x, values, kind = steps[columns], residuals[:, columns, k], f"k{k % MAX_KINDS}"
+        finite_step_indices = step_indices[np.isfinite(residuals[:, step_indices, k]).any(0)]
+        x, values, kind = (
+            steps[finite_step_indices],
+            residuals[:, finite_step_indices, k],
+            f"k{k % MAX_KINDS}",
+        )
         median = np.nanmedian(values, 0)
         if len(values) > 1:
             axes.fill_between(x, np.nanmin(values, 0), np.nanmax(values, 0), gid=f"band {kind}")
         axes.plot(x, median, gid=f"line {kind}")
         marks.append(Mark(f"line {kind}", name, f"{median[-1]:.2g}" if len(median) else "–"))
     # The axis ends at powers of ten. A value up to a tenth of a decade beyond such an end is cut off.
-    powers = np.log10(select_finite(residuals))
-    low, high = math.floor(powers.min() + 0.1), math.ceil(powers.max() - 0.1)
+    log10_residuals = np.log10(select_finite(residuals))
+    low, high = math.floor(log10_residuals.min() + 0.1), math.ceil(log10_residuals.max() - 0.1)
     axes.set(yscale="log", ylim=(10.0**low, 10.0 ** max(high, low + 1)), xmargin=0)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
@@ -237,9 +254,9 @@ def residual_chart(reconstruction: Reconstruction) -> Chart | None:
 def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] | None:
     """Return how many samples count at each position of the slider for the threshold.
 
-    A sample counts if its score strictly beats the threshold. The count of held-out samples is a mean over
-    sets of the size of the training set. One position is the threshold of the test. There, both counts are
-    those of the test, which uses more held-out sets than this chart.
+    A sample counts if its score is strictly better than the threshold. The count of held-out samples is a
+    mean over sets of the size of the training set. One position is the threshold of the permutation test. At
+    this position, both counts are taken from the test, which uses more held-out sets than this chart.
 
     Args:
         evidence: The scores of both kinds of samples.
@@ -256,26 +273,31 @@ def threshold_table(evidence: Evidence, metric: MetricScore) -> dict[str, Any] |
     if not len(train):
         return None
     sign = 1 if metric.higher_is_better else -1
-    values = make_slider_stops([*train, *null], threshold)
-    end = len(values) - 1 if sign > 0 else 0  # the end of the slider at which no sample counts
-    start = values.index(threshold) if math.isfinite(threshold) else end
-    sets = max(evidence.null_sets, 1)
-    train_counts = [int((sign * train > sign * v).sum()) for v in values]
-    null_counts = [round(float((sign * null > sign * v).sum() / sets), 4) for v in values]
+    slider_values = make_slider_stops([*train, *null], threshold)
+    # At the strictest end of the slider, no sample counts.
+    strictest_position = len(slider_values) - 1 if sign > 0 else 0
+    start_position = (
+        slider_values.index(threshold) if math.isfinite(threshold) else strictest_position
+    )
+    set_count = max(evidence.null_sets, 1)
+    train_counts = [int((sign * train > sign * v).sum()) for v in slider_values]
+    chance_counts = [
+        round(float((sign * null > sign * v).sum() / set_count), 4) for v in slider_values
+    ]
     if metric.recovered is not None:
-        train_counts[start] = metric.recovered
+        train_counts[start_position] = metric.recovered
     if metric.expected_by_chance is not None:
-        null_counts[start] = round(metric.expected_by_chance, 4)
+        chance_counts[start_position] = round(metric.expected_by_chance, 4)
     return {
         "metric": metric.name,
-        "values": values,
-        "start": start,
+        "values": slider_values,
+        "start": start_position,
         "sign": sign,
-        "texts": [f"{value:.4g}" for value in values],
+        "texts": [f"{value:.4g}" for value in slider_values],
         "n": len(evidence.values),
         "train": train_counts,
-        "null": null_counts,
-        "sets": sets,
+        "null": chance_counts,
+        "sets": set_count,
         "reachable": math.isfinite(threshold),
     }
 
@@ -301,26 +323,29 @@ def make_slider_stops(values: Sequence[float], threshold: float) -> list[float]:
 def draw_parallel_coordinates(coordinates: Sequence[Coordinate]) -> Markup:
     """Draw one line per trial across one vertical axis per setting, with the best trials on top."""
     # matplotlib has no parallel coordinates, so this function scales each value to its axis.
-    count = len(coordinates[0].values) if coordinates else 0
-    if not count:
+    trial_count = len(coordinates[0].values) if coordinates else 0
+    if not trial_count:
         return Markup("")
     figure = new_figure(WIDE / POINTS_PER_INCH, TALL / POINTS_PER_INCH, automatic=False)
     axes = figure.add_axes((0, 0, 1, 1), xlim=(0, WIDE), ylim=(TALL, 0))
     axes.axis("off")
-    places = np.linspace(SIDE, WIDE - SIDE, max(2, len(coordinates)))[: len(coordinates)]
-    heights = np.empty((count, len(coordinates)))
-    for k, (coordinate, x) in enumerate(zip(coordinates, places, strict=True)):
+    axis_positions = np.linspace(SIDE, WIDE - SIDE, max(2, len(coordinates)))[: len(coordinates)]
+    heights = np.empty((trial_count, len(coordinates)))
+    for k, (coordinate, x) in enumerate(zip(coordinates, axis_positions, strict=True)):
         heights[:, k], ticks = _place_on_axis(coordinate)
         axes.plot([x, x], [UPPER, LOWER], gid="upright", zorder=3)
         axes.text(x, UPPER - 24, coordinate.name, ha="center", gid="name")
         for y, text in ticks:
             axes.text(x - 6, y, text, fontsize=TEXT, ha="right", va="center_baseline", gid="tick")
-    best = max(1, round(BEST_SHARE * count))
-    trials = sorted({*range(best), *range(best, count, -(-count // MAX_LINES))}, reverse=True)
-    for trial in trials:
-        columns = np.isfinite(heights[trial])
-        look = "trial best" if trial < best else "trial"
-        axes.plot(places[columns], heights[trial, columns], gid=look)
+    best_count = max(1, round(BEST_SHARE * trial_count))
+    drawn_trials = sorted(
+        {*range(best_count), *range(best_count, trial_count, -(-trial_count // MAX_LINES))},
+        reverse=True,
+    )
+    for trial in drawn_trials:
+        is_known = np.isfinite(heights[trial])
+        css_class = "trial best" if trial < best_count else "trial"
+        axes.plot(axis_positions[is_known], heights[trial, is_known], gid=css_class)
     return render_svg(figure)
 
 
@@ -332,15 +357,17 @@ def _place_on_axis(coordinate: Coordinate) -> tuple[Array, list[tuple[float, str
     high = (
         coordinate.high if coordinate.high is not None else max(select_finite(values), default=1.0)
     )
-    log = coordinate.log and low > 0
-    start, end = (math.log(low), math.log(high)) if log else (low, high)
+    is_log = coordinate.log and low > 0
+    start, end = (math.log(low), math.log(high)) if is_log else (low, high)
     end = end if end > start else start + 1.0
     middle = (start + end) / 2
-    levels = np.log(values) if log else values
-    texts = [math.exp(v) if log else v for v in (start, middle, end)]
-    ticks = [f"{v:.0f}" if abs(v) >= 100 else f"{v:.2g}" for v in texts]
-    places = np.interp([start, middle, end], (start, end), (LOWER, UPPER))
-    return np.interp(levels, (start, end), (LOWER, UPPER)), list(zip(places, ticks, strict=True))
+    scaled_values = np.log(values) if is_log else values
+    tick_values = [math.exp(v) if is_log else v for v in (start, middle, end)]
+    tick_texts = [f"{v:.0f}" if abs(v) >= 100 else f"{v:.2g}" for v in tick_values]
+    tick_heights = np.interp([start, middle, end], (start, end), (LOWER, UPPER))
+    return np.interp(scaled_values, (start, end), (LOWER, UPPER)), list(
+        zip(tick_heights, tick_texts, strict=True)
+    )
 
 
 def _axes() -> tuple[Figure, Axes]:
@@ -367,10 +394,9 @@ def _threshold_line(axes: Axes, threshold: float, axis: str) -> dict[str, float 
         return {}
     (axes.axvline if axis == "x" else axes.axhline)(threshold, gid="rule")
     low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
-    length = (
-        WIDTH - LEFT - RIGHT if axis == "x" else TOP + BOTTOM - HEIGHT
-    )  # An SVG counts heights from above.
-    return {"axis": axis, "value": threshold, "scale": length / (high - low)}
+    # The length of the vertical axis is negative, because an SVG counts heights from the top.
+    axis_length = WIDTH - LEFT - RIGHT if axis == "x" else TOP + BOTTOM - HEIGHT
+    return {"axis": axis, "value": threshold, "scale": axis_length / (high - low)}
 
 
 def render_svg(figure: Figure) -> Markup:
@@ -385,25 +411,26 @@ def render_svg(figure: Figure) -> Markup:
     return Markup("\n").join(_elements(ElementTree.fromstring(buffer.getvalue())))
 
 
-def _elements(parent: ElementTree.Element, look: str = "") -> Iterator[Markup]:
-    """Yield paths, marks and texts of an element. ``look`` is the class of the group around them."""
-    # matplotlib's own names of groups end in an underscore and a number. The page defines the markers.
+def _elements(parent: ElementTree.Element, css_class: str = "") -> Iterator[Markup]:
+    """Yield paths, marks and texts of an element. ``css_class`` is the class of the group around them."""
+    # If the name of a group contains an underscore, such as "axes_1", matplotlib made the name. Such a name
+    # is not used as a class. A marker refers to a shape that the page defines.
     for element in parent:
         tag, name = element.tag.removeprefix(TAG), element.get("id", "")
         # One decimal is enough, because nobody sees a tenth of a unit of the view box.
         x, y, d = (re.sub(r"(\.\d)\d+", r"\1", element.get(key, "").strip()) for key in "xyd")
         if tag == "g" and not name.startswith("patch"):  # Groups with this name are backgrounds.
-            yield from _elements(element, look if "_" in name else name or look)
+            yield from _elements(element, css_class if "_" in name else name or css_class)
         elif tag == "path":
             path = re.sub(r"\s*([A-Z])\s*", r"\1", d)
-            yield Markup('<path class="{}" d="{}"/>').format(look, path)
+            yield Markup('<path class="{}" d="{}"/>').format(css_class, path)
         elif tag == "use":
             template = Markup('<use class="{}" href="#mark{}" x="{}" y="{}"/>')
-            yield template.format(look, look[-1], x, y)
+            yield template.format(css_class, css_class[-1], x, y)
         elif tag == "text":
             text_anchor = re.findall(r"text-anchor: (\w+)", element.get("style", ""))[0]
             template = Markup('<text class="{}" text-anchor="{}" x="{}" y="{}">{}</text>')
-            yield template.format(look or "tick", text_anchor, x, y, element.text)
+            yield template.format(css_class or "tick", text_anchor, x, y, element.text)
 
 
 def _threshold(metric: MetricScore) -> float:
@@ -413,14 +440,14 @@ def _threshold(metric: MetricScore) -> float:
 def _span(values: Array) -> tuple[float, float]:
     """Return the limits of an axis: the smallest and the largest value, moved outward a little."""
     low, high = float(values.min()), float(values.max())
-    room = 0.03 * (high - low) or 0.5
-    return low - room, high + room
+    padding = 0.03 * (high - low) or 0.5
+    return low - padding, high + padding
 
 
 def select_finite(values: Any) -> Array:
     """Return all finite values as a flat array, without NaN and infinity."""
-    array = np.asarray(values, dtype=float).ravel()
-    return array[np.isfinite(array)]
+    flat_values = np.asarray(values, dtype=float).ravel()
+    return flat_values[np.isfinite(flat_values)]
 
 
 def _format_median(values: Array) -> str:

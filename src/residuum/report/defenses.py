@@ -2,8 +2,8 @@
 
 Each count of recovered samples comes with the count expected by chance. The table shows the attack of an
 attacker who is unaware of the defense and the strongest attack of an attacker who knows the defense. The
-notes list all attacks. They say whether a shift of the inputs was added to the biases after training or was
-present during training.
+notes list all attacks. If a defense shifts the inputs of the network, the notes say how. The shift was either
+present during training, or it was added to the biases after training.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def make_rows(outcomes: Sequence[Outcome]) -> list[tuple[str, ...]]:
 
 
 def make_notes(outcomes: Sequence[Outcome]) -> list[str]:
-    """Return notes for the table: all attacks, shifts, residuals of rewriting, inferences and epsilon."""
+    """Return notes for the table: the counts of all attacks, and details of each defense such as epsilon."""
     return [f"{outcome.label}: {text}" for outcome in outcomes for text in _notes(outcome)]
 
 
@@ -69,7 +69,7 @@ def render_page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> st
     Returns:
         The page.
     """
-    uri = "" if picture is None else drawing.PNG + base64.b64encode(picture).decode()
+    picture_uri = "" if picture is None else drawing.PNG + base64.b64encode(picture).decode()
     return html.render_page(
         "defenses.html",
         subject="defenses",
@@ -77,7 +77,7 @@ def render_page(outcomes: Sequence[Outcome], picture: bytes | None = None) -> st
         head=HEADER,
         rows=make_rows(outcomes),
         notes=make_notes(outcomes),
-        picture=uri,
+        picture=picture_uri,
         limit=LIMIT,
     )
 
@@ -95,24 +95,29 @@ def draw_comparison(outcomes: Sequence[Outcome]) -> bytes | None:
     Returns:
         A PNG, None if samples are not images.
     """
-    bands = [(outcome, (outcome.unaware, outcome.adaptive)) for outcome in outcomes]
-    shape = outcomes[0].unaware.images.shape[2:] if outcomes else ()
-    if not bands or not drawing.is_image(shape):
+    outcomes_and_attacks = [(outcome, (outcome.unaware, outcome.adaptive)) for outcome in outcomes]
+    image_shape = outcomes[0].unaware.images.shape[2:] if outcomes else ()
+    if not outcomes_and_attacks or not drawing.is_image(image_shape):
         return None
     size, gap, label, top = 0.52, 0.05, 1.75, 0.5
-    block = COLUMNS * (size + gap)
-    width, height = label + 2 * block + 0.45, top + len(bands) * (2 * size + 0.22) + 0.1
+    block_width = COLUMNS * (size + gap)
+    width, height = (
+        label + 2 * block_width + 0.45,
+        top + len(outcomes_and_attacks) * (2 * size + 0.22) + 0.1,
+    )
     figure = drawing.new_figure(width, height, automatic=False)
     axes = figure.add_axes((0, 0, 1, 1))
     for k, title in enumerate(
         ("attacker unaware of the defense", "strongest attack that knows the defense")
     ):
-        axes.text(label + k * (block + 0.25), top - 0.12, title, fontsize=8, color=drawing.INK)
+        axes.text(
+            label + k * (block_width + 0.25), top - 0.12, title, fontsize=8, color=drawing.INK
+        )
     title = (
         "Best matches by NCC, reconstruction above training sample; framed: beyond 99% of chance"
     )
     axes.text(0.1, 0.18, title, fontsize=8.5, color=drawing.INK)
-    for i, (outcome, attacks) in enumerate(bands):
+    for i, (outcome, attacks) in enumerate(outcomes_and_attacks):
         y = top + i * (2 * size + 0.22)
         axes.text(
             0.1,
@@ -124,7 +129,7 @@ def draw_comparison(outcomes: Sequence[Outcome]) -> bytes | None:
         )
         for k, attacked in enumerate(attacks):
             if attacked is not None:
-                _draw_band(axes, attacked, label + k * (block + 0.25), y, size, gap)
+                _draw_band(axes, attacked, label + k * (block_width + 0.25), y, size, gap)
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
     axes.axis("off")
     return drawing.encode_png(figure)
@@ -139,27 +144,33 @@ def _draw_band(axes: Any, attacked: Attacked, x: float, y: float, size: float, g
         if attacked.beyond_chance[j]:
             box = (left_edge, y, size, 2 * size + 0.02)
             drawing.draw_frame(axes, box, ec=drawing.BLUE, lw=1.6)
-    text = f"{attacked.attacker}: refused"
+    caption = f"{attacked.attacker}: refused"
     if not attacked.refused:
-        chance = _format(attacked.expected_by_chance, 2)
-        text = f"{attacked.attacker}: {attacked.recovered} ({attacked.rule}), {chance} by chance"
-    axes.text(x, y + 2 * size + 0.11, text, fontsize=6, color=drawing.INK)
+        expected_count = _format(attacked.expected_by_chance, 2)
+        caption = f"{attacked.attacker}: {attacked.recovered} ({attacked.rule}), {expected_count} by chance"
+    axes.text(x, y + 2 * size + 0.11, caption, fontsize=6, color=drawing.INK)
 
 
 def _row(outcome: Outcome) -> tuple[str, ...]:
     attackers = (outcome.unaware, adaptive := outcome.adaptive)
-    chance = " / ".join(_format(a.expected_by_chance if a else None, 2) for a in attackers)
-    p = " / ".join(_format(a.p_value if a else None, 2) for a in attackers)
-    determined = "-"
+    expected_counts = " / ".join(_format(a.expected_by_chance if a else None, 2) for a in attackers)
+    p_values = " / ".join(_format(a.p_value if a else None, 2) for a in attackers)
+    determined_shares = "-"
     if (proved := outcome.determined_at_least) is not None:
-        determined = f"≥ {_format(proved)} ({_format(outcome.determined_energy)})"
-    counts = [_count(attacker, outcome.n) for attacker in attackers]
-    attack_cells = [outcome.label, *counts, adaptive.attacker if adaptive else "-", chance, p]
+        determined_shares = f"≥ {_format(proved)} ({_format(outcome.determined_energy)})"
+    count_texts = [_count(attacker, outcome.n) for attacker in attackers]
+    attack_cells = [
+        outcome.label,
+        *count_texts,
+        adaptive.attacker if adaptive else "-",
+        expected_counts,
+        p_values,
+    ]
     cost_cells = [
         *map(_format, (outcome.accuracy, outcome.loss)),
         f"{sum(outcome.seconds.values()):.1f}",
     ]
-    return (*attack_cells, _format(outcome.kkt_plain), determined, *cost_cells)
+    return (*attack_cells, _format(outcome.kkt_plain), determined_shares, *cost_cells)
 
 
 def _notes(outcome: Outcome) -> list[str]:
@@ -188,18 +199,25 @@ def _notes(outcome: Outcome) -> list[str]:
 
 
 def _attack_notes(outcome: Outcome) -> list[str]:
-    """Return notes on all attacks: their counts, the strongest, the refused, and what was inferred."""
+    """Return notes on the counts of all attacks, the strongest attack, and attacks that could not run.
+
+    For attackers who adapt to the defense, a note says what they inferred about the defense.
+    """
     completed = [attempt for attempt in outcome.attacks if not attempt.refused]
-    counts = ", ".join(
+    counts_text = ", ".join(
         f"{attempt.attacker} {attempt.recovered} ({_format(attempt.expected_by_chance, 2)} by chance, p "
         f"{_format(attempt.p_value, 2)})"
         for attempt in completed
     )
-    texts = [f"recovered of {outcome.n}: {counts}."]
-    strongest, informed = outcome.adaptive, outcome.informed
-    if informed and strongest and informed.attacker == strongest.attacker:
-        informed = None  # Knowing the shift did not change the strongest attack.
-    for who, best in (("knows the defense", strongest), ("also knows the shift", informed)):
+    texts = [f"recovered of {outcome.n}: {counts_text}."]
+    strongest, strongest_with_shift = outcome.adaptive, outcome.informed
+    if strongest_with_shift and strongest and strongest_with_shift.attacker == strongest.attacker:
+        # The strongest attack is the same with and without knowledge of the shift. So list it once.
+        strongest_with_shift = None
+    for who, best in (
+        ("knows the defense", strongest),
+        ("also knows the shift", strongest_with_shift),
+    ):
         if best is not None:
             texts.append(
                 f"strongest attack that {who}: {best.attacker}, {_count(best, outcome.n)}, "
@@ -212,13 +230,13 @@ def _attack_notes(outcome: Outcome) -> list[str]:
         if attempt.refused
     ]
     if outcome.strategy:
-        adapted = [attempt for attempt in outcome.attacks if attempt.attacker == "adapted"]
+        adapted_attempts = [attempt for attempt in outcome.attacks if attempt.attacker == "adapted"]
         texts += [
             _describe_inference(outcome.strategy, attempt)
-            for attempt in adapted
+            for attempt in adapted_attempts
             if not attempt.refused
         ]
-        if not adapted:
+        if not adapted_attempts:
             texts.append(
                 f"adapted attack {outcome.strategy}: short tries chose the unaware attack."
             )
@@ -226,7 +244,7 @@ def _attack_notes(outcome: Outcome) -> list[str]:
 
 
 def _describe_inference(strategy: str, adapted: Attacked) -> str:
-    """Return what the adapted attacker inferred about the defense before the attack."""
+    """Return what an attacker who adapts to the defense inferred about the defense before the attack."""
     findings, texts = adapted.findings, [f"adapted attack {strategy}"]
     if balance := findings.get("balance"):
         texts.append(f"shift inferred from balance {balance['shift_per_pixel']:.4g} per pixel")
@@ -243,14 +261,15 @@ def _describe_inference(strategy: str, adapted: Attacked) -> str:
 def _explain_columns(outcomes: Sequence[Outcome]) -> str:
     n = outcomes[0].n if outcomes else 0
     return (
-        f"The table counts how many of {n} training samples are recovered, which means closer than 99% of "
-        "chance. The unaware attacker does not know the defense. The strongest attack is the best of those "
-        "that know the defense and the initial weights but not the secret of the defense, including the "
-        "unaware attack. The p-value of the strongest attack is multiplied by the number of attacks tried. "
-        "KKT: relative residual at the training samples. Others keep: the share of a sample's energy that "
-        "all other training sets with the same activation patterns and labels keep in an image with at least "
-        f"{SHARE:.0%} of its weight, as proved and as found in an example, averaged over a few samples. "
-        "Accuracy and loss: on held-out samples."
+        f"The table counts how many of {n} training samples are recovered. A sample is recovered if its "
+        "match is closer than 99% of the matches of held-out samples. The unaware attacker does not know the "
+        "defense. The strongest attack is the best of two kinds: attacks that know the defense and the "
+        "initial weights but not the secret of the defense, and the unaware attack. The p-value of the "
+        "strongest attack is multiplied by the number of attacks tried. KKT: relative residual at the "
+        "training samples. Others keep: the share of a sample's energy that an image with at least "
+        f"{SHARE:.0%} of its weight keeps in all other training sets with the same activation patterns and "
+        "labels. The first number is proved, and the second number was found in an example. Both are "
+        "averaged over a few samples. Accuracy and loss: on held-out samples."
     )
 
 

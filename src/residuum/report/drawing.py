@@ -29,23 +29,15 @@ CYCLE = (BLUE, ORANGE, GREEN, PURPLE, SKY, YELLOW, INK)
 MARKERS = "os^Dv<>p"
 DPI = 120  # dots per inch; figures are sharp on a screen and small in an email
 MAX_IMAGES, MAX_PANELS = 30, 12  # largest number of images, or of panels with curves, in a figure
-CELL, GAP, CAPTION, MARGIN, TITLE = (
-    0.8,
-    0.1,
-    0.2,
-    0.12,
-    0.34,
-)  # sizes in a grid of images, in inches
+# Sizes in a grid of images, in inches.
+CELL, GAP, CAPTION, MARGIN, TITLE = 0.8, 0.1, 0.2, 0.12, 0.34
 Array = np.ndarray[Any, Any]
-MAX_SIDE = 160  # pixels; larger images are reduced, because a report is no place to store them
+MAX_SIDE = 160  # pixels; larger images are reduced in size, so that reports stay small
 # Smaller images are enlarged by whole numbers, because printers and mail programs smooth small images.
 MIN_SIDE = 56  # pixels of the longer side
-MAX_VALUES = 6  # values of a vector that are listed if the vector is no image
-LOW_COLOR, MIDDLE_COLOR, HIGH_COLOR = (
-    (0, 114, 178),
-    (250, 250, 250),
-    (213, 94, 0),
-)  # blue, near white, orange
+MAX_VALUES = 6  # largest number of listed values of a vector that is no image
+# Blue, near white and orange.
+LOW_COLOR, MIDDLE_COLOR, HIGH_COLOR = (0, 114, 178), (250, 250, 250), (213, 94, 0)
 FIXED_COLOR, FREE_COLOR = (250, 250, 250), (110, 40, 130)  # near white, violet
 PNG = "data:image/png;base64,"
 Color = tuple[int, int, int]
@@ -68,10 +60,14 @@ def fit_to_sample(reconstruction: Array, sample: Array) -> Array:
     Returns:
         ``a * reconstruction + b`` with the scale a >= 0 and the offset b that come closest to the sample.
     """
-    centered = reconstruction - reconstruction.mean()
-    power = float((centered**2).sum())
-    slope = max(float((centered * (sample - sample.mean())).sum()) / power, 0.0) if power else 0.0
-    return slope * centered + sample.mean()
+    centered_reconstruction = reconstruction - reconstruction.mean()
+    squared_norm = float((centered_reconstruction**2).sum())
+    slope = (
+        max(float((centered_reconstruction * (sample - sample.mean())).sum()) / squared_norm, 0.0)
+        if squared_norm
+        else 0.0
+    )
+    return slope * centered_reconstruction + sample.mean()
 
 
 def encode_data_uri(values: Array) -> str:
@@ -107,15 +103,22 @@ def draw_difference(reconstruction: Array, sample: Array) -> Content:
         return "", ("–",)
     if not is_image(reconstruction.shape):
         return "", _format_values(reconstruction - sample)
-    signed = (fit_to_sample(reconstruction, sample) - sample) / (np.ptp(sample) or 1.0)
-    signed = signed.mean(0) if signed.ndim == 3 else signed
-    above = _blend(np.clip(signed, 0, 1), MIDDLE_COLOR, HIGH_COLOR)
-    below = _blend(np.clip(-signed, 0, 1), MIDDLE_COLOR, LOW_COLOR)
-    return encode_data_uri(np.where(signed[..., None] > 0, above, below)), ()
+    relative_difference = (fit_to_sample(reconstruction, sample) - sample) / (np.ptp(sample) or 1.0)
+    relative_difference = (
+        relative_difference.mean(0) if relative_difference.ndim == 3 else relative_difference
+    )
+    positive_colors = _blend(np.clip(relative_difference, 0, 1), MIDDLE_COLOR, HIGH_COLOR)
+    negative_colors = _blend(np.clip(-relative_difference, 0, 1), MIDDLE_COLOR, LOW_COLOR)
+    return encode_data_uri(
+        np.where(relative_difference[..., None] > 0, positive_colors, negative_colors)
+    ), ()
 
 
 def draw_freedom(share: Array) -> Content:
-    """Return a picture of the share of the range that each value may take, violet for the full range."""
+    """Return a picture of a share for each value: near white for 0, and violet for 1.
+
+    The share tells how much of the value range the value can take in other training sets.
+    """
     if not is_image(share.shape):
         return "", _format_values(share)
     return encode_data_uri(
@@ -129,9 +132,9 @@ def _blend(share: Array, none: Color, full: Color) -> Array:
 
 
 def _format_values(values: Array) -> tuple[str, ...]:
-    flat = values.ravel()
-    ending = (f"… {flat.size} values",) if flat.size > MAX_VALUES else ()
-    return (*(f"{value:.3f}" for value in flat[:MAX_VALUES]), *ending)
+    flat_values = values.ravel()
+    ending = (f"… {flat_values.size} values",) if flat_values.size > MAX_VALUES else ()
+    return (*(f"{value:.3f}" for value in flat_values[:MAX_VALUES]), *ending)
 
 
 @dataclass(frozen=True)
@@ -176,11 +179,11 @@ def is_image(shape: Sequence[int]) -> bool:
 
 def to_pixels(image: Tensor) -> Array:
     """Return an image as (h, w) gray or (h, w, 3) color, scaled so that its values fill [0, 1]."""
-    values = image.detach().cpu().double()
-    if values.ndim == 3:
-        values = values.permute(1, 2, 0) if len(values) == 3 else values.mean(0)
-    low, high = values.min(), values.max()
-    return ((values - low) / (high - low) if high > low else values * 0).numpy()
+    pixels = image.detach().cpu().double()
+    if pixels.ndim == 3:
+        pixels = pixels.permute(1, 2, 0) if len(pixels) == 3 else pixels.mean(0)
+    low, high = pixels.min(), pixels.max()
+    return ((pixels - low) / (high - low) if high > low else pixels * 0).numpy()
 
 
 def draw_image_grid(
@@ -198,29 +201,29 @@ def draw_image_grid(
         A PNG.
     """
     columns = max(1, min(columns, len(cells)))
-    bands = math.ceil(len(cells) / columns)
-    tall, wide = cells[0].images[0].shape[-2:]
-    w, h = CELL * min(1, wide / tall), CELL * min(1, tall / wide)
-    edge = MARGIN + (0.2 if any(rows) else 0.0)
-    across, step = max(w, 0.6 * CELL) + GAP, h + 0.04
-    band = CAPTION + len(rows) * step + GAP
-    width = max(edge + columns * across + MARGIN, 5.5)
-    height = TITLE + bands * band + MARGIN
+    band_count = math.ceil(len(cells) / columns)
+    image_height, image_width = cells[0].images[0].shape[-2:]
+    w, h = CELL * min(1, image_width / image_height), CELL * min(1, image_height / image_width)
+    left_edge = MARGIN + (0.2 if any(rows) else 0.0)
+    cell_width, row_height = max(w, 0.6 * CELL) + GAP, h + 0.04
+    band_height = CAPTION + len(rows) * row_height + GAP
+    width = max(left_edge + columns * cell_width + MARGIN, 5.5)
+    height = TITLE + band_count * band_height + MARGIN
     figure = new_figure(width, height, automatic=False)
     axes = figure.add_axes((0, 0, 1, 1))  # One unit is one inch, and the origin is at the top left.
     for i, cell in enumerate(cells):
-        x, y = edge + (i % columns) * across, TITLE + (i // columns) * band
-        line = {"ec": BLUE, "lw": 2.2} if cell.framed else {"ec": "#CCCCCC", "lw": 0.5}
-        weight = "bold" if cell.framed else "normal"
-        look: dict[str, Any] = {"fontweight": weight, "ha": "center", "color": INK}
-        axes.text(x + w / 2, y + CAPTION - 0.05, cell.caption, fontsize=7.5, **look)
+        x, y = left_edge + (i % columns) * cell_width, TITLE + (i // columns) * band_height
+        frame_style = {"ec": BLUE, "lw": 2.2} if cell.framed else {"ec": "#CCCCCC", "lw": 0.5}
+        font_weight = "bold" if cell.framed else "normal"
+        text_style: dict[str, Any] = {"fontweight": font_weight, "ha": "center", "color": INK}
+        axes.text(x + w / 2, y + CAPTION - 0.05, cell.caption, fontsize=7.5, **text_style)
         for k, image in enumerate(cell.images):
-            draw_image(axes, image, (x, y + CAPTION + k * step, w, h), **line)
+            draw_image(axes, image, (x, y + CAPTION + k * row_height, w, h), **frame_style)
         if i % columns == 0:
             for k, name in enumerate(rows):
-                middle, size = y + CAPTION + k * step + h / 2, 7 if h > 0.5 else 4.5
-                upright: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center"}
-                axes.text(x - 0.07, middle, name, fontsize=size, **upright)
+                middle, size = y + CAPTION + k * row_height + h / 2, 7 if h > 0.5 else 4.5
+                label_style: dict[str, Any] = {"rotation": 90, "ha": "right", "va": "center"}
+                axes.text(x - 0.07, middle, name, fontsize=size, **label_style)
     axes.text(MARGIN, 0.2, title, fontsize=8.5, color=INK)
     axes.set(xlim=(0, width), ylim=(height, 0), aspect="equal")
     axes.axis("off")
@@ -237,23 +240,23 @@ def draw_line_panels(title: str, panels: Sequence[tuple[str, dict[str, Array]]])
     Returns:
         A PNG.
     """
-    columns = max(1, min(4, len(panels)))
-    rows = max(1, math.ceil(len(panels) / columns))
-    width, height = max(2.2 * columns, 5.5), 1.5 * rows + 0.6
+    column_count = max(1, min(4, len(panels)))
+    row_count = max(1, math.ceil(len(panels) / column_count))
+    width, height = max(2.2 * column_count, 5.5), 1.5 * row_count + 0.6
     figure = new_figure(width, height, automatic=False)
-    grid = figure.subplots(rows, columns, squeeze=False)
-    edges = 0.4 / width, 0.45 / height, 1 - 0.1 / width, 1 - 0.5 / height
-    figure.subplots_adjust(*edges, wspace=0.22, hspace=0.5)
-    for axes in grid.flat[len(panels) :]:
+    axes_grid = figure.subplots(row_count, column_count, squeeze=False)
+    panel_margins = 0.4 / width, 0.45 / height, 1 - 0.1 / width, 1 - 0.5 / height
+    figure.subplots_adjust(*panel_margins, wspace=0.22, hspace=0.5)
+    for axes in axes_grid.flat[len(panels) :]:
         axes.set_visible(False)
-    for axes, (caption, curves) in zip(grid.flat, panels, strict=False):
+    for axes, (caption, curves) in zip(axes_grid.flat, panels, strict=False):
         for (name, values), color, style in zip(curves.items(), CYCLE, ("-", "--"), strict=False):
-            look = {"marker": "o" if len(values) <= 24 else None, "markersize": 2.5}
-            axes.plot(values, style, color=color, label=name, lw=1.1, **look)
+            marker_style = {"marker": "o" if len(values) <= 24 else None, "markersize": 2.5}
+            axes.plot(values, style, color=color, label=name, lw=1.1, **marker_style)
         axes.set_title(caption, fontsize=7.5)
         axes.tick_params(labelsize=6.5)
     figure.text(0.12 / width, 1 - 0.22 / height, title, fontsize=8.5, color=INK)
-    handles, names = grid.flat[0].get_legend_handles_labels()
+    handles, names = axes_grid.flat[0].get_legend_handles_labels()
     if len(names) > 1:
         add_legend_below(figure, handles, names, "lower center")
     return encode_png(figure)
@@ -275,8 +278,10 @@ def draw_cells(
     """
     if is_image(cells[0].images[0].shape):
         return draw_image_grid(title, cells[:MAX_IMAGES], rows)
-    named = [dict(zip(lines, cell.images, strict=False)) for cell in cells[:MAX_PANELS]]
-    curves = [{n: v.flatten().numpy() for n, v in vectors.items() if n} for vectors in named]
+    vectors_by_name = [dict(zip(lines, cell.images, strict=False)) for cell in cells[:MAX_PANELS]]
+    curves = [
+        {n: v.flatten().numpy() for n, v in vectors.items() if n} for vectors in vectors_by_name
+    ]
     captions = (cell.caption for cell in cells)
     return draw_line_panels(title, list(zip(captions, curves, strict=False)))
 

@@ -10,11 +10,14 @@ from residuum.records.inputs import add_mean
 from residuum.report import drawing
 from residuum.report.drawing import Cell
 
-BINS = 20  # bins of a histogram of probabilities, which are 5% wide
+BINS = 20  # number of bins of a histogram of probabilities, so that each bin is 5% wide
 
 
 def top_figure(exposure: Exposure, data: Dataset) -> bytes | None:
-    """Draw the most exposed records above their informed estimates and the nearest candidates.
+    """Draw the most exposed records with two images below each record.
+
+    The first image is the informed estimate, the estimate of an attacker who knows all other records. The
+    second image is the nearest candidate of an attack.
 
     Args:
         exposure: The exposure.
@@ -25,23 +28,25 @@ def top_figure(exposure: Exposure, data: Dataset) -> bytes | None:
     """
     if not len(exposure.top):
         return None
-    image = drawing.is_image(data.shape)
-    mean = data.mean if image else None
+    is_image = drawing.is_image(data.shape)
+    mean = data.mean if is_image else None
     images: dict[str, Tensor] = {"record": exposure.images, "informed": exposure.informed}
     images["attack"] = exposure.nearest
-    rows = {name: add_mean(x, mean).nan_to_num() for name, x in images.items() if len(x)}
+    images_to_draw = {name: add_mean(x, mean).nan_to_num() for name, x in images.items() if len(x)}
     cells = [
         Cell(
-            tuple(x[k] for x in rows.values()),
+            tuple(x[k] for x in images_to_draw.values()),
             f"#{int(i)}"
             + ("" if exposure.uncalibrated else f"  {float(exposure.probability[i]):.2f}"),
             framed=bool(exposure.kink_q[i] <= exposure.level),
         )
         for k, i in enumerate(exposure.top)
     ]
-    label = "number" if exposure.uncalibrated else "number, probability of being recovered"
-    title = f"Most exposed records: {label}; framed: named by activation boundaries"
-    return drawing.draw_cells(title, cells, tuple(rows), tuple(rows))
+    caption_content = (
+        "number" if exposure.uncalibrated else "number, probability of being recovered"
+    )
+    title = f"Most exposed records: {caption_content}; framed: flagged by activation boundaries"
+    return drawing.draw_cells(title, cells, tuple(images_to_draw), tuple(images_to_draw))
 
 
 def histogram_figure(exposure: Exposure) -> bytes:
@@ -55,8 +60,8 @@ def histogram_figure(exposure: Exposure) -> bytes:
     else:
         values, limits = exposure.probability.numpy(), (0.0, 1.0)
         label = "probability of being recovered"
-        half = f"{exposure.carry_half} of {len(exposure)} records carry half of the exposure"
-        title = f"{exposure.expected:.3g} expected to be recovered; {half}"
+        half_text = f"{exposure.carry_half} of {len(exposure)} records carry half of the exposure"
+        title = f"{exposure.expected:.3g} expected to be recovered; {half_text}"
     axes.hist(values, bins=BINS, range=limits, color=drawing.BLUE, alpha=0.85)
     axes.set_xlabel(label, fontsize=8.5)
     axes.set_ylabel("records", fontsize=8.5)

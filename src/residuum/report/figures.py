@@ -29,36 +29,44 @@ Matched = tuple[SampleScore, SampleMatch]
 
 
 def selected_figure(reconstruction: Reconstruction) -> bytes | None:
-    """Draw the best selected reconstructions with support and confidence, None if none are selected."""
-    chosen = reconstruction.selection
-    if chosen is None or not len(chosen):
+    """Draw the best selected reconstructions, and the number of restarts that found each reconstruction.
+
+    Args:
+        reconstruction: The reconstruction of an attack, with its selection.
+
+    Returns:
+        A PNG, None if no reconstruction is selected.
+    """
+    selection = reconstruction.selection
+    if selection is None or not len(selection):
         return None
-    count_text = f"the best {min(MAX_IMAGES, len(chosen))} of {len(chosen)} reconstructions"
+    count_text = f"the best {min(MAX_IMAGES, len(selection))} of {len(selection)} reconstructions"
     title = f"{reconstruction.attack}, {count_text}: restarts that contain it, confidence"
     if reconstruction.x.shape[1:] == (2,):
-        title = f"{reconstruction.attack}: {len(chosen)} reconstructions"
+        title = f"{reconstruction.attack}: {len(selection)} reconstructions"
         return _selected_points(reconstruction, title)
     is_image = drawing.is_image(reconstruction.x.shape[1:])
-    x = add_mean(chosen.x[:MAX_IMAGES], reconstruction.knowledge.mean if is_image else None)
+    images = add_mean(selection.x[:MAX_IMAGES], reconstruction.knowledge.mean if is_image else None)
     cells = [
         Cell(
-            (image,), f"{int(chosen.support[i])}/{reconstruction.restarts}{_confidence(chosen, i)}"
+            (image,),
+            f"{int(selection.support[i])}/{reconstruction.restarts}{_confidence(selection, i)}",
         )
-        for i, image in enumerate(x)
+        for i, image in enumerate(images)
     ]
     return drawing.draw_cells(title, cells, ("",), ("reconstruction",))
 
 
-def _confidence(chosen: Selection, i: int) -> str:
-    confidence = chosen.confidence_of(i)
+def _confidence(selection: Selection, i: int) -> str:
+    confidence = selection.confidence_of(i)
     return "" if confidence is None else f"   {confidence:.2f}"
 
 
 def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes | None:
     """Draw reconstructions above the training samples that they match one-to-one, best first.
 
-    The deciding metric determines the matches, except that points in the plane are matched by distance if the
-    scores have it.
+    The matches are those of the metric that decides the verdict. Points in the plane are an exception: if the
+    scores contain the Euclidean distance, the matches are those of the distance.
 
     Args:
         candidates: The candidates of the attack.
@@ -68,19 +76,19 @@ def matches_figure(candidates: Tensor, train: Dataset, scores: Scores) -> bytes 
     Returns:
         A PNG, None without matches.
     """
-    flat = train.shape == (2,) and "l2" in scores.metrics
-    metric = scores.metrics["l2" if flat else scores.deciding]
-    matched = _matched(scores, metric)
-    if not matched:
+    match_by_distance = train.shape == (2,) and "l2" in scores.metrics
+    metric = scores.metrics["l2" if match_by_distance else scores.deciding]
+    matched_pairs = _matched(scores, metric)
+    if not matched_pairs:
         return None
-    matched = matched if train.shape == (2,) else matched[:MAX_IMAGES]
+    matched_pairs = matched_pairs if train.shape == (2,) else matched_pairs[:MAX_IMAGES]
     is_image = drawing.is_image(train.shape)
-    title = f"Best {len(matched)} of {scores.n} training samples, by {metric.name.upper()}; "
-    count = f"{metric.recovered} beyond 99% of chance, {metric.threshold}"
-    title += "not calibrated" if metric.recovered is None else count + " (framed)" * is_image
+    title = f"Best {len(matched_pairs)} of {scores.n} training samples, by {metric.name.upper()}; "
+    count_text = f"{metric.recovered} beyond 99% of chance, {metric.threshold}"
+    title += "not calibrated" if metric.recovered is None else count_text + " (framed)" * is_image
     if train.shape == (2,):
-        return _matched_points(candidates, *_pairs(candidates, train, matched), title)
-    cells = _cells(candidates, train, matched, train.mean if is_image else None)
+        return _matched_points(candidates, *_pairs(candidates, train, matched_pairs), title)
+    cells = _cells(candidates, train, matched_pairs, train.mean if is_image else None)
     rows, lines = ("found", "training"), ("reconstruction", "training sample")
     return drawing.draw_cells(title, cells, rows, lines)
 
@@ -95,17 +103,19 @@ def compared_figure(attacks: dict[str, tuple[Tensor, Scores]], train: Dataset) -
     Returns:
         A PNG, None if an attack has no match.
     """
-    best = [_matched(scores, scores.metrics[scores.deciding]) for _, scores in attacks.values()]
-    columns = min(MAX_COMPARED, *map(len, best))
+    best_matches = [
+        _matched(scores, scores.metrics[scores.deciding]) for _, scores in attacks.values()
+    ]
+    columns = min(MAX_COMPARED, *map(len, best_matches))
     if not columns:
         return None
     cells = [
         cell
-        for matched, (candidates, _) in zip(best, attacks.values(), strict=True)
+        for matched, (candidates, _) in zip(best_matches, attacks.values(), strict=True)
         for cell in _cells(candidates, train, matched[:columns], train.mean)
     ]
-    counts = [f"{name}, {s.recovered} of {s.n} ({s.rule})" for name, (_, s) in attacks.items()]
-    title = f"Best {columns}; framed: recovered. From the top: {'; '.join(counts)}"
+    count_texts = [f"{name}, {s.recovered} of {s.n} ({s.rule})" for name, (_, s) in attacks.items()]
+    title = f"Best {columns}; framed: recovered. From the top: {'; '.join(count_texts)}"
     return drawing.draw_image_grid(title, cells, ("found", "training"), columns)
 
 
@@ -122,16 +132,16 @@ def output_figure(
     Returns:
         A PNG.
     """
-    names = [name for name in metrics if name in scores.metrics] or [scores.deciding]
-    flat = outputs.detach().cpu().double().reshape(len(outputs), -1)
+    metric_names = [name for name in metrics if name in scores.metrics] or [scores.deciding]
+    flat_outputs = outputs.detach().cpu().double().reshape(len(outputs), -1)
     margins = [row.margin for row in scores.per_sample]
-    by_margin = flat.shape[1] > 1 and None not in margins
-    x = torch.tensor(margins if by_margin else flat[:, 0].tolist(), dtype=torch.float64)
-    figure = drawing.new_figure(4.2 * len(names) + 0.4, 3.4)
-    panels = figure.subplots(1, len(names), squeeze=False)[0]
-    for axes, name in zip(panels, names, strict=True):
+    uses_margin = flat_outputs.shape[1] > 1 and None not in margins
+    x = torch.tensor(margins if uses_margin else flat_outputs[:, 0].tolist(), dtype=torch.float64)
+    figure = drawing.new_figure(4.2 * len(metric_names) + 0.4, 3.4)
+    panels = figure.subplots(1, len(metric_names), squeeze=False)[0]
+    for axes, name in zip(panels, metric_names, strict=True):
         _scatter(axes, x, scores, name)
-        axes.set_xlabel("margin" if by_margin else "network output", fontsize=8.5)
+        axes.set_xlabel("margin" if uses_margin else "network output", fontsize=8.5)
     marks, labels = panels[0].get_legend_handles_labels()
     if 0 < len(labels) <= len(drawing.MARKERS):
         drawing.add_legend_below(figure, marks, labels)
@@ -145,14 +155,16 @@ def loss_figure(reconstruction: Reconstruction) -> bytes | None:
     figure = drawing.new_figure(8.6, 3.3)
     loss_axes, residual_axes = figure.subplots(1, 2)
     for run, status in enumerate(reconstruction.status):
-        diverged = status == "diverged"
-        color, style = (drawing.ORANGE, "--") if diverged else (drawing.BLUE, "-")
+        has_diverged = status == "diverged"
+        color, style = (drawing.ORANGE, "--") if has_diverged else (drawing.BLUE, "-")
         loss = mask_nonpositive(reconstruction.loss[run])
         loss_axes.plot(reconstruction.steps, loss, style, color=color, lw=1, alpha=0.8)
     diverged_count = sum(status == "diverged" for status in reconstruction.status)
-    note = f", {diverged_count} diverged (dashed)" if diverged_count else ""
-    plural = "" if reconstruction.restarts == 1 else "s"
-    loss_axes.set_title(f"loss, {reconstruction.restarts} restart{plural}{note}", fontsize=9)
+    diverged_note = f", {diverged_count} diverged (dashed)" if diverged_count else ""
+    plural_ending = "" if reconstruction.restarts == 1 else "s"
+    loss_axes.set_title(
+        f"loss, {reconstruction.restarts} restart{plural_ending}{diverged_note}", fontsize=9
+    )
     residuals = reconstruction.layers.clamp(min=0).sqrt()  # (R, T, L)
     for i, name in enumerate(reconstruction.layer_names):
         middle, low, high = _summarize_restarts(mask_nonpositive(residuals[:, :, i]))
@@ -175,9 +187,10 @@ def ambiguity_figure(
     mean: Tensor | None = None,
     agreement: Sequence[str] | None = None,
 ) -> bytes | None:
-    """Draw what other training sets with the same weights may change in each reconstruction.
+    """Draw how much each reconstruction can change in other training sets that give the same weights.
 
-    Below each reconstruction are the least similar alternative that was found, and the range of each pixel.
+    Two images are below each reconstruction. The first image is the least similar alternative that a search
+    found. The second image is the range in which each pixel can lie.
 
     Args:
         x: The certified candidates (m, *shape).
@@ -190,35 +203,37 @@ def ambiguity_figure(
     """
     if not len(uniqueness):
         return None
-    index = uniqueness.index[:MAX_IMAGES].tolist()
+    candidate_indices = uniqueness.index[:MAX_IMAGES].tolist()
     captions = [
         f"≥ {float(uniqueness.determined_at_least[k]):.2f} ({float(uniqueness.determined_energy[k]):.2f})"
         f"{f'  {agreement[i]}' if agreement is not None else ''}"
-        for k, i in enumerate(index)
+        for k, i in enumerate(candidate_indices)
     ]
     title = (
-        f"{len(index)} of {len(uniqueness)} reconstructions: energy that others keep at "
+        f"{len(candidate_indices)} of {len(uniqueness)} reconstructions: energy that others keep at "
         f"{uniqueness.share:.0%} of the weight, proved (least found)"
     )
-    moves = (uniqueness.high - uniqueness.low)[:MAX_IMAGES]
+    pixel_ranges = (uniqueness.high - uniqueness.low)[:MAX_IMAGES]
     if drawing.is_image(x.shape[1:]):
-        finite_moves = moves[moves.isfinite()]
-        top = (
-            float(finite_moves.max())
-            if len(finite_moves) and float(finite_moves.max()) > 0
+        finite_ranges = pixel_ranges[pixel_ranges.isfinite()]
+        largest_range = (
+            float(finite_ranges.max())
+            if len(finite_ranges) and float(finite_ranges.max()) > 0
             else 1.0
         )
-        moves, free_note = (
-            (moves / top).clamp(max=1),
-            "" if len(finite_moves) == moves.numel() else " or free",
+        pixel_ranges, free_note = (
+            (pixel_ranges / largest_range).clamp(max=1),
+            "" if len(finite_ranges) == pixel_ranges.numel() else " or free",
         )
-        title += f"{', restarts' if agreement else ''}; pixels within {top:.2g}{free_note}"
-    images, least = (
-        add_mean(x[index].double(), mean),
+        title += (
+            f"{', restarts' if agreement else ''}; pixels within {largest_range:.2g}{free_note}"
+        )
+    images, least_similar = (
+        add_mean(x[candidate_indices].double(), mean),
         add_mean(uniqueness.least[:MAX_IMAGES], mean),
     )
-    groups = zip(images, least, moves, strict=True)
-    cells = [Cell(group, text) for group, text in zip(groups, captions, strict=True)]
+    image_columns = zip(images, least_similar, pixel_ranges, strict=True)
+    cells = [Cell(group, text) for group, text in zip(image_columns, captions, strict=True)]
     rows, lines = ("found", "least found", "free"), ("reconstruction", "least found")
     return drawing.draw_cells(title, cells, rows, lines)
 
@@ -231,7 +246,8 @@ def alternatives_figure(
 ) -> bytes | None:
     """Draw true samples and the alternative samples that replace them, the largest changes first.
 
-    A column shows one true sample and its two halves, or two true samples and the sample that merges them.
+    An alternative training set either splits each sample into two samples (halves), or merges several samples
+    into one sample. A column shows one true sample and its halves, or two true samples and the merged sample.
 
     Args:
         true: The true samples (n, *shape).
@@ -242,17 +258,19 @@ def alternatives_figure(
     Returns:
         A PNG, None if nothing was changed.
     """
-    merged = any(len(rows) > 1 for rows in parents)
-    if merged:
-        groups = [(j, rows) for j, rows in enumerate(parents) if len(rows) > 1]
-        columns = [(true[rows[0]], true[rows[1]], alternative[j]) for j, rows in groups]
-        what = "merged groups: two of the samples, and the one that replaces all"
+    has_merged_samples = any(len(rows) > 1 for rows in parents)
+    if has_merged_samples:
+        merged_groups = [(j, rows) for j, rows in enumerate(parents) if len(rows) > 1]
+        columns = [(true[rows[0]], true[rows[1]], alternative[j]) for j, rows in merged_groups]
+        subject = "merged groups: two of the samples, and the one that replaces all"
         names, lines = ("true", "true", "merged"), ("true", "", "merged")
     else:
-        pairs = [(j, rows[0]) for j, rows in enumerate(parents[:-1]) if rows == parents[j + 1]]
-        columns = [(true[i], alternative[j], alternative[j + 1]) for j, i in pairs]
-        what = "samples, and the two that replace each"
-        # Only one half is drawn as a curve, because the other half is its mirror image.
+        split_pairs = [
+            (j, rows[0]) for j, rows in enumerate(parents[:-1]) if rows == parents[j + 1]
+        ]
+        columns = [(true[i], alternative[j], alternative[j + 1]) for j, i in split_pairs]
+        subject = "samples, and the two that replace each"
+        # Only one of the two halves is drawn as a curve, because the halves mirror each other.
         names, lines = ("true", "half", "half"), ("true", "", "one half")
     if not columns:
         return None
@@ -262,13 +280,13 @@ def alternatives_figure(
         return max(float((other - column[0]).norm()) for other in column[1:])
 
     columns.sort(key=lambda column: -measure_change(column))
-    count = min(len(columns), 10 if drawing.is_image(true.shape[1:]) else 8)
-    title = f"{count} of {len(columns)} {what}; both fit the weights equally well"
+    drawn_count = min(len(columns), 10 if drawing.is_image(true.shape[1:]) else 8)
+    title = f"{drawn_count} of {len(columns)} {subject}; both fit the weights equally well"
     cells = [
         Cell(
             tuple(add_mean(image, mean) for image in column), f"moved {measure_change(column):.3g}"
         )
-        for column in columns[:count]
+        for column in columns[:drawn_count]
     ]
     return drawing.draw_cells(title, cells, names, lines)
 
@@ -283,48 +301,57 @@ def identified_figure(identification: Identification, truth: Tensor | None = Non
     Returns:
         A PNG, None if nothing was identified.
     """
-    vectors, captions, what = _identified(identification)
+    vectors, captions, subject = _identified(identification)
     if vectors is None or not len(vectors):
         return None
-    images = [(v,) if truth is None else _pair_with_nearest(v, truth) for v in vectors]
+    vector_pairs = [(v,) if truth is None else _pair_with_nearest(v, truth) for v in vectors]
     rank = f"rank K {identification.rank_k} of {identification.n_r}"
-    title = f"{what}; degree {identification.order - 1}, {rank}"
-    width = vectors.shape[1]
-    shape = next(s for s in (identification.input_shape, (width,)) if math.prod(s or (0,)) == width)
-    shaped = (tuple(v.reshape(shape) for v in pair) for pair in images)
-    cells = [Cell(pair, text) for pair, text in zip(shaped, captions, strict=True)]
+    title = f"{subject}; degree {identification.order - 1}, {rank}"
+    dimension = vectors.shape[1]
+    shape = next(
+        s for s in (identification.input_shape, (dimension,)) if math.prod(s or (0,)) == dimension
+    )
+    shaped_pairs = (tuple(v.reshape(shape) for v in pair) for pair in vector_pairs)
+    cells = [Cell(pair, text) for pair, text in zip(shaped_pairs, captions, strict=True)]
     names = ("found", "truth")
     return drawing.draw_cells(title, cells, ("",) if truth is None else names, names)
 
 
 def family_figure(reconstruction: Reconstruction) -> bytes | None:
     """Draw which candidates of the first restart split or merged at which step, None if none did."""
-    events = [
+    first_restart_events = [
         event for event in reconstruction.events if event["run"] == 0 and event["kind"] != "stable"
     ]
-    if not events:
+    if not first_restart_events:
         return None
-    lives = trace_candidates(events, int(reconstruction.settings["candidates"]))
-    order = _order(lives)
-    place = {number: k for k, number in enumerate(order)}
-    last = int(reconstruction.steps[-1])
-    figure = drawing.new_figure(8.0, min(12.0, 1.5 + 0.11 * len(order)))
+    lifetimes = trace_candidates(first_restart_events, int(reconstruction.settings["candidates"]))
+    drawing_order = _order(lifetimes)
+    row_of_candidate = {number: k for k, number in enumerate(drawing_order)}
+    last_step = int(reconstruction.steps[-1])
+    figure = drawing.new_figure(8.0, min(12.0, 1.5 + 0.11 * len(drawing_order)))
     axes = figure.subplots()
-    for number in order:
-        life, y = lives[number], place[number]
-        end = last if life.died is None else life.died
+    for number in drawing_order:
+        life, y = lifetimes[number], row_of_candidate[number]
+        end_step = last_step if life.died is None else life.died
         color = drawing.GREY if life.died is not None and not life.children else drawing.BLUE
-        axes.plot([life.born, end], [y, y], color=color, linewidth=1.1)
+        axes.plot([life.born, end_step], [y, y], color=color, linewidth=1.1)
         for child in life.children:
-            if child in place:
-                axes.plot([end, end], [y, place[child]], color=drawing.ORANGE, linewidth=0.9)
+            if child in row_of_candidate:
+                axes.plot(
+                    [end_step, end_step],
+                    [y, row_of_candidate[child]],
+                    color=drawing.ORANGE,
+                    linewidth=0.9,
+                )
         if life.died is not None and not life.children:
-            axes.plot([end], [y], "x", color=drawing.INK, markersize=4)
-    alive = sum(life.died is None for life in lives.values())
-    axes.set(xlabel="step", yticks=[], xlim=(0, last))
+            axes.plot([end_step], [y], "x", color=drawing.INK, markersize=4)
+    alive_count = sum(life.died is None for life in lifetimes.values())
+    axes.set(xlabel="step", yticks=[], xlim=(0, last_step))
+    all_drawn = len(drawing_order) == len(lifetimes)
+    drawn_note = "" if all_drawn else f"; {len(drawing_order)} of {len(lifetimes)} lines drawn"
     axes.set_title(
-        f"restart 0: {int(reconstruction.settings['candidates'])} candidates at the start, {alive} at the "
-        f"end{'' if len(order) == len(lives) else f'; {len(order)} of {len(lives)} lines drawn'}\n"
+        f"restart 0: {int(reconstruction.settings['candidates'])} candidates at the start, {alive_count} at "
+        f"the end{drawn_note}\n"
         "orange fork: split; cross: merged or dropped",
         fontsize=9,
     )
@@ -332,15 +359,15 @@ def family_figure(reconstruction: Reconstruction) -> bytes | None:
 
 
 def _scatter(axes: Any, x: Tensor, scores: Scores, name: str) -> None:
-    rows = scores.per_sample
-    labels = sorted({row.label for row in rows if row.label is not None})
+    sample_scores = scores.per_sample
+    labels = sorted({row.label for row in sample_scores if row.label is not None})
     labels_or_none: list[float | int | None] = [*labels] or [None]
     for k, label in enumerate(labels_or_none):
-        rows_of_kind = [i for i, row in enumerate(rows) if row.label == label]
-        y = [_nan_if_none(rows[i].matches[name].nearest) for i in rows_of_kind]
+        indices_of_label = [i for i, row in enumerate(sample_scores) if row.label == label]
+        y = [_nan_if_none(sample_scores[i].matches[name].nearest) for i in indices_of_label]
         name_in_legend = None if label is None else f"label {label:g}"
         axes.scatter(
-            x[rows_of_kind],
+            x[indices_of_label],
             y,
             s=20,
             alpha=0.75,
@@ -362,21 +389,26 @@ def _draw_thresholds(axes: Any, figures: MetricScore) -> None:
     ):
         if value is not None:
             axes.axhline(value, color=drawing.INK, lw=0.9, ls=style)
-            look = {"ha": "right", "va": "bottom", "fontsize": 7, "color": drawing.INK}
-            at_edge = axes.get_yaxis_transform()
-            axes.text(1, value, f"{text} {value:.2f}", transform=at_edge, **look)
+            text_style = {"ha": "right", "va": "bottom", "fontsize": 7, "color": drawing.INK}
+            edge_transform = axes.get_yaxis_transform()
+            axes.text(1, value, f"{text} {value:.2f}", transform=edge_transform, **text_style)
 
 
 def _selected_points(reconstruction: Reconstruction, title: str) -> bytes:
-    chosen = reconstruction.selection
-    assert chosen is not None
+    selection = reconstruction.selection
+    assert selection is not None
     figure = drawing.new_figure(4.6, 4.6)
     axes = figure.subplots()
-    for k, label in enumerate(chosen.labels.unique().tolist()):
-        has_label = chosen.labels == label
-        look = {"alpha": 0.7, "lw": 0, "label": f"label {label:g}", **drawing.get_point_style(k)}
-        x, size = chosen.x[has_label], 18 + 18 * chosen.support[has_label]
-        axes.scatter(x[:, 0], x[:, 1], s=size, **look)
+    for k, label in enumerate(selection.labels.unique().tolist()):
+        has_label = selection.labels == label
+        point_style = {
+            "alpha": 0.7,
+            "lw": 0,
+            "label": f"label {label:g}",
+            **drawing.get_point_style(k),
+        }
+        x, size = selection.x[has_label], 18 + 18 * selection.support[has_label]
+        axes.scatter(x[:, 0], x[:, 1], s=size, **point_style)
     return _plane(figure, axes, f"{title}; larger: in more restarts")
 
 
@@ -406,18 +438,20 @@ def _plane(figure: Any, axes: Any, title: str) -> bytes:
 
 def _matched(scores: Scores, metric: MetricScore) -> list[Matched]:
     """Return the training samples that match a candidate, each with its match, best first."""
-    rows = [(row, row.matches[metric.name]) for row in scores.per_sample]
-    rows = [(row, match) for row, match in rows if match.candidate is not None]
+    matched_pairs = [(row, row.matches[metric.name]) for row in scores.per_sample]
+    matched_pairs = [(row, match) for row, match in matched_pairs if match.candidate is not None]
     return sorted(
-        rows, key=lambda pair: _nan_if_none(pair[1].score), reverse=metric.higher_is_better
+        matched_pairs, key=lambda pair: _nan_if_none(pair[1].score), reverse=metric.higher_is_better
     )
 
 
 def _pairs(candidates: Tensor, train: Dataset, matched: list[Matched]) -> tuple[Tensor, Tensor]:
     """Return k matched candidates and the k training samples that they match, each (k, *shape)."""
-    matches = candidates.reshape(-1, *train.shape).double()[[m.candidate for _, m in matched]]
+    matched_candidates = candidates.reshape(-1, *train.shape).double()[
+        [m.candidate for _, m in matched]
+    ]
     position = {number: i for i, number in enumerate(train.rows)}
-    return matches, train.x[[position[row.index] for row, _ in matched]].double()
+    return matched_candidates, train.x[[position[row.index] for row, _ in matched]].double()
 
 
 def _cells(
@@ -446,25 +480,29 @@ def _identified(identification: Identification) -> tuple[Tensor | None, list[str
     if identification.aggregate is not None:
         return identification.aggregate[None], ["sum of lam y x"], "aggregate of all samples"
     if identification.eigenvectors is not None and identification.eigenvalues is not None:
-        order = identification.eigenvalues.abs().argsort(descending=True)
-        captions = [f"eigenvalue {float(identification.eigenvalues[i]):.2g}" for i in order]
-        return identification.eigenvectors.T[order], captions, "eigenvectors of the moment matrix"
+        largest_first = identification.eigenvalues.abs().argsort(descending=True)
+        captions = [f"eigenvalue {float(identification.eigenvalues[i]):.2g}" for i in largest_first]
+        return (
+            identification.eigenvectors.T[largest_first],
+            captions,
+            "eigenvectors of the moment matrix",
+        )
     captions = [
         f"{float(residual):.0e} {'cert.' if is_certified else 'heur.'}"
         for residual, is_certified in zip(
             identification.residuals, identification.certified, strict=True
         )
     ]
-    certified = int(identification.certified.sum())
-    what = f"{len(identification.x)} samples, {certified} certified (residual and flag above each)"
-    return identification.x, captions, what
+    certified_count = int(identification.certified.sum())
+    subject = f"{len(identification.x)} samples, {certified_count} certified (residual and flag above each)"
+    return identification.x, captions, subject
 
 
 def _pair_with_nearest(vector: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     """Return a vector and the row of ``truth`` nearest in direction, with the sign of this row."""
     cosine = truth @ vector / truth.norm(dim=1).clamp_min(1e-300)
-    nearest = int(cosine.abs().argmax())
-    return torch.where(cosine[nearest] < 0, -1.0, 1.0) * vector, truth[nearest]
+    nearest_index = int(cosine.abs().argmax())
+    return torch.where(cosine[nearest_index] < 0, -1.0, 1.0) * vector, truth[nearest_index]
 
 
 @dataclass
@@ -487,31 +525,31 @@ def trace_candidates(events: Sequence[dict[str, Any]], first: int) -> dict[int, 
     Returns:
         The lifetime of each candidate by its number.
     """
-    lives = {number: _Lifetime(0) for number in range(first)}
+    lifetimes = {number: _Lifetime(0) for number in range(first)}
     for event in events:
         step, kind, children = event["step"], event["kind"], tuple(event.get("children", ()))
         if kind == "split":
-            lives[event["parent"]].died = step
-            lives[event["parent"]].children = children
-            lives.update({child: _Lifetime(step, event["parent"]) for child in children})
+            lifetimes[event["parent"]].died = step
+            lifetimes[event["parent"]].children = children
+            lifetimes.update({child: _Lifetime(step, event["parent"]) for child in children})
         if kind in ("merge", "prune"):
-            lives[event["parent"]].died = step
-    return lives
+            lifetimes[event["parent"]].died = step
+    return lifetimes
 
 
-def _order(lives: dict[int, _Lifetime]) -> list[int]:
+def _order(lifetimes: dict[int, _Lifetime]) -> list[int]:
     """Return the numbers of candidates in drawing order: by family, with children around their parent.
 
     If not all families fit into the figure, the smallest families are left out.
     """
 
     def family(number: int) -> list[int]:
-        children = lives[number].children
-        half = len(children) // 2
-        before = [n for child in children[:half] for n in family(child)]
-        return [*before, number, *(n for child in children[half:] for n in family(child))]
+        children = lifetimes[number].children
+        middle = len(children) // 2
+        numbers_above = [n for child in children[:middle] for n in family(child)]
+        return [*numbers_above, number, *(n for child in children[middle:] for n in family(child))]
 
-    roots = [number for number, life in lives.items() if life.parent is None]
+    roots = [number for number, life in lifetimes.items() if life.parent is None]
     families = [family(root) for root in roots]
     while sum(map(len, families)) > MAX_LINES and len(families) > 1:
         families.remove(min(families, key=len))

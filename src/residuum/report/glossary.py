@@ -34,12 +34,17 @@ def _make_form(word: str) -> str:
 
 def find_entry(text: str) -> str:
     """Return the glossary word of a text that :func:`compile_pattern` matched, such as a plural."""
-    lower = text.lower()
-    forms = (lower, lower.removesuffix("s"), lower.removesuffix("es"), f"{lower[:-3]}y")
+    lowercase_text = text.lower()
+    forms = (
+        lowercase_text,
+        lowercase_text.removesuffix("s"),
+        lowercase_text.removesuffix("es"),
+        f"{lowercase_text[:-3]}y",
+    )
     return next(word for form in forms for word in GLOSSARY if word.lower() == form)
 
 
 def find_used_words(text: str) -> tuple[str, ...]:
     """Return the glossary words that occur in a text, in the order of the glossary."""
-    words = {find_entry(match[0]) for match in compile_pattern().finditer(text)}
-    return tuple(word for word in GLOSSARY if word in words)
+    used_words = {find_entry(match[0]) for match in compile_pattern().finditer(text)}
+    return tuple(word for word in GLOSSARY if word in used_words)

@@ -1,12 +1,14 @@
 """Write each report as one HTML file that needs no network and is readable without a script.
 
 The style sheet and the script are part of the page. The content security policy admits style sheet and script
-by hash and forbids everything else, so a mistake in escaping loads and runs nothing. Names from files are
-text: the template engine escapes markup, and this module makes control characters, direction marks and
-characters without width visible. A dash means "not known". The difference on a card is computed after scale
-and offset of the reconstruction are fitted to the sample, because the deciding metric (NCC) ignores both.
+by hash and forbids everything else. So a mistake in escaping cannot load or run foreign code. Names from
+files are text: the template engine escapes markup, and this module makes control characters, direction marks
+and characters without width visible. A dash means "not known". A card shows the difference of a
+reconstruction and a sample. First the scale and the offset of the reconstruction are fitted to the sample,
+because the metric that decides the verdict (NCC) ignores both.
 
-All counts of an audit come from the answers of its verdict and from its record. None is computed here.
+All counts of an audit come from the answers of its verdict and from its record. This module computes no
+count.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from residuum.evaluation.scoring import all_candidates, join_pools
 from residuum.records.inputs import add_mean
 from residuum.report import charts, drawing
 from residuum.report.drawing import Array
+from residuum.report.forest import summarize_columns
 from residuum.report.glossary import GLOSSARY, compile_pattern, find_entry
 from residuum.report.members import named_samples
 from residuum.similarity import cosine, ncc
@@ -46,25 +49,25 @@ if TYPE_CHECKING:
     from residuum.records import Reconstruction, Selection
 
 HERE = Path(__file__).parent
-SYMBOLS = {
-    "yes": "leak",
-    "no": "no-leak-found",
-    "unknown": "inconclusive",
-}  # icon and style of each answer
-MAX_LENGTH = 600  # characters of a name or sentence from outside; the rest is cut off
-# Cc: control characters; Cf: direction marks, zero width; Cs: surrogates; Co, Cn: private use, unassigned;
-# Zl, Zp: separators of lines and paragraphs.
+# Icon and style of each answer.
+SYMBOLS = {"yes": "leak", "no": "no-leak-found", "unknown": "inconclusive"}
+MAX_LENGTH = 600  # characters of a name or sentence from a file; the rest is cut off
+# Unicode categories of characters that are made visible. Cc: control characters; Cf: direction marks and
+# characters without width; Cs: surrogates; Co, Cn: private use and unassigned; Zl, Zp: separators of lines
+# and paragraphs.
 INVISIBLE_CATEGORIES = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 MARKDOWN_CHARACTERS = re.compile(r"([\\`*_{}\[\]()#+!|~])")  # characters with a meaning in Markdown
 MAX_COLUMNS = 12  # columns of a table row that a card shows, the most unusual first
-TOLERANCE = 0.1  # error of a recovered value at most, as a share of the spread of its column
+# A value of a table counts as reconstructed if its error is at most this share of the spread of its column.
+TOLERANCE = 0.1
 MAX_BEST = 3  # best matches on the first screen of a report
 MAX_CARDS = 120  # cards on one page
 MAX_CANDIDATES = 60  # cards of an audit without training data
 MAX_CARD_SENTENCE = 24  # words of the evidence for an answer in a model card
 MAX_CARD_SUBJECT, MAX_CARD_HEADLINE = 80, 160  # characters in a model card
 CARD_CAVEAT = "This is evidence about the tests that ran. It is no guarantee of privacy."
-MAX_BYTES = 2_000_000  # bytes of the pictures in a page, which is mailed and opened on phones
+# Largest size of all pictures in a page. Pages must stay small, because they are mailed and opened on phones.
+MAX_BYTES = 2_000_000
 MAX_NUMBER = 1e300  # replaces infinity, which JSON does not have
 STATUS = {  # status of a KKT certificate in words
     "kkt": f"Clarke residual at most {EXACT_KKT:g}: a KKT point up to rounding",
@@ -80,9 +83,12 @@ DETERMINED, PARTLY_DETERMINED, UNDETERMINED = (
     "others keep a part",
     "others may lose it",
 )
-MIN_COSINE = 0.9  # cosine from which a certified candidate represents another candidate
-# Shares of an image's energy that other training sets keep: the proved share of a determined image, and the
-# share in an example of a partly determined image.
+# A candidate without a certificate gets the certificate of the nearest certified candidate if their cosine is
+# at least this value.
+MIN_COSINE = 0.9
+# An image is determined if all other training sets provably keep at least the share MIN_DETERMINED of its
+# energy. It is partly determined if the worst training set that was found keeps at least the share
+# MIN_PARTLY.
 MIN_DETERMINED, MIN_PARTLY = 0.9, 0.5
 SORT_NAMES = {
     "margin": "margin",
@@ -107,10 +113,12 @@ def render_page(
         The page.
     """
     style = Markup("\n").join(_read_inline(name) for name in styles)
-    code = _read_inline(script) if script else Markup("")
+    script_code = _read_inline(script) if script else Markup("")
     values = {"blur": False, "redact": False, "created": ""} | values
-    text = _environment().get_template(template)
-    return text.render(style=style, script=code, policy=_make_policy(style, code), **values)
+    page_template = _environment().get_template(template)
+    return page_template.render(
+        style=style, script=script_code, policy=_make_policy(style, script_code), **values
+    )
 
 
 def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> str:
@@ -124,32 +132,42 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
     Returns:
         The page.
     """
-    control = result.control
+    deciding_score = result.control
     items = items_of(result)
     if redact:
         items = tuple(replace(item, row=None, reconstruction=None) for item in items)
-    best = [] if redact else cards_of(items[:MAX_BEST], result.shape)
-    if control is not None:  # Matches that are expected by chance are no finding.
+    best_cards = [] if redact else cards_of(items[:MAX_BEST], result.shape)
+    # If the matches are compared with chance, only matches beyond chance get a card.
+    if deciding_score is not None:
         items = tuple(item for item in items if item.recovered)
     cards = cards_of(items, result.shape, redact=redact)
-    total = len(items) if control else result.scores.n if result.scores else len(result.ranked)
+    item_count = (
+        len(items) if deciding_score else result.scores.n if result.scores else len(result.ranked)
+    )
     items_on_cards = [card.item for card in cards]
-    evidence = () if control is None or result.evidence is None else (result.evidence, control)
-    table = charts.threshold_table(*evidence) if evidence else None
+    evidence_and_metric = (
+        ()
+        if deciding_score is None or result.evidence is None
+        else (result.evidence, deciding_score)
+    )
+    slider_table = charts.threshold_table(*evidence_and_metric) if evidence_and_metric else None
     labels = sorted({item.label for item in items_on_cards} - {""})
     certificates = sorted({item.certificate for item in items_on_cards} - {""})
-    curves = [charts.residual_chart(r) for r in result.reconstructions if r.loss.shape[1]]
-    batch = "{0.attack}: {0.restarts} restarts of {0.steps} steps, seed {0.seed}"
-    batches = ", ".join(map(batch.format, result.batches))
+    residual_charts = [charts.residual_chart(r) for r in result.reconstructions if r.loss.shape[1]]
+    batch_format = "{0.attack}: {0.restarts} restarts of {0.steps} steps, seed {0.seed}"
+    batches_text = ", ".join(map(batch_format.format, result.batches))
     metrics = () if result.scores is None else result.scores.metrics.values()
-    lowest = [f"scores:{row.name}" for row in metrics if not row.higher_is_better]
+    lower_is_better_keys = [f"scores:{row.name}" for row in metrics if not row.higher_is_better]
     return render_page(
         "template.html",
         script="report.js",
         page=result,
+        columns=[]
+        if result.table is None
+        else summarize_columns(result.table, _column_names(result)),
         verdict=result.verdict,
         screen=result.screen,
-        best=best,
+        best=best_cards,
         answers={answer.key: answer for answer in result.verdict.answers},
         named=named_samples(result, redact=redact),
         sentence=_without_answers(result),
@@ -162,36 +180,41 @@ def render(result: AuditResult, *, blur: bool = False, redact: bool = False) -> 
         created=_format_time(result),
         blur=blur and not redact,
         redact=redact,
-        threshold=table,
-        histogram=charts.draw_histogram(*evidence) if evidence else None,
-        scatter=charts.draw_scatter(*evidence) if evidence else None,
-        residuals=[chart for chart in curves if chart],
+        threshold=slider_table,
+        histogram=charts.draw_histogram(*evidence_and_metric) if evidence_and_metric else None,
+        scatter=charts.draw_scatter(*evidence_and_metric) if evidence_and_metric else None,
+        residuals=[chart for chart in residual_charts if chart],
         labels=labels,
         certificates=certificates,
         sorts=_sort_keys(items_on_cards),
-        left_out=total - len(cards),
-        total=total,
+        left_out=item_count - len(cards),
+        total=item_count,
         matched=any(item.matched for item in items_on_cards),
         picture_count=max((len(card.pictures) for card in cards), default=0),
         tables=_tables(
             {
-                "Settings": {**result.settings, "batches": batches},
+                "Settings": {**result.settings, "batches": batches_text},
                 "Environment": result.environment,
                 "SHA-256": result.hashes,
             }
         ),
         data={
-            "threshold": table,
+            "threshold": slider_table,
             "cards": [make_sort_values(item) for item in items_on_cards],
             "labels": labels,
             "certificates": certificates,
-            "ascending": ["number", "margin", *lowest],
+            "ascending": ["number", "margin", *lower_is_better_keys],
         },
     )
 
 
+def _column_names(result: AuditResult) -> tuple[str, ...]:
+    """Return the names of the columns in the samples, () if they have none."""
+    return () if result.evidence is None else result.evidence.features
+
+
 def _without_answers(result: AuditResult) -> str:
-    """Return the sentence of the first screen without the text that the answers below repeat."""
+    """Return the sentence of the first screen without the texts that are also in the answers below it."""
     sentence = result.screen.sentence
     for answer in result.verdict.answers:
         for text in (answer.power, answer.evidence.partition(" By their losses")[0]):
@@ -207,8 +230,8 @@ def _recovered_by_other_attacks(result: AuditResult) -> tuple[int, ...]:
     """Return the rows of samples that are recovered only by attacks whose scores are not in the report."""
     if result.findings is None or result.scores is None:
         return ()
-    in_report = {row.index for row in result.scores.per_sample if row.recovered}
-    return tuple(row for row in result.findings.samples if row not in in_report)
+    recovered_in_report = {row.index for row in result.scores.per_sample if row.recovered}
+    return tuple(row for row in result.findings.samples if row not in recovered_in_report)
 
 
 def is_reconstructed(result: AuditResult) -> bool:
@@ -238,8 +261,17 @@ def render_sweep(
     Returns:
         The page.
     """
-    names = ("tiles", "columns", "rows", "choice", "scores", "knowledge", "failures", "notes")
-    empty = dict.fromkeys(names, ())
+    variable_names = (
+        "tiles",
+        "columns",
+        "rows",
+        "choice",
+        "scores",
+        "knowledge",
+        "failures",
+        "notes",
+    )
+    empty_variables = dict.fromkeys(variable_names, ())
     return render_page(
         "sweep.html",
         styles=("report.css", "sweep.css"),
@@ -248,7 +280,7 @@ def render_sweep(
         size=(charts.WIDE, charts.TALL),
         cards=cards_of(items, shape, "consensus"),
         tables=_tables({"Settings": settings or {}, "Environment": environment or {}}),
-        **empty | {"total": len(items)} | texts,
+        **empty_variables | {"total": len(items)} | texts,
     )
 
 
@@ -288,8 +320,10 @@ def render_comparison(
 def inline(result: AuditResult) -> str:
     """Return a summary of an audit for notebooks: the headline and the three answers, without images."""
     # Notebooks are shared and committed, so their output must not hold training data.
-    count = len(items_of(result))
-    return render_page("inline.html", subject=result.subject, verdict=result.verdict, count=count)
+    item_count = len(items_of(result))
+    return render_page(
+        "inline.html", subject=result.subject, verdict=result.verdict, count=item_count
+    )
 
 
 def model_card(result: AuditResult) -> str:
@@ -330,8 +364,10 @@ def _format_time(result: AuditResult) -> str:
 
 def _tables(tables: Mapping[str, Mapping[str, Any]]) -> list[tuple[str, str, dict[str, str]]]:
     """Return identifier, title and rows of each table that is not empty, with dotted names of rows."""
-    names = {"SHA-256": "hashes"}
-    return [(names.get(t, t.lower()), t, _flatten(rows)) for t, rows in tables.items() if rows]
+    identifiers = {"SHA-256": "hashes"}
+    return [
+        (identifiers.get(t, t.lower()), t, _flatten(rows)) for t, rows in tables.items() if rows
+    ]
 
 
 def _flatten(rows: Mapping[str, Any], head: str = "") -> dict[str, str]:
@@ -413,19 +449,21 @@ class Linked:
 
     def __call__(self, text: str) -> Markup:
         """Return the text with links to the glossary, escaped and isolated like all text on a page."""
-        pieces, end = [], 0
+        pieces, end_of_last_link = [], 0
         text = escape_invisible(text[:MAX_LENGTH])
         for match in compile_pattern().finditer(text):
             word = find_entry(match[0])
             if word not in self.seen:
                 self.seen.add(word)
-                link = Markup('<a class="term" href="#{}">{}</a>')
+                link_template = Markup('<a class="term" href="#{}">{}</a>')
                 pieces += [
-                    escape(text[end : match.start()]),
-                    link.format(make_anchor(word), match[0]),
+                    escape(text[end_of_last_link : match.start()]),
+                    link_template.format(make_anchor(word), match[0]),
                 ]
-                end = match.end()
-        return Markup("<bdi>{}</bdi>").format(Markup("").join([*pieces, escape(text[end:])]))
+                end_of_last_link = match.end()
+        return Markup("<bdi>{}</bdi>").format(
+            Markup("").join([*pieces, escape(text[end_of_last_link:])])
+        )
 
 
 def make_anchor(word: str) -> str:
@@ -490,9 +528,10 @@ class TableRow(NamedTuple):
     Attributes:
         columns: The columns that a card shows.
         total: Number of all columns.
-        within: Number of all columns that were reconstructed within ``TOLERANCE`` of their spread.
-        held_out_within: Number of all columns in which the nearest held-out row is as close, None without
-            held-out rows.
+        within: Number of all columns with an error of the reconstruction of at most ``TOLERANCE`` times the
+            spread of the column.
+        held_out_within: The same number for the nearest held-out row in place of the reconstruction, None
+            without held-out rows.
     """
 
     columns: tuple[Column, ...]
@@ -505,7 +544,8 @@ class TableRow(NamedTuple):
 class Item:
     """The content of a card in the gallery. No field holds markup.
 
-    If the audit had training data, an item is a training sample and its match, else a candidate.
+    If the audit had training data, an item is a training sample and its match. Otherwise an item is a
+    candidate.
 
     Attributes:
         number: Row of the training sample in the user's file, counted from 0, or rank of the candidate.
@@ -515,7 +555,7 @@ class Item:
         attack: The attack that made the reconstruction.
         scores: Score of the match by metric.
         recovered: Whether the match is closer than chance, None without a chance level.
-        margin: Margin y Phi(x) of the network at the training sample.
+        margin: Margin of the training sample x, such as label times output, y Phi(x), for two classes.
         output: Output of the network at the training sample.
         confidence: How far restarts agree on the reconstruction, from 0 to 1.
         support: Number of restarts that contain the reconstruction.
@@ -555,7 +595,7 @@ class Item:
 
     @property
     def matched(self) -> bool:
-        """Whether the item was compared with the training data, also if its images were redacted."""
+        """Whether the item was compared with the training data. This does not depend on redaction."""
         return self.nearest is not None or any(v is not None for v in self.scores.values())
 
 
@@ -577,14 +617,22 @@ class Card(NamedTuple):
 
 
 def items_of(result: AuditResult) -> tuple[Item, ...]:
-    """Return one item per training sample with a match, best first, or per candidate without data."""
-    # Matches come from the strongest attack, or from another attack for samples that only others recover.
+    """Return one item per matched training sample, or one per candidate if there is no training data.
+
+    The best items come first.
+    """
+    # Matches come from the strongest attack. If only another attack recovers a sample, its match comes from
+    # this other attack.
     if result.evidence is None:
         return tuple(_ranked(result))
-    extra = {item.number: item for item in _matched_by_others(result)}
-    items = [item for item in _matched(result) if item.number not in extra]
+    items_of_other_attacks = {item.number: item for item in _matched_by_others(result)}
+    items = [item for item in _matched(result) if item.number not in items_of_other_attacks]
     recovered = [item for item in items if item.recovered]
-    return (*recovered, *extra.values(), *(item for item in items if not item.recovered))
+    return (
+        *recovered,
+        *items_of_other_attacks.values(),
+        *(item for item in items if not item.recovered),
+    )
 
 
 def cards_of(
@@ -602,14 +650,15 @@ def cards_of(
         The cards.
     """
     cards: list[Card] = []
-    room = MAX_BYTES
+    remaining_bytes = MAX_BYTES
     for item in items[:MAX_CARDS]:
         title = f"{kind or ('sample' if item.matched else 'candidate')} {item.number}"
-        if item.record_id and not redact:  # An identifier may be personal data.
+        # An identifier may be personal data, so a redacted report has no identifiers.
+        if item.record_id and not redact:
             title += f" (ID {item.record_id})"
         pictures = () if redact else make_pictures(item, shape, title)
-        room -= sum(len(picture.uri) for picture in pictures)
-        if room < 0 and cards:
+        remaining_bytes -= sum(len(picture.uri) for picture in pictures)
+        if remaining_bytes < 0 and cards:
             break
         cards.append(Card(item, title, pictures))
     return cards
@@ -629,12 +678,12 @@ def make_sort_values(item: Item) -> dict[str, Any]:
 
 def _sort_keys(items: Sequence[Item]) -> list[tuple[str, str]]:
     """Return key and name of every sort order for which a card has a value, the default order first."""
-    metrics = dict.fromkeys(name for item in items for name in item.scores)
-    keys = {key for key in SORT_NAMES for item in items if getattr(item, key) is not None}
+    metric_names = dict.fromkeys(name for item in items for name in item.scores)
+    available_keys = {key for key in SORT_NAMES for item in items if getattr(item, key) is not None}
     return [
         ("order", "best first"),
-        *((f"scores:{name}", name) for name in metrics),
-        *((key, name) for key, name in SORT_NAMES.items() if key in keys),
+        *((f"scores:{name}", name) for name in metric_names),
+        *((key, name) for key, name in SORT_NAMES.items() if key in available_keys),
         ("number", "number"),
     ]
 
@@ -644,34 +693,43 @@ def _matched(result: AuditResult) -> Iterator[Item]:
     evidence, scores = result.evidence, result.scores
     assert evidence is not None
     assert scores is not None
-    in_report = [r for r in result.reconstructions if r.attack == result.displayed_attack]
-    pool = join_pools([all_candidates(r) for r in in_report or result.reconstructions])
+    displayed_reconstructions = [
+        r for r in result.reconstructions if r.attack == result.displayed_attack
+    ]
+    pool = join_pools(
+        [all_candidates(r) for r in displayed_reconstructions or result.reconstructions]
+    )
     outputs = evidence.outputs if evidence.output_name == "network output" else None
-    has_finding = is_reconstructed(result)  # Without a finding, no single match counts.
-    is_table = len(result.shape) == 1  # For the attacker, flat samples may be images.
-    rows = [
-        (place, index, scores.per_sample[index], candidate)
-        for place, index in enumerate(evidence.index.tolist())
+    # If the attacks do not recover more samples than expected by chance, no single match is called recovered.
+    has_finding = is_reconstructed(result)
+    # ``result.shape`` is the shape for display. The network may receive images as flat vectors.
+    is_table = len(result.shape) == 1
+    matched_rows = [
+        (position, index, scores.per_sample[index], candidate)
+        for position, index in enumerate(evidence.index.tolist())
         if (candidate := scores.per_sample[index].matches[scores.deciding].candidate) is not None
     ]
-    candidates = pool.x[[candidate for *_, candidate in rows]].double()
-    groups, certificates = _groups(result, candidates), _certificates(result, candidates)
-    for (place, index, row, candidate), group, certificate in zip(
-        rows, groups, certificates, strict=True
+    candidates = pool.x[[candidate for *_, candidate in matched_rows]].double()
+    selection_facts, certificates = (
+        _describe_nearest_selected(result, candidates),
+        _certificates(result, candidates),
+    )
+    for (position, index, row, candidate), selection_fact, certificate in zip(
+        matched_rows, selection_facts, certificates, strict=True
     ):
         yield Item(
             number=row.index,
             record_id=row.id,
             reconstruction=add_mean(pool.x[candidate].double(), evidence.mean).numpy(),
-            nearest=add_mean(evidence.x[place].double(), evidence.mean).numpy(),
+            nearest=add_mean(evidence.x[position].double(), evidence.mean).numpy(),
             label=evidence.labels[index],
             scores={name: match.score for name, match in row.matches.items()},
             recovered=None if row.recovered and not has_finding else row.recovered,
             margin=row.margin,
             output=None if outputs is None else float(outputs[index]),
             multiplier=row.multiplier,
-            row=_table_row(evidence, place, pool.x[candidate].double()) if is_table else None,
-            **group,
+            row=_table_row(evidence, position, pool.x[candidate].double()) if is_table else None,
+            **selection_fact,
             **certificate,
         )
 
@@ -679,24 +737,24 @@ def _matched(result: AuditResult) -> Iterator[Item]:
 def _matched_by_others(result: AuditResult) -> Iterator[Item]:
     """Yield one item per sample that is recovered only by attacks whose scores are not in the report."""
     evidence, scores, findings = result.evidence, result.scores, result.findings
-    rows = _recovered_by_other_attacks(result)
-    if not rows or evidence is None or scores is None or findings is None:
+    recovered_rows = _recovered_by_other_attacks(result)
+    if not recovered_rows or evidence is None or scores is None or findings is None:
         return
     reconstructions = [r for r in result.reconstructions if r.attack in findings.survivors]
     reconstructions = [
         r for r in reconstructions if r.attack != result.displayed_attack and len(r.x)
     ]
-    for place, index in enumerate(evidence.index.tolist()):
-        number = scores.per_sample[index].index
-        sample = evidence.x[place].double()
+    for position, index in enumerate(evidence.index.tolist()):
+        row_number = scores.per_sample[index].index
+        sample = evidence.x[position].double()
         comparable = [r for r in reconstructions if r.x[0].numel() == sample.numel()]
-        if number not in rows or not comparable:
+        if row_number not in recovered_rows or not comparable:
             continue
         score, attack, x = max(
             (_nearest(reconstruction, sample) for reconstruction in comparable), key=lambda m: m[0]
         )
         yield Item(
-            number=number,
+            number=row_number,
             record_id=scores.per_sample[index].id,
             reconstruction=add_mean(x, evidence.mean).numpy(),
             nearest=add_mean(sample, evidence.mean).numpy(),
@@ -705,49 +763,60 @@ def _matched_by_others(result: AuditResult) -> Iterator[Item]:
             scores={scores.deciding: score},
             recovered=True,
             margin=scores.per_sample[index].margin,
-            row=_table_row(evidence, place, x) if len(result.shape) == 1 else None,
+            row=_table_row(evidence, position, x) if len(result.shape) == 1 else None,
         )
 
 
 def _nearest(reconstruction: Reconstruction, sample: Tensor) -> tuple[float, str, Tensor]:
     """Return the NCC, the attack and the values of the candidate that is nearest to a sample."""
-    x = reconstruction.x.double().flatten(1)
-    x = x[x.isfinite().all(1)]
-    if not len(x):
+    candidates = reconstruction.x.double().flatten(1)
+    candidates = candidates[candidates.isfinite().all(1)]
+    if not len(candidates):
         return -1.0, reconstruction.attack, sample * 0
-    best = ncc(sample.reshape(1, -1), x)[0].max(0)
-    candidate = x[int(best.indices)].reshape(sample.shape)
-    return float(best.values), reconstruction.attack, candidate
+    largest_ncc = ncc(sample.reshape(1, -1), candidates)[0].max(0)
+    candidate = candidates[int(largest_ncc.indices)].reshape(sample.shape)
+    return float(largest_ncc.values), reconstruction.attack, candidate
 
 
-def _table_row(evidence: Evidence, place: int, reconstruction: Tensor) -> TableRow | None:
+def _table_row(evidence: Evidence, position: int, reconstruction: Tensor) -> TableRow | None:
     """Return the columns of a training sample that is a table row or an embedding, None for images."""
-    shape = evidence.x.shape[1:]
-    if evidence.spread is None or len(shape) != 1 or not shape[0]:
+    sample_shape = evidence.x.shape[1:]
+    if evidence.spread is None or len(sample_shape) != 1 or not sample_shape[0]:
         return None
-    rows = [reconstruction.reshape(shape), evidence.x[place].double()]
-    rows += [] if evidence.nearest_holdout is None else [evidence.nearest_holdout[place].double()]
-    reach = TOLERANCE * evidence.spread.clamp_min(1e-12)
-    is_within = [((row - rows[1]).abs() <= reach) for row in rows]
-    middle = evidence.x.double().median(0).values
-    order = ((rows[1] - middle).abs() / evidence.spread.clamp_min(1e-12)).argsort(descending=True)
-    names = evidence.features or tuple(f"column {i}" for i in range(shape[0]))
-    units = evidence.units or ("",) * shape[0]
-    values = [add_mean(row, evidence.mean) for row in rows]
+    row_versions = [reconstruction.reshape(sample_shape), evidence.x[position].double()]
+    row_versions += (
+        [] if evidence.nearest_holdout is None else [evidence.nearest_holdout[position].double()]
+    )
+    tolerances = TOLERANCE * evidence.spread.clamp_min(1e-12)
+    is_within = [((row - row_versions[1]).abs() <= tolerances) for row in row_versions]
+    medians = evidence.x.double().median(0).values
+    columns_by_difference = (
+        (row_versions[1] - medians).abs() / evidence.spread.clamp_min(1e-12)
+    ).argsort(descending=True)
+    column_names = evidence.features or tuple(f"column {i}" for i in range(sample_shape[0]))
+    units = evidence.units or ("",) * sample_shape[0]
+    displayed_versions = [add_mean(row, evidence.mean) for row in row_versions]
     if evidence.scale is not None:
-        values = [row * evidence.scale.double().reshape(-1) for row in values]
-    if evidence.offset is not None:
-        values = [row + evidence.offset.double().reshape(-1) for row in values]
-    columns = []
-    for i in order[:MAX_COLUMNS].tolist():
-        reconstructed, training, held_out = [*(_format_cell(float(row[i])) for row in values), "–"][
-            :3
+        displayed_versions = [
+            row * evidence.scale.double().reshape(-1) for row in displayed_versions
         ]
+    if evidence.offset is not None:
+        displayed_versions = [
+            row + evidence.offset.double().reshape(-1) for row in displayed_versions
+        ]
+    columns = []
+    for i in columns_by_difference[:MAX_COLUMNS].tolist():
+        reconstructed, training, held_out = [
+            *(_format_cell(float(row[i])) for row in displayed_versions),
+            "–",
+        ][:3]
         columns.append(
-            Column(names[i], units[i], reconstructed, training, held_out, bool(is_within[0][i]))
+            Column(
+                column_names[i], units[i], reconstructed, training, held_out, bool(is_within[0][i])
+            )
         )
-    held_out_within = int(is_within[2].sum()) if len(rows) > 2 else None
-    return TableRow(tuple(columns), shape[0], int(is_within[0].sum()), held_out_within)
+    held_out_within = int(is_within[2].sum()) if len(row_versions) > 2 else None
+    return TableRow(tuple(columns), sample_shape[0], int(is_within[0].sum()), held_out_within)
 
 
 def _format_cell(value: float) -> str:
@@ -757,7 +826,7 @@ def _format_cell(value: float) -> str:
 
 def _ranked(result: AuditResult) -> Iterator[Item]:
     """Yield one item per selected candidate, most confident first."""
-    chosen = [
+    items = [
         Item(
             number=number,
             reconstruction=add_mean(selection.x[i].double(), reconstruction.knowledge.mean).numpy(),
@@ -768,22 +837,30 @@ def _ranked(result: AuditResult) -> Iterator[Item]:
         )
         for number, (reconstruction, selection, i) in enumerate(result.ranked[:MAX_CANDIDATES])
     ]
-    yield from sorted(chosen, key=lambda item: -(item.confidence or 0.0))
+    yield from sorted(items, key=lambda item: -(item.confidence or 0.0))
 
 
-def _groups(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
-    """For each candidate, return attack, support and confidence of the nearest selected candidate."""
-    choices = result.ranked
-    if not choices or not len(x):
+def _describe_nearest_selected(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
+    """Return the attack, the confidence and the number of restarts of the nearest selected candidates.
+
+    The result has one dict for each candidate in ``x``.
+    """
+    ranked_candidates = result.ranked
+    if not ranked_candidates or not len(x):
         return [{}] * len(x)
-    chosen = torch.stack([selection.x[i].double() for _, selection, i in choices])
-    return [_describe_choice(*choices[k]) for k in cosine(x, chosen).argmax(1).tolist()]
+    selected_candidates = torch.stack(
+        [selection.x[i].double() for _, selection, i in ranked_candidates]
+    )
+    return [
+        _describe_choice(*ranked_candidates[k])
+        for k in cosine(x, selected_candidates).argmax(1).tolist()
+    ]
 
 
 def _describe_choice(
     reconstruction: Reconstruction, selection: Selection, i: int
 ) -> dict[str, Any]:
-    """Return the attack that selected a candidate, and its support and confidence."""
+    """Return the attack that selected a candidate, its confidence, and how many restarts found it."""
     return {
         "attack": reconstruction.attack,
         "restarts": reconstruction.restarts,
@@ -793,30 +870,36 @@ def _describe_choice(
 
 
 def _certificates(result: AuditResult, x: Tensor) -> list[dict[str, Any]]:
-    """For each candidate, return the certificate of the nearest certified candidate, {} if it is far."""
-    unique = result.uniqueness
-    if unique is None or not len(unique) or not len(x):
+    """Return the certificates of the certified candidates that are nearest to the candidates in ``x``.
+
+    The dict of a candidate is empty if the nearest certified candidate is not similar.
+    """
+    uniqueness = result.uniqueness
+    if uniqueness is None or not len(uniqueness) or not len(x):
         return [{}] * len(x)
     similarity, nearest = cosine(
-        x.double(), result.reconstructions[0].x[unique.index].double()
+        x.double(), result.reconstructions[0].x[uniqueness.index].double()
     ).max(1)
     low, high = result.knowledge.value_range or (0.0, 1.0)
 
     def describe(i: int) -> dict[str, Any]:
-        energy, proved = float(unique.determined_energy[i]), float(unique.determined_at_least[i])
-        radius = float(unique.radius_most[i])
-        width = (unique.high[i] - unique.low[i]).double()
+        energy, proved = (
+            float(uniqueness.determined_energy[i]),
+            float(uniqueness.determined_at_least[i]),
+        )
+        radius = float(uniqueness.radius_most[i])
+        range_width = (uniqueness.high[i] - uniqueness.low[i]).double()
         certificate = PARTLY_DETERMINED if energy >= MIN_PARTLY else UNDETERMINED
         return {
             "determined_energy": energy,
             "determined_at_least": proved,
             "radius_most": radius if math.isfinite(radius) else None,
             "certificate": DETERMINED if proved >= MIN_DETERMINED else certificate,
-            "ambiguity": (width / (high - low)).clamp(0, 1).numpy(),
+            "ambiguity": (range_width / (high - low)).clamp(0, 1).numpy(),
         }
 
-    pairs = zip(similarity.tolist(), nearest.tolist(), strict=True)
-    return [describe(i) if value >= MIN_COSINE else {} for value, i in pairs]
+    nearest_pairs = zip(similarity.tolist(), nearest.tolist(), strict=True)
+    return [describe(i) if value >= MIN_COSINE else {} for value, i in nearest_pairs]
 
 
 def _finite(value: float | None) -> float | None:
@@ -827,7 +910,10 @@ def _finite(value: float | None) -> float | None:
 
 
 def make_pictures(item: Item, shape: tuple[int, ...], what: str) -> tuple[Picture, ...]:
-    """Return pictures of the reconstruction, the training sample, their difference and the ambiguity.
+    """Return the pictures on a card: the reconstruction, the training sample and their difference.
+
+    If a uniqueness certificate was computed, another picture shows how far other training sets can change
+    each pixel.
 
     Args:
         item: The item of a card.
@@ -839,22 +925,32 @@ def make_pictures(item: Item, shape: tuple[int, ...], what: str) -> tuple[Pictur
     """
     if item.reconstruction is None or item.row is not None:
         return ()
-    image = _shaped(item.reconstruction, shape)
-    pictures = [Picture("found", f"Reconstruction, {what}", *drawing.draw_sample(image))]
+    reconstructed_image = _shaped(item.reconstruction, shape)
+    pictures = [
+        Picture("found", f"Reconstruction, {what}", *drawing.draw_sample(reconstructed_image))
+    ]
     if item.nearest is not None:
-        nearest = _shaped(item.nearest, shape)
+        training_image = _shaped(item.nearest, shape)
         pictures += [
-            Picture("training", f"Training sample of {what}", *drawing.draw_sample(nearest)),
-            Picture("difference", f"Difference, {what}", *drawing.draw_difference(image, nearest)),
+            Picture("training", f"Training sample of {what}", *drawing.draw_sample(training_image)),
+            Picture(
+                "difference",
+                f"Difference, {what}",
+                *drawing.draw_difference(reconstructed_image, training_image),
+            ),
         ]
     if item.ambiguity is not None:
-        free = np.clip(_shaped(item.ambiguity, shape), 0, 1)
+        free_share = np.clip(_shaped(item.ambiguity, shape), 0, 1)
         alt = f"Pixels that other training sets may change, {what}"
-        pictures.append(Picture("left free", alt, *drawing.draw_freedom(free)))
+        pictures.append(Picture("left free", alt, *drawing.draw_freedom(free_share)))
     return tuple(pictures)
 
 
 def _shaped(values: Array, shape: tuple[int, ...]) -> Array:
     """Return an array in the shape of a sample, with NaN and infinity replaced by zero."""
-    array = np.nan_to_num(np.asarray(values, dtype=float), posinf=0.0, neginf=0.0)
-    return array.reshape(shape) if shape and array.size == np.prod(shape) else array
+    finite_values = np.nan_to_num(np.asarray(values, dtype=float), posinf=0.0, neginf=0.0)
+    return (
+        finite_values.reshape(shape)
+        if shape and finite_values.size == np.prod(shape)
+        else finite_values
+    )

@@ -1,4 +1,4 @@
-"""List the named training samples of a membership test for the report."""
+"""List the training samples that a membership test names (lists individually as members) for the report."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from residuum.report import drawing
 if TYPE_CHECKING:
     from residuum.auditing.result import AuditResult
 
-MAX_NAMED = 50  # rows of the table of named samples
-MAX_BYTES = 400_000  # bytes of all pictures in the table
+MAX_NAMED = 50  # largest number of samples in the table
+MAX_BYTES = 400_000  # largest size of all pictures in the table
 
 
 class NamedSample(NamedTuple):
-    """A training sample that the membership test names.
+    """A training sample that the membership test names, i.e. lists individually as a member.
 
     Attributes:
         row: Row of the sample in the training data.
@@ -37,7 +37,7 @@ class NamedSample(NamedTuple):
 
 
 def named_samples(result: AuditResult, *, redact: bool = False) -> list[NamedSample]:
-    """Return the training samples that the membership test names, as many as the table shows.
+    """Return the training samples that the membership test lists by index, at most ``MAX_NAMED``.
 
     Args:
         result: The audit.
@@ -46,48 +46,51 @@ def named_samples(result: AuditResult, *, redact: bool = False) -> list[NamedSam
     Returns:
         The samples, the most certain first as in ``result.json``. The list is empty without a test.
     """
-    test = result.membership
-    if test is None:
+    membership_test = result.membership
+    if membership_test is None:
         return []
-    order = sorted(test.named.tolist(), key=lambda i: (float(test.q[i]), -float(test.statistic[i])))
-    order = order[:MAX_NAMED]
-    rows = {test.rows[i] for i in order}
+    ordered_positions = sorted(
+        membership_test.named.tolist(),
+        key=lambda i: (float(membership_test.q[i]), -float(membership_test.statistic[i])),
+    )
+    ordered_positions = ordered_positions[:MAX_NAMED]
+    rows = {membership_test.rows[i] for i in ordered_positions}
     pictures = {} if redact else _pictures(result, rows)
     identifiers: dict[int, str] = {}
     if result.scores is not None and not redact:
         identifiers = {row.index: row.id for row in result.scores.per_sample}
     return [
         NamedSample(
-            row=(row := test.rows[i]),
+            row=(row := membership_test.rows[i]),
             record_id=identifiers.get(row, ""),
-            q=float(test.q[i]),
-            boundaries=int(test.boundaries[i]),
-            statistic=float(test.statistic[i]),
+            q=float(membership_test.q[i]),
+            boundaries=int(membership_test.boundaries[i]),
+            statistic=float(membership_test.statistic[i]),
             picture=pictures.get(row, ""),
         )
-        for i in order
+        for i in ordered_positions
     ]
 
 
 def _pictures(result: AuditResult, rows: set[int]) -> dict[int, str]:
-    """Return pictures of the samples in these rows that the audit stored, by row."""
+    """Return a picture of each sample in ``rows``, by row, if the audit stored the sample."""
     evidence, scores = result.evidence, result.scores
     if evidence is None or scores is None or not scores.per_sample:
         return {}
     pictures: dict[int, str] = {}
-    room = MAX_BYTES
-    for place, index in enumerate(evidence.index.tolist()):
+    remaining_bytes = MAX_BYTES
+    for position, index in enumerate(evidence.index.tolist()):
         row = scores.per_sample[index].index
         if row not in rows:
             continue
-        sample = add_mean(evidence.x[place].double(), evidence.mean).numpy()
+        sample = add_mean(evidence.x[position].double(), evidence.mean).numpy()
         if np.prod(result.shape) == sample.size:
             sample = sample.reshape(result.shape)
         if not drawing.is_image(sample.shape):
             return {}
         uri, _ = drawing.draw_sample(np.nan_to_num(sample, posinf=0.0, neginf=0.0))
-        room -= len(uri)
-        if room < 0:
+        remaining_bytes -= len(uri)
+        if remaining_bytes < 0:
             break
         pictures[row] = uri
     return pictures

@@ -1,9 +1,9 @@
 """Write SARIF 2.1.0, the format that code-scanning services read.
 
-The log of an audit has one rule and one result. The log of a scan has several. The subject is a file of
-weights, so a location is a file without a region. The message has the headline and the three answers, in at
-most 40 words. Numbers are in the property bag of the result. A log never contains images. ``sarif.json`` is a
-template of a log with the tool and the rule of audits.
+The log of an audit has one rule and one result. The log of a scan has several rules and results. The subject
+is a file of weights, so a location is a file without line numbers. The message has the headline and the three
+answers, in at most 40 words. Numbers are in the property bag of the result. A log never contains images.
+``sarif.json`` is a template of a log with the tool and the rule of audits.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from residuum.auditing.verdict import Verdict
 
 RULE = "training-data-leak"
-MAX_WORDS = 40  # words of a message; services show messages in a list
+MAX_WORDS = 40  # largest number of words in a message; services show messages in a list
 SUBJECTS = {  # names of the three questions in a message
     "stored": "stored records",
     "reconstruction": "reconstruction",
@@ -26,10 +26,8 @@ SUBJECTS = {  # names of the three questions in a message
 # Kind and level of a SARIF result by outcome of the audit. SARIF accepts levels other than "none" only for
 # the kind "fail".
 KINDS = {"leak": ("fail", "error"), "inconclusive": ("open", "none")}
-BELOW_LIMIT = (
-    "fail",
-    "note",
-)  # kind and level of a leak whose grade is below the limit of the user
+# Kind and level of a leak whose grade is below the limit of the user.
+BELOW_LIMIT = ("fail", "note")
 PASSED = ("pass", "none")
 # Attributes of the verdict that the log contains, by name in the log.
 NUMBERS = {
@@ -58,8 +56,10 @@ def sarif(
     if kind == "fail" and verdict.is_below_limit:
         kind, level = BELOW_LIMIT
     location = {"uri": _uri(file)}
-    values = {name: getattr(verdict, field) for name, field in NUMBERS.items()}
-    properties: dict[str, Any] = {k: v for k, v in values.items() if v is not None and v != ""}
+    verdict_values = {name: getattr(verdict, field) for name, field in NUMBERS.items()}
+    properties: dict[str, Any] = {
+        k: v for k, v in verdict_values.items() if v is not None and v != ""
+    }
     properties["answers"] = {answer.key: answer.answer for answer in verdict.answers}
     if verdict.grades:
         properties["grades"] = dict(verdict.grades)
@@ -82,15 +82,15 @@ def sarif(
 
 def format_message(verdict: Verdict) -> str:
     """Return the headline and the answers to the three questions, at most ``MAX_WORDS`` words."""
-    answers = [
+    answer_texts = [
         f"{SUBJECTS.get(answer.key, answer.key)}: {answer.answer}" for answer in verdict.answers
     ]
-    ending = f"{', '.join(answers)}.".capitalize() if answers else ""
-    headline = verdict.headline.split()
-    room = MAX_WORDS - len(ending.split())
-    if len(headline) > room:
-        headline = [*headline[: room - 1], "…"]
-    return f"{' '.join(headline)}. {ending}".strip()
+    answers_sentence = f"{', '.join(answer_texts)}.".capitalize() if answer_texts else ""
+    headline_words = verdict.headline.split()
+    words_for_headline = MAX_WORDS - len(answers_sentence.split())
+    if len(headline_words) > words_for_headline:
+        headline_words = [*headline_words[: words_for_headline - 1], "…"]
+    return f"{' '.join(headline_words)}. {answers_sentence}".strip()
 
 
 # Level and security severity of a SARIF result by severity of the finding.
@@ -116,31 +116,35 @@ def scan_sarif(scan: dict[str, Any]) -> dict[str, Any]:
         artifacts.append({"location": location, "roles": ["analysisTarget"]})
         for finding in file["findings"]:
             level, severity = LEVELS[finding["severity"]]
-            rule = f"release-{finding['kind']}"
-            worst = rules.setdefault(rule, _rule(rule, finding, severity))["properties"]
-            worst["security-severity"] = max(worst["security-severity"], severity)
+            rule_id = f"release-{finding['kind']}"
+            rule_properties = rules.setdefault(rule_id, _rule(rule_id, finding, severity))[
+                "properties"
+            ]
+            rule_properties["security-severity"] = max(
+                rule_properties["security-severity"], severity
+            )
             text = (
                 f"{finding['what']} at {finding['where']}: {finding['reason']}. {finding['remedy']}"
             )
-            place = {"artifactLocation": {**location, "index": len(artifacts) - 1}}
+            physical_location = {"artifactLocation": {**location, "index": len(artifacts) - 1}}
             fingerprint = f"{finding['kind']}:{finding['what']}:{finding['where']}"
-            counts = {k: finding[k] for k in ("places", "count") if finding[k] is not None}
+            finding_counts = {k: finding[k] for k in ("places", "count") if finding[k] is not None}
             results.append(
                 {
-                    "ruleId": rule,
-                    "ruleIndex": list(rules).index(rule),
+                    "ruleId": rule_id,
+                    "ruleIndex": list(rules).index(rule_id),
                     "kind": "fail",
                     "level": level,
                     "message": {"text": text},
-                    "locations": [{"physicalLocation": place}],
+                    "locations": [{"physicalLocation": physical_location}],
                     "partialFingerprints": {"surface/v1": fingerprint},
-                    "properties": counts,
+                    "properties": finding_counts,
                 }
             )
-    unread = [f"{file['file']}: {file['reason']}" for file in scan["unread"]]
-    notes = [{"level": "error", "message": {"text": text}} for text in unread]
-    invocation = {"executionSuccessful": not notes, "exitCode": scan["exit_code"]}
-    invocation |= {"toolExecutionNotifications": notes} if notes else {}
+    unread_files = [f"{file['file']}: {file['reason']}" for file in scan["unread"]]
+    notifications = [{"level": "error", "message": {"text": text}} for text in unread_files]
+    invocation = {"executionSuccessful": not notifications, "exitCode": scan["exit_code"]}
+    invocation |= {"toolExecutionNotifications": notifications} if notifications else {}
     driver = {"version": scan["tool"]["version"], "rules": list(rules.values())}
     return _log(driver, invocation, artifacts, results)
 
@@ -153,9 +157,9 @@ def _log(
 ) -> dict[str, Any]:
     """Return the log of ``sarif.json``, filled with the values of a run."""
     log: dict[str, Any] = json.loads((Path(__file__).parent / "sarif.json").read_text("utf-8"))
-    run = log["runs"][0]
-    run["tool"]["driver"] |= driver
-    run |= {"invocations": [invocation], "artifacts": artifacts, "results": results}
+    log_run = log["runs"][0]
+    log_run["tool"]["driver"] |= driver
+    log_run |= {"invocations": [invocation], "artifacts": artifacts, "results": results}
     return log
 
 

@@ -1,18 +1,21 @@
 """Compute a lower bound on epsilon from one training run with canaries (Steinke, Nasr and Jagielski 2023).
 
-Each of m canaries is inserted into the training set with probability 1/2, independently. A guesser sees the
-network and all canaries, but not which canaries were inserted. The guesser guesses r canaries, abstains from
-the others, and v guesses are right. If the training is (epsilon, delta)-differentially private, then with
-q = e^eps / (1 + e^eps) and W ~ Binomial(r, q) (their Theorem 5.2)
+A canary is a sample that is inserted into the training set with probability 1/2. Each of m canaries is
+inserted or omitted independently of the others. From the network and all canaries we guess for r canaries
+whether they were inserted, and v of these r guesses are right. If the training is (epsilon,
+delta)-differentially private, then with q = e^eps / (1 + e^eps) and W ~ Binomial(r, q) (their Theorem 5.2)
 
     P(at least v right)  <=  P(W >= v) + 2 m delta max_{1 <= i <= v} P(v > W >= v - i) / i
 
-The bound is the largest epsilon whose right side is below 1 - confidence. The guesser calls the r/2 canaries
-with the highest statistic inserted and the r/2 with the lowest statistic omitted. If canaries tie at the edge
-of these guesses, the guesser abstains from all of them. The order of the file must not decide, because files
-often list one kind of canary first. The best number of guesses and the best statistic are not known in
-advance. Therefore every share in ``GUESSES`` is tried with every statistic, and 1 - confidence is divided
-equally among these trials.
+The lower bound is the largest epsilon for which this right-hand side is below 1 - confidence.
+
+A statistic is a number per canary that is larger if the canary seems inserted. We guess "inserted" for the
+r/2 canaries with the highest statistic, and "omitted" for the r/2 canaries with the lowest statistic. If
+several canaries tie at the edge of these guesses, we make no guess about any of them. Otherwise the order of
+the canaries in the file would decide, and files often list the inserted canaries first.
+
+The best number of guesses and the best statistic are not known in advance. Therefore every share in
+``GUESSES`` is tried with every statistic, and 1 - confidence is divided equally among these trials.
 """
 
 from __future__ import annotations
@@ -28,16 +31,19 @@ from residuum.evaluation.null import count_interval
 from residuum.evaluation.roc import area_under_curve, true_positive_rate
 from residuum.records.exposure import CanaryBound, Operating
 
-GUESSES = (1.0, 0.5, 0.25, 0.1)  # shares of the canaries about which the guesser guesses
+# Shares of the canaries about which we guess whether they were inserted. Every share is tried.
+GUESSES = (1.0, 0.5, 0.25, 0.1)
 RATES = (0.01, 0.001)  # false positive rates at which a true positive rate is reported
-MIN_CANARIES = 10  # smallest number of inserted canaries, and of omitted canaries
-MIN_COIN_P_VALUE = (
-    1e-3  # below this p-value, the number of inserted canaries contradicts fair coins
-)
+MIN_CANARIES = 10  # a bound needs this many inserted canaries, and this many omitted canaries
+# Each canary should be inserted with probability 1/2. A note warns if a binomial test of this probability
+# has a smaller p-value.
+MIN_COIN_P_VALUE = 1e-3
 
 
 def compute_p_value(m: int, r: int, v: int, epsilon: float, delta: float = 0.0) -> float:
-    """Return an upper bound on the probability of at least v right guesses if the training is private.
+    """Return an upper bound on the probability of at least v right guesses under differential privacy.
+
+    A guess says whether a canary (a sample inserted with probability 1/2) was in the training set.
 
     Args:
         m: Number of canaries.
@@ -61,7 +67,9 @@ def compute_p_value(m: int, r: int, v: int, epsilon: float, delta: float = 0.0) 
 
 
 def compute_epsilon_bound(m: int, r: int, v: int, confidence: float, delta: float = 0.0) -> float:
-    """Return the largest epsilon that v right guesses about canaries rule out.
+    """Return a lower bound on epsilon: the largest epsilon that contradicts v right guesses.
+
+    A guess says whether a canary (a sample inserted with probability 1/2) was in the training set.
 
     Args:
         m: Number of canaries.
@@ -71,29 +79,30 @@ def compute_epsilon_bound(m: int, r: int, v: int, confidence: float, delta: floa
         delta: Delta of the (epsilon, delta)-differential privacy.
 
     Returns:
-        The lower bound on epsilon, 0 if no epsilon is ruled out.
+        The lower bound on epsilon, 0 if the guesses contradict no epsilon.
     """
     error_probability = 1 - confidence
     if compute_p_value(m, r, v, 0.0, delta) >= error_probability:
         return 0.0
-    low, high = 0.0, 1.0
-    while compute_p_value(m, r, v, high, delta) < error_probability:
-        low, high = high, 2 * high
+    low_epsilon, high_epsilon = 0.0, 1.0
+    while compute_p_value(m, r, v, high_epsilon, delta) < error_probability:
+        low_epsilon, high_epsilon = high_epsilon, 2 * high_epsilon
     for _ in range(50):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high)
-            if compute_p_value(m, r, v, middle, delta) < error_probability
-            else (low, middle)
+        middle_epsilon = (low_epsilon + high_epsilon) / 2
+        low_epsilon, high_epsilon = (
+            (middle_epsilon, high_epsilon)
+            if compute_p_value(m, r, v, middle_epsilon, delta) < error_probability
+            else (low_epsilon, middle_epsilon)
         )
-    return low
+    return low_epsilon
 
 
 def count_guesses(statistic: Tensor, inserted: Tensor, share: float) -> tuple[int, int]:
-    """Count the guesses about canaries, and the right guesses.
+    """Guess which canaries were inserted, and count the guesses and the right guesses.
 
-    Half of the guesses call the canaries with the highest statistic inserted. The other half call the
-    canaries with the lowest statistic omitted. A canary that ties with one of the rest is not guessed.
+    Half of the guesses say "inserted", for the canaries with the highest statistic. The other half say
+    "omitted", for the canaries with the lowest statistic. If a canary with a guess has the same statistic as
+    a canary without a guess, both get no guess.
 
     Args:
         statistic: Values (m,) that are larger for canaries that seem inserted.
@@ -103,20 +112,20 @@ def count_guesses(statistic: Tensor, inserted: Tensor, share: float) -> tuple[in
     Returns:
         The number of guesses r and the number of right guesses v.
     """
-    half = max(1, int(share * len(statistic) / 2))
-    ascending = statistic.sort().values
-    highest = statistic > ascending[-half - 1]
-    lowest = statistic < ascending[half]
-    right = int(inserted[highest].sum()) + int((~inserted[lowest]).sum())
-    return int(highest.sum() + lowest.sum()), right
+    guesses_per_side = max(1, int(share * len(statistic) / 2))
+    sorted_statistic = statistic.sort().values
+    seems_inserted = statistic > sorted_statistic[-guesses_per_side - 1]
+    seems_omitted = statistic < sorted_statistic[guesses_per_side]
+    right_count = int(inserted[seems_inserted].sum()) + int((~inserted[seems_omitted]).sum())
+    return int(seems_inserted.sum() + seems_omitted.sum()), right_count
 
 
 def find_best_bound(
     statistics: dict[str, Tensor], inserted: Tensor, confidence: float, delta: float
 ) -> CanaryBound:
-    """Return the largest lower bound on epsilon over all statistics and numbers of guesses.
+    """Return the largest lower bound on epsilon over all statistics and all shares in ``GUESSES``.
 
-    The error probability 1 - confidence is divided equally among these trials.
+    The error probability 1 - confidence is divided equally among all these bounds.
 
     Args:
         statistics: One value per canary (m,) by name of the statistic, larger if the canary seems inserted.
@@ -138,15 +147,15 @@ def find_best_bound(
             "Before training, toss a coin for each canary. List inserted and omitted canaries in the file.",
         )
     confidence_of_each = 1 - (1 - confidence) / (len(GUESSES) * len(statistics))
-    bounds = []
+    epsilon_bounds = []
     for name, statistic in statistics.items():
         auc = area_under_curve(as_array(statistic), as_array(inserted))
         for share in GUESSES:
             r, v = count_guesses(statistic, inserted, share)
-            bounds.append(
+            epsilon_bounds.append(
                 (compute_epsilon_bound(m, r, v, confidence_of_each, delta), auc, r, v, name)
             )
-    epsilon, auc, r, v, name = max(bounds)
+    epsilon, auc, r, v, name = max(epsilon_bounds)
     coin_p_value = binomtest(inserted_count, m).pvalue
     notes: tuple[str, ...] = ()
     if coin_p_value < MIN_COIN_P_VALUE:
@@ -154,18 +163,23 @@ def find_best_bound(
             f"{inserted_count} of {m} canaries were inserted; fair coins are that uneven with probability "
             f"{coin_p_value:.1g}",
         )
-    points = tuple(_operating(statistics[name], inserted, rate) for rate in RATES)
+    operating_points = tuple(
+        _measure_operating_point(statistics[name], inserted, rate) for rate in RATES
+    )
     return CanaryBound(
-        m, inserted_count, epsilon, confidence, delta, r, v, name, points, auc, notes
+        m, inserted_count, epsilon, confidence, delta, r, v, name, operating_points, auc, notes
     )
 
 
-def _operating(statistic: Tensor, inserted: Tensor, rate: float) -> Operating:
-    """Return the share of inserted canaries above a threshold that a share ``rate`` of the omitted exceed."""
+def _measure_operating_point(statistic: Tensor, inserted: Tensor, rate: float) -> Operating:
+    """Return the true positive rate, i.e. the share of inserted canaries above a threshold.
+
+    The threshold is chosen such that at most a share ``rate`` of the omitted canaries exceed it.
+    """
     inserted_count = int(inserted.sum())
     max_false_positives = int(rate * (len(inserted) - inserted_count))
-    share = true_positive_rate(as_array(statistic), as_array(inserted), rate)
-    low, high = count_interval(round(share * inserted_count), inserted_count)
+    true_positives = true_positive_rate(as_array(statistic), as_array(inserted), rate)
+    low, high = count_interval(round(true_positives * inserted_count), inserted_count)
     return Operating(
-        rate, max_false_positives, share, (low / inserted_count, high / inserted_count)
+        rate, max_false_positives, true_positives, (low / inserted_count, high / inserted_count)
     )

@@ -1,13 +1,14 @@
-"""Check the inputs of an exposure against each other, and set up the equation that records must fit.
+"""Set up the equation between training records and released weights, from which exposure is measured.
 
-The target is what training left in the release: the final weights, the weight update or an optimizer state.
-In the layer on the input, records x_i with multipliers lam_i and backward signals delta(x_i) fit the target
-up to a residual E:
+The exposure of a record is its risk to be reconstructed. The left side of the equation is the target: the
+final weights, the weight update or an optimizer state of the released network. In the first layer, the target
+is a weighted sum over records x_i, up to a residual E. Record x_i has a multiplier lam_i. Its backward signal
+delta(x_i) is the gradient of its margin (or negative loss) with respect to the layer's pre-activations:
 
     target = sum_i c_i x_i^T + E,   c_i = lam_i delta(x_i)
 
-If the target is the final weights, only the layer on the input is fitted, because other layers hardly leave
-their initial weights. If the target is a weight update or an optimizer state, all its layers are fitted.
+If the target is the final weights, only the first layer is fitted, because the weights of other layers stay
+close to their initial weights. If the target is a weight update or an optimizer state, all layers are fitted.
 """
 
 from __future__ import annotations
@@ -39,22 +40,22 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A network, its training records, and the target that the gradients of the records must fit.
+    """A network, its training records, and the target that a weighted sum of gradients must equal.
 
     Attributes:
         model: The network in float64 on the device of the computation.
-        surface: The attack surface that the target comes from.
+        surface: The attack surface (final weights, weight update or optimizer state) with the target.
         knowledge: What the attacker knows.
         data: The training records as the user passed them.
         task: "binary", "multiclass" or "regression".
         records: The training records in float64 with labels for the task.
         holdout: The held-out records in the same format, None without held-out records.
-        input_weight: Name of the weight that receives the input, "" if there is none.
+        input_weight: Name of the weight that multiplies whole samples, "" if there is no such weight.
         layers: The layers whose gradients are fitted to the target.
         target: The tensors that the weighted sum of gradients must equal, by parameter name.
-        row_space: The row space of the weight ``input_weight``, None if the rows of this weight are not
-            mixtures of samples.
-        no_row_space: Why there is no row space, "" if there is one.
+        row_space: The span of the rows of the weight ``input_weight``, None if these rows are not linear
+            combinations of samples.
+        no_row_space: Why ``row_space`` is None, "" if it is not None.
     """
 
     model: nn.Module
@@ -81,7 +82,7 @@ class Case:
         task: str,
         device: str,
     ) -> Case:
-        """Check network, records and knowledge against each other, and set up the equation.
+        """Check that network, records and attacker knowledge are consistent, and compute the target.
 
         Args:
             network: The released network.
@@ -99,64 +100,72 @@ class Case:
             InputError: If the labels of held-out records do not fit the task, or if the surface or the task
                 does not fit the network, the labels or the knowledge.
         """
-        fitted_surface = SURFACES[_surface_name(surface, knowledge)](network, knowledge)
+        attack_surface = SURFACES[_surface_name(surface, knowledge)](network, knowledge)
         model = network.copy_module(torch.float64).to(device).requires_grad_(False).eval()
-        outputs = evaluate(model, data.x[:1].to(device, torch.float64)).shape[1]
-        task = choose_task(network.task if task == "auto" and network.task else task, outputs)
-        records = _samples(data, task, outputs, device)
+        output_count = evaluate(model, data.x[:1].to(device, torch.float64)).shape[1]
+        task = choose_task(network.task if task == "auto" and network.task else task, output_count)
+        records = _samples(data, task, output_count, device)
         held_out = None
         if holdout is not None:
             try:
-                held_out = _samples(holdout, task, outputs, device)
+                held_out = _samples(holdout, task, output_count, device)
             except InputError as problem:
                 raise InputError(f"Held-out samples: {problem.message}", problem.remedy) from None
         name, _, sees_samples = find_input_layer(model, data.shape)
         input_layer = name if sees_samples else ""
-        rows = _mixtures(fitted_surface, network, knowledge, data.shape)
-        row_space, share = None, 1.0
-        if isinstance(rows, InputLayer):
-            has_noise = fitted_surface.name == WEIGHTS and knowledge.theta0 is None
-            share = rows.initial_share
-            row_space = RowSpace.from_rows(rows.rows.to(device), tuple(data.shape), has_noise)
+        input_rows = _read_input_rows(attack_surface, network, knowledge, data.shape)
+        row_space, initial_share = None, 1.0
+        if isinstance(input_rows, InputLayer):
+            includes_initial_weights = attack_surface.name == WEIGHTS and knowledge.theta0 is None
+            initial_share = input_rows.initial_share
+            row_space = RowSpace.from_rows(
+                input_rows.rows.to(device), tuple(data.shape), includes_initial_weights
+            )
         return cls(
             model=model,
-            surface=fitted_surface,
+            surface=attack_surface,
             knowledge=knowledge,
             data=data,
             task=task,
             records=records,
             holdout=held_out,
             input_weight=input_layer and f"{input_layer}.weight",
-            layers=_fitted_layers(fitted_surface, input_layer),
-            target=_target(fitted_surface, knowledge, share, device),
+            layers=_fitted_layers(attack_surface, input_layer),
+            target=_target(attack_surface, knowledge, initial_share, device),
             row_space=row_space,
-            no_row_space=rows if isinstance(rows, str) else "",
+            no_row_space=input_rows if isinstance(input_rows, str) else "",
         )
 
     def outputs(self, x: Tensor) -> Tensor:
         """Return the outputs (n, C) of the network for the samples x, computed block by block."""
-        width = 8 * x[0].numel() + 4096
-        return torch.cat([evaluate(self.model, x[block]) for block in split_blocks(len(x), width)])
+        values_per_sample = 8 * x[0].numel() + 4096
+        return torch.cat(
+            [evaluate(self.model, x[block]) for block in split_blocks(len(x), values_per_sample)]
+        )
 
     def rows(self, samples: Samples) -> Rows:
-        """Return a covector on the outputs for each gradient in the equation.
+        """Return the terms of the weighted sum of gradients, each a sample with weights of the outputs.
 
-        Covectors come from the constraints of the margin problem, or from the loss of a network with several
-        classes if its training was finite or had weight decay.
+        Usually each term is a constraint "margin >= 1" of a sample. A network with several classes has the
+        gradient of the loss instead, unless the target is the final weights without weight decay.
         """
         outputs = self.outputs(samples.x)
-        in_the_limit = self.surface.name == WEIGHTS and self.knowledge.weight_decay is None
-        if in_the_limit or self.task != "multiclass":
-            rows = constraint_rows(outputs.cpu(), samples.y.cpu(), self.task)
-            return Rows(rows.index.to(outputs.device), rows.covectors.to(samples.x))
+        fits_margins = self.surface.name == WEIGHTS and self.knowledge.weight_decay is None
+        if fits_margins or self.task != "multiclass":
+            constraints = constraint_rows(outputs.cpu(), samples.y.cpu(), self.task)
+            return Rows(constraints.index.to(outputs.device), constraints.covectors.to(samples.x))
         return make_loss_rows(outputs, samples.y, self.task)
 
     def signals(self, samples: Samples) -> Tensor:
-        """Return how the loss of each sample pulls the h neurons of the input layer, (n, h)."""
+        """Return each sample's backward signal at the first layer, (n, h) for h neurons.
+
+        The backward signal is the gradient with respect to the layer's pre-activations. It is taken of the
+        outputs, weighted by :func:`compute_covectors`.
+        """
         x, y = samples
-        rows = make_loss_rows(self.outputs(x), y, self.task)
-        layer = self.input_weight.removesuffix(".weight")
-        gradients = compute_gradients(self.model, x, rows, (layer,))
+        loss_rows = make_loss_rows(self.outputs(x), y, self.task)
+        input_layer = self.input_weight.removesuffix(".weight")
+        gradients = compute_gradients(self.model, x, loss_rows, (input_layer,))
         return gradients.columns(x.new_ones(len(x)), self.input_weight)
 
 
@@ -169,21 +178,25 @@ def _surface_name(choice: str, knowledge: Knowledge) -> str:
     return WEIGHTS if knowledge.theta0 is None else CHANGE
 
 
-def _samples(data: Dataset, task: str, outputs: int, device: str) -> Samples:
-    labels = normalize_labels(data.y, task, outputs)
+def _samples(data: Dataset, task: str, output_count: int, device: str) -> Samples:
+    labels = normalize_labels(data.y, task, output_count)
     return Samples(data.x.to(device, torch.float64), labels.to(device))
 
 
-def _mixtures(
+def _read_input_rows(
     surface: Surface, network: Network, knowledge: Knowledge, shape: tuple[int, ...]
 ) -> InputLayer | str:
-    """Return the rows of the input layer minus the initial weights, or why the rows mix no samples."""
-    # ``read_input_layer`` subtracts the share of the initial weights that weight decay left.
-    row_surface = SURFACES[WEIGHTS](network, knowledge) if surface.name == CHANGE else surface
-    rows = read_input_layer(row_surface, knowledge.replace(shape=shape, provenance={}))
-    if isinstance(rows, InputLayer) and not rows.is_sample:
+    """Return the rows of the first layer's weight matrix minus the initial weights.
+
+    These rows are linear combinations of samples. If they are not, the reason is returned as a text.
+    """
+    # ``read_input_layer`` subtracts the initial weights itself, so it must read the final weights. Weight
+    # decay shrinks the initial weights during training, and the function accounts for this.
+    surface_with_rows = SURFACES[WEIGHTS](network, knowledge) if surface.name == CHANGE else surface
+    input_rows = read_input_layer(surface_with_rows, knowledge.replace(shape=shape, provenance={}))
+    if isinstance(input_rows, InputLayer) and not input_rows.is_sample:
         return "the layer on the input sees patches of a sample"
-    return rows
+    return input_rows
 
 
 def _fitted_layers(surface: Surface, input_layer: str) -> tuple[str, ...]:
@@ -195,30 +208,33 @@ def _fitted_layers(surface: Surface, input_layer: str) -> tuple[str, ...]:
     return surface.layers
 
 
-def _target(surface: Surface, knowledge: Knowledge, share: float, device: str) -> Theta:
+def _target(surface: Surface, knowledge: Knowledge, initial_share: float, device: str) -> Theta:
     """Return the tensors that the weighted sum of gradients must equal.
 
     Args:
         surface: The attack surface.
         knowledge: What the attacker knows.
-        share: The share of the initial weights that weight decay left.
+        initial_share: The factor, at most 1, by which weight decay shrank the initial weights.
         device: Device of the computation.
 
     Returns:
         The tensors by parameter name.
     """
     target = {name: t.to(device, torch.float64) for name, t in surface.target.items()}
-    # An optimizer state holds gradients of the loss, but the equation holds negative gradients.
+    # An optimizer state holds gradients of the loss. The sum has negative gradients, so the sign changes.
     if surface.name == MOMENT:
         return {name: -t for name, t in target.items()}
     if surface.name == CHANGE and knowledge.theta0 is not None and knowledge.weight_decay:
         theta0 = {name: t.to(device, torch.float64) for name, t in knowledge.theta0.items()}
-        return {name: t + (1 - share) * theta0[name] for name, t in target.items()}
+        return {name: t + (1 - initial_share) * theta0[name] for name, t in target.items()}
     return target
 
 
 def make_loss_rows(outputs: Tensor, y: Tensor, task: str) -> Rows:
-    """Return one covector per record: the direction in which the loss pulls the network's outputs.
+    """Return the terms of the weighted sum of gradients, one for each record.
+
+    A term is a record with a covector, i.e. with weights of the outputs. The covector is the direction in
+    which a gradient step on the loss moves the record's outputs.
 
     Args:
         outputs: Outputs of the network, (n, C).
@@ -226,19 +242,20 @@ def make_loss_rows(outputs: Tensor, y: Tensor, task: str) -> Rows:
         task: "binary", "multiclass" or "regression".
 
     Returns:
-        The records' indices and covectors.
+        The index and the covector of each record.
     """
-    index = torch.arange(len(outputs), device=outputs.device)
-    return Rows(index, compute_covectors(outputs, y, task))
+    record_index = torch.arange(len(outputs), device=outputs.device)
+    return Rows(record_index, compute_covectors(outputs, y, task))
 
 
 def compute_covectors(outputs: Tensor, y: Tensor, task: str) -> Tensor:
-    """Return the direction in which the loss of each record pulls the record's outputs.
+    """Return the direction in which a gradient step on the loss of each record moves the record's outputs.
 
-    Its length does not vanish when the loss does. For one output the direction is the label y. For several
-    classes it is e_y, the unit vector of the label, minus the softmax over the other classes. This is the
-    negative gradient of the cross-entropy divided by 1 - p_y, where p_y is the probability of the label. For
-    a regression the direction is the label minus the output, divided by the length of this difference.
+    The direction does not shrink to zero when the loss does. For one output the direction is the label y. For
+    several classes the direction is e_y, the unit vector of the label, minus the softmax over the other
+    classes. This is the negative gradient of the cross-entropy divided by 1 - p_y, where p_y is the
+    probability of the label. For a regression the direction is the label minus the output, divided by the
+    length of this difference.
 
     Args:
         outputs: Outputs of the network, (n, C).
@@ -252,5 +269,5 @@ def compute_covectors(outputs: Tensor, y: Tensor, task: str) -> Tensor:
         return y[:, None].to(outputs)
     if task == "regression":
         return nn.functional.normalize(y.to(outputs) - outputs, dim=1)
-    label = nn.functional.one_hot(y, outputs.shape[1]).to(outputs)
-    return label - outputs.masked_fill(label.bool(), -torch.inf).softmax(1)
+    one_hot_labels = nn.functional.one_hot(y, outputs.shape[1]).to(outputs)
+    return one_hot_labels - outputs.masked_fill(one_hot_labels.bool(), -torch.inf).softmax(1)

@@ -1,4 +1,4 @@
-"""Compute p-values by rank among held-out records, and test a list of records as a group.
+"""Compute p-values of records by their rank among held-out records, and test all records as a group.
 
 The p-value of a record is its rank among N held-out records,
 
@@ -9,14 +9,15 @@ P-values that share one held-out set are positively dependent (PRDS, Bates et al
 with conformal p-values"). Under this dependence the rule of Benjamini and Hochberg controls the false
 discovery rate.
 
-The group test asks whether the list as a group differs. Its statistic C is the number of records above the
-(k+1)-th largest held-out record, k = floor(N / 100). If all n + N records are exchangeable and no two are
-equal, C follows the negative hypergeometric distribution, which is
+The group test asks whether the n tested records as a group differ from the N held-out records. Let k =
+floor(N / 100). The threshold is the (k+1)-th largest statistic of the held-out records, so at most 1% of them
+exceed the threshold. The test counts the number C of tested records above the threshold. If all n + N records
+are exchangeable and no two statistics are equal, C follows the negative hypergeometric distribution, which is
 
     C ~ BetaBinomial(n, k + 1, N - k).
 
-This equals the permutation test over all subsets of n records, without drawing subsets. Equal statistics can
-only lower C, because a record that equals the threshold is not above it.
+The test equals the permutation test over all subsets of n records, but draws no subsets. Equal statistics can
+only lower C, because a record whose statistic equals the threshold is not counted.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ def rank_p_values(statistic: Tensor, holdout: Tensor) -> Tensor:
         holdout: Statistic of the held-out records, (N,).
 
     Returns:
-        P-values (n,), at least 1 / (N + 1). Equal held-out statistics count as larger.
+        P-values (n,), at least 1 / (N + 1). A held-out statistic that equals the record's counts as larger.
     """
-    order = holdout.double().sort().values
-    smaller = torch.searchsorted(order, statistic.double().contiguous())
-    return (1 + len(order) - smaller).double() / (len(order) + 1)
+    sorted_holdout = holdout.double().sort().values
+    smaller_count = torch.searchsorted(sorted_holdout, statistic.double().contiguous())
+    return (1 + len(sorted_holdout) - smaller_count).double() / (len(sorted_holdout) + 1)
 
 
 def count_above_tail(statistic: Tensor, holdout: Tensor) -> int:
@@ -56,7 +57,7 @@ def count_above_tail(statistic: Tensor, holdout: Tensor) -> int:
     Returns:
         The number of records above the percentile, which is the statistic of the group test.
     """
-    threshold = holdout.double().sort(descending=True).values[_records_above(len(holdout))]
+    threshold = holdout.double().sort(descending=True).values[_count_tail(len(holdout))]
     return int((statistic.double() > threshold).sum())
 
 
@@ -68,13 +69,13 @@ def group_p_value(statistic: Tensor, holdout: Tensor) -> float:
         holdout: Statistic of the held-out records, (N,).
 
     Returns:
-        The p-value: the share of all subsets of n of the n + N records in which at least as many records
-        exceed the percentile.
+        The p-value. Suppose that the n tested records were drawn at random from all n + N records. The
+        p-value is the probability that at least as many of them exceed the percentile of the other N records.
     """
-    n, count, k = len(statistic), count_above_tail(statistic, holdout), _records_above(len(holdout))
+    n, count, k = len(statistic), count_above_tail(statistic, holdout), _count_tail(len(holdout))
     return float(betabinom.sf(count - 1, n, k + 1, len(holdout) - k))
 
 
-def _records_above(holdout: int) -> int:
-    """Return how many of the held-out records may exceed the threshold of the group test."""
-    return math.floor(TAIL * holdout + 1e-9)
+def _count_tail(holdout_count: int) -> int:
+    """Return how many of N held-out records lie above the 99th percentile, i.e. 1% of N, rounded down."""
+    return math.floor(TAIL * holdout_count + 1e-9)

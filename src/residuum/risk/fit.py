@@ -1,12 +1,13 @@
 """Fit the multipliers of the records to the target, and compute the residual.
 
-The target is what training left in the layer on the input. Records x_i with multipliers lam_i and backward
-signals delta(x_i) fit it up to the residual E:
+The target of the first layer is its weight matrix, weight update or optimizer state. This target is a
+weighted sum over records x_i, up to the residual E. Record x_i has a multiplier lam_i. Its backward signal
+delta(x_i) is the gradient of its margin (or negative loss) with respect to the layer's pre-activations:
 
 target = sum_i c_i x_i^T + E,  c_i = lam_i delta(x_i)
 
-signal-to-residual ratio   |c_i| |x_i| / |E|: a record above 1 stands out by itself
-                           (in the results: ``own_over_misfit``)
+signal-to-residual ratio   |c_i| |x_i| / |E|: above 1, the term of record i is larger than everything that the
+                           records do not explain (in the results: ``own_over_misfit``)
 informed estimate          x^_i = x_i + E^T c_i / |c_i|^2: the estimate of an attacker who knows all
                            other records, and the activation pattern and multiplier of record i
                            (the adversary of Balle et al. 2022)
@@ -34,14 +35,16 @@ from residuum.stationarity import Rows, Theta, norm
 
 @dataclass(frozen=True, eq=False)
 class Fit:
-    """The fit of the records' gradients to what training left in the release.
+    """The multipliers with which the gradients of the records are closest to the target.
+
+    The target is the weights, the weight update or the optimizer state in the fitted layers.
 
     Attributes:
         gradients: The gradients of the records in the fitted layers.
-        rows: The record and the covector on the outputs that belong to each gradient.
+        rows: The record of each gradient, and the weights of the network's outputs in this gradient.
         multipliers: The fitted multipliers of the gradients.
         residual: The target minus the weighted sum of gradients, by parameter name.
-        weight: Name of the weight on the input if this weight is fitted, else "".
+        weight: Name of the first layer's weight if this weight is fitted, else "".
     """
 
     gradients: Gradients
@@ -52,7 +55,9 @@ class Fit:
 
     @classmethod
     def from_records(cls, case: Case, samples: Samples, watch: Counter | None = None) -> Fit:
-        """Fit the multipliers of records to the target. They are nonnegative, except for a regression.
+        """Fit the multipliers of records to the target.
+
+        The multipliers are nonnegative, except for a regression.
 
         Args:
             case: The network and the target.
@@ -63,59 +68,63 @@ class Fit:
             The fit.
 
         Raises:
-            InconclusiveError: If the network has no gradients of single records.
+            InconclusiveError: If PyTorch cannot compute the gradient of one record without the others.
         """
-        rows = case.rows(samples)
+        gradient_rows = case.rows(samples)
         try:
-            gradients = compute_gradients(case.model, samples.x, rows, case.layers)
+            gradients = compute_gradients(case.model, samples.x, gradient_rows, case.layers)
             may_be_negative = case.task == "regression"
-            multipliers = fit_multipliers(gradients, case.target, len(rows), may_be_negative, watch)
-        except (
-            RuntimeError,
-            NotImplementedError,
-        ) as problem:  # The forward method of a user may raise these.
+            multipliers = fit_multipliers(
+                gradients, case.target, len(gradient_rows), may_be_negative, watch
+            )
+        # The forward method of a user's network may raise these exceptions under ``torch.func``.
+        except (RuntimeError, NotImplementedError) as problem:
             raise InconclusiveError(
                 "The gradients of single records cannot be computed in this network: "
                 f"{str(problem).splitlines()[0][:200]}",
                 "Use eval mode. Records must not affect each other, and the network must have no random "
                 "numbers and no state.",
             ) from problem
-        total = gradients.combine(multipliers.lam)
-        residual = {name: case.target[name] - t for name, t in total.items()}
-        weight = case.input_weight if case.input_weight in residual else ""
-        return cls(gradients, rows, multipliers, residual, weight)
+        weighted_sum = gradients.combine(multipliers.lam)
+        residual = {name: case.target[name] - t for name, t in weighted_sum.items()}
+        input_weight = case.input_weight if case.input_weight in residual else ""
+        return cls(gradients, gradient_rows, multipliers, residual, input_weight)
 
     @property
     def signal_to_residual(self) -> Tensor:
         """Norm of each record's weighted gradient over the norm of the residual, (n,).
 
-        It is measured in the layer on the input if this layer is fitted, else in all fitted layers.
+        Both norms are those of the first layer if this layer is fitted, and of all fitted layers otherwise.
         """
-        residual = {self.weight: self.residual[self.weight]} if self.weight else self.residual
+        measured_residual = (
+            {self.weight: self.residual[self.weight]} if self.weight else self.residual
+        )
         signal_norms = self.gradients.sizes(self.multipliers.lam, self.weight)
-        return signal_norms / max(norm(residual), 1e-300)
+        return signal_norms / max(norm(measured_residual), 1e-300)
 
 
 def compute_informed_ncc(
     x: Tensor, columns: Tensor, residual: Tensor, shape: tuple[int, ...]
 ) -> Tensor:
-    """Return the NCC of each record with its informed estimate.
+    """Return the normalized cross-correlation (NCC) of each record with its informed estimate.
+
+    The informed estimate of a record is the estimate of an attacker who knows all other records.
 
     Args:
         x: The records (n, *shape).
         columns: Column c of each record, (n, h): its multiplier times its backward signal.
-        residual: Residual E of the weight on the input, (h, d).
+        residual: Residual E of the first layer's weight, (h, d).
         shape: Shape of a record.
 
     Returns:
         The NCC (n,), NaN for a record with multiplier zero.
     """
-    similarities = []
+    ncc_blocks = []
     for block in chunks(len(x), 4 * x[0].numel()):
         estimate = compute_informed_estimate(x[block], columns[block], residual)
         a, b = (standardize(images.reshape(-1, *shape)) for images in (estimate, x[block]))
-        similarities.append((a * b).sum(1).clamp(-1, 1))
-    return torch.cat(similarities)
+        ncc_blocks.append((a * b).sum(1).clamp(-1, 1))
+    return torch.cat(ncc_blocks)
 
 
 def compute_informed_estimate(x: Tensor, columns: Tensor, residual: Tensor) -> Tensor:
@@ -124,11 +133,11 @@ def compute_informed_estimate(x: Tensor, columns: Tensor, residual: Tensor) -> T
     Args:
         x: The records (k, *shape).
         columns: Column c of each record, (k, h): its multiplier times its backward signal.
-        residual: Residual E of the weight on the input, (h, d).
+        residual: Residual E of the first layer's weight, (h, d).
 
     Returns:
         The estimates (k, d), NaN if c = 0, because the layer then contains nothing of the record.
     """
-    squares = columns.square().sum(1, keepdim=True)
-    estimate = x.flatten(1) + (columns @ residual) / squares.clamp(min=1e-300)
-    return torch.where(squares > 0, estimate, torch.nan)
+    squared_norms = columns.square().sum(1, keepdim=True)
+    estimate = x.flatten(1) + (columns @ residual) / squared_norms.clamp(min=1e-300)
+    return torch.where(squared_norms > 0, estimate, torch.nan)

@@ -1,21 +1,24 @@
 """Compute gradients of many records in chosen layers, and fit their weighted sum to a target.
 
-Row r pairs a record x_r with a covector c_r on the network's outputs Phi (``stationarity.Rows``). Its
-gradient in the chosen layers is g_r = grad <c_r, Phi(x_r)>. The gradients are weighted by multipliers lam.
-Memory holds one block of gradients at a time:
+The weighted sum has R terms, which are called rows. Row r has a record x_r and a covector c_r, i.e. weights
+of the network's outputs Phi (``stationarity.Rows``). The gradient of row r in the chosen layers is g_r = grad
+<c_r, Phi(x_r)>, and lam_r is its multiplier. A record can have several rows. The following methods keep only
+one block of gradients in memory:
 
     gram()         G = (<g_r, g_s>)            (R, R), by blocks
     combine(lam)   sum_r lam_r g_r             one tensor per parameter
     project(t)     (<g_r, t>)                  (R,)
     squares()      <g_r, g_r>                  (R,)
-    sizes(lam, W)  |sum_{r of i} lam_r g_r|    (n,), in parameter W, or in all parameters if W is ""
-    columns(lam, W)  c_i                       (n, h), each record adds c_i x_i^T to the weight W
+    sizes(lam, W)  |sum lam_r g_r|             (n,), summed over the rows of each record, in parameter W (all
+                                               parameters if W is "")
+    columns(lam, W)  c_i                       (n, h), record i contributes c_i x_i^T to the weight W
 
 A chain of dense layers has closed forms. In layer l a gradient is the outer product of a backward signal and
 an input, so R x h numbers represent R x h x d. Gradients of any other network come from automatic
 differentiation of one block of records at a time.
 
-The multipliers are fitted to the target, which is what training left in these layers:
+The multipliers are fitted to the target, i.e. to the weights, weight update or optimizer state of these
+layers:
 
     lam = argmin_{lam >= 0} || target - sum_r lam_r g_r ||
 
@@ -41,9 +44,12 @@ from residuum.theory.multipliers import factor_gram, solve
 
 BLOCK_BYTES = 1 << 27  # bytes of the gradients or activations of one block of records
 MAX_EXACT_ROWS = 1500  # largest number of rows whose Gram matrix is computed
-ITERATIONS, POWER_ITERATIONS = 400, 20  # of the descent, and of the power method for its step size
-TOLERANCE = 1e-4  # violation at which the descent stops, relative to the largest gradient at zero
-# A function of this type is called with the step, the number of steps, and a text.
+# Largest number of steps of the descent, and number of steps of the power method for the step size.
+ITERATIONS, POWER_ITERATIONS = 400, 20
+# The descent stops if the optimality conditions are violated by less than this share of the largest gradient
+# entry at zero multipliers.
+TOLERANCE = 1e-4
+# A function that reports progress. It is called with the step, the number of steps, and a text.
 Counter = Callable[[int, int, str], None]
 
 
@@ -55,7 +61,7 @@ def compute_gradients(
     Args:
         model: The network.
         x: The samples (n, *shape).
-        rows: For each gradient the index of its sample and a covector on the outputs.
+        rows: For each gradient the index of its sample, and a covector (weights of the outputs).
         layers: Names of the layers.
 
     Returns:
@@ -77,15 +83,19 @@ def split_blocks(count: int, width: int, max_bytes: int = BLOCK_BYTES) -> Iterat
     Returns:
         One slice for each block.
     """
-    step = max(1, max_bytes // max(1, 8 * width))
-    return (slice(start, min(start + step, count)) for start in range(0, count, step))
+    block_size = max(1, max_bytes // max(1, 8 * width))
+    return (slice(start, min(start + block_size, count)) for start in range(0, count, block_size))
 
 
 @dataclass(frozen=True, eq=False)
 class _Layer:
-    """Inputs (n, d) and backward signals (R, h) of a layer, and the names of its weight and bias.
+    """A dense layer, with all that determines the gradients of its weight and bias.
 
-    The name of the bias is "" if the layer has no bias.
+    Attributes:
+        inputs: Inputs of the layer for each record, (n, d).
+        signals: Backward signals (gradients with respect to the pre-activations) of each row, (R, h).
+        weight: Name of the weight.
+        bias: Name of the bias, "" if the layer has no bias.
     """
 
     inputs: Tensor
@@ -107,63 +117,63 @@ class ChainGradients:
 
     def __init__(self, chain: MLP, x: Tensor, rows: Rows, layers: tuple[str, ...]) -> None:
         self.x, self.rows, self.layers = x, rows, []
-        width = sum(layer.in_features + layer.out_features for layer in chain.linears)
+        values_per_sample = sum(layer.in_features + layer.out_features for layer in chain.linears)
         inputs: list[list[Tensor]] = [[] for _ in chain.linears]
         signals = [x.new_zeros(len(rows), layer.out_features) for layer in chain.linears]
         layer_indices = [l for l in range(len(chain.linears)) if f"layers.{l}" in layers]
-        for block in split_blocks(len(x), width):
+        for block in split_blocks(len(x), values_per_sample):
             in_block = (rows.index >= block.start) & (rows.index < block.stop)
-            index = rows.index[in_block] - block.start
-            trace = chain.trace(x[block])
-            backward = chain.signals(trace, rows.covectors[in_block], index)
+            index_in_block = rows.index[in_block] - block.start
+            activations = chain.trace(x[block])
+            block_signals = chain.signals(activations, rows.covectors[in_block], index_in_block)
             for l in layer_indices:
-                inputs[l].append(trace.inputs[l])
-                signals[l][in_block] = backward[l]
+                inputs[l].append(activations.inputs[l])
+                signals[l][in_block] = block_signals[l]
         for l in layer_indices:
-            weight = f"layers.{l}.weight"
-            bias = "" if chain.linears[l].bias is None else f"layers.{l}.bias"
-            self.layers.append(_Layer(torch.cat(inputs[l]), signals[l], weight, bias))
+            weight_name = f"layers.{l}.weight"
+            bias_name = "" if chain.linears[l].bias is None else f"layers.{l}.bias"
+            self.layers.append(_Layer(torch.cat(inputs[l]), signals[l], weight_name, bias_name))
 
     def squares(self) -> Tensor:
         """Return the squared norm of every gradient: |d|^2 (|a|^2 + 1 with a bias) over all layers, (R,)."""
-        total = self.x.new_zeros(len(self.rows))
+        squared_norms = self.x.new_zeros(len(self.rows))
         for layer in self.layers:
-            total += layer.signals.square().sum(1) * layer.squares[self.rows.index]
-        return total
+            squared_norms += layer.signals.square().sum(1) * layer.squares[self.rows.index]
+        return squared_norms
 
     def gram(self) -> Tensor:
         """Return the inner products of all pairs of gradients, (R, R).
 
         A layer with signals D and inputs A adds (D D^T) o (A A^T), with A A^T + 1 if the layer has a bias.
         """
-        total, index = self.x.new_zeros(len(self.rows), len(self.rows)), self.rows.index
+        gram_matrix, index = self.x.new_zeros(len(self.rows), len(self.rows)), self.rows.index
         for layer in self.layers:
-            inner = layer.inputs @ layer.inputs.T + bool(layer.bias)
-            total += (layer.signals @ layer.signals.T).mul_(inner[index][:, index])
-        return total
+            input_products = layer.inputs @ layer.inputs.T + bool(layer.bias)
+            gram_matrix += (layer.signals @ layer.signals.T).mul_(input_products[index][:, index])
+        return gram_matrix
 
     def combine(self, lam: Tensor) -> Theta:
         """Return the sum of all gradients weighted by the multipliers lam, by parameter name."""
-        total: Theta = {}
+        weighted_sum: Theta = {}
         for layer in self.layers:
             columns = self._columns(layer, lam)
-            total[layer.weight] = columns.T @ layer.inputs
+            weighted_sum[layer.weight] = columns.T @ layer.inputs
             if layer.bias:
-                total[layer.bias] = columns.sum(0)
-        return total
+                weighted_sum[layer.bias] = columns.sum(0)
+        return weighted_sum
 
     def project(self, t: Theta) -> Tensor:
         """Return the inner product of every gradient with the tensors t, (R,)."""
-        total = self.x.new_zeros(len(self.rows))
+        inner_products = self.x.new_zeros(len(self.rows))
         for layer in self.layers:
-            change = layer.inputs @ t[layer.weight].T
+            pre_activation_changes = layer.inputs @ t[layer.weight].T
             if layer.bias:
-                change = change + t[layer.bias]
-            total += (layer.signals * change[self.rows.index]).sum(1)
-        return total
+                pre_activation_changes = pre_activation_changes + t[layer.bias]
+            inner_products += (layer.signals * pre_activation_changes[self.rows.index]).sum(1)
+        return inner_products
 
     def columns(self, lam: Tensor, name: str) -> Tensor:
-        """Return the column c_i that each record x_i adds as c_i x_i^T to the weighted sum of gradients.
+        """Return the column c_i of each record x_i, which contributes c_i x_i^T to the sum of gradients.
 
         Args:
             lam: Multipliers of the rows, (R,).
@@ -184,12 +194,12 @@ class ChainGradients:
         Returns:
             The norms, (n,).
         """
-        total = self.x.new_zeros(len(self.x))
+        squared_norms = self.x.new_zeros(len(self.x))
         for layer in self.layers:
             if name in ("", layer.weight):
-                squares = layer.inputs.square().sum(1) if name else layer.squares
-                total += self._columns(layer, lam).square().sum(1) * squares
-        return total.sqrt()
+                squared_input_norms = layer.inputs.square().sum(1) if name else layer.squares
+                squared_norms += self._columns(layer, lam).square().sum(1) * squared_input_norms
+        return squared_norms.sqrt()
 
     def _columns(self, layer: _Layer, lam: Tensor) -> Tensor:
         columns = layer.signals.new_zeros(len(self.x), layer.signals.shape[1])
@@ -202,17 +212,17 @@ class AnyGradients:
     def __init__(self, model: nn.Module, x: Tensor, rows: Rows, layers: tuple[str, ...]) -> None:
         self.model, self.x, self.rows = model, x, rows
         theta = parameters(model)
-        groups = by_layer(theta)
-        names = {name for layer in layers for name in groups[layer]}
-        self.chosen = {name: t for name, t in theta.items() if name in names}
-        self.frozen = {name: t for name, t in theta.items() if name not in names}
+        names_by_layer = by_layer(theta)
+        chosen_names = {name for layer in layers for name in names_by_layer[layer]}
+        self.chosen = {name: t for name, t in theta.items() if name in chosen_names}
+        self.frozen = {name: t for name, t in theta.items() if name not in chosen_names}
         self.size = sum(t.numel() for t in self.chosen.values())
         self.activations = 32 * x[0].numel() + 4096  # float64 values per record, at most
 
     def _outputs(self, chosen: Theta, x: Tensor) -> Tensor:
         return functional_call(self.model, {**self.frozen, **chosen}, (x,))
 
-    def _of_rows(self, block: slice) -> Tensor:
+    def _row_gradients(self, block: slice) -> Tensor:
         """Return the gradients of a block of b rows with respect to all P chosen parameters, (b, P)."""
         return self._flat(self.x[self.rows.index[block]], self.rows.covectors[block])
 
@@ -229,45 +239,45 @@ class AnyGradients:
     def squares(self) -> Tensor:
         """Return the squared norm of every gradient, (R,), computed block by block."""
         row_blocks = split_blocks(len(self.rows), self.size)
-        return torch.cat([self._of_rows(block).square().sum(1) for block in row_blocks])
+        return torch.cat([self._row_gradients(block).square().sum(1) for block in row_blocks])
 
     def gram(self) -> Tensor:
         """Return the inner products of all pairs of gradients, (R, R), with two blocks in memory."""
         # To save memory, the gradients of later blocks are computed again for each earlier block.
         row_blocks = list(split_blocks(len(self.rows), self.size))
-        total = self.x.new_zeros(len(self.rows), len(self.rows))
+        gram_matrix = self.x.new_zeros(len(self.rows), len(self.rows))
         for k, block in enumerate(row_blocks):
-            gradients = self._of_rows(block)
-            total[block, block] = gradients @ gradients.T
+            gradients = self._row_gradients(block)
+            gram_matrix[block, block] = gradients @ gradients.T
             for later in row_blocks[k + 1 :]:
-                total[block, later] = gradients @ self._of_rows(later).T
-                total[later, block] = total[block, later].T
-        return total
+                gram_matrix[block, later] = gradients @ self._row_gradients(later).T
+                gram_matrix[later, block] = gram_matrix[block, later].T
+        return gram_matrix
 
     def combine(self, lam: Tensor) -> Theta:
         """Return the sum of all gradients weighted by lam, by one backward pass per block of records."""
-        u = self.rows.combine(lam, len(self.x))
-        total = {name: torch.zeros_like(t) for name, t in self.chosen.items()}
+        weighted_covectors = self.rows.combine(lam, len(self.x))
+        weighted_sum = {name: torch.zeros_like(t) for name, t in self.chosen.items()}
         for block in split_blocks(len(self.x), self.activations):
 
             def value(chosen: Theta, block: slice = block) -> Tensor:
-                return (u[block] * self._outputs(chosen, self.x[block])).sum()
+                return (weighted_covectors[block] * self._outputs(chosen, self.x[block])).sum()
 
             for name, gradient in grad(value)(self.chosen).items():
-                total[name] += gradient
-        return total
+                weighted_sum[name] += gradient
+        return weighted_sum
 
     def project(self, t: Theta) -> Tensor:
         """Return the inner product of every gradient with t, (R,), by one forward-mode pass per block."""
         direction = {name: t[name] for name in self.chosen}
-        changes = []
+        output_changes = []
         for block in split_blocks(len(self.x), self.activations):
 
             def outputs(chosen: Theta, block: slice = block) -> Tensor:
                 return self._outputs(chosen, self.x[block])
 
-            changes.append(jvp(outputs, (self.chosen,), (direction,))[1])
-        return self.rows.values(torch.cat(changes))
+            output_changes.append(jvp(outputs, (self.chosen,), (direction,))[1])
+        return self.rows.values(torch.cat(output_changes))
 
     def sizes(self, lam: Tensor, name: str) -> Tensor:
         """Return the norm of each record's weighted gradient.
@@ -279,9 +289,11 @@ class AnyGradients:
         Returns:
             The norms, (n,).
         """
-        u = self.rows.combine(lam, len(self.x))
-        blocks = split_blocks(len(self.x), self.size)
-        return torch.cat([self._flat(self.x[b], u[b], name).norm(dim=1) for b in blocks])
+        weighted_covectors = self.rows.combine(lam, len(self.x))
+        sample_blocks = split_blocks(len(self.x), self.size)
+        return torch.cat(
+            [self._flat(self.x[b], weighted_covectors[b], name).norm(dim=1) for b in sample_blocks]
+        )
 
     def columns(self, lam: Tensor, name: str) -> Tensor:
         """Return the column c_i of each record x_i, whose weighted gradient is c_i x_i^T.
@@ -293,12 +305,14 @@ class AnyGradients:
         Returns:
             The columns, (n, h).
         """
-        u, columns = self.rows.combine(lam, len(self.x)), []
+        weighted_covectors, columns = self.rows.combine(lam, len(self.x)), []
         for block in split_blocks(len(self.x), self.size):
             x = self.x[block].flatten(1)
-            gradients = self._flat(self.x[block], u[block], name).reshape(len(x), -1, x.shape[1])
-            squares = x.square().sum(1, keepdim=True).clamp(min=1e-300)
-            columns.append((gradients @ x[:, :, None])[..., 0] / squares)
+            gradients = self._flat(self.x[block], weighted_covectors[block], name).reshape(
+                len(x), -1, x.shape[1]
+            )
+            squared_norms = x.square().sum(1, keepdim=True).clamp(min=1e-300)
+            columns.append((gradients @ x[:, :, None])[..., 0] / squared_norms)
         return torch.cat(columns)
 
 
@@ -311,7 +325,7 @@ class Multipliers:
 
     Attributes:
         lam: One multiplier per row, (R,).
-        gap: Relative violation of the optimality conditions of the fit.
+        gap: Largest violation of the optimality conditions, relative to the violation at zero multipliers.
         method: How the multipliers were computed: "exact" or "descent".
     """
 
@@ -323,38 +337,43 @@ class Multipliers:
 def fit_multipliers(
     gradients: Gradients, target: Theta, rows: int, free: bool, watch: Counter | None = None
 ) -> Multipliers:
-    """Fit a weighted sum of gradients to a target, exactly if there are few rows, else by descent.
+    """Fit the multipliers with which the weighted sum of gradients is closest to a target.
+
+    The fit is exact for up to ``MAX_EXACT_ROWS`` gradients. With more gradients it is found by descent.
 
     Args:
         gradients: Gradients of the rows.
         target: The tensors that the weighted sum should equal, by parameter name.
-        rows: Number of rows.
+        rows: Number of rows, i.e. of gradients.
         free: Whether multipliers may be negative.
         watch: Function that is called with the step, the number of steps, and a text.
 
     Returns:
         The multipliers and the violation of the optimality conditions.
     """
-    inner = gradients.project(target)
+    inner_products = gradients.project(target)
     if rows <= MAX_EXACT_ROWS:
         gram = gradients.gram()
-        factor = factor_gram(gram.cpu(), inner.cpu())
-        lam = solve(factor, free).to(inner)
-        return Multipliers(lam, _gap(lam, inner - gram @ lam, inner, free), "exact")
-    lam = descend(gradients, inner, free, watch)
-    slope = inner - gradients.project(gradients.combine(lam))
-    return Multipliers(lam, _gap(lam, slope, inner, free), "descent")
+        least_squares = factor_gram(gram.cpu(), inner_products.cpu())
+        lam = solve(least_squares, free).to(inner_products)
+        return Multipliers(
+            lam, _gap(lam, inner_products - gram @ lam, inner_products, free), "exact"
+        )
+    lam = descend(gradients, inner_products, free, watch)
+    descent_direction = inner_products - gradients.project(gradients.combine(lam))
+    return Multipliers(lam, _gap(lam, descent_direction, inner_products, free), "descent")
 
 
 def descend(
     gradients: Gradients, inner: Tensor, free: bool, watch: Counter | None = None
 ) -> Tensor:
-    """Fit multipliers by accelerated projected gradients without the Gram matrix.
+    """Fit multipliers by accelerated projected gradient descent without the Gram matrix.
 
-    Two passes over the records replace a product with the (n, n) Gram matrix. Gradients are scaled to equal
-    norms. The step size is one over the largest eigenvalue of the Gram matrix. The power method
-    underestimates this eigenvalue, so the step size has a margin. Momentum restarts if it points uphill
-    (O'Donoghue and Candes), which keeps the descent stable under projection.
+    The (R, R) Gram matrix is too large to store. Each product with this matrix is computed by two passes over
+    the records instead. Gradients are first scaled to equal norms. The step size is 1 / (1.1 s), where s is
+    the power method's estimate of the matrix's largest eigenvalue. The factor 1.1 is needed because the power
+    method underestimates the eigenvalue. If a step with momentum increases the error, the momentum restarts
+    at zero (O'Donoghue and Candes 2015).
 
     Args:
         gradients: Gradients of the rows.
@@ -382,7 +401,7 @@ def descend(
         eigenvector = product(eigenvector)
         eigenvalue = eigenvector.norm()
         eigenvector = eigenvector / eigenvalue.clamp(min=1e-300)
-    step = 1 / (1.1 * eigenvalue.clamp(min=1e-300))
+    step_size = 1 / (1.1 * eigenvalue.clamp(min=1e-300))
     z = previous = torch.zeros_like(scaled_inner)
     momentum, tolerance = 1.0, TOLERANCE * float(scaled_inner.abs().max())
     for k in range(ITERATIONS):
@@ -390,26 +409,32 @@ def descend(
             watch(k, ITERATIONS, "multipliers")
         next_momentum = (1 + (1 + 4 * momentum**2) ** 0.5) / 2
         lookahead = z + (momentum - 1) / next_momentum * (z - previous)
-        slope = scaled_inner - product(lookahead)
-        next_z = lookahead + step * slope
+        descent_direction = scaled_inner - product(lookahead)
+        next_z = lookahead + step_size * descent_direction
         next_z = next_z if free else next_z.clamp(min=0)
-        if float((slope * (next_z - z)).sum()) < 0:  # Momentum points uphill.
+        # If the step points against the descent direction, the momentum restarts.
+        if float((descent_direction * (next_z - z)).sum()) < 0:
             next_momentum = 1.0
         previous, z, momentum = z, next_z, next_momentum
-        if _violation(z, slope, free) <= tolerance:
+        if _violation(z, descent_direction, free) <= tolerance:
             break
     return scale * z
 
 
-def _violation(lam: Tensor, slope: Tensor, free: bool) -> float:
+def _violation(lam: Tensor, descent_direction: Tensor, free: bool) -> float:
     """Return the largest violation of the optimality conditions of multipliers.
 
-    The slope must be 0 for multipliers that are positive or may be negative, and at most 0 for the others.
+    ``descent_direction`` is the negative gradient of half the squared error. At the optimum, its entry is 0
+    for every multiplier that is positive or may be negative, and at most 0 for every other multiplier.
     """
-    violation = slope.abs() if free else torch.where(lam > 0, slope.abs(), slope.clamp(min=0))
+    violation = (
+        descent_direction.abs()
+        if free
+        else torch.where(lam > 0, descent_direction.abs(), descent_direction.clamp(min=0))
+    )
     return float(violation.max())
 
 
-def _gap(lam: Tensor, slope: Tensor, inner: Tensor, free: bool) -> float:
-    """Return the violation of the optimality conditions relative to the slope at zero multipliers."""
-    return _violation(lam, slope, free) / max(float(inner.abs().max()), 1e-300)
+def _gap(lam: Tensor, descent_direction: Tensor, inner: Tensor, free: bool) -> float:
+    """Return the violation of the optimality conditions relative to the gradient at zero multipliers."""
+    return _violation(lam, descent_direction, free) / max(float(inner.abs().max()), 1e-300)

@@ -12,9 +12,12 @@ from residuum.errors import DataError
 from residuum.records import Dataset
 from residuum.records.exposure import GroupExposure
 
-MAX_GROUPS = 200  # names; a longer list probably names records and not groups
-BOOTSTRAP_DRAWS = 1000  # resamples of a bootstrap interval
-MAX_BOOTSTRAP = 2000  # records of a group; the mean of a larger group is nearly normal
+# Largest number of different group names. A column with more values probably names single records.
+MAX_GROUPS = 200
+BOOTSTRAP_DRAWS = 1000  # number of resamples for a bootstrap confidence interval
+# Largest group whose confidence interval comes from the bootstrap. The mean of a larger group is nearly
+# normal.
+MAX_BOOTSTRAP = 2000
 
 
 def name_groups(data: Dataset, task: str, groups: tuple[str, ...]) -> tuple[str, ...]:
@@ -64,7 +67,8 @@ def summarize_groups(
         names: Group of every record.
         scores: Log odds of being recovered, for every record.
         probability: Calibrated probability of being recovered for every record, or None.
-        flagged: Which records the test of activation boundaries flags, or None without a test.
+        flagged: Which records lie on significantly many activation boundaries, or None if this was not
+            tested.
 
     Returns:
         The summaries of the groups.
@@ -74,13 +78,13 @@ def summarize_groups(
         members.setdefault(name, []).append(i)
     groups = []
     for name, rows in members.items():
-        expected_count = mean_probability = interval = None
+        expected_recovered_count = mean_probability = interval = None
         if probability is not None:
-            values = probability[rows]
-            expected_count, mean_probability, interval = (
-                float(values.sum()),
-                float(values.mean()),
-                mean_interval(values),
+            probabilities = probability[rows]
+            expected_recovered_count, mean_probability, interval = (
+                float(probabilities.sum()),
+                float(probabilities.mean()),
+                mean_interval(probabilities),
             )
         flagged_count = None if flagged is None else int(flagged[rows].sum())
         mean_score = float(scores[rows].mean())
@@ -89,7 +93,7 @@ def summarize_groups(
                 name,
                 len(rows),
                 mean_score,
-                expected_count,
+                expected_recovered_count,
                 mean_probability,
                 interval,
                 called=flagged_count,
@@ -101,14 +105,19 @@ def summarize_groups(
 
 
 def mean_interval(values: Tensor) -> tuple[float, float]:
-    """Return a 95% confidence interval of the mean, by bootstrap or, for many values, by normality."""
+    """Return a 95% confidence interval of the mean.
+
+    The interval comes from the bootstrap, or from the normal distribution if there are many values.
+    """
     n, mean = len(values), float(values.mean())
     if n > MAX_BOOTSTRAP:
         half_width = 1.96 * float(values.std()) / math.sqrt(n)
         return mean - half_width, mean + half_width
-    if n == 1:  # scipy refuses to draw from a single value.
+    if n == 1:  # ``scipy.stats.bootstrap`` raises an error for a single value.
         return mean, mean
-    means = bootstrap(
+    bootstrap_result = bootstrap(
         (values.numpy(),), np.mean, n_resamples=BOOTSTRAP_DRAWS, method="percentile", rng=0
     )
-    return float(means.confidence_interval.low), float(means.confidence_interval.high)
+    return float(bootstrap_result.confidence_interval.low), float(
+        bootstrap_result.confidence_interval.high
+    )

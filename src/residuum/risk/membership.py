@@ -1,25 +1,29 @@
 """Test whether activation boundaries of a network distinguish training records from held-out records.
 
-The statistic T of a record and the number of boundaries that it lies on come from
-:mod:`residuum.networks.kinks`. This module compares training records with held-out records.
+For each record, :mod:`residuum.networks.kinks` computes a statistic T and the number of activation boundaries
+on which the record lies. This module compares these values between training records and held-out records.
+Named records are the records that the test lists as members of the training set. A finding is the result that
+the network reveals membership.
 
 1. The p-value of a record is its rank among the held-out records (:mod:`residuum.risk.conformal`).
 2. The group test counts the records above the 99th percentile of the held-out records.
 3. A record is named if three conditions hold. The group test rejects. The rule of Benjamini and Hochberg
    accepts the record at a false discovery rate of 5%. The record lies on at least two activation boundaries.
-4. A finding needs at least three named records that are at least 5% of all records.
-5. A comparison with decoys must name at least three records too.
+4. A finding needs at least three named records. They must be at least 5% of all training records.
+5. The comparison is repeated with decoys (noisy copies of the training records) in place of held-out records.
+   A finding needs at least three records that this comparison accepts.
 
 With N held-out records the smallest p-value is 1 / (N + 1). To name k of n records at the rate q, the rule of
-Benjamini and Hochberg needs 1 / (N + 1) <= q k / n, so N >= n / (q k) - 1: 399 records to name 5%.
+Benjamini and Hochberg needs 1 / (N + 1) <= q k / n, so N >= n / (q k) - 1. For example, 399 held-out records
+are needed to name 5% of the records.
 
-Decoys are noisy copies of the training records. They are always of the same kind as the records, but held-out
-records may be of another kind. Without rule 5, lists of non-members that differed from the held-out records
-(a single class, half the contrast) became findings (``experiments/kinks_power.py``, part ``shift``). Without
-held-out records, the null distribution comes only from decoys.
+Decoys are always of the same kind as the training records, but held-out records may be of another kind. If
+rule 5 is omitted, non-members that differ from the held-out records (a single class, half the contrast) lead
+to findings (``experiments/kinks_power.py``, part ``shift``). If there are no held-out records, records are
+compared only with decoys.
 
-A rule that names records with a small loss is measured as well. It identifies other records than the
-boundaries do.
+The module also measures how well a small loss distinguishes members. A small loss identifies other records
+than activation boundaries do.
 """
 
 from __future__ import annotations
@@ -44,21 +48,31 @@ from residuum.risk.stages import margins_and_losses
 from residuum.theory.kkt import evaluate
 from residuum.theory.rows import choose_task, normalize_labels
 
-LEVEL = 0.05  # false discovery rate of the named records
-# Rounding error of a q-value. With exactly as many held-out records as needed, the q-value is 0.05.
+LEVEL = 0.05  # false discovery rate of the records that the test lists as members
+# With the smallest sufficient number of held-out records, a q-value equals LEVEL exactly. This tolerance
+# keeps a rounding error from exceeding LEVEL.
 ROUNDING = 1e-12
-# Significance level of the group test: half of the 1% of audits that may show a false leak.
+# Significance level of the group test. An audit also tests reconstruction, and each of these two tests may
+# show a false leak in 0.5% of audits, so both together in at most 1%.
 GROUP_LEVEL = 0.005
-MIN_NAMED = 3  # records; a finding about one or two records could come from near-copies in the data
-MIN_SHARE = 0.05  # share of the records that a finding must name
-# A record may lie on one boundary by chance: at width 256, a third of held-out records do.
+# A membership finding must list at least this number of records as members. One or two records could be
+# near-copies of other data.
+MIN_NAMED = 3
+# A membership finding must list at least this share of the training records as members.
+MIN_SHARE = 0.05
+# A member must lie on at least this number of activation boundaries. A record lies on one boundary by chance:
+# with 256 neurons per layer, a third of the held-out records do.
 MIN_BOUNDARIES = 2
-MAX_DECOYS = 20_000  # decoys in a test
-DECOY_BLOCK = 2000  # decoys that are scored at once
-DECOYS_PER_RECORD = 20  # 1 / (20 n + 1) < 0.05 / n: enough to name a single record
-FALSE_POSITIVE_RATE = 0.01  # share of held-out records that the loss-based rule may identify
+MAX_DECOYS = 20_000  # largest number of decoys (noisy copies of training records) in a test
+DECOY_BLOCK = 2000  # number of decoys (noisy copies of training records) that are scored at once
+# Decoys are noisy copies of training records. With 20 decoys for each of n records, the smallest p-value is
+# 1 / (20 n + 1). It is below 0.05 / n, so the rule of Benjamini and Hochberg can accept a single record.
+DECOYS_PER_RECORD = 20
+# True positive rates are measured at the loss below which this share of the held-out records lies.
+FALSE_POSITIVE_RATE = 0.01
 CONFIDENCE = 0.95  # confidence of the one-sided limits of the AUC
-# Separation by the loss above which a network memorizes. Both limits were fixed before any measurement.
+# The network memorizes if the AUC or the true positive rate of a small loss exceeds these limits. Both limits
+# were chosen before any measurement.
 MAX_AUC = 0.65
 MAX_TRUE_POSITIVE_RATE = 0.05
 SHOWN, ABSENT, UNCLEAR = "shown", "absent", "unclear"
@@ -69,12 +83,12 @@ class LossSeparation(Record):
     """How well a small loss distinguishes training records from held-out records.
 
     Attributes:
-        auc: Probability that a training record has a smaller loss than a held-out record. Chance is 0.5.
+        auc: Probability that a training record has a smaller loss than a held-out record (0.5 by chance).
         auc_lower: One-sided lower 95% confidence limit of the AUC (DeLong et al. 1988).
         auc_upper: One-sided upper 95% confidence limit of the AUC.
         true_positive_rate: Share of training records with a loss below the 1% quantile of the held-out
             records. None with fewer than 100 held-out records.
-        tail_p: P-value of the number of training records with a loss below that 1% quantile.
+        tail_p: P-value of the number of training records with a loss below the 1% quantile.
     """
 
     derived: ClassVar[tuple[str, ...]] = ("memorization", "line")
@@ -89,34 +103,40 @@ class LossSeparation(Record):
     def memorization(self) -> str:
         """Whether the losses show that the network memorizes: "shown", "absent" or "unclear".
 
-        It is "shown" if the lower limit of the AUC is above 0.65. It is also "shown" if at least 5% of the
-        training records are identified at 1% false positives, and more than expected by chance. It is
-        "absent" if the upper limit of the AUC is below 0.65 and fewer than 5% of the training records are
-        identified.
+        The network is compared with two limits: an AUC of 0.65, and a true positive rate of 5% at a false
+        positive rate of 1%. The value is "shown" if the lower confidence limit of the AUC is above 0.65. The
+        value is also "shown" if the true positive rate is at least 5% and significantly above chance. The
+        value is "absent" if the upper confidence limit of the AUC and the true positive rate are below their
+        limits. Otherwise the value is "unclear".
         """
-        rate = self.true_positive_rate
-        has_tail = rate is not None and rate >= MAX_TRUE_POSITIVE_RATE
-        if self.auc_lower > MAX_AUC or (has_tail and self.tail_p <= GROUP_LEVEL):
+        true_positive_rate = self.true_positive_rate
+        has_high_rate = (
+            true_positive_rate is not None and true_positive_rate >= MAX_TRUE_POSITIVE_RATE
+        )
+        if self.auc_lower > MAX_AUC or (has_high_rate and self.tail_p <= GROUP_LEVEL):
             return SHOWN
-        if self.auc_upper < MAX_AUC and rate is not None and not has_tail:
+        if self.auc_upper < MAX_AUC and true_positive_rate is not None and not has_high_rate:
             return ABSENT
         return UNCLEAR
 
     @property
     def line(self) -> str:
-        """How well the losses separate members from non-members, in one sentence."""
-        text = (
+        """One sentence: how well the losses separate members from non-members."""
+        auc_text = (
             f"By their losses, members are separated from non-members with an AUC of {self.auc:.2f} "
             f"(95% limits {self.auc_lower:.2f} and {self.auc_upper:.2f}, chance: 0.5)"
         )
         if self.true_positive_rate is None:
-            return f"{text}."
-        return f"{text}, and {self.true_positive_rate:.1%} of them are found (chance: 1%)."
+            return f"{auc_text}."
+        return f"{auc_text}, and {self.true_positive_rate:.1%} of them are found (chance: 1%)."
 
 
 @dataclass(frozen=True, eq=False)
 class MembershipTest(Record):
-    """The result of a test of n training records against N held-out records.
+    """The result of a membership test of n training records against N held-out records.
+
+    A record is named if the test lists it as a member of the training set. A finding is the result that the
+    network reveals membership.
 
     Attributes:
         records: Number n of training records.
@@ -125,8 +145,8 @@ class MembershipTest(Record):
         holdout_needed: The smallest number of held-out records with which a finding is possible.
         layers: Number of dense piecewise linear layers.
         neurons: Number of neurons in these layers that change the output.
-        statistic: Statistic T of the training records, (n,). It is large if many activation boundaries pass
-            through a record.
+        statistic: Statistic T of the training records, (n,). T is large for a record on many activation
+            boundaries.
         holdout_statistic: Statistic T of the held-out records, (N,).
         boundaries: Number of activation boundaries that each training record lies on, (n,).
         holdout_boundaries: Number of activation boundaries that each held-out record lies on, (N,).
@@ -137,9 +157,10 @@ class MembershipTest(Record):
             records.
         named: Indices of the named records.
         is_finding: Whether the named records are a membership finding.
-        reason: Why the test is inconclusive, "" if it is not.
+        reason: Why the test is inconclusive, "" if the test is conclusive.
         decoy_p: P-values by rank among decoys, which are noisy copies of the training records, (n,).
-        decoy_named: Indices of the records that the comparison with decoys names, without a group test.
+        decoy_named: Indices of the records that would be named if decoys replaced the held-out records. No
+            group test is applied.
         loss: How well losses separate members from non-members, None without labeled held-out records.
     """
 
@@ -209,25 +230,26 @@ class MembershipTest(Record):
 
     @property
     def adjusted_p(self) -> float:
-        """Twice the p-value of the group test, because an audit tests reconstruction as well."""
+        """Twice the p-value of the group test: a Bonferroni correction for the two tests of an audit.
+
+        The two tests of an audit are the membership test and the reconstruction test.
+        """
         return math.nan if math.isnan(self.group_p) else min(1.0, 2 * self.group_p)
 
     @property
     def line(self) -> str:
-        """How many records are named, or why the test is inconclusive, in one sentence."""
+        """One sentence: how many records the test names as members, or why the test is inconclusive."""
         if self.reason:
             return f"Membership could not be tested: {self.reason}"
-        rate = f"at a false discovery rate of {LEVEL:.0%}"
+        at_rate = f"at a false discovery rate of {LEVEL:.0%}"
         if self.is_finding:
-            return (
-                f"{len(self.named)} of {self.records} training records are named as members {rate}."
-            )
+            return f"{len(self.named)} of {self.records} training records are named as members {at_rate}."
         if len(self.named):
             return (
-                f"{len(self.named)} of {self.records} training records are named {rate}; a finding needs "
+                f"{len(self.named)} of {self.records} training records are named {at_rate}; a finding needs "
                 f"{min_named(self.records)}."
             )
-        return f"No training record of {self.records} is named as a member {rate}."
+        return f"No training record of {self.records} is named as a member {at_rate}."
 
 
 def measure_membership(
@@ -238,12 +260,12 @@ def measure_membership(
     Args:
         network: The released network.
         train: The training records, as the network receives them.
-        holdout: Records of the same kind that the network never saw. Without them the records are compared
-            only with decoys, and there is no finding.
+        holdout: Records of the same kind that the network never saw. Without held-out records, the records
+            are compared only with decoys (noisy copies of the records), and the test is inconclusive.
         seed: Seed of the noise in decoys.
 
     Returns:
-        The statistics, p-values and named records of the test.
+        The statistics and p-values, and the records that the test lists as members.
 
     Raises:
         DataError: If training records and held-out records have different shapes.
@@ -261,10 +283,10 @@ def measure_membership(
             "Prepare training records and held-out records in the same way.",
         )
     n = len(train)
-    pool = train.x if holdout is None else torch.cat([train.x, holdout.x])
-    boundaries = ActivationBoundaries.measure(network.double_module, pool)
-    scores = boundaries.score(pool)
-    on_boundaries = scores.boundaries.sum(1)
+    all_records = train.x if holdout is None else torch.cat([train.x, holdout.x])
+    boundaries = ActivationBoundaries.measure(network.double_module, all_records)
+    scores = boundaries.score(all_records)
+    boundary_counts = scores.boundaries.sum(1)
     statistic, holdout_statistic = scores.statistic[:n], scores.statistic[n:]
     p = torch.full((n,), torch.nan, dtype=torch.float64)
     above_tail, group_p = 0, math.nan
@@ -272,14 +294,16 @@ def measure_membership(
         p = rank_p_values(statistic, holdout_statistic)
         above_tail = count_above_tail(statistic, holdout_statistic)
         group_p = group_p_value(statistic, holdout_statistic)
-    accepted, q = _accept(p, on_boundaries[:n])
-    named = accepted if group_p <= GROUP_LEVEL else accepted[:0]
+    accepted_records, q = _accept(p, boundary_counts[:n])
+    named_records = accepted_records if group_p <= GROUP_LEVEL else accepted_records[:0]
     decoy_p = rank_p_values(statistic, _score_decoys(boundaries, train.x, seed))
-    decoy_named, _ = _accept(decoy_p, on_boundaries[:n])
-    is_named, is_confirmed = len(named) >= min_named(n), len(decoy_named) >= MIN_NAMED
-    reason = _why_untestable(n, len(holdout_statistic), boundaries.neurons)
+    decoy_named, _ = _accept(decoy_p, boundary_counts[:n])
+    is_named, is_confirmed = len(named_records) >= min_named(n), len(decoy_named) >= MIN_NAMED
+    reason = _explain_untestable(n, len(holdout_statistic), boundaries.neurons)
     if is_named:
-        reason = "" if is_confirmed else _why_unconfirmed(len(named), n, len(decoy_named))
+        reason = (
+            "" if is_confirmed else _explain_unconfirmed(len(named_records), n, len(decoy_named))
+        )
     return MembershipTest(
         records=n,
         rows=tuple(train.rows),
@@ -289,13 +313,13 @@ def measure_membership(
         neurons=boundaries.neurons,
         statistic=statistic,
         holdout_statistic=holdout_statistic,
-        boundaries=on_boundaries[:n],
-        holdout_boundaries=on_boundaries[n:],
+        boundaries=boundary_counts[:n],
+        holdout_boundaries=boundary_counts[n:],
         p=p,
         q=q,
         above_tail=above_tail,
         group_p=group_p,
-        named=named,
+        named=named_records,
         is_finding=is_named and is_confirmed,
         reason=reason,
         decoy_p=decoy_p,
@@ -305,12 +329,12 @@ def measure_membership(
 
 
 def min_named(n: int) -> int:
-    """Return the smallest number of records that a finding about n records must name."""
+    """Return how many of n training records must be listed as members before a leak is reported."""
     return max(MIN_NAMED, math.ceil(MIN_SHARE * n - 1e-9))
 
 
 def holdout_needed(n: int) -> int:
-    """Return the smallest number of held-out records with which a finding about n records is possible."""
+    """Return the smallest number of held-out records with which the test of n records can show a leak."""
     return math.ceil(n / (LEVEL * min_named(n)) - 1e-9) - 1
 
 
@@ -342,17 +366,20 @@ def separate_by_scores(score: np.ndarray, is_member: np.ndarray) -> LossSeparati
     Returns:
         The AUC with its 95% limits, and the true positive rate at 1% false positives.
     """
-    auc, rate = area_under_curve(score, is_member), None
+    auc, identified_share = area_under_curve(score, is_member), None
     if FALSE_POSITIVE_RATE * (~is_member).sum() >= 1 - 1e-9:
-        rate = true_positive_rate(score, is_member, FALSE_POSITIVE_RATE)
+        identified_share = true_positive_rate(score, is_member, FALSE_POSITIVE_RATE)
     members, nonmembers = score[is_member], score[~is_member]
     tail_p = group_p_value(torch.from_numpy(members), torch.from_numpy(nonmembers))
-    return LossSeparation(auc, *_auc_limits(members, nonmembers, auc), rate, tail_p)
+    return LossSeparation(auc, *_auc_limits(members, nonmembers, auc), identified_share, tail_p)
 
 
 def _has_labels(holdout: Dataset | None, train: Dataset) -> TypeGuard[Dataset]:
-    """Return whether held-out records have labels. Without labels, they all have the same value."""
-    # Losses for meaningless labels would distinguish held-out records from training records.
+    """Return whether held-out records have labels.
+
+    If held-out records were loaded without labels, all their labels have the same value.
+    """
+    # If labels are placeholders, the losses of held-out records are large for that reason alone.
     if holdout is None or holdout.y.shape[1:] != train.y.shape[1:]:
         return False
     return len(holdout.y.unique()) > 1
@@ -360,48 +387,60 @@ def _has_labels(holdout: Dataset | None, train: Dataset) -> TypeGuard[Dataset]:
 
 def _auc_limits(members: np.ndarray, holdout: np.ndarray, auc: float) -> tuple[float, float]:
     """Return the lower and the upper confidence limit of an AUC (DeLong et al. 1988)."""
-    # The placement of a record is the share of the other group that it beats. The variance of the AUC is
-    # var(placements of members) / n + var(placements of held-out records) / N.
+    # The placement of a record is the share of the other group's records that have a smaller score. The
+    # variance of the AUC is the sum over both groups of the variance of their placements, divided by the
+    # group's size.
     if min(len(members), len(holdout)) < 2:
         return 0.0, 1.0
 
     def placements(values: np.ndarray, reference: np.ndarray) -> np.ndarray:
-        order = np.sort(reference)
-        below = np.searchsorted(order, values) + np.searchsorted(order, values, side="right")
-        return below / (2 * len(order))
+        sorted_reference = np.sort(reference)
+        doubled_ranks = np.searchsorted(sorted_reference, values) + np.searchsorted(
+            sorted_reference, values, side="right"
+        )
+        return doubled_ranks / (2 * len(sorted_reference))
 
     variance = sum(
         placements(a, b).var(ddof=1) / len(a) for a, b in ((members, holdout), (holdout, members))
     )
-    margin = float(norm.ppf(CONFIDENCE)) * math.sqrt(variance)
-    return max(0.0, auc - margin), min(1.0, auc + margin)
+    half_width = float(norm.ppf(CONFIDENCE)) * math.sqrt(variance)
+    return max(0.0, auc - half_width), min(1.0, auc + half_width)
 
 
-def _accept(p: Tensor, on_boundaries: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the indices of records on two or more boundaries with a small q-value, and all q-values."""
+def _accept(p: Tensor, boundary_counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Apply the rule of Benjamini and Hochberg to p-values of records.
+
+    Args:
+        p: P-values of the records, (n,).
+        boundary_counts: Number of activation boundaries on which each record lies, (n,).
+
+    Returns:
+        The indices of the records with a q-value of at most 5% that lie on at least two activation
+        boundaries. Then the q-values of all records.
+    """
     if p.isnan().any():
         return torch.zeros(0, dtype=torch.long), p
-    q = torch.from_numpy(false_discovery_control(p.numpy()))
-    accepted = (q <= LEVEL + ROUNDING) & (on_boundaries >= MIN_BOUNDARIES)
-    return accepted.nonzero()[:, 0], q
+    q_values = torch.from_numpy(false_discovery_control(p.numpy()))
+    is_accepted = (q_values <= LEVEL + ROUNDING) & (boundary_counts >= MIN_BOUNDARIES)
+    return is_accepted.nonzero()[:, 0], q_values
 
 
 def _score_decoys(boundaries: ActivationBoundaries, x: Tensor, seed: int) -> Tensor:
     """Return the membership statistic of decoys, which are noisy copies of the records x."""
     generator, deviation = torch.Generator().manual_seed(seed), x.std(0, correction=0)
-    copies = max(1, min(DECOYS_PER_RECORD, MAX_DECOYS // len(x)))
+    copies_per_record = max(1, min(DECOYS_PER_RECORD, MAX_DECOYS // len(x)))
     records = x[torch.randperm(len(x), generator=generator)[:MAX_DECOYS]]
     return torch.cat(
         [
             boundaries.score(make_decoys(block, deviation, generator)).statistic
-            for _ in range(copies)
+            for _ in range(copies_per_record)
             for block in records.split(DECOY_BLOCK)
         ]
     )
 
 
-def _why_untestable(n: int, holdout: int, neurons: int) -> str:
-    """Return why no membership finding is possible, "" if a finding is possible."""
+def _explain_untestable(n: int, holdout: int, neurons: int) -> str:
+    """Return why the membership test cannot show a leak, "" if it can."""
     if not neurons:
         return (
             "the network has no dense layer with a piecewise linear activation, so no record can lie on "
@@ -417,7 +456,7 @@ def _why_untestable(n: int, holdout: int, neurons: int) -> str:
     return ""
 
 
-def _why_unconfirmed(named: int, n: int, decoys: int) -> str:
+def _explain_unconfirmed(named: int, n: int, decoys: int) -> str:
     return (
         f"{named} of {n} records stand out from the held-out records, but only {decoys} stand out from noisy "
         "copies of the records. Either the held-out records are of another kind, or the activation "

@@ -1,23 +1,28 @@
-"""Measure how much of each record the layer on the input contains.
+"""Measure how much of each record the weights of the first layer contain.
 
-Gradient descent from small or known initial weights W0 makes the rows of the layer's weight W mixtures C X of
-samples X. With the share c of W0 that weight decay left,
+If gradient descent starts from small or known initial weights W0, the rows of the first layer's weight W are
+linear combinations C X of the samples X. Weight decay shrinks the initial weights by a factor c, so
 
-    W - c W0 = C X = U S V^T,
+    W - c W0 = C X = U S V^T
 
-of which r directions are above the noise. For final weights, r counts all directions above the noise edge.
-Unmixing uses only the directions before a cliff in the spectrum, but clusters of neurons cause cliffs too. In
-a weight update or an optimizer state the remainder is not noise, so r counts the directions before the cliff.
+is a singular value decomposition with right singular vectors v_k. The r vectors above the noise are called
+clean directions. For final weights, these are all vectors whose singular value is above the noise edge. The
+unmixing attack uses fewer vectors, those before a sharp drop in the singular values. This rule is not
+used for final weights, because clusters of neurons cause sharp drops too. A weight update or an optimizer
+state contains no noise from unknown initial weights, so r is the number of vectors before the sharp drop.
 
-    reach         |V_r x| / |x|        largest cosine with x of any candidate in the span of the r directions
-    reach_ncc     the largest normalized cross-correlation (NCC): x and the directions are centered channel
-                  by channel, and |P x_c| / |x_c| is averaged over the channels
+    reach         |V_r x| / |x|        largest cosine of x with a vector in the span of the r directions
+    reach_ncc     the largest normalized cross-correlation (NCC) of x with a vector in that span: channel by
+                  channel, x and the directions are centered to x_c and v_kc, and |P x_c| / |x_c| is averaged
+                  over the channels, where P projects onto the span of the v_kc
     signal share  sum_k (v_k . x)^2 / |x|^2  S_k^2 / (S_k^2 + (t S_1)^2),  t = 1e-2
                   the squared reach with less weight on weak directions, because attacks fit strong
                   directions first (in the results: ``heard``)
     dual          |NCC(x^, x)|,  x^ = V diag(S / (S^2 + (e S_1)^2)) U^T delta(x),  e = 5e-3
-                  delta(x): the backward signal of the record. For a training sample delta(x) is near the
-                  dual vector z of x (z . x_k = 1 for x itself, 0 for the other samples)
+                  x^ is an estimate of the dual vector of x, which has the inner product 1 with x and 0 with
+                  all other training samples. delta(x) is the backward signal of the record, i.e. the gradient
+                  with respect to the pre-activations. For a training sample, delta(x) is nearly proportional
+                  to the column of C that belongs to x
 """
 
 from __future__ import annotations
@@ -32,15 +37,17 @@ from residuum.networks.spectrum import noise_edge
 from residuum.risk.gradients import split_blocks
 from residuum.similarity import standardize
 
-SOFT, RIDGE = (
-    1e-2,
-    5e-3,
-)  # t of the signal share and e of the dual vector, over the largest singular value
+# Singular values below this share of the largest singular value have less than half the weight in the signal
+# share (t in the formula above).
+SOFT = 1e-2
+# The estimate of the dual vector divides by singular values. Values below this share of the largest singular
+# value are damped, because they would amplify noise (e in the formula above).
+RIDGE = 5e-3
 
 
 @dataclass(frozen=True, eq=False)
 class RowSpace:
-    """The singular value decomposition of the layer on the input.
+    """The singular value decomposition of the first layer's weight matrix.
 
     Attributes:
         layer: The singular vectors and singular values.
@@ -59,15 +66,17 @@ class RowSpace:
         Args:
             rows: The rows (h, d).
             shape: Shape of a sample.
-            noise: Whether the rows include unknown initial weights.
+            noise: Whether the rows still contain unknown initial weights, which act as noise.
 
         Returns:
             The decomposition.
         """
         layer = Layer.from_rows(rows)
-        above_edge = noise_edge(layer.S.cpu(), *rows.shape)[0]
-        above_rounding = int((ROUNDING * layer.S[0] < layer.S).sum())
-        return cls(layer, shape, min(above_edge, above_rounding) if noise else layer.rank)
+        rank_above_noise = noise_edge(layer.S.cpu(), *rows.shape)[0]
+        rank_above_rounding = int((ROUNDING * layer.S[0] < layer.S).sum())
+        return cls(
+            layer, shape, min(rank_above_noise, rank_above_rounding) if noise else layer.rank
+        )
 
     def reach(self, x: Tensor) -> Tensor:
         """Return the largest cosine of each sample with a vector in the span of the clean directions.
@@ -78,10 +87,10 @@ class RowSpace:
         Returns:
             The cosines (n,), 0 for a sample of zeros.
         """
-        flat = x.flatten(1)
-        V = self.layer.V[: self.rank].to(flat)
-        size = flat.norm(dim=1).clamp(min=1e-300)
-        return ((flat @ V.T).norm(dim=1) / size).clamp(max=1)
+        flat_samples = x.flatten(1)
+        clean_directions = self.layer.V[: self.rank].to(flat_samples)
+        sample_norms = flat_samples.norm(dim=1).clamp(min=1e-300)
+        return ((flat_samples @ clean_directions.T).norm(dim=1) / sample_norms).clamp(max=1)
 
     def reach_ncc(self, x: Tensor) -> Tensor:
         """Return the largest NCC of each sample with a vector in the span of the clean directions.
@@ -90,46 +99,57 @@ class RowSpace:
             x: The samples (n, *shape).
 
         Returns:
-            The NCC (n,), to which a constant channel adds 0.
+            The normalized cross-correlations (NCC), (n,). A constant channel contributes 0 to the NCC.
         """
         channels = self.shape[0] if len(self.shape) == 3 else 1
-        V = self.layer.V[: self.rank].to(x).reshape(self.rank, channels, -1)
-        standard = standardize(x.reshape(len(x), *self.shape)).reshape(len(x), channels, -1)
-        total = x.new_zeros(len(x))
+        clean_directions = self.layer.V[: self.rank].to(x).reshape(self.rank, channels, -1)
+        standardized = standardize(x.reshape(len(x), *self.shape)).reshape(len(x), channels, -1)
+        channel_mean = x.new_zeros(len(x))
         for c in range(channels):
-            centered = V[:, c] - V[:, c].mean(1, keepdim=True)
+            centered = clean_directions[:, c] - clean_directions[:, c].mean(1, keepdim=True)
             _, sigma, basis = torch.linalg.svd(centered, full_matrices=False)
             basis = basis[sigma > 1e-6 * sigma.max().clamp(min=1e-300)]
-            # Each of c channels of a standardized sample has length 1/sqrt(c). Correlations are averaged.
-            total += (standard[:, c] @ basis.T).norm(dim=1) / channels**0.5
-        return total.clamp(max=1)
+            # The NCC is the mean over all channels. Each channel of a standardized sample has length
+            # 1 / sqrt(channels), so a second factor 1 / sqrt(channels) gives the mean.
+            channel_mean += (standardized[:, c] @ basis.T).norm(dim=1) / channels**0.5
+        return channel_mean.clamp(max=1)
 
     def signal_share(self, x: Tensor) -> Tensor:
-        """Return how much of each sample (n, *shape) the strong directions of the layer contain, (n,)."""
-        flat, S = x.flatten(1), self.layer.S.to(x)
-        weight = S.square() / (S.square() + (SOFT * S[0]) ** 2)
-        energy = flat.square().sum(1).clamp(min=1e-300)
-        V = self.layer.V.to(flat)
-        squares = [
-            (flat[block] @ V.T).square() @ weight for block in split_blocks(len(flat), len(V))
+        """Return the share of each sample in the directions with a large singular value, (n,).
+
+        The squared component of sample x (n, *shape) along each singular vector is weighted by a factor from
+        0 to 1 that grows with the singular value. The sum is divided by the squared norm of the sample.
+        """
+        flat_samples, S = x.flatten(1), self.layer.S.to(x)
+        direction_weights = S.square() / (S.square() + (SOFT * S[0]) ** 2)
+        squared_norms = flat_samples.square().sum(1).clamp(min=1e-300)
+        V = self.layer.V.to(flat_samples)
+        weighted_squares = [
+            (flat_samples[block] @ V.T).square() @ direction_weights
+            for block in split_blocks(len(flat_samples), len(V))
         ]
-        return (torch.cat(squares) / energy).clamp(max=1)
+        return (torch.cat(weighted_squares) / squared_norms).clamp(max=1)
 
     def dual(self, x: Tensor, signals: Tensor) -> Tensor:
-        """Return the NCC of each sample with the estimate that the dual vector gives for it.
+        """Return the normalized cross-correlation (NCC) of each sample with an estimate of its dual vector.
+
+        The dual vector of a training sample has the inner product 1 with this sample and 0 with all other
+        training samples. Samples outside the training set usually have a smaller NCC.
 
         Args:
             x: The samples (n, *shape).
             signals: The backward signals of the samples at this layer, (n, h).
 
         Returns:
-            The absolute NCC (n,).
+            The absolute values of the NCC, (n,).
         """
         S, U, V = (factor.to(x) for factor in (self.layer.S, self.layer.U, self.layer.V))
-        inverse = S / (S.square() + (RIDGE * S[0]) ** 2)
-        statistics = []
+        damped_inverse = S / (S.square() + (RIDGE * S[0]) ** 2)
+        ncc_blocks = []
         for block in split_blocks(len(x), x[0].numel()):
-            estimate = ((signals[block] @ U) * inverse) @ V
-            a, b = (standardize(images.reshape(-1, *self.shape)) for images in (estimate, x[block]))
-            statistics.append((a * b).sum(1).abs().clamp(max=1))
-        return torch.cat(statistics)
+            estimates = ((signals[block] @ U) * damped_inverse) @ V
+            a, b = (
+                standardize(images.reshape(-1, *self.shape)) for images in (estimates, x[block])
+            )
+            ncc_blocks.append((a * b).sum(1).abs().clamp(max=1))
+        return torch.cat(ncc_blocks)

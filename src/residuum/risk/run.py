@@ -1,10 +1,17 @@
 """Measure which training records are at risk, from one network and its data, without an attack.
 
-The attack surface is what training left in the release: the final weights, the weight update if the initial
-weights are known, or the optimizer state. The stages are ``outputs`` (margins and losses), ``multipliers``
-(fit of the records to the attack surface), ``span`` (how much of each record the layer on the input
-contains), ``kinks`` (activation boundaries through each record) and ``canaries``. The results of
-``multipliers`` and ``span`` combine into the score that ranks the records (``probability.py``).
+The exposure of a record is its risk to be reconstructed from the released network. It is measured from the
+attack surface: the final weights, the weight update (if the initial weights are known), or the optimizer
+state. There are five stages:
+
+    outputs       the margin and the loss of each record
+    multipliers   the weight of each record in the sum of gradients that equals the attack surface
+    span          how much of each record the rows of the first layer's weight matrix contain
+    kinks         the number of activation boundaries through each record
+    canaries      a lower bound on the privacy loss epsilon, from samples that were inserted at random
+
+The results of ``multipliers`` and ``span`` are combined into the score that ranks the records
+(``probability.py``).
 
 All numbers are float64. Records are processed in blocks, so memory grows with records times layer width, but
 not with records times parameters.
@@ -59,10 +66,12 @@ from residuum.risk.stages import (
 from residuum.similarity import ncc
 from residuum.surfaces.surface import WEIGHTS
 
-MAX_SHOWN = 10  # most exposed records that the result stores with their images, by default
-MIN_HOLDOUT = 100  # held-out records, which a p-value of 1% by rank needs
+# By default, the images of this number of most exposed records are stored in the result.
+MAX_SHOWN = 10
+MIN_HOLDOUT = 100  # smallest number of held-out records, with which a p-value can be as small as 1%
 STAGES = ("outputs", "multipliers", "span", "kinks", "canaries")
-# Is called with the number of finished stages, the number of all stages, and the name of the stage.
+# A function that reports progress. It is called with the number of finished stages, the number of all stages,
+# and the name of the stage.
 Watcher = Callable[[int, int, str], None]
 
 
@@ -83,7 +92,7 @@ def expose(
     work: Path | None = None,
     watch: Watcher | None = None,
 ) -> Exposure:
-    """Measure the exposure of every record of ``data``.
+    """Measure the exposure of every record of ``data``, i.e. its risk to be reconstructed.
 
     Args:
         network: The released network.
@@ -95,8 +104,9 @@ def expose(
         task: What the network predicts: "binary", "multiclass", "regression" or "auto".
         groups: A name for every record, by default its class.
         grouped_by: What ``groups`` describes.
-        candidates: Candidates of an attack. Each record is compared with its nearest candidate.
-        canaries: Canaries, from which a lower bound on epsilon is computed.
+        candidates: Images that an attack reconstructed. Each record is compared with its nearest candidate.
+        canaries: Samples that were inserted into the training set with probability 1/2. They give a lower
+            bound on the privacy loss epsilon.
         top: Number of most exposed records that are stored with their images.
         device: Device of the computation, such as "cpu".
         work: Folder for finished stages, so that an interrupted run can resume.
@@ -119,8 +129,8 @@ def expose(
         values,
         row_space.rank,
     )
-    uncalibrated = explain_uncalibrated(case)
-    probability = None if uncalibrated else torch.sigmoid(log_odds)
+    why_uncalibrated = explain_uncalibrated(case)
+    probability = None if why_uncalibrated else torch.sigmoid(log_odds)
     most_exposed = log_odds.argsort(descending=True, stable=True)[:top]
     found_ncc, nearest = best_candidates(candidates, data.x.double(), most_exposed)
     return Exposure(
@@ -137,7 +147,7 @@ def expose(
         grouped_by=(grouped_by or "group") if groups else "class" if names else "",
         score=log_odds,
         probability=not_applicable(len(data)) if probability is None else probability,
-        uncalibrated=uncalibrated,
+        uncalibrated=why_uncalibrated,
         by_group=summarize_groups(names, log_odds, probability, results.flagged),
         canaries=results.epsilon,
         top=most_exposed,
@@ -157,7 +167,7 @@ class Results:
     Attributes:
         outputs: Margin and loss of each record.
         fit: The fit of the records to the attack surface.
-        row_space: How much of each record the layer on the input contains.
+        row_space: How much of each record the rows of the first layer's weight matrix contain.
         kinks: Activation boundaries through each record.
         epsilon: The lower bound on epsilon from canaries, None without canaries.
     """
@@ -171,8 +181,8 @@ class Results:
     @property
     def figures(self) -> dict[str, Any]:
         """The measurements of all stages by name."""
-        stages = (self.outputs, self.fit, self.row_space, self.kinks)
-        return {name: value for stage in stages for name, value in vars(stage.figures).items()}
+        results = (self.outputs, self.fit, self.row_space, self.kinks)
+        return {name: value for result in results for name, value in vars(result.figures).items()}
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -181,9 +191,9 @@ class Results:
 
     @property
     def flagged(self) -> Tensor | None:
-        """Which records the kinks flag, None if kinks were not tested."""
-        q = self.kinks.figures.kink_q
-        return None if q.isnan().all() else q <= LEVEL
+        """Which records lie on significantly many activation boundaries (kinks), None if not tested."""
+        q_values = self.kinks.figures.kink_q
+        return None if q_values.isnan().all() else q_values <= LEVEL
 
 
 def _run_stages(
@@ -209,7 +219,7 @@ def _run_stages(
         progress(1, f"{text} {step} of {steps}")
 
     outputs = stage("outputs", measure_outputs)
-    fit = stage("multipliers", partial(fit_records, watch=count))
+    fit_result = stage("multipliers", partial(fit_records, watch=count))
     row_space = stage("span", read_row_space)
     kinks = stage("kinks", count_kinks)
     epsilon = None
@@ -220,7 +230,7 @@ def _run_stages(
             statistics, canaries.inserted, canaries.confidence, canaries.delta
         )
     progress(len(STAGES), "")
-    return Results(outputs, fit, row_space, kinks, epsilon)
+    return Results(outputs, fit_result, row_space, kinks, epsilon)
 
 
 def _check_holdout(data: Dataset, holdout: Dataset | None) -> None:
@@ -233,13 +243,17 @@ def _check_holdout(data: Dataset, holdout: Dataset | None) -> None:
         )
     if len(holdout) < MIN_HOLDOUT:
         raise DataError(
-            f"A chance level needs at least {MIN_HOLDOUT} held-out records; got {len(holdout)}.",
-            "Pass more held-out records, or omit --holdout. Then kinks and dual vectors have no p-values.",
+            f"P-values need at least {MIN_HOLDOUT} held-out records; got {len(holdout)}.",
+            "Pass more held-out records. To measure exposure without p-values, omit --holdout.",
         )
 
 
 def _informed_images(case: Case, fit: dict[str, Tensor], records: Tensor) -> Tensor:
-    """Return the informed estimates (k, *shape) of k records, an empty tensor if none were computed."""
+    """Return the informed estimates of k records, (k, *shape).
+
+    The informed estimate of a record is the estimate of an attacker who knows all other records. If the first
+    layer was not fitted, the result is an empty tensor.
+    """
     shape = tuple(case.data.shape)
     if not fit:
         return torch.zeros(0, *shape, dtype=torch.float64)
@@ -250,15 +264,18 @@ def _informed_images(case: Case, fit: dict[str, Tensor], records: Tensor) -> Ten
 
 
 def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the NCC of the nearest candidate of every record, and the nearest candidates of some records.
+    """Compare every record with its nearest candidate, i.e. with the most similar reconstructed image.
+
+    Similarity is the absolute value of the normalized cross-correlation (NCC).
 
     Args:
-        candidates: Candidates of an attack, or None.
+        candidates: Images that an attack reconstructed, or None.
         x: The records, (n, *shape).
-        records: Indices of the records whose candidates are returned.
+        records: Indices of the k records whose nearest candidates are returned.
 
     Returns:
-        The NCC (n,), and the nearest candidates with their sign chosen to match the record.
+        The similarity of every record and its nearest candidate (n,). Then the nearest candidates (k, *shape)
+        of the chosen records, with the sign of the NCC.
 
     Raises:
         DataError: If candidates and records have different shapes.
@@ -273,14 +290,14 @@ def best_candidates(candidates: Tensor | None, x: Tensor, records: Tensor) -> tu
         )
     candidates = candidates.double()
     similarity = ncc(x, candidates)
-    best = similarity.abs().max(1)
-    nearest = best.indices[records]
-    sign = similarity[records, nearest].sign().reshape(-1, *[1] * (x.ndim - 1))
-    return best.values.double(), sign * candidates[nearest]
+    most_similar = similarity.abs().max(1)
+    nearest_index = most_similar.indices[records]
+    sign = similarity[records, nearest_index].sign().reshape(-1, *[1] * (x.ndim - 1))
+    return most_similar.values.double(), sign * candidates[nearest_index]
 
 
 def _notes(case: Case, rank: int | None) -> list[str]:
-    """Return notes for the reader that concern the exposure and no single stage."""
+    """Return the notes about the whole exposure measurement. Each stage has notes of its own."""
     notes, n = [], len(case.data)
     if case.surface.name != WEIGHTS:
         notes.append(f"attack surface: {case.surface.name}")

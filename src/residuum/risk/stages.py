@@ -1,6 +1,7 @@
-"""The stages of an exposure. Each stage takes one kind of measurement of all training records.
+"""The stages of an exposure measurement, i.e. of the risk of each record to be reconstructed.
 
-Measurements that do not apply are NaN, and a note gives the reason.
+Each stage takes one kind of measurement of all training records. If a measurement does not apply to the
+network, its values are NaN, and a note gives the reason.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from residuum.similarity import chunks
 from residuum.stationarity import norm
 from residuum.theory.rows import margins, normalize_labels
 
-LEVEL = 0.05  # false discovery rate at which kinks flag a record
+LEVEL = 0.05  # false discovery rate of the records that are flagged because of their activation boundaries
 F = TypeVar("F", bound=Record)
 
 
@@ -42,7 +43,7 @@ class Measured(Record, Generic[F]):
 
     Attributes:
         figures: The measurements of the records.
-        notes: Remarks for the reader of the exposure.
+        notes: Remarks for the reader of the result.
         tensors: Other values that later stages need, by name.
     """
 
@@ -77,36 +78,42 @@ def margins_and_losses(outputs: Tensor, y: Tensor, task: str) -> tuple[Tensor, T
 
 
 def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures]:
-    """Fit the multipliers of the records, and measure the informed estimate of each record.
+    """Fit the multipliers of the records, and compare each record with its informed estimate.
+
+    The multipliers weight the gradients of the records in a sum that equals the target. The informed estimate
+    of a record is the estimate of an attacker who knows all other records.
 
     Args:
         case: The network, the records and the target.
         watch: Function that is called with the step, the number of steps, and a text.
 
     Returns:
-        The measurements. If the weight on the input is fitted, the tensors are ``columns`` (multiplier times
-        backward signal of each record, (n, h)) and ``residual`` (what the fit leaves of this weight, (h, d)).
+        The measurements. If the first layer's weight is fitted, the tensors are ``columns`` (multiplier times
+        backward signal of each record, (n, h)) and ``residual`` (the target minus the fit, (h, d)).
     """
     x, n = case.records.x, len(case.data)
-    fit = Fit.from_records(case, case.records, watch)
-    lam, gap, notes = fit.multipliers.lam, fit.multipliers.gap, []
-    target_norm = norm({name: case.target[name] for name in fit.residual})
+    fitted = Fit.from_records(case, case.records, watch)
+    lam, gap, notes = fitted.multipliers.lam, fitted.multipliers.gap, []
+    target_norm = norm({name: case.target[name] for name in fitted.residual})
     informed_ncc, tensors = not_applicable(n), {}
-    if fit.weight:
-        columns, residual = fit.gradients.columns(lam, fit.weight), fit.residual[fit.weight]
+    if fitted.weight:
+        columns, residual = (
+            fitted.gradients.columns(lam, fitted.weight),
+            fitted.residual[fitted.weight],
+        )
         informed_ncc = compute_informed_ncc(x, columns, residual, case.data.shape)
         tensors = {"columns": columns.cpu(), "residual": residual.cpu()}
     else:
         notes.append("no informed estimate: no dense layer on whole samples was fitted")
-    if fit.multipliers.method == "descent":
+    if fitted.multipliers.method == "descent":
         notes.append(
-            f"{len(fit.rows)} rows: multipliers come from descent and violate the optimality conditions "
+            f"{len(fitted.rows)} rows: multipliers come from descent and violate the optimality conditions "
             f"by {gap:.1g}"
         )
     figures = FitFigures(
-        multiplier=x.new_zeros(n).index_add_(0, fit.rows.index, lam.abs()).cpu(),
-        own_over_misfit=fit.signal_to_residual.cpu(),
-        misfit=norm(fit.residual) / max(target_norm, 1e-300),
+        multiplier=x.new_zeros(n).index_add_(0, fitted.rows.index, lam.abs()).cpu(),
+        own_over_misfit=fitted.signal_to_residual.cpu(),
+        misfit=norm(fitted.residual) / max(target_norm, 1e-300),
         gap=gap,
         informed_ncc=informed_ncc.cpu(),
     )
@@ -114,7 +121,7 @@ def fit_records(case: Case, watch: Counter | None = None) -> Measured[FitFigures
 
 
 def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
-    """Measure how much of every training record the layer on the input contains."""
+    """Measure how much of every training record the rows of the first layer's weight matrix contain."""
     space, x = case.row_space, case.records.x
     signal_share = reach = reach_ncc = dual = dual_p = not_applicable(len(case.data))
     notes = []
@@ -140,9 +147,9 @@ def read_row_space(case: Case) -> Measured[RowSpaceFigures]:
 
 
 def count_kinks(case: Case) -> Measured[KinkFigures]:
-    """Count the activation boundaries through every record, and compare with held-out records."""
+    """Count the activation boundaries through every record, and compare the counts with held-out records."""
     n, x = len(case.data), case.records.x
-    p, q = not_applicable(n), not_applicable(n)
+    p_values, q_values = not_applicable(n), not_applicable(n)
     all_x = x if case.holdout is None else torch.cat([x, case.holdout.x])
     boundaries = ActivationBoundaries.measure(case.model, all_x)
     scores = boundaries.score(all_x)
@@ -150,16 +157,18 @@ def count_kinks(case: Case) -> Measured[KinkFigures]:
     if not boundaries.neurons:
         notes = ("no kinks: no dense layer with a piecewise linear activation changes the outputs",)
     elif case.holdout is None:
-        notes = ("kinks have no chance level without held-out records",)
+        notes = ("kinks have no p-values without held-out records",)
     else:
-        p = rank_p_values(scores.statistic[:n], scores.statistic[n:])
-        q = torch.from_numpy(false_discovery_control(p.numpy()))
-    return Measured(KinkFigures(kinks=scores.boundaries[:n], kink_p=p, kink_q=q), notes)
+        p_values = rank_p_values(scores.statistic[:n], scores.statistic[n:])
+        q_values = torch.from_numpy(false_discovery_control(p_values.numpy()))
+    return Measured(
+        KinkFigures(kinks=scores.boundaries[:n], kink_p=p_values, kink_q=q_values), notes
+    )
 
 
 @dataclass(frozen=True, eq=False)
 class Canaries:
-    """Canaries, and which of them were inserted into the training set.
+    """Canaries: samples that were inserted into the training set with probability 1/2.
 
     Attributes:
         data: All canaries as samples.
@@ -175,15 +184,16 @@ class Canaries:
 
     @property
     def identity(self) -> list[Any]:
-        """The values that determine the bound: a hash of the canaries, the confidence and delta."""
-        canaries = digest(self.data.x, self.data.y, self.inserted)
-        return [canaries, self.confidence, self.delta]
+        """The inputs that determine the bound: a hash of the canaries, the confidence and delta."""
+        canary_hash = digest(self.data.x, self.data.y, self.inserted)
+        return [canary_hash, self.confidence, self.delta]
 
 
 def measure_canaries(case: Case, canaries: Canaries) -> dict[str, Tensor]:
-    """Compute statistics that are larger for canaries that seem inserted.
+    """Compute statistics that are larger for canaries that seem inserted into the training set.
 
-    Omitted canaries are fitted together with the records, so that all canaries are treated in the same way.
+    Omitted canaries are added to the records before the fit, because inserted canaries are among the records.
+    So the fit treats all canaries in the same way.
 
     Args:
         case: The network, the records and the target.
@@ -195,16 +205,18 @@ def measure_canaries(case: Case, canaries: Canaries) -> dict[str, Tensor]:
     records = case.records
     x = canaries.data.x.to(records.x).reshape(-1, *case.data.shape)
     is_inserted = canaries.inserted.to(x.device)
-    index = locate_records(x, records.x)
-    _check_inserted(index, is_inserted)
+    record_index = locate_records(x, records.x)
+    _check_inserted(record_index, is_inserted)
     outputs = case.outputs(x)
     y = normalize_labels(canaries.data.y, case.task, outputs.shape[1]).to(records.y)
     omitted = ~is_inserted
-    index[omitted] = len(records.x) + torch.arange(int(omitted.sum()), device=index.device)
-    joined = Samples(torch.cat([records.x, x[omitted]]), torch.cat([records.y, y[omitted]]))
-    ratio = Fit.from_records(case, joined).signal_to_residual
+    record_index[omitted] = len(records.x) + torch.arange(
+        int(omitted.sum()), device=record_index.device
+    )
+    all_samples = Samples(torch.cat([records.x, x[omitted]]), torch.cat([records.y, y[omitted]]))
+    signal_to_residual = Fit.from_records(case, all_samples).signal_to_residual
     loss = margins_and_losses(outputs, y, case.task)[1]
-    return {"loss": -loss.cpu(), "own part": ratio[index].cpu()}
+    return {"loss": -loss.cpu(), "own part": signal_to_residual[record_index].cpu()}
 
 
 def _check_inserted(index: Tensor, is_inserted: Tensor) -> None:
@@ -219,12 +231,12 @@ def _check_inserted(index: Tensor, is_inserted: Tensor) -> None:
     if extra_count:
         raise DataError(
             f"Omitted canaries must not be among the records; {extra_count} of them are.",
-            "Correct 'inserted', or remove records that occur twice from the file.",
+            "Correct the array 'inserted' in the file of canaries, or remove duplicates of records from it.",
         )
 
 
 def locate_records(x: Tensor, records: Tensor) -> Tensor:
-    """Find the record that equals each sample up to rounding to float32.
+    """Find the record that equals each sample. A difference by rounding to float32 is ignored.
 
     Args:
         x: The samples, (m, *shape).
@@ -234,12 +246,12 @@ def locate_records(x: Tensor, records: Tensor) -> Tensor:
         The index of the equal record for each sample, (m,), -1 for a sample without an equal record.
     """
     a, b = x.flatten(1), records.flatten(1)
-    index = torch.full((len(a),), -1, dtype=torch.long, device=records.device)
+    record_index = torch.full((len(a),), -1, dtype=torch.long, device=records.device)
     squared_norms = b.square().sum(1)
     for block in chunks(len(a), len(b)):
-        squares = a[block].square().sum(1)[:, None] + squared_norms - 2 * a[block] @ b.T
-        nearest = squares.argmin(1)
-        distance = (a[block] - b[nearest]).norm(dim=1)
-        is_equal = distance <= 1e-5 * b[nearest].norm(dim=1).clamp(min=1e-30)
-        index[block] = torch.where(is_equal, nearest, -1)
-    return index
+        squared_distances = a[block].square().sum(1)[:, None] + squared_norms - 2 * a[block] @ b.T
+        nearest_record = squared_distances.argmin(1)
+        distance = (a[block] - b[nearest_record]).norm(dim=1)
+        is_equal = distance <= 1e-5 * b[nearest_record].norm(dim=1).clamp(min=1e-30)
+        record_index[block] = torch.where(is_equal, nearest_record, -1)
+    return record_index

@@ -1,9 +1,9 @@
 """Compare a release with its base: which rows and layers training changed, and what an adapter adds.
 
 Tensors are matched by name, without the prefixes of wrappers. The difference of two matched tensors is a sum
-over training samples. In an embedding table the difference shows which tokens, users or items were in the
-training data, because a row receives a gradient only if its token occurs. The optimizer alone determines what
-happens to all other rows. A row w0 of the base becomes w:
+over training samples. In an embedding table (one row for each token, user or item), the difference shows
+which rows occurred in the training data, because only these rows receive a gradient. The optimizer alone
+determines what happens to all other rows. A row w0 of the base becomes w:
 
 =======================  ==========================================================================
 optimizer                a row that was never seen
@@ -17,9 +17,9 @@ Adam with coupled decay  w = f(w0) element by element. The gradient is w times t
 
 The simplest of three rules that fits enough rows is chosen: equal to the last bit, one factor, one curve.
 
-Factor: The factor c is estimated from the rows that are closest to a multiple of their initial values. Decay
-rounds at every step, so the rows scatter around the factor. The root mean square deviation of the d entries
-of an untouched row varies from row to row by a share of about 1/sqrt(2d).
+Factor: The factor c is estimated from the rows that are closest to a multiple of their initial values. Weight
+decay is rounded at every step, so the rows scatter around the factor. The root mean square deviation of the
+d entries of an untouched row varies from row to row by a share of about 1/sqrt(2d).
 
 Curve: The curve is estimated from all entries in the order of |w0|, with one median per ``BIN`` entries and
 lines in between. A row is off the curve if a quarter of its entries deviate by more than ``MAX_DEVIATION``
@@ -27,7 +27,8 @@ times the scatter of their neighbors. In 16 bits, entries with equal initial val
 bit, and the curve is a lookup table. If training used more bits than the file, their final values differ by
 units in the last place.
 
-If no rule fits enough rows, all rows changed. A tied output head gives every row a gradient at every step.
+If no rule fits enough rows, all rows changed. One reason is an output head that is tied to the table (the
+same tensor). Such a head gives every row a gradient at every step.
 """
 
 from __future__ import annotations
@@ -50,21 +51,21 @@ from residuum.io.tree import MAX_PATH_LENGTH
 from residuum.scanning.findings import ADAPTER, START, TOUCHED, Finding
 
 TABLES = re.compile(r"(embed|wte|lookup|token|user|item|entit|vocab)", re.IGNORECASE)
-MIN_TABLE_ROWS = 100  # rows; a matrix with fewer rows is hardly an embedding table
-MAX_VALUES = 400_000_000  # values; larger tensors are not compared
-MAX_LISTED = 10  # rows in the text of a finding; the JSON of the finding lists all rows
-MIN_SHARE, MIN_ROWS = (
-    0.05,
-    20,
-)  # share and number of rows that a rule must fit; otherwise all rows changed
-# Deviation of an entry over the scatter of its neighbors. Only training moves an entry farther.
+MIN_TABLE_ROWS = 100  # a matrix with fewer rows is hardly an embedding table
+MAX_VALUES = 400_000_000  # tensors with more values are not compared
+MAX_LISTED = 10  # largest number of rows in the text of a finding (its JSON lists all rows)
+# Smallest share and smallest number of the rows that a rule must fit. If no rule fits, all rows changed.
+MIN_SHARE, MIN_ROWS = 0.05, 20
+# Largest deviation of an untouched entry from the curve, relative to the typical deviation of its neighbors.
 MAX_DEVIATION = 8.0
-MAX_NOISE = 4e-5  # largest relative error of weight decay that rounds to float32 in 10^6 steps
-MAX_SPREAD = 3e-4  # largest scatter of untouched rows around a curve, relative to their change
-BIN = 64  # entries whose median is one point of the curve
-# Units in the last place by which rounding the values before and after training can change one final value.
+# Largest relative rounding error of an untouched row after 10^6 steps of weight decay in float32.
+MAX_NOISE = 4e-5
+# Largest typical deviation of untouched rows from the curve, relative to the typical change of the rows.
+MAX_SPREAD = 3e-4
+BIN = 64  # number of neighboring entries whose median gives one point of the curve
+# Largest change of a final value by rounding before and after training, in units in the last place.
 ROUNDING_UNITS = 2.0
-# Smallest number of entries with one initial value whose majority shows the final value of untouched rows.
+# Entries with the same initial value are compared with each other only if there are at least this many.
 MIN_EQUAL_STARTS = 8
 NOTHING = "You need to do nothing about this finding."
 EQUAL, FACTOR, CURVE, NONE = "equal", "one factor", "one curve", "none"
@@ -83,28 +84,28 @@ def compare_with_base(release: Release, base: Release) -> list[Finding]:
     Raises:
         CheckpointError: If the two files share no layers.
     """
-    before = {
+    base_blocks = {
         WRAPPER_PREFIX.sub("", name): block for name, block in flatten_blocks(_state(base)).items()
     }
-    pairs = find_adapter_pairs(release.content)
-    if pairs:
-        return list(_find_adapter_change(pairs, release.config, before))
-    after = {
+    adapter_pairs = find_adapter_pairs(release.content)
+    if adapter_pairs:
+        return list(_find_adapter_change(adapter_pairs, release.config, base_blocks))
+    release_blocks = {
         WRAPPER_PREFIX.sub("", name): block
         for name, block in flatten_blocks(_state(release)).items()
     }
-    shared = {
-        name: (block, before[name])
-        for name, block in after.items()
-        if name in before and _is_comparable(block, before[name])
+    shared_blocks = {
+        name: (block, base_blocks[name])
+        for name, block in release_blocks.items()
+        if name in base_blocks and _is_comparable(block, base_blocks[name])
     }
-    if not shared:
+    if not shared_blocks:
         raise CheckpointError(
             "A base must hold tensors with the same names and shapes as the release; these two files "
             "share no such tensor.",
             "Pass the checkpoint that training started from.",
         )
-    return [*_find_touched_rows(shared, after), *_find_change(shared)]
+    return [*_find_touched_rows(shared_blocks, release_blocks), *_find_change(shared_blocks)]
 
 
 def _state(release: Release) -> dict[str, Any]:
@@ -114,23 +115,23 @@ def _state(release: Release) -> dict[str, Any]:
 
 
 def _is_comparable(block: Block, other: Block) -> bool:
-    floats = all(b.kind.startswith(("float", "bfloat")) for b in (block, other))
-    return floats and block.shape == other.shape and 0 < block.numel <= MAX_VALUES
+    are_floats = all(b.kind.startswith(("float", "bfloat")) for b in (block, other))
+    return are_floats and block.shape == other.shape and 0 < block.numel <= MAX_VALUES
 
 
 def _find_touched_rows(
     shared: Mapping[str, tuple[Block, Block]], after: Mapping[str, Block]
 ) -> Iterator[Finding]:
-    """Find rows of embedding tables that training changed. They show what was in the training data."""
-    # A table that is tied to the output head gets a finding of low severity, because all its rows change.
+    """Find rows of embedding tables that training changed. Such rows show what was in the training data."""
+    # A table that is also the output head gets a finding of low severity, because all its rows change.
     for name, (block, other) in shared.items():
         if len(block.shape) != 2 or block.shape[0] < MIN_TABLE_ROWS or not TABLES.search(name):
             continue
         table, where = block.tensor(), name[:MAX_PATH_LENGTH]
-        if head := _find_tied_head(name, block, table, after):
+        if tied_head := _find_tied_head(name, block, table, after):
             reason = (
-                f"this table is also {head[:60]}, the output head, which gives every row a gradient at every "
-                "step, so nobody can tell which rows were in the training data"
+                f"this table is also {tied_head[:60]}, the output head, which gives every row a gradient at "
+                "every step, so nobody can tell which rows were in the training data"
             )
             yield Finding(
                 TOUCHED,
@@ -141,16 +142,19 @@ def _find_touched_rows(
                 NOTHING,
             )
             continue
-        touched = find_touched_rows(table, other.tensor())
-        rows = touched.rows
-        if touched.rule == NONE:
+        touched_rows = find_touched_rows(table, other.tensor())
+        rows = touched_rows.rows
+        if touched_rows.rule == NONE:
             what = f"every row of {name[:60]} changed"
-            yield Finding(TOUCHED, "low", what, where, touched.sentence, NOTHING)
+            yield Finding(TOUCHED, "low", what, where, touched_rows.sentence, NOTHING)
         elif rows:
-            first = ", ".join(map(str, rows[:MAX_LISTED]))
-            more = ", ..." if len(rows) > MAX_LISTED else ""
+            first_rows = ", ".join(map(str, rows[:MAX_LISTED]))
+            ellipsis = ", ..." if len(rows) > MAX_LISTED else ""
             what = f"rows of {name[:60]} that training changed"
-            reason = f"{touched.sentence}: tokens, users or items {first}{more} were in the training data"
+            reason = (
+                f"{touched_rows.sentence}: tokens, users or items {first_rows}{ellipsis} were in the "
+                "training data"
+            )
             remedy = "Freeze the table, or train it with differential privacy."
             yield Finding(TOUCHED, "high", what, where, reason, remedy, count=len(rows), rows=rows)
 
@@ -168,55 +172,61 @@ def _find_tied_head(name: str, block: Block, table: Tensor, after: Mapping[str, 
 
 def _find_change(shared: Mapping[str, tuple[Block, Block]]) -> Iterator[Finding]:
     """Report that the base reveals the weight update, and name the tensors that changed most."""
-    changes = {}
+    relative_changes = {}
     for name, (block, other) in shared.items():
         w, w0 = block.tensor().double(), other.tensor().double()
         if not torch.equal(w, w0):
-            changes[name] = float((w - w0).norm() / w0.norm()) if w0.any() else math.inf
-    if changes:
-        largest = sorted(changes.items(), key=lambda item: -item[1])
-        examples = ", ".join(f"{name[:40]} {_changed_by(share)}" for name, share in largest[:3])
-        what, where = "the weights before training", largest[0][0][:MAX_PATH_LENGTH]
+            relative_changes[name] = float((w - w0).norm() / w0.norm()) if w0.any() else math.inf
+    if relative_changes:
+        largest_first = sorted(relative_changes.items(), key=lambda item: -item[1])
+        examples = ", ".join(
+            f"{name[:40]} {_changed_by(share)}" for name, share in largest_first[:3]
+        )
+        what, where = "the weights before training", largest_first[0][0][:MAX_PATH_LENGTH]
         reason = (
-            f"the base shows that {len(changes)} of {len(shared)} tensors changed, most of all "
+            f"the base shows that {len(relative_changes)} of {len(shared)} tensors changed, most of all "
             f"{examples}: the change is a sum over training samples"
         )
         remedy = "If the base is public, attack the change before release: "
         remedy += "residuum audit FILE --base BASE."
-        yield Finding(START, "high", what, where, reason, remedy, len(changes))
+        yield Finding(START, "high", what, where, reason, remedy, len(relative_changes))
 
 
 def _find_adapter_change(
     pairs: Mapping[str, tuple[Block, Block]], config: Mapping[str, Any], before: Mapping[str, Block]
 ) -> Iterator[Finding]:
-    sizes = {}
+    relative_changes = {}
     for name, (a, b) in pairs.items():
-        key = f"{WRAPPER_PREFIX.sub('', name)}.weight"
-        base = before.get(key)
-        if base is None or len(base.shape) != 2:
+        weight_name = f"{WRAPPER_PREFIX.sub('', name)}.weight"
+        base_weight = before.get(weight_name)
+        if base_weight is None or len(base_weight.shape) != 2:
             continue
-        delta = compute_update(a, b, config)
-        if tuple(delta.shape) == base.shape:
-            size = base.tensor().double().norm()
-            sizes[key] = float(delta.norm() / size) if size > 0 else math.inf
-    if not sizes:
+        weight_update = compute_update(a, b, config)
+        if tuple(weight_update.shape) == base_weight.shape:
+            base_norm = base_weight.tensor().double().norm()
+            relative_changes[weight_name] = (
+                float(weight_update.norm() / base_norm) if base_norm > 0 else math.inf
+            )
+    if not relative_changes:
         raise CheckpointError(
             "The base of an adapter must have the layers that the adapter changes; this base has none of "
             "these layers.",
             "Pass the base that adapter_config.json names.",
         )
-    largest = sorted(sizes.items(), key=lambda item: -item[1])
-    examples = ", ".join(f"{name[:40]} {_changed_by(share)}" for name, share in largest[:3])
-    what, where = "the change of each layer", largest[0][0][:MAX_PATH_LENGTH]
-    reason = f"the adapter and the base give the change of {len(sizes)} layers: {examples}"
+    largest_first = sorted(relative_changes.items(), key=lambda item: -item[1])
+    examples = ", ".join(f"{name[:40]} {_changed_by(share)}" for name, share in largest_first[:3])
+    what, where = "the change of each layer", largest_first[0][0][:MAX_PATH_LENGTH]
+    reason = (
+        f"the adapter and the base give the change of {len(relative_changes)} layers: {examples}"
+    )
     remedy = "Attack the adapter before release: residuum audit BASE --adapter ADAPTER."
-    yield Finding(ADAPTER, "high", what, where, reason, remedy, len(sizes))
+    yield Finding(ADAPTER, "high", what, where, reason, remedy, len(relative_changes))
 
 
 def _changed_by(share: float) -> str:
     """Return in words how much a tensor changed, relative to its norm before training.
 
-    A share of infinity means that the tensor was zero before training.
+    If the tensor was zero before training, ``share`` is infinite.
     """
     return "from zero" if share == math.inf else f"by {share:.2g} of its norm"
 
@@ -227,10 +237,10 @@ class TouchedRows:
 
     Attributes:
         rows: Indices of the rows that changed.
-        rule: The rule that all other rows follow, such as "equal" or "one factor".
+        rule: The rule that all other rows follow, such as "equal" (to the base) or "one factor".
         total: Number of rows in the table.
-        coarse: Whether the numbers have so few digits that small steps are lost in rounding. Then changed
-            rows may be missed.
+        coarse: Whether the numbers have so few digits that small steps are lost in rounding. If this is
+            true, changed rows may be missed.
     """
 
     rows: tuple[int, ...]
@@ -246,11 +256,11 @@ class TouchedRows:
                 "every row changed, as with a tied output head, so nobody can tell which rows were in the "
                 "training data"
             )
-        rules = {EQUAL: "equal the base", FACTOR: "are the base times one factor"}
-        remaining = rules.get(self.rule, "follow one curve of the base")
+        descriptions = {EQUAL: "equal the base", FACTOR: "are the base times one factor"}
+        other_rows = descriptions.get(self.rule, "follow one curve of the base")
         note = "; 16-bit numbers lose small steps in rounding, so rows may be missed" * self.coarse
         return (
-            f"{len(self.rows)} of {self.total} rows changed, and the other rows {remaining}{note}"
+            f"{len(self.rows)} of {self.total} rows changed, and the other rows {other_rows}{note}"
         )
 
 
@@ -264,87 +274,95 @@ def find_touched_rows(table: Tensor, base: Tensor) -> TouchedRows:
     Returns:
         The changed rows, and the rule that all other rows follow.
     """
-    unit = max(torch.finfo(table.dtype).eps, torch.finfo(base.dtype).eps)
-    coarse = unit > 1e-4
+    rounding_unit = max(torch.finfo(table.dtype).eps, torch.finfo(base.dtype).eps)
+    is_coarse = rounding_unit > 1e-4
     w, w0 = table.detach().double(), base.detach().double()
     min_rows = max(MIN_ROWS, MIN_SHARE * len(w))
     rules: list[tuple[str, Callable[[], Tensor | None]]] = [
         (EQUAL, lambda: _is_unequal(table, base)),
-        (FACTOR, lambda: None if coarse else _is_off_factor(w, w0, unit)),
-        (CURVE, lambda: _is_off_lookup(w, w0) if coarse else _is_off_curve(w, w0)),
-        # If training used more bits than the file, final values differ in the last place.
-        (CURVE, lambda: _is_off_lookup(w, w0, ROUNDING_UNITS * unit) if coarse else None),
+        (FACTOR, lambda: None if is_coarse else _is_off_factor(w, w0, rounding_unit)),
+        (CURVE, lambda: _is_off_lookup(w, w0) if is_coarse else _is_off_curve(w, w0)),
+        # If training used more bits than the file, final values of untouched rows differ by rounding.
+        (
+            CURVE,
+            lambda: _is_off_lookup(w, w0, ROUNDING_UNITS * rounding_unit) if is_coarse else None,
+        ),
     ]
-    for rule, is_off in rules:
-        changed = is_off()
-        if changed is not None and int((~changed).sum()) >= min_rows:
-            return TouchedRows(tuple(changed.nonzero().flatten().tolist()), rule, len(w), coarse)
-    return TouchedRows((), NONE, len(w), coarse)
+    for rule, test_rows in rules:
+        is_changed = test_rows()
+        if is_changed is not None and int((~is_changed).sum()) >= min_rows:
+            return TouchedRows(
+                tuple(is_changed.nonzero().flatten().tolist()), rule, len(w), is_coarse
+            )
+    return TouchedRows((), NONE, len(w), is_coarse)
 
 
 def _is_unequal(table: Tensor, base: Tensor) -> Tensor:
-    """Return for each of V rows whether it changed, in the coarser number format of the two tables."""
-    coarser = max(table.dtype, base.dtype, key=lambda kind: torch.finfo(kind).eps)
-    return (table.to(coarser) != base.to(coarser)).any(1)
+    """Return for each of V rows whether it changed. Both tables are converted to the less precise dtype."""
+    less_precise_dtype = max(table.dtype, base.dtype, key=lambda kind: torch.finfo(kind).eps)
+    return (table.to(less_precise_dtype) != base.to(less_precise_dtype)).any(1)
 
 
-def _is_off_factor(w: Tensor, w0: Tensor, unit: float) -> Tensor | None:
-    """Return for each of V rows whether it is no multiple c w0; None if no factor c fits enough rows."""
-    squares = w0.square().sum(1).clamp(min=1e-300)
-    factors = (w * w0).sum(1) / squares
-    misfit = (w - factors[:, None] * w0).norm(dim=1) / squares.sqrt()
-    nearest = misfit.argsort()[: max(MIN_ROWS, int(MIN_SHARE * len(w)))]
-    expected = factors[nearest].median() * w0
-    size = torch.maximum(w.abs(), w0.abs()).clamp(min=1e-300)
-    deviation = ((w - expected) / size).square().mean(1).sqrt()  # (V,)
-    noise = max(float(deviation[nearest].median()), unit)
+def _is_off_factor(w: Tensor, w0: Tensor, rounding_unit: float) -> Tensor | None:
+    """Return for each of V rows whether w differs from c w0. Return None if no factor c fits enough rows."""
+    squared_norms = w0.square().sum(1).clamp(min=1e-300)
+    factors = (w * w0).sum(1) / squared_norms
+    misfit = (w - factors[:, None] * w0).norm(dim=1) / squared_norms.sqrt()
+    best_rows = misfit.argsort()[: max(MIN_ROWS, int(MIN_SHARE * len(w)))]
+    expected = factors[best_rows].median() * w0
+    magnitude = torch.maximum(w.abs(), w0.abs()).clamp(min=1e-300)
+    deviation = ((w - expected) / magnitude).square().mean(1).sqrt()  # (V,)
+    noise = max(float(deviation[best_rows].median()), rounding_unit)
     if noise > MAX_NOISE:
         return None
-    scatter = (2 * w.shape[1]) ** -0.5
-    # The nearest rows, from which the noise is estimated, scatter less than all rows.
-    return deviation > noise * (1 + 6 * scatter) / max(1 - 2 * scatter, 0.25)
+    relative_scatter = (2 * w.shape[1]) ** -0.5
+    # The noise is the typical deviation of the rows that fit best, so the limit is higher than the noise.
+    return deviation > noise * (1 + 6 * relative_scatter) / max(1 - 2 * relative_scatter, 0.25)
 
 
 def _is_off_curve(w: Tensor, w0: Tensor) -> Tensor | None:
-    """Return for each of V rows whether it is off the curve w = f(w0) of the other rows; None without one."""
+    """Return for each of V rows whether w is off a curve f(w0). Return None if no curve fits the rows."""
     V, d = w.shape
     if V * d < 4 * BIN:
         return None
     sign = torch.where(w0 < 0, -1.0, 1.0).double()
     x, y = (w0 * sign).flatten(), (w * sign).flatten()
-    row = torch.arange(V).repeat_interleave(d)
-    is_near = torch.ones(V, dtype=torch.bool)
+    row_of_entry = torch.arange(V).repeat_interleave(d)
+    is_near_curve = torch.ones(V, dtype=torch.bool)
     for _ in range(3):  # Rows that lie far from the curve are left out of the next fit.
-        bins = is_near[row].nonzero().flatten()
-        bins = bins[x[bins].argsort()]
-        bins = bins[: len(bins) // BIN * BIN].reshape(-1, BIN)
-        if len(bins) < 2:
+        bin_entries = is_near_curve[row_of_entry].nonzero().flatten()
+        bin_entries = bin_entries[x[bin_entries].argsort()]
+        bin_entries = bin_entries[: len(bin_entries) // BIN * BIN].reshape(-1, BIN)
+        if len(bin_entries) < 2:
             return None
-        knots, values = x[bins].mean(1), y[bins].median(1).values
-        values = _shift_to_mean(x[bins], values)
-        spread = (y[bins] - _interpolate(x[bins], knots, values)).abs().median(1).values
+        knots, values = x[bin_entries].mean(1), y[bin_entries].median(1).values
+        values = _shift_to_mean(x[bin_entries], values)
+        spread = (
+            (y[bin_entries] - _interpolate(x[bin_entries], knots, values)).abs().median(1).values
+        )
         noise = _interpolate(x, knots, spread).clamp(min=1e-12)
         deviation = ((y - _interpolate(x, knots, values)).abs() / noise).reshape(V, d)
         upper_quartile = deviation.quantile(0.75, dim=1)
-        is_near = upper_quartile <= upper_quartile.median()
-    change = (y - x).abs().median()
-    is_clear = float(noise.median()) <= MAX_SPREAD * float(change)
-    return upper_quartile > MAX_DEVIATION if is_clear else None
+        is_near_curve = upper_quartile <= upper_quartile.median()
+    typical_change = (y - x).abs().median()
+    is_precise = float(noise.median()) <= MAX_SPREAD * float(typical_change)
+    return upper_quartile > MAX_DEVIATION if is_precise else None
 
 
 def _shift_to_mean(x: Tensor, medians: Tensor) -> Tensor:
-    """Return the median of each of B bins, moved along the slope to the mean of x in the bin, (B,)."""
+    """Return the value of a curve at the mean x of each of B bins, from its medians and its slope, (B,)."""
+    # A median of values belongs to the median of x. We move it along the slope to the mean of x.
     center, median_x = x.mean(1), x.median(1).values
     slope = torch.gradient(medians, spacing=(center,))[0]
     return medians + slope.nan_to_num() * (center - median_x)
 
 
 def _interpolate(x: Tensor, knots: Tensor, values: Tensor) -> Tensor:
-    """Interpolate the values at the knots linearly at the positions x, constant beyond the ends."""
+    """Interpolate linearly between the knots. Positions x beyond the ends get the value of the last knot."""
     upper = torch.searchsorted(knots, x.contiguous()).clamp(1, len(knots) - 1)
     lower = upper - 1
-    share = ((x - knots[lower]) / (knots[upper] - knots[lower]).clamp(min=1e-300)).clamp(0, 1)
-    return values[lower] + share * (values[upper] - values[lower])
+    fraction = ((x - knots[lower]) / (knots[upper] - knots[lower]).clamp(min=1e-300)).clamp(0, 1)
+    return values[lower] + fraction * (values[upper] - values[lower])
 
 
 def _is_off_lookup(w: Tensor, w0: Tensor, slack: float = 0.0) -> Tensor:
@@ -356,19 +374,21 @@ def _is_off_lookup(w: Tensor, w0: Tensor, slack: float = 0.0) -> Tensor:
         slack: Relative difference up to which two final values count as equal.
 
     Returns:
-        For each of V rows whether it has such an entry.
+        For each of V rows whether the row has such an entry.
     """
     initial_values, initial_index = w0.flatten().unique(return_inverse=True)
     final_values, final_index = w.flatten().unique(return_inverse=True)
     pairs, count = (initial_index * len(final_values) + final_index).unique(return_counts=True)
-    # In this order, the last pair of each initial value has the most frequent final value.
-    order = count.argsort(stable=True)
+    # Rare pairs come first, so the assignment keeps the most frequent pair for each initial value.
+    rare_first = count.argsort(stable=True)
     majority_pair = torch.zeros(len(initial_values), dtype=torch.long)
-    majority_pair[pairs[order] // len(final_values)] = order
+    majority_pair[pairs[rare_first] // len(final_values)] = rare_first
     agreeing_count = count[majority_pair][initial_index]
     entry_count = initial_index.bincount(minlength=len(initial_values))[initial_index]
     has_majority = (entry_count >= MIN_EQUAL_STARTS) & (4 * agreeing_count > entry_count)
     final_value = final_values[pairs[majority_pair] % len(final_values)][initial_index]
-    size = torch.maximum(torch.maximum(w.flatten().abs(), final_value.abs()), w0.flatten().abs())
-    differs = (w.flatten() - final_value).abs() > slack * size
+    magnitude = torch.maximum(
+        torch.maximum(w.flatten().abs(), final_value.abs()), w0.flatten().abs()
+    )
+    differs = (w.flatten() - final_value).abs() > slack * magnitude
     return (has_majority & differs).reshape(w.shape).any(1)

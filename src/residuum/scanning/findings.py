@@ -1,7 +1,8 @@
 """Find what in a release can reveal training data. This needs no attack and no data, and runs no code.
 
-Each rule inspects one place in the tree of values that :mod:`residuum.io.release` reads. It reports what is
-stored there, why it matters and what to do. Places of the same kind and class are merged into one finding.
+Each rule inspects one place in the tree of values that :mod:`residuum.io.release` reads. The rule reports
+what is stored there, why this matters and what to do. Places of the same kind and class are merged into one
+finding.
 
 ================  ====================================================  =============================
 kind              what                                                  what it reveals
@@ -18,8 +19,8 @@ classes           classes and functions of other packages               which pa
 ================  ====================================================  =============================
 
 Attacks receive what they can use: a mean of the last gradients without weight decay
-(:mod:`residuum.io.optimizer_state`), and the initial weights of a scikit-learn network if its weights prove
-them (:mod:`residuum.io.estimators`).
+(:mod:`residuum.io.optimizer_state`), and the initial weights of a scikit-learn network if its trained weights
+confirm the initial weights (:mod:`residuum.io.estimators`).
 """
 
 from __future__ import annotations
@@ -35,26 +36,30 @@ from torch import Tensor
 from residuum.errors import CheckpointError
 from residuum.io.adapters import find_adapter_pairs
 from residuum.io.estimators import NETWORKS, find_initial_weights
+from residuum.io.forest_files import READABLE, read_forest
 from residuum.io.inert import Block, InertObject, make_key
 from residuum.io.optimizer_state import FIRST_MOMENTS, SECOND_MOMENTS
 from residuum.io.release import Release
 from residuum.io.release_weights import find_weights
 from residuum.io.tree import MAX_PATH_LENGTH, OPTIMIZERS, Place, join_path, walk
-from residuum.io.trees import LIMIT_TREES, SAVE_AGAIN, WHAT_PROTECTS, read_tree_model
+from residuum.io.trees import SAVE_AGAIN, TreeModel, read_tree_model
 from residuum.records import Record
 from residuum.records.inputs import is_size
 from residuum.records.published import Count, SchemaRule
+from residuum.scanning.forests import ADVICE, LIMIT_LEAVES, describe_trees
 
 STORED, STATE, START, STATISTICS = "stored", "optimizer-state", "start", "statistics"
 TOUCHED, ADAPTER, PATHS = "touched-rows", "adapter", "paths"
 CODE, CLASSES = "code", "classes"
-PROGRAM = "the pickle"  # the place of a finding about code, which is no value in the file
+# The place that findings about code name, because code is no value in the file.
+PROGRAM = "the pickle"
 KINDS = (CODE, STORED, STATE, START, TOUCHED, ADAPTER, STATISTICS, PATHS, CLASSES)
 Kind = Annotated[str, SchemaRule(enum=[*KINDS])]
 SEVERITIES = ("high", "medium", "low")
-MAX_NAMED = 20  # calls that are listed one by one; a hostile file may make any number of calls
-MAX_DENSE = 1 << 24  # values of the largest sparse array that is expanded
-# Different values of one column. A longer list holds the values of records and not labels.
+# Largest number of calls that are listed one by one. A hostile file may make any number of calls.
+MAX_NAMED = 20
+MAX_DENSE = 1 << 24  # largest number of values of a sparse array that is converted to a dense array
+# Largest number of labels. A list with more different values holds the values of records.
 MAX_LABELS = 50
 
 
@@ -140,13 +145,15 @@ def findings(release: Release) -> list[Finding]:
         key = (finding.kind, finding.severity, finding.what)
         first, places, count = groups.get(key, (finding, 0, 0))
         groups[key] = (first, places + finding.places, count + (finding.count or 0))
-    merged = []
+    merged_findings = []
     for first, places, count in groups.values():
-        texts = {name: printable(getattr(first, name)) for name in ("what", "where", "reason")}
-        merged.append(first.replace(places=places, count=count or None, **texts))
+        printable_texts = {
+            name: printable(getattr(first, name)) for name in ("what", "where", "reason")
+        }
+        merged_findings.append(first.replace(places=places, count=count or None, **printable_texts))
     if not _has_weights(release):
-        merged = [_without_strip(finding, release) for finding in merged]
-    return sorted(merged, key=rank)
+        merged_findings = [_without_strip(finding, release) for finding in merged_findings]
+    return sorted(merged_findings, key=rank)
 
 
 def _has_weights(release: Release) -> bool:
@@ -158,7 +165,7 @@ def _has_weights(release: Release) -> bool:
 
 
 def _without_strip(finding: Finding, release: Release) -> Finding:
-    """Return the finding with advice that works on a file which ``residuum strip`` cannot change."""
+    """Replace advice to run ``residuum strip``, because this command cannot change the file."""
     if "residuum strip" not in finding.remedy:
         return finding
     remedy = "Remove this value from the object before you save the object again."
@@ -168,7 +175,7 @@ def _without_strip(finding: Finding, release: Release) -> Finding:
 
 
 def printable(text: str) -> str:
-    """Replace every unprintable character of a text by "?", so that none of them reaches a terminal."""
+    """Replace every unprintable character of a text by "?", so that terminals receive only printable text."""
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
@@ -205,8 +212,10 @@ def rows_of(value: Any) -> int | None:
 
 def _tree_data(tree: InertObject) -> Block | None:
     """Return the records in a search tree of scikit-learn, whose state starts with the records."""
-    values = tree.state if isinstance(tree.state, tuple) else ()
-    return next((value for value in values if isinstance(value, Block) and rows_of(value)), None)
+    state_values = tree.state if isinstance(tree.state, tuple) else ()
+    return next(
+        (value for value in state_values if isinstance(value, Block) and rows_of(value)), None
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,7 +245,7 @@ def records_in(release: Release) -> list[RecordArray]:
 
 
 def _records(value: Any) -> Tensor | None:
-    """Return the records in an array, a sparse array or a search tree as (N, d); None if not numbers."""
+    """Return the records (N, d) in an array, sparse array or search tree, None if they are no numbers."""
     try:
         if isinstance(value, InertObject) and value.class_name == FRAME:
             return _frame_rows(value)
@@ -246,7 +255,7 @@ def _records(value: Any) -> Tensor | None:
         if not isinstance(block, Block) or block.read is None:
             return None
         records = block.tensor().flatten(1)
-    except CheckpointError:  # The finding is reported although the records are damaged.
+    except CheckpointError:  # The records are damaged, but the finding is still reported.
         return None
     if records.is_complex() or not records.numel():
         return None
@@ -254,41 +263,41 @@ def _records(value: Any) -> Tensor | None:
 
 
 def _frame_rows(frame: InertObject) -> Tensor | None:
-    """Return the numeric columns of a DataFrame as records (N, d); None without readable columns.
+    """Return the numeric columns of a DataFrame as records (N, d), None if no columns are readable.
 
     pandas stores columns of the same type in one array (columns, rows), with their positions in the table.
     """
     manager = frame.attributes.get("_mgr")
-    sources = (manager.state, manager.arguments) if isinstance(manager, InertObject) else ()
+    block_sources = (manager.state, manager.arguments) if isinstance(manager, InertObject) else ()
     columns: dict[int, Tensor] = {}
-    for source in sources:
+    for source in block_sources:
         blocks = source[0] if isinstance(source, tuple) and source else ()
         for block in blocks if isinstance(blocks, tuple | list) else ():
             if isinstance(block, InertObject) and len(block.arguments) >= 2:
-                values, places = block.arguments[:2]
+                values, column_places = block.arguments[:2]
                 if isinstance(values, Block) and values.read and len(values.shape) == 2:
                     numbers = values.tensor()
-                    columns |= dict(zip(_places(places), numbers.double(), strict=False))
+                    columns |= dict(zip(_places(column_places), numbers.double(), strict=False))
     rows = [columns[place] for place in sorted(columns)]
     return torch.stack(rows, 1) if rows and len({len(row) for row in rows}) == 1 else None
 
 
 def _places(places: Any) -> list[int]:
-    """Return the column numbers that pandas stores as a slice or an array."""
+    """Return the numbers of the columns of an array. pandas stores these numbers as a slice or an array."""
     if isinstance(places, Block) and places.read:
         return places.tensor().flatten().tolist()
-    ends = places.arguments if isinstance(places, InertObject) else ()
+    slice_arguments = places.arguments if isinstance(places, InertObject) else ()
     if (
-        len(ends) == 3
-        and all(type(end) is int and abs(end) < MAX_DENSE for end in ends)
-        and ends[2]
+        len(slice_arguments) == 3
+        and all(type(end) is int and abs(end) < MAX_DENSE for end in slice_arguments)
+        and slice_arguments[2]
     ):
-        return list(range(*ends))
+        return list(range(*slice_arguments))
     return []
 
 
 def _dense(sparse: InertObject) -> Tensor | None:
-    """Return a sparse matrix of scipy as a dense matrix; None for other formats and large matrices."""
+    """Return a sparse matrix of scipy as a dense matrix, None for other formats and large matrices."""
     from scipy.sparse import csc_matrix, csr_matrix
 
     matrix_type = {"csr": csr_matrix, "csc": csc_matrix}.get(sparse.class_name[:3])
@@ -311,8 +320,8 @@ def _dense(sparse: InertObject) -> Tensor | None:
 def _find_stored(place: Place) -> Iterator[Finding]:
     """Find stored records: in attributes of estimators, in search trees, in tables, or by name."""
     value, rows, where, name = place.value, rows_of(place.value), place.path, place.name[:40]
-    # Names alone are weak evidence. They count only for arrays outside of estimators and optimizers.
-    path = where[-60:] if rows and not place.section else ""
+    # The name of an array alone is weak evidence, so names count only outside of estimators and optimizers.
+    searched_path = where[-60:] if rows and not place.section else ""
     if isinstance(value, InertObject) and TREES.search(value.class_name) and rows:
         what = f"records in the {value.class_name} of {place.owner}"
         reason = "the tree holds every training record that it was built from"
@@ -327,15 +336,16 @@ def _find_stored(place: Place) -> Iterator[Finding]:
         count = None if records is None else len(records)
         yield Finding(STORED, "high", what, where, reason, remedy, count=count)
     elif rows and place.owner and place.name in RECORDS:
-        owners = RECORDS[place.name]
-        if not owners or place.owner in owners:
+        owner_classes = RECORDS[place.name]
+        if not owner_classes or place.owner in owner_classes:
             what = f"training records in {place.owner}.{place.name}"
             reason = "the rows of this array are the training records that were passed to fit"
             yield Finding(STORED, "high", what, where, reason, KEEP_NONE, count=rows)
-    elif RECORD_NAMES.search(path) and place.owner != FRAME_PART:  # A table has its own finding.
+    # A DataFrame has its own finding, so its columns are left out here.
+    elif RECORD_NAMES.search(searched_path) and place.owner != FRAME_PART:
         what, remedy = f"an array named {name}", "Do not save this array with the model."
         yield Finding(STORED, "high", what, where, NAMED, remedy, count=rows)
-    elif PROTOTYPES.search(path):
+    elif PROTOTYPES.search(searched_path):
         reason = "prototypes and memory banks are records, or features of records"
         remedy = "Save prototypes only if predictions need them."
         yield Finding(STORED, "medium", f"prototypes in {name}", where, reason, remedy, count=rows)
@@ -354,22 +364,24 @@ def _find_vocabularies(place: Place) -> Iterator[Finding]:
         remedy = "Drop rare words (min_df), or hash all words (HashingVectorizer)."
         yield Finding(STORED, "medium", what, where, reason, remedy, count=len(value))
     if name in ("categories_", "classes_") and isinstance(value, Block):
-        first = value.objects[:1000] if isinstance(value.objects, list) else []
-        if value.kind != "text" and not any(isinstance(category, str) for category in first):
+        first_categories = value.objects[:1000] if isinstance(value.objects, list) else []
+        if value.kind != "text" and not any(
+            isinstance(category, str) for category in first_categories
+        ):
             return
-        kind = (STORED, "medium") if value.numel > MAX_LABELS else (STATISTICS, "low")
+        kind_and_severity = (STORED, "medium") if value.numel > MAX_LABELS else (STATISTICS, "low")
         what = f"values of a column in {place.owner}.{name}"
         reason = "this list holds the exact values of one column in the training records"
         remedy = "Group rare values (min_frequency), or encode the values before fitting."
-        yield Finding(*kind, what, where, reason, remedy, count=value.numel)
+        yield Finding(*kind_and_severity, what, where, reason, remedy, count=value.numel)
 
 
 def _find_optimizer_state(place: Place) -> Iterator[Finding]:
-    """Find optimizer state. First moments reveal samples, second moments and averages reveal less."""
+    """Find optimizer state: first moments (mean gradients), second moments, and averaged weights."""
     value, name, where = place.value, place.leaf, place.path
     if not isinstance(value, Block) or not value.numel:
         return
-    # Training frameworks store state in many places, so only the names of torch and scikit-learn count.
+    # Outside of the optimizer state of torch and scikit-learn, only the names that torch uses are evidence.
     is_state = place.section == "state" or name in {"exp_avg", "exp_avg_sq", "momentum_buffer"}
     remedy = DROP_SKLEARN if place.owner in OPTIMIZERS else DROP_STATE
     if is_state and place.section != "step" and value.kind.startswith(("float", "bfloat")):
@@ -392,7 +404,7 @@ def _find_optimizer_state(place: Place) -> Iterator[Finding]:
 
 
 def _find_initial_weights(place: Place) -> Iterator[Finding]:
-    """Find what reveals the weights before training: proved initial weights, seeds, random states."""
+    """Find what reveals the weights before training: confirmed initial weights, seeds and random states."""
     value, name, where = place.value, place.name, place.path
     if isinstance(value, InertObject) and value.class_name in NETWORKS:
         if (proof := find_initial_weights(value)) is not None:
@@ -400,7 +412,7 @@ def _find_initial_weights(place: Place) -> Iterator[Finding]:
                 f"the initial weights of {value.class_name}",
                 join_path(where, proof.attribute),
             )
-            reason = f"{proof.evidence}: W - W0 is a sum over training samples"
+            reason = f"{proof.evidence}: the weight update W - W0 is a sum over training samples"
             yield Finding(START, "high", what, where, reason, proof.remedy, count=proof.value_count)
     elif type(value) is int and (SEEDS.match(name) or (name == "random_state" and place.owner)):
         what = f"a seed ({place.owner + '.' if place.owner else ''}{name})"
@@ -414,7 +426,7 @@ def _find_initial_weights(place: Place) -> Iterator[Finding]:
 
 
 def _find_statistics(place: Place) -> Iterator[Finding]:
-    """Find moments of the data, which predictions need, and loss curves, which predictions do not need."""
+    """Find statistics of the training data, such as means, scales and counts, and loss curves."""
     value, name, where = place.value, place.leaf, place.path
     if (
         name in STATISTIC_NAMES
@@ -444,51 +456,75 @@ def _find_tree_models(release: Release) -> Iterator[Finding]:
         model = read_tree_model(place.value, inner)
         if model is None:
             continue
-        name, where = model.name, place.path or name_of(release)
-        if model.stores_targets:
-            reason = (
-                f"{model.single_leaves} of {model.leaves} leaves hold a single training record. Each stores "
-                "the target of that record exactly, and its bounds enclose the record's columns"
-            )
-            what, count = f"training targets in the leaves of {name}", model.single_leaves
-            yield Finding(STORED, "high", what, where, reason, WHAT_PROTECTS, count=count)
-        if model.determines_targets:
-            reason = (
-                f"{model.trees} trees store the seeds of their bootstrap samples of {model.records} records. "
-                "The roots of at least as many trees as records are linear equations for all targets or "
-                "labels. The depth of the trees does not matter"
-            )
-            what = f"targets that follow from the seeds of {name}"
-            yield Finding(STORED, "high", what, where, reason, WHAT_PROTECTS, count=model.records)
-        if not (model.stores_targets or model.determines_targets):
-            reason = (
-                "thresholds lie between two values of training records, and leaves count their records"
-                if model.is_direct
-                else "thresholds lie between two values of training records. Leaves store residuals, "
-                "gradients or depths, and no targets"
-            )
-            yield Finding(
-                STATISTICS, "medium", f"decision trees of {name}", where, reason, LIMIT_TREES
-            )
+        where = place.path or name_of(release)
+        recovered = [*_recover(place.value, where)]
+        yield from recovered or _by_structure(model, where)
         if model.may_contain_memory:
-            memory = (
-                f"{model.memory} such bytes are not zero in this file"
-                if model.memory
-                else "this file shows none"
-            )
-            reason = (
-                f"the file was written by scikit-learn {model.version}. Before 1.3.2 tree files could "
-                f"contain uninitialized memory, which may include training data; {memory}"
-            )
-            severity = "high" if model.memory else "low"
-            what = f"uninitialized memory in {name}"
-            yield Finding(
-                STATISTICS, severity, what, where, reason, SAVE_AGAIN, count=model.memory or None
-            )
+            yield _uninitialized_memory(model, where)
+
+
+def _recover(model: InertObject, where: str) -> Iterator[Finding]:
+    """Yield what can be recovered from a forest, nothing if it is not read or too large."""
+    if model.class_name not in READABLE:
+        return
+    try:
+        forest = read_forest(model)
+    except CheckpointError:
+        return
+    for trees in describe_trees(model.class_name, forest) if forest is not None else ():
+        kind, severity = (STORED, "high") if trees.reveals_records else (STATISTICS, "medium")
+        remedy = ADVICE if trees.reveals_records else LIMIT_LEAVES
+        yield Finding(kind, severity, trees.what, where, trees.reason, remedy, count=trees.count)
+
+
+def _by_structure(model: TreeModel, where: str) -> Iterator[Finding]:
+    """Yield what the structure of a tree model shows, for models whose table is not recovered."""
+    if model.stores_targets:
+        reason = (
+            f"{model.single_leaves} of {model.leaves} leaves hold a single training record. Each stores "
+            "the target of that record exactly, and its bounds enclose the record's columns"
+        )
+        what = f"training targets in the leaves of {model.name}"
+        yield Finding(STORED, "high", what, where, reason, ADVICE, count=model.single_leaves)
+    if model.determines_targets:
+        reason = (
+            f"{model.trees} trees store the seeds of their bootstrap samples of {model.records} records. "
+            "The value in the root of each tree is a linear equation for the targets or labels. There "
+            "are at least as many trees as records, so these equations determine all targets or labels. "
+            "The depth of the trees does not matter"
+        )
+        what = f"targets that follow from the seeds of {model.name}"
+        yield Finding(STORED, "high", what, where, reason, ADVICE, count=model.records)
+    if not (model.stores_targets or model.determines_targets):
+        reason = (
+            "thresholds lie between two values of training records, and leaves count their records"
+            if model.is_direct
+            else "thresholds lie between two values of training records. Leaves store residuals, "
+            "gradients or depths, and no targets"
+        )
+        what = f"decision trees of {model.name}"
+        yield Finding(STATISTICS, "medium", what, where, reason, LIMIT_LEAVES)
+
+
+def _uninitialized_memory(model: TreeModel, where: str) -> Finding:
+    memory = (
+        f"{model.memory} unused bytes of this file are not zero"
+        if model.memory
+        else "all unused bytes of this file are zero"
+    )
+    reason = (
+        f"the file was written by scikit-learn {model.version}. Before 1.3.2 tree files could "
+        f"contain uninitialized memory, which may include training data; {memory}"
+    )
+    severity = "high" if model.memory else "low"
+    what = f"uninitialized memory in {model.name}"
+    return Finding(
+        STATISTICS, severity, what, where, reason, SAVE_AGAIN, count=model.memory or None
+    )
 
 
 def name_of(release: Release) -> str:
-    """Return the class of the object in a file, for findings about the entire file."""
+    """Return the class name of the object that is the content of a file, "" for other content."""
     return release.content.class_name if isinstance(release.content, InertObject) else ""
 
 
@@ -523,7 +559,10 @@ RULES: dict[type, tuple[Callable[[Place], Iterator[Finding]], ...]] = {
 def _find_code(release: Release) -> Iterator[Finding]:
     """Find what loading a pickle would run, and the classes of other packages that it names."""
     for action in release.unsafe[:MAX_NAMED]:
-        reason = "loading a pickle runs the functions that it calls, and this one is no known constructor"
+        reason = (
+            "loading a pickle runs the functions that it calls; this function is not known to be "
+            "harmless"
+        )
         remedy = "Do not load this file. Ask its author for the weights as safetensors."
         if release.kind == "torch":
             remedy = (
@@ -532,8 +571,11 @@ def _find_code(release: Release) -> Iterator[Finding]:
         yield Finding(CODE, "high", f"loading this file would {action}", PROGRAM, reason, remedy)
     actions = set(release.unsafe)
     if names := [name for name in release.foreign if f"call {name}" not in actions]:
-        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
-        reason = f"loading this file imports {', '.join(names[:5])}{more} and runs the code of these packages"
+        omitted_note = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        reason = (
+            f"loading this file imports {', '.join(names[:5])}{omitted_note} and runs the code of these "
+            "packages"
+        )
         remedy = "Load this file only with packages that you trust, or release only the weights."
         what = "classes and functions of other packages"
         yield Finding(CLASSES, "low", what, PROGRAM, reason, remedy, count=len(names))

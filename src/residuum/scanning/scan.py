@@ -1,10 +1,10 @@
 """Scan a file or folder for everything that can reveal training data, without an attack.
 
-A scan needs no data and never executes anything in a file. It searches a folder within limits and does not
-follow links. The result lists files that cannot be read, so no model is skipped silently.
+A scan needs no data and never executes anything in a file. A folder is searched within limits, and links are
+not followed. The result lists files that cannot be read, so no model is skipped silently.
 
-If a file holds a network that residuum can read, the scan also measures that network. A file that is not
-safe to load is never read as a network.
+If a file holds a network that residuum can read, the scan also measures the weights of this network, such as
+their size and singular values. A file that is not safe to load is never read as a network.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from residuum.scanning.base_comparison import compare_with_base
 from residuum.scanning.findings import CODE, KINDS, STORED, Finding, Kind, findings, printable, rank
 from residuum.surfaces.inspection import Inspection, inspect_network
 
-# Limits on the models, the entries and the nesting of a folder. A folder that exceeds these limits is not a
-# release but an entire disk.
+# Limits on the number of models, the number of entries and the nesting of folders.
+# A folder that exceeds these limits is not a release but an entire disk.
 MAX_FILES, MAX_ENTRIES, MAX_DEPTH = 1000, 100_000, 16
-# A scan measures networks until their weights together have this many values. The singular values of the
-# first layer take most of the time: up to 5 s for a layer of 2000 x 2000, and 40 s for 4000 x 4000.
+# Largest number of weights, in all networks together, that a scan measures. The singular values of the first
+# layer take most of the time: up to 5 s for a layer of 2000 x 2000, and 40 s for a layer of 4000 x 4000.
 MAX_MEASURED_WEIGHTS = 5_000_000
 SCHEMA_VERSION = "1.2"
-# Is called with the number of the file, the number of all files, and the name of the file.
+# A function that receives the number of the file, the number of all files, and the name of the file.
 Watch = Callable[[int, int, str], None]
 
 
@@ -111,10 +111,10 @@ class Scan(Record):
         The code is 4 if a file would run code or exhaust memory. Otherwise it is 1 if a kind in ``fail_on``
         was found, 2 if a file could not be read, and 0 in all other cases.
         """
-        worst = max((file.exit_code for file in self.unread), default=0)
-        if worst == 4 or any(finding.kind == CODE for finding in self.findings):
+        largest_code = max((file.exit_code for file in self.unread), default=0)
+        if largest_code == 4 or any(finding.kind == CODE for finding in self.findings):
             return 4
-        return 1 if self.failed else worst
+        return 1 if self.failed else largest_code
 
     @property
     def schema_version(self) -> Annotated[str, SchemaRule(enum=[SCHEMA_VERSION])]:
@@ -141,7 +141,7 @@ def scan(
 
     Args:
         path: A file or a folder of files.
-        base: The file with the weights that training started from. It shows which rows and layers changed.
+        base: The file with the weights before training, which shows which rows and layers changed.
         fail_on: Kinds of findings (``scanning.findings.KINDS``) that make ``exit_code`` 1.
         watch: Function that is called with the number of the file, the number of all files, and the name of
             the file.
@@ -152,45 +152,45 @@ def scan(
     path, kinds = Path(path), tuple(dict.fromkeys(fail_on))
     for kind in kinds:
         require_known(kind, KINDS, "No kind of finding")
-    start = None if base is None else open_release(base)
+    base_release = None if base is None else open_release(base)
     if not path.is_dir():
-        files = (_scan_file(path, str(path), start, MAX_MEASURED_WEIGHTS),)
+        files = (_scan_file(path, str(path), base_release, MAX_MEASURED_WEIGHTS),)
         return Scan(str(path), files, fail_on=kinds)
     models, notes = _find_models(path)
-    scanned, unread, room = [], [], MAX_MEASURED_WEIGHTS
+    scanned, unread, weight_budget = [], [], MAX_MEASURED_WEIGHTS
     for i, file in enumerate(models):
         name = printable(file.relative_to(path).as_posix())
         if watch is not None:
             watch(i, len(models), name)
         try:
-            scanned.append(_scan_file(file, name, start, room))
+            scanned.append(_scan_file(file, name, base_release, weight_budget))
         except ResiduumError as problem:
             unread.append(UnreadFile(name, printable(str(problem)), problem.exit_code))
             continue
         if (network := scanned[-1].network) is not None:
-            room -= network.parameters
+            weight_budget -= network.parameters
     return Scan(str(path), tuple(scanned), tuple(unread), tuple(notes), kinds)
 
 
-def _scan_file(path: Path, name: str, base: Release | None, room: int) -> ScannedFile:
-    """Scan one file. ``room`` is the number of weights that may still be measured."""
+def _scan_file(path: Path, name: str, base: Release | None, weight_budget: int) -> ScannedFile:
+    """Scan one file. ``weight_budget`` is the number of weights that the scan may still measure."""
     release = read_release(path)
     file_findings = findings(release)
     if base is not None:
         file_findings = sorted([*file_findings, *compare_with_base(release, base)], key=rank)
-    network, reason = _measure_network(release, room)
+    network, reason = _measure_network(release, weight_budget)
     return ScannedFile(
         name, release.kind, path.stat().st_size, tuple(file_findings), network, reason
     )
 
 
-def _measure_network(release: Release, room: int) -> tuple[Inspection | None, str]:
+def _measure_network(release: Release, weight_budget: int) -> tuple[Inspection | None, str]:
     """Return the measurements of the network in a file, or None and the reason."""
     if release.unsafe:
         return None, "the file is not safe to load, so the scan reads no network from it"
-    if (weights := _count_weights(release)) > room:
-        limit = f"a scan measures at most {MAX_MEASURED_WEIGHTS} weights"
-        return None, f"{limit}, and this file has {weights}"
+    if (weights := _count_weights(release)) > weight_budget:
+        limit_text = f"a scan measures at most {MAX_MEASURED_WEIGHTS} weights"
+        return None, f"{limit_text}, and this file has {weights}"
     try:
         return inspect_network(load_checkpoint(release)), ""
     except ResiduumError as problem:
@@ -207,7 +207,7 @@ def _count_weights(release: Release) -> int:
 
 
 def _find_models(folder: Path) -> tuple[list[Path], list[str]]:
-    """Return the files in a folder with the name of a model, sorted, and notes about skipped entries."""
+    """Return the files in a folder whose names are names of models, sorted, and notes on skipped entries."""
     models: list[Path] = []
     other_files, links, deep = 0, 0, 0
     for count, (entry, depth) in enumerate(_walk_folder(folder)):
@@ -238,16 +238,16 @@ def _find_models(folder: Path) -> tuple[list[Path], list[str]]:
 
 
 def _walk_folder(folder: Path) -> Iterator[tuple[os.DirEntry[str], int]]:
-    waiting = [(str(folder), 1)]
-    while waiting:
-        name, depth = waiting.pop()
+    folder_stack = [(str(folder), 1)]
+    while folder_stack:
+        name, depth = folder_stack.pop()
         try:
             with os.scandir(name) as entries:
                 for entry in entries:
                     yield entry, depth
                     is_folder = entry.is_dir(follow_symlinks=False) and not entry.is_symlink()
                     if is_folder and depth < MAX_DEPTH:
-                        waiting.append((entry.path, depth + 1))
+                        folder_stack.append((entry.path, depth + 1))
         except OSError as problem:
             message = f"A folder must be readable; {name!r} is not ({problem.strerror})."
             raise CheckpointError(message, "Check the permissions of the folder.") from problem

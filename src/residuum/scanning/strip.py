@@ -19,6 +19,7 @@ from torch import Tensor
 
 from residuum.errors import InputError, OutputError, UnsafeFileError
 from residuum.io.estimators import NETWORKS
+from residuum.io.forest_files import READABLE
 from residuum.io.inert import Block, InertObject
 from residuum.io.metadata import FORMAT_KEY, RULES
 from residuum.io.pickle_reader import describe_unsafe
@@ -28,31 +29,40 @@ from residuum.io.safetensors_files import sort_header
 from residuum.records import Record, write_atomic
 from residuum.scanning.findings import FRAMES, STORED, Finding, findings
 
-# Keys of the metadata that a reader of the file needs: the file format, the architecture, the labels.
+# Keys of the metadata that the new file keeps, such as the file format, the architecture and the labels.
 KEPT_METADATA = ("format", FORMAT_KEY, *RULES)
 MAX_BYTES = 16 << 30  # largest size of a file in bytes; its tensors are in memory twice
 # Attributes in which early stopping stores copies of the weights.
 BEST_WEIGHTS = ("_best_coefs", "_best_intercepts")
-MAX_DEPTH = 12  # nesting of estimators up to which attributes are searched
+MAX_DEPTH = 12  # largest nesting of estimators in which attributes are searched
 
 
 class PickleError(InputError):
-    """Raised for a pickle, which cannot be stripped, because changing a pickle means running it.
+    """Raised for a pickle, which ``residuum strip`` cannot change without running code of the pickle.
 
     Attributes:
-        lines: Python code with which the owner of the file can strip it, empty if nothing can be removed.
+        lines: Python code with which the owner can strip the file, empty if nothing can be removed.
     """
 
     def __init__(
         self, path: Path, out: Path, release: Release, findings_before: list[Finding]
     ) -> None:
-        changes = tuple(_changes(release.content, "model"))
+        statements = tuple(_changes(release.content, "model"))
         self.lines: tuple[str, ...] = ()
-        rule = f"A pickle can only be changed by running it; {path.name!r} was not changed."
-        if changes:
-            self.lines = (*_loading(path), *changes, _saving(path, out))
+        message = f"A pickle can only be changed by running it; {path.name!r} was not changed."
+        # The changes of trees take several lines, which do not fit into a message.
+        if any("\n" in statement for statement in statements):
+            self.lines = (*_loading(path), *statements, _saving(path, out))
+            super().__init__(
+                f"{message} Its trees determine training records by their thresholds and leaf values, which "
+                "predictions need, so removing seeds, counts and impurities does not help.",
+                "Train again with at least 5 records in every leaf and with fewer trees than records. Then "
+                "run the script that residuum strip prints, which removes seeds, counts and impurities.",
+            )
+        elif statements:
+            self.lines = (*_loading(path), *statements, _saving(path, out))
             code = "; ".join(line.split("  #")[0] for line in self.lines)
-            super().__init__(rule, f"If you trust this file, run: {code}")
+            super().__init__(message, f"If you trust this file, run: {code}")
         elif any(finding.kind == STORED for finding in findings_before):
             super().__init__(
                 f"{path.name!r} cannot be stripped, because this kind of model consists of its training "
@@ -88,6 +98,8 @@ def _changes(value: Any, expression: str, depth: int = 0) -> Iterator[str]:
             yield f"{expression}.random_state = None"
         if attributes.get("loss_curve_"):
             yield f"{expression}.loss_curve_ = []"
+    elif isinstance(value, InertObject) and value.class_name in READABLE:
+        yield _script_for_trees(expression, isinstance(value.attributes.get("estimators_"), list))
     elif isinstance(value, InertObject):
         for name, attribute in value.attributes.items():
             if name.isidentifier():
@@ -107,6 +119,32 @@ def _changes(value: Any, expression: str, depth: int = 0) -> Iterator[str]:
             yield from _changes(item, f"{expression}[{i}]", depth + 1)
 
 
+def _script_for_trees(expression: str, is_ensemble: bool) -> str:
+    """Return a script that removes from trees what predictions do not need.
+
+    Args:
+        expression: Python code for the forest or the tree.
+        is_ensemble: Whether the trees are in ``estimators_``.
+
+    Returns:
+        Python statements on several lines.
+    """
+    trees = f"[*{expression}.estimators_, {expression}]" if is_ensemble else f"[{expression}]"
+    return "\n".join(
+        [
+            f"for estimator in {trees}:",
+            "    estimator.random_state = None",
+            "    if hasattr(estimator, 'tree_'):",
+            "        state = estimator.tree_.__getstate__()",
+            "        inner = state['nodes']['left_child'] != -1",
+            "        for name in ('impurity', 'n_node_samples', 'weighted_n_node_samples'):",
+            "            state['nodes'][name] = 0",
+            "        state['values'][inner] = 0",
+            "        estimator.tree_.__setstate__(state)",
+        ]
+    )
+
+
 def _holds_records(name: str, value: Any) -> bool:
     """Return True if a scan finds stored training records in a value with this name."""
     release = Release(Path(), "pickle", {name: value})
@@ -115,8 +153,8 @@ def _holds_records(name: str, value: Any) -> bool:
 
 def _is_joblib(path: Path) -> bool:
     with path.open("rb") as stream:
-        head = stream.read(1 << 16)
-    return not head.startswith(b"\x80") or b"joblib" in head
+        first_bytes = stream.read(1 << 16)
+    return not first_bytes.startswith(b"\x80") or b"joblib" in first_bytes
 
 
 def _loading(path: Path) -> tuple[str, str]:
@@ -177,23 +215,27 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
         rule = f"strip writes a new file; {str(out)!r} exists already."
         raise OutputError(rule, "Choose another --out.")
     release = read_release(path, MAX_BYTES)
-    before = findings(release)
+    original_findings = findings(release)
     if release.kind == "pickle":
-        if release.unsafe:  # PickleError would advise to load the file.
+        if release.unsafe:  # The remedy of PickleError loads the file, which is not safe here.
             raise UnsafeFileError(*describe_unsafe(release.unsafe))
-        raise PickleError(path, out, release, before)
+        raise PickleError(path, out, release, original_findings)
     weights = find_weights(release)
     content = _encode(weights, release, out)
-    unchecked = out.with_name(f".{out.name}.unchecked")
+    unchecked_path = out.with_name(f".{out.name}.unchecked")
     try:
-        written = open_release(write_atomic(unchecked, content))
-        _compare(weights, find_weights(written))
-        remaining = findings(written)
-        unchecked.rename(out)
+        new_release = open_release(write_atomic(unchecked_path, content))
+        _compare(weights, find_weights(new_release))
+        remaining = findings(new_release)
+        unchecked_path.rename(out)
     finally:
-        unchecked.unlink(missing_ok=True)
-    keys = {(finding.kind, finding.what) for finding in remaining}
-    dropped = tuple(finding for finding in before if (finding.kind, finding.what) not in keys)
+        unchecked_path.unlink(missing_ok=True)
+    remaining_keys = {(finding.kind, finding.what) for finding in remaining}
+    dropped = tuple(
+        finding
+        for finding in original_findings
+        if (finding.kind, finding.what) not in remaining_keys
+    )
     return Stripped(
         file=str(path),
         out=str(out),
@@ -205,7 +247,7 @@ def strip(path: str | Path, out: str | Path) -> Stripped:
 
 
 def _encode(weights: dict[str, Any], release: Release, out: Path) -> bytes:
-    """Return the content of the new file. Only in a torch file tensors can share memory as before."""
+    """Return the bytes of the new file. In a torch file, tensors that shared memory still share memory."""
     if out.suffix == ".safetensors":
         if any(isinstance(value, dict) for value in weights.values()):
             raise InputError(
@@ -221,8 +263,8 @@ def _encode(weights: dict[str, Any], release: Release, out: Path) -> bytes:
     def tensor(block: Block) -> Tensor:
         if not block.name:
             return block.tensor()
-        key = f"{block.name} {block.shape}"
-        return shared.setdefault(key, block.tensor())
+        view_name = f"{block.name} {block.shape}"
+        return shared.setdefault(view_name, block.tensor())
 
     def tensors_of(tree: dict[str, Any]) -> dict[str, Any]:
         return {k: tensor(v) if isinstance(v, Block) else tensors_of(v) for k, v in tree.items()}
@@ -232,10 +274,10 @@ def _encode(weights: dict[str, Any], release: Release, out: Path) -> bytes:
 
 
 def _compare(before: dict[str, Any], after: dict[str, Any]) -> None:
-    """Raise OutputError unless both state dicts are equal bit by bit."""
+    """Raise an OutputError if two state dicts are not equal bit by bit."""
     written, original = flatten_blocks(after), flatten_blocks(before)
-    equal = (_bits(original[name]) == _bits(block) for name, block in written.items())
-    if {*written} != {*original} or not all(equal):
+    are_equal = (_bits(original[name]) == _bits(block) for name, block in written.items())
+    if {*written} != {*original} or not all(are_equal):
         raise OutputError(
             "The stripped weights must equal those of the file bit for bit; they differ.",
             "No file was written. Save the weights with torch.save(model.state_dict(), path).",

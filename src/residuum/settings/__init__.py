@@ -1,4 +1,6 @@
-"""Settings of attacks, training and verbs, as models for the command line and the documentation.
+"""Settings of attacks, of training and of the public functions, as pydantic models.
+
+The command line and the documentation are generated from these models.
 
 No module of this package imports torch, so that help texts are fast.
 """

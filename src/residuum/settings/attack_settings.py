@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     import torch
 
 FAST_PRECISIONS = ("tf32", "bf16")  # number formats that are float32 with faster matrix products
-LR_LAM = 0.01  # learning rate of the multipliers, if no setting and no prior for images decides it
-FALLBACKS = {"lr_lam": LR_LAM}  # values of settings that the attack usually chooses by the data
+LR_LAM = 0.01  # default learning rate of the multipliers, if no sparse prior for images is used
+# Default values of settings whose default is None, because the attack chooses their value by the data.
+FALLBACKS = {"lr_lam": LR_LAM}
 NUMBERS = ("lr_x", "lr_lam", "sigma", "sharpness", "lam_min")
-PER_RUN = (*NUMBERS, "priors")  # settings that can differ between runs of one attack
-PRIOR_NAMES = (  # built-in priors, the keys of ``PRIORS``
+PER_RUN = (*NUMBERS, "priors")  # settings that can have another value in each restart of an attack
+PRIOR_NAMES = (  # names of the built-in priors, which are the keys of ``PRIORS``
     *("value-box", "haim2022-box", "haim2022-text-box", "loo2024-box", "multiplier-floor"),
     *("total-variation", "high-frequency", "sparse-gradients", "columns"),
     "none",
@@ -41,12 +42,13 @@ class AttackSettings(Settings):
     )
 
     def to_entry(self) -> dict[str, Any]:
-        """Return the name of the attack and the settings that were set, as an entry of an audit's list.
+        """Return the name of the attack and the settings that were set, as an entry for an audit.
 
-        Settings with the value None are left out, because TOML has no such value. Their defaults apply.
+        An audit has a list of such entries. Settings with the value None are left out, because TOML has no
+        such value. The default of a missing setting applies.
         """
-        names = {"attack", *self.model_fields_set}
-        return {k: v for k, v in self.to_json().items() if k in names and v is not None}
+        entry_keys = {"attack", *self.model_fields_set}
+        return {k: v for k, v in self.to_json().items() if k in entry_keys and v is not None}
 
 
 class SearchSettings(AttackSettings):
@@ -55,8 +57,8 @@ class SearchSettings(AttackSettings):
     candidates: int = Field(
         default=0,
         ge=0,
-        description="Number of candidates for training samples per restart; 0 for twice the known number "
-        "of samples, or half the neurons of the first layer.",
+        description="Number of candidates for training samples per restart. 0 means twice the number of "
+        "training samples, if this number is known, or half the number of neurons of the first layer.",
     )
     steps: int = Field(default=3000, gt=0, description="Number of steps of every restart.")
     lr_x: float = Field(default=0.01, gt=0, description="Learning rate of the candidates.")
@@ -71,7 +73,7 @@ class SearchSettings(AttackSettings):
 
     @property
     def precision(self) -> str:
-        """Name of the number format of the attack. "auto" becomes tf32 on a GPU and float64 on the CPU."""
+        """Name of the number format of the attack. For "auto", tf32 on a GPU and float64 on the CPU."""
         if self.dtype != "auto":
             return self.dtype
         return "tf32" if self.device.startswith("cuda") else "float64"
@@ -98,7 +100,11 @@ class RestartSettings(SearchSettings):
 
 
 class StationaritySettings(RestartSettings):
-    """Settings of attacks that minimize the residual of a stationarity equation."""
+    """Settings of attacks that minimize the residual of a stationarity equation.
+
+    A stationarity equation says that the weights are a sum of gradients at the training samples, weighted by
+    multipliers.
+    """
 
     optimizer: Literal["adam", "sgd"] = Field(
         default="adam", description="Optimizer that updates the candidates and the multipliers."
@@ -112,63 +118,68 @@ class StationaritySettings(RestartSettings):
     )
     lam_init: tuple[float, float] = Field(
         default=(0.0, 1.0),
-        description="Range of the initial multipliers, in units of their scale. If lam_distribution is "
-        "normal: their mean and standard deviation.",
+        description="Lowest and highest initial multiplier, in units of the scale that lam_scale sets. "
+        "If lam_distribution is normal, the two numbers are the mean and the standard deviation.",
     )
     lam_distribution: Literal["uniform", "normal"] = Field(
         default="uniform", description="Distribution of the initial multipliers."
     )
     lam_scale: Literal["auto", "mean", "one"] = Field(
         default="auto",
-        description="Scale of the multipliers. one is a scale of 1. mean is 1/m for m candidates, as in the "
-        "released code of Haim et al. auto makes the weighted sum of gradients and its target "
-        "equally large at the start.",
+        description="Scale of the multipliers. one: 1. mean: 1/m for m candidates, as in the released code "
+        "of Haim et al. auto: the scale at which the weighted sum of gradients and the weights that "
+        "the sum must fit are equally large at the first step.",
     )
     lam_min: float = Field(
-        default=0.0, description="Smallest multiplier, in units of the scale of the multipliers."
+        default=0.0,
+        description="Smallest allowed multiplier, in units of the scale that lam_scale sets.",
     )
     lam_every: int = Field(
         default=0,
         ge=0,
-        description="Number of steps after which the multipliers are set to the best values for the "
-        "candidates; 0 for never.",
+        description="Number of steps after which the multipliers are fitted exactly to the current "
+        "candidates. 0 means never.",
     )
     surrogate: Literal["sigmoid", "softplus", "none"] = Field(
         default="sigmoid",
-        description="Smooth function that replaces the derivative of the ReLU in the search.",
+        description="Surrogate: the smooth function that replaces the derivative of the ReLU in the search.",
     )
     sharpness: float = Field(
-        default=150.0, gt=0, description="Sharpness of the surrogate at the last step."
+        default=150.0,
+        gt=0,
+        description="Sharpness of the surrogate (the smooth derivative of the ReLU) at the last step.",
     )
     sharpness_from: float = Field(
         default=10.0,
-        description="Sharpness of the surrogate at the first step, if anneal is geometric.",
+        description="Sharpness of the surrogate (the smooth derivative of the ReLU) at the first step. Used "
+        "only if anneal is geometric.",
     )
     anneal: Literal["none", "geometric", "loo2024"] = Field(
         default="geometric",
-        description="How the sharpness of the surrogate increases during the search.",
+        description="How the sharpness of the surrogate (the smooth derivative of the ReLU) increases during "
+        "the search.",
     )
     normalize: bool = Field(
         default=True,
-        description="Divide the squared residual of each layer by the squared norm of the layer's target.",
+        description="Divide the squared residual of each layer by the squared norm of the weights that it "
+        "must fit in this layer.",
     )
     layers: Literal["auto", "all", "first"] = Field(
         default="auto",
-        description="Layers whose residuals are minimized. auto is the first layer of an MLP, because the "
-        "other layers of an MLP hardly leave their initialization, and all layers of any "
-        "other network.",
+        description="Layers whose residuals are minimized. auto means the first layer of an MLP, and all "
+        "layers of any other network. The other layers of an MLP hardly change in training.",
     )
     priors: tuple[tuple[str, Annotated[float, Field(ge=0)]], ...] | None = Field(
         default=None,
-        description="Names and weights of priors, which are penalties on the candidates. By default, the "
-        "priors suit the appearance of the data in the first layer. Known priors: "
+        description="Names and weights of priors, which are penalties on the candidates. By default, "
+        "images get a sparse prior if the first layer shows that the samples are images. Known priors: "
         f"{', '.join(PRIOR_NAMES)}.",
     )
     constraint: Literal["project", "penalty"] = Field(
         default="project",
         description="How candidates are kept in the known value range, and multipliers at or above "
-        "lam_min. project moves them there after every step. penalty leaves this to the "
-        "priors.",
+        "lam_min. project: after every step, values outside their range are moved to its bound. penalty: "
+        "only priors penalize such values.",
     )
     polish: float = Field(
         default=0.05,
@@ -180,56 +191,59 @@ class StationaritySettings(RestartSettings):
     )
     split: Literal["none", "curvature"] = Field(
         default="none",
-        description="Whether candidates are split along negative curvature (Shen et al. 2026).",
+        description="Whether candidates are split in two during the search (Shen et al. 2026). curvature: a "
+        "candidate is split along a direction in which the loss has negative curvature.",
     )
     split_trigger: Literal["period", "stagnation", "gradient"] = Field(
         default="stagnation",
-        description="When candidates are split. period: every split_every steps. stagnation: if the loss "
-        "fell by less than the share split_tolerance within split_every steps. gradient: if "
-        "the norm of the gradient is at most split_tolerance, and at least split_every steps "
-        "have passed since the last splits.",
+        description="When candidates are split. period: every split_every steps. stagnation: if the "
+        "relative decrease of the loss within split_every steps is below split_tolerance. gradient: if the "
+        "norm of the gradient is at most split_tolerance, and the last split is at least split_every "
+        "steps ago.",
     )
     split_every: int = Field(
         default=300,
         gt=0,
-        description="Number of steps between splits of candidates, see split_trigger.",
+        description="Number of steps between two splits of candidates. split_trigger describes the rule.",
     )
     split_tolerance: float = Field(
         default=0.1,
-        description="Relative decrease of the loss, or norm of the gradient, below which candidates are "
-        "split, see split_trigger.",
+        description="Candidates are split if the relative decrease of the loss (split_trigger stagnation) "
+        "or the norm of the gradient (split_trigger gradient) is below this number.",
     )
     split_threshold: float = Field(
         default=0.01,
         ge=0,
-        description="A candidate is split if the smallest eigenvalue of its splitting matrix is below "
-        "minus this threshold.",
+        description="A candidate is split if the curvature of the loss is below minus this number when the "
+        "two halves of the candidate move apart. This curvature is the smallest eigenvalue of the "
+        "splitting matrix.",
     )
     split_relative: bool = Field(
         default=True,
-        description="Multiply split_threshold by the loss over the candidates' squared length, so that it "
-        "suits every network.",
+        description="Multiply split_threshold by the loss divided by the squared median length of the "
+        "candidates, so that one threshold suits networks of every scale.",
     )
     split_cap: float = Field(
         default=0.1,
         ge=0,
-        description="Share of the candidates that are split at the same step, at least one candidate.",
+        description="Largest share of the candidates that are split at the same step. At least one "
+        "candidate can be split.",
     )
     split_limit: int = Field(
         default=0,
         ge=0,
-        description="Largest number of candidates after splits; 0 for four times the initial number.",
+        description="Largest number of candidates after splits. 0 means four times the initial number.",
     )
     split_eta: float = Field(
         default=0.0,
         ge=0,
-        description="Largest distance by which a split moves a candidate; 0 for half the candidates' "
-        "median length.",
+        description="Largest distance by which a split moves a candidate. 0 means half the median length of "
+        "the candidates.",
     )
     split_zero: float = Field(
         default=1e-6,
-        description="Relative squared residual at which the attack fits the weights, so that no more "
-        "candidates are split.",
+        description="If the relative squared residual is at most this number, the candidates fit the "
+        "weights, and no more candidates are split.",
     )
     split_merge: bool = Field(
         default=True,
@@ -238,8 +252,8 @@ class StationaritySettings(RestartSettings):
     )
     split_eps: float = Field(
         default=1e-3,
-        description="Tolerance eps of the second-order stationarity that is reported at the end of the "
-        "search.",
+        description="Tolerance eps of the check whether a restart ended at a minimum of the loss. The check "
+        "needs a gradient norm of at most eps and no curvature below -sqrt(eps).",
     )
 
 
@@ -248,8 +262,9 @@ class KKTSettings(StationaritySettings):
 
     rivals: Literal["tied", "best"] = Field(
         default="tied",
-        description="Rival classes that have a multiplier, if there are several classes: every class that "
-        "ties with the best rival (tied), or the best rival only (best).",
+        description="With several classes: which wrong classes of a sample have a multiplier. tied: every "
+        "wrong class whose output equals the largest output of a wrong class. best: only one wrong class "
+        "with the largest output.",
     )
 
 
@@ -258,44 +273,45 @@ class NTKSettings(StationaritySettings):
 
     gradients: Literal["theta", "theta0", "both"] = Field(
         default="theta",
-        description="Weights at which gradients are taken: the final weights (theta), the initial weights "
-        "(theta0), or both.",
+        description="Weights at which the gradients of the network are computed: the final weights "
+        "(theta), the initial weights (theta0), or both.",
     )
 
 
 class UnmixSettings(AttackSettings):
     """Settings of the unmixing attack, which separates the rows of the first layer into samples.
 
-    If rank or strength is set, the restarts differ only in their random numbers.
+    By default, the attack compares runs with several values of rank and strength. If you set rank or
+    strength, the runs differ only in their random numbers.
     """
 
     domain: Literal["auto", "differences", "series", "coordinates"] = Field(
         default="auto",
-        description="Representation in which the samples are sparse. auto chooses the representation by "
-        "the shape of the samples.",
+        description="Transform after which most values of a sample are close to zero, such as differences "
+        "of neighboring pixels. auto chooses the transform by the shape of the samples.",
     )
     rank: float = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="Share of the clean directions of the first layer to unmix; 0 to compare several "
-        "shares.",
+        description="Number of singular directions of the first layer that the attack uses, as a share of "
+        "the directions above the noise. 0 means that several shares are compared.",
     )
     strength: float = Field(
         default=0.0,
         ge=0,
-        description="Strength of the contrast function; 0 to compare several strengths.",
+        description="Strength a of the contrast function log cosh(a y), which measures how sparse a "
+        "separated sample y is. 0 means that several strengths are compared.",
     )
     starts: int = Field(
         default=0,
         ge=0,
-        description="Number of random starts that a run improves together; 0 for as many as the time "
-        "allows.",
+        description="Number of random starting points of a run. 0 means as many as the time limit allows.",
     )
     restarts: int = Field(
         default=4,
         gt=0,
-        description="Number of independent runs of the attack, if rank or strength is set.",
+        description="Number of independent runs of the attack. Used only if rank or strength is set.",
     )
 
 

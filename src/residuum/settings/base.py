@@ -37,7 +37,7 @@ class Settings(BaseModel):
             raise input_error(type(self), problem) from problem
 
     def changed(self, **changes: Any) -> Self:
-        """Return a copy of the settings with other values. Settings that were never set keep their defaults.
+        """Return a copy of the settings with other values.
 
         Args:
             **changes: New values by the name of the setting. Unknown names and wrong values raise an
@@ -46,8 +46,8 @@ class Settings(BaseModel):
         Returns:
             The copy with the new values.
         """
-        values = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self)(**{**values, **changes})
+        set_values = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**set_values, **changes})
 
     def to_json(self) -> dict[str, Any]:
         """Return all settings as values for JSON. An infinite number becomes None."""
@@ -55,7 +55,7 @@ class Settings(BaseModel):
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Create settings from the values of :meth:`to_json`. Missing settings have their defaults."""
+        """Create settings from values of :meth:`to_json`. Missing settings have their default values."""
         fields = cls.model_fields
         may_be_infinite = {name for name, field in fields.items() if field.default == math.inf}
         return cls(
@@ -74,21 +74,23 @@ def input_error(model: type[BaseModel], problem: ValidationError) -> InputError:
         The error, which the caller raises.
     """
     first_fault = problem.errors()[0]
-    path = [str(place) for place in first_fault["loc"]]
-    name, fields = path[0] if path else "", model.model_fields
+    setting_path = [str(place) for place in first_fault["loc"]]
+    name, fields = setting_path[0] if setting_path else "", model.model_fields
     if first_fault["type"] == "extra_forbidden":
         return InputError(f"There is no setting {name!r}.", did_you_mean(name, tuple(fields)))
-    value = repr(first_fault["input"])[:MAX_VALUE_LENGTH]
-    if name not in fields:  # the rule that failed is about several settings
+    refused_value = repr(first_fault["input"])[:MAX_VALUE_LENGTH]
+    if (
+        name not in fields
+    ):  # the error belongs to no single setting, but to a rule about several settings
         return InputError(
             _sentence(first_fault["msg"]), "Change one of the settings that the rule names."
         )
     field = fields[name]
     remedy = f"Leave {name} out." if field.default is None else f"The default is {field.default!r}."
     if choices := choices_of(field):
-        names = ", ".join(map(str, choices))
+        allowed_words = ", ".join(map(str, choices))
         return InputError(
-            f"{name} must be one of {names}; got {value}.",
+            f"{name} must be one of {allowed_words}; got {refused_value}.",
             did_you_mean(str(first_fault["input"]), tuple(map(str, choices))),
         )
     rule = bounds_in_words(field)
@@ -97,14 +99,16 @@ def input_error(model: type[BaseModel], problem: ValidationError) -> InputError:
     if rule and (
         first_fault["type"] == "finite_number" or isinstance(first_fault["input"], int | float)
     ):
-        return InputError(f"{name} must be {rule}; got {value}.", remedy)
-    return InputError(f"{name} is refused: {_sentence(first_fault['msg'])} Got {value}.", remedy)
+        return InputError(f"{name} must be {rule}; got {refused_value}.", remedy)
+    return InputError(
+        f"{name} is refused: {_sentence(first_fault['msg'])} Got {refused_value}.", remedy
+    )
 
 
 def choices_of(field: FieldInfo) -> tuple[Any, ...]:
     """Return the words that a setting accepts, () if the setting is not limited to certain words."""
-    kinds = [field.annotation, *get_args(field.annotation)]
-    return next((get_args(kind) for kind in kinds if get_origin(kind) is Literal), ())
+    annotations = [field.annotation, *get_args(field.annotation)]
+    return next((get_args(kind) for kind in annotations if get_origin(kind) is Literal), ())
 
 
 def bounds_in_words(field: FieldInfo) -> str:

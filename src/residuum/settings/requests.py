@@ -1,8 +1,8 @@
-"""Settings of the verbs ``exposure``, ``defend`` and ``sweep``.
+"""Settings of the public functions ``exposure``, ``defend`` and ``sweep``.
 
-The verbs check their keywords with these models, and the command line generates its options from the models.
-The models are not in the modules of the verbs, because these modules import torch, and help texts must be
-fast.
+The functions check their keywords with these models, and the command line generates its options from the
+models. The models are not in the modules of the functions, because these modules import torch, and help texts
+must be fast.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import Field
 
 from residuum.settings.base import EXPERT, Settings
 
-# Restarts in each trial of a sweep. To measure agreement between restarts, a trial needs at least 2.
+# Number of restarts in each trial of a sweep. The agreement between restarts needs at least two restarts.
 TRIAL_RESTARTS = 2
 
 
@@ -22,8 +22,9 @@ class ExposureRequest(Settings):
 
     surface: str = Field(
         default="auto",
-        description="Attack surface: weights, change (the weight update) or moment (the optimizer state). "
-        "auto is the last of these three that is known.",
+        description="What an attacker would read: weights, change (the weight update) or moment (the "
+        "optimizer state). auto means moment if the optimizer state is known, or else change if the "
+        "initial weights are known, or else weights.",
     )
     task: str = Field(
         default="auto", description="Task of the network: binary, multiclass, regression or auto."
@@ -34,20 +35,22 @@ class ExposureRequest(Settings):
         json_schema_extra=EXPERT,
     )
     grouped_by: str = Field(
-        default="", description="Name of the groups of records, such as the name of a column."
+        default="",
+        description="What the groups of records have in common, such as the name of a column.",
     )
     confidence: float = Field(
         default=0.95,
         ge=0.5,
         lt=1,
-        description="Confidence of the lower bound on epsilon.",
+        description="Confidence of the lower bound on epsilon, the privacy loss of the training.",
         json_schema_extra=EXPERT,
     )
     delta: float = Field(
         default=0.0,
         ge=0,
         lt=1,
-        description="Delta of the lower bound on epsilon; 0 for pure differential privacy.",
+        description="Delta of (epsilon, delta)-differential privacy, for the lower bound on epsilon. 0 means "
+        "pure differential privacy.",
         json_schema_extra=EXPERT,
     )
     top: int = Field(default=10, ge=0, description="Number of records to show with their images.")
@@ -59,7 +62,7 @@ class DefenseRequest(Settings):
 
     arch: str | None = Field(
         default=None,
-        description="Architecture of the network; by default two hidden layers of 100 neurons.",
+        description="Architecture of the network. By default an MLP with two hidden layers of 100 neurons.",
     )
     n: int | None = Field(
         default=None,
@@ -68,10 +71,12 @@ class DefenseRequest(Settings):
     )
     data_root: Path | None = Field(
         default=None,
-        description="Folder of downloaded datasets; by default the environment variable RESIDUUM_DATA.",
+        description="Folder of downloaded datasets. By default the folder in the environment variable "
+        "RESIDUUM_DATA.",
     )
     data_seed: int | None = Field(
-        default=None, description="Seed that selects the training samples; by default the first n."
+        default=None,
+        description="Seed that selects the training samples. By default the first n samples are used.",
     )
     holdout: int | None = Field(default=None, description="Number of held-out samples.")
     task: str = Field(
@@ -98,22 +103,25 @@ class DefenseRequest(Settings):
     releases: int = Field(
         default=16,
         ge=1,
-        description="Number of noisy releases that the adaptive attacker averages.",
+        description="Number of releases with independent noise that an attacker averages, if a defense adds "
+        "noise to the weights.",
         json_schema_extra=EXPERT,
     )
     value_range: tuple[float, float] | None = Field(
         default=None,
-        description="Pixel range that attackers know, together with the training mean.",
+        description="Lowest and highest pixel value. Attackers know this range and the mean of the training "
+        "samples.",
     )
     subsets: int = Field(
         default=500,
         ge=200,
-        description="Number of held-out subsets in the permutation test.",
+        description="Number of random held-out subsets in the permutation test, which compares recovered "
+        "samples with chance.",
         json_schema_extra=EXPERT,
     )
     uniqueness: bool = Field(
         default=True,
-        description="Certify how much of a sample is equal in all training sets that explain the weights.",
+        description="Compute how much of a sample every other training set that fits the weights must share.",
     )
     seed: int = Field(
         default=0, description="Seed of the initial weights, the attacks and the secrets."
@@ -132,7 +140,7 @@ class SweepSettings(Settings):
     )
     sampler: str = Field(
         default="random",
-        description="How the settings of a trial are chosen: random, sobol or tpe.",
+        description="Sampler that chooses the settings of the trials: random, sobol or tpe.",
     )
     seed: int = Field(
         default=0, ge=0, lt=2**31, description="Seed of the trials and of every attack."
@@ -140,32 +148,34 @@ class SweepSettings(Settings):
     batch: int = Field(
         default=1,
         ge=1,
-        description="Number of trials that run together in one program, to fill a GPU.",
+        description="Number of trials that run at the same time in one process, so that a GPU is used fully.",
         json_schema_extra=EXPERT,
     )
     wave: int = Field(
         default=16,
         ge=1,
-        description="Number of trials whose settings a sampler draws before it learns from their results.",
+        description="Number of trials whose settings are drawn together. The sampler tpe then uses the "
+        "results of these trials to draw the next settings.",
         json_schema_extra=EXPERT,
     )
     rungs: int = Field(
         default=0,
         ge=0,
-        description="Number of pauses of successive halving. Each pause ends two thirds of the trials.",
+        description="Number of times that a sweep pauses all trials and stops the worst two thirds of the "
+        "trials (successive halving).",
         json_schema_extra=EXPERT,
     )
     objectives: tuple[str, ...] = Field(
         default=("residual",),
-        description="What the sweep optimizes: residual, or residual and agreement for a Pareto front. "
-        "For unmix: expected.",
+        description="What the sweep optimizes: residual (of the first layer), or residual and agreement "
+        "(of the restarts) for a Pareto front. For unmix: expected (number of real reconstructions).",
         json_schema_extra=EXPERT,
     )
     engine: str = Field(default="local", description="Where trials run: local, processes or ray.")
     workers: int = Field(
         default=0,
         ge=0,
-        description="Number of worker processes on this machine; 0 for as many as the cores allow.",
+        description="Number of worker processes on this machine. 0 means as many as the cores allow.",
     )
     cpus: int = Field(
         default=1,
@@ -188,7 +198,7 @@ class SweepSettings(Settings):
     retries: int = Field(
         default=2,
         ge=0,
-        description="How often a trial is repeated if its process or machine dies.",
+        description="How many times a trial is run again if its process or machine dies.",
         json_schema_extra=EXPERT,
     )
     storage: str | None = Field(

@@ -65,17 +65,19 @@ class TrainingConfig(Settings):
     )
     stop_margin: float = Field(
         default=math.inf,
-        gt=-math.inf,  # a bound, so that nan is refused
+        gt=-math.inf,  # this bound refuses nan and allows every other number
         allow_inf_nan=True,
-        description="Stop the training at this normalized margin.",
+        description="Stop the training if the normalized margin reaches this number.",
     )
     stop_residual: float = Field(
         default=0.0,
         ge=0,
-        description="Stop the training at this relative KKT residual; 0 for never.",
+        description="Stop the training if the relative KKT residual falls to this number. 0 means never.",
     )
     stop_loss: float = Field(
-        default=0.0, ge=0, description="Stop the training at this training loss; 0 for never."
+        default=0.0,
+        ge=0,
+        description="Stop the training if the training loss falls to this number. 0 means never.",
     )
 
     @model_validator(mode="after")

@@ -1,1 +1,1 @@
-"""Attack surfaces of a release: tensors that gradients at the training samples must explain."""
+"""Attack surfaces of a release: tensors that equal a weighted sum of gradients at the training samples."""

@@ -1,7 +1,7 @@
 """Treat the layers above the frozen layers of an MLP as a network of their own: the head.
 
-The inputs of the head are the features that the frozen layers compute. So the candidates of an attack on the
-head are features, and they are compared with the features of the data.
+The inputs of the head are the features that the frozen layers compute. So the candidates (guesses of training
+samples) of an attack on the head are features. These candidates are compared with the features of the data.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Head:
 
     @property
     def note(self) -> str:
-        """Sentence that tells users that candidates and scores are about features, not samples."""
-        inputs = self.checkpoint.architecture.inputs
-        return FEATURES_NOTE.format(", ".join(self.frozen), inputs)
+        """Sentence that tells users that candidates and scores describe features, not samples."""
+        feature_count = self.checkpoint.architecture.inputs
+        return FEATURES_NOTE.format(", ".join(self.frozen), feature_count)
 
     @torch.no_grad()
     def compute_features(self, data: Dataset) -> Dataset:
@@ -56,7 +56,7 @@ class Head:
         """Translate knowledge about the full network to the head.
 
         Layers are renumbered as in the head. Facts about samples, such as their shape and value range, are
-        removed, because these facts do not hold for features.
+        removed, because features have another shape and range.
 
         Args:
             knowledge: What the attacker knows about the full network.
@@ -64,17 +64,22 @@ class Head:
         Returns:
             The knowledge about the head.
         """
-        first = len(self.frozen)
+        frozen_count = len(self.frozen)
 
         def select(theta: dict[str, Tensor] | None) -> dict[str, Tensor] | None:
-            return None if theta is None else renumber_layers(theta, first)
+            return None if theta is None else renumber_layers(theta, frozen_count)
 
-        removed = ("shape", "value_range", "mean", "norms", "columns")
-        tensors = {"theta0": select(knowledge.theta0), "moment": select(knowledge.moment) or None}
-        provenance = {k: v for k, v in knowledge.provenance.items() if k not in removed}
-        if tensors["moment"] is None:
+        removed_names = ("shape", "value_range", "mean", "norms", "columns")
+        translated = {
+            "theta0": select(knowledge.theta0),
+            "moment": select(knowledge.moment) or None,
+        }
+        provenance = {k: v for k, v in knowledge.provenance.items() if k not in removed_names}
+        if translated["moment"] is None:
             provenance.pop("moment", None)
-        return knowledge.replace(**tensors, **dict.fromkeys(removed), provenance=provenance)
+        return knowledge.replace(
+            **translated, **dict.fromkeys(removed_names), provenance=provenance
+        )
 
 
 def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
@@ -88,7 +93,7 @@ def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
         knowledge: What the attacker knows. The initial weights show which layers were frozen.
 
     Returns:
-        The head, or None if the first layer moved or the network is not an MLP.
+        The head, or None if training changed the first layer or the network is not an MLP.
     """
     theta0 = knowledge.theta0
     if theta0 is None or checkpoint.live is not None:
@@ -98,21 +103,21 @@ def extract_head(checkpoint: Network, knowledge: Knowledge) -> Head | None:
     if arch.kind != "mlp" or chain is None:
         return None
     layers = tuple(by_layer(checkpoint.theta))
-    moved = moved_layers(checkpoint.theta, theta0)
-    if not moved or layers[0] in moved:
+    trained_layers = moved_layers(checkpoint.theta, theta0)
+    if not trained_layers or layers[0] in trained_layers:
         return None
-    first = layers.index(moved[0])
+    first_trained = layers.index(trained_layers[0])
     widths = [len(checkpoint.theta[f"{name}.weight"]) for name in layers]
-    theta = renumber_layers(checkpoint.theta, first)
-    has_bias = [f"layers.{l}.bias" in theta for l in range(len(layers) - first)]
+    theta = renumber_layers(checkpoint.theta, first_trained)
+    has_bias = [f"layers.{l}.bias" in theta for l in range(len(layers) - first_trained)]
     options = {**arch.options, "bias": bias_rule(has_bias)}
-    head_arch = str(Architecture("mlp", tuple(widths[first - 1 :]), None, options))
-    head = checkpoint.replace(theta=theta, arch=head_arch, input_shape=(), source_names={})
+    head_arch = str(Architecture("mlp", tuple(widths[first_trained - 1 :]), None, options))
+    head_network = checkpoint.replace(theta=theta, arch=head_arch, input_shape=(), source_names={})
     body = nn.Sequential()
-    for linear in chain.linears[:first]:
+    for linear in chain.linears[:first_trained]:
         body.append(linear)
         body.append(chain.activation)
-    return Head(head, body.eval(), layers[:first])
+    return Head(head_network, body.eval(), layers[:first_trained])
 
 
 def renumber_layers(theta: dict[str, Tensor], first: int) -> dict[str, Tensor]:

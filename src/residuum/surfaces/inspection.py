@@ -1,4 +1,9 @@
-"""Measure what the weights of a network show before any attack: size, homogeneity, balance, spectrum."""
+"""Measure what the weights of a network show before any attack: size, homogeneity, balance, spectrum.
+
+A network is homogeneous of order k if scaling all weights by a > 0 scales the outputs by a^k. A hidden
+neuron is balanced if its incoming weights (with the bias) and its outgoing weights have equal norms. The
+spectrum is the list of singular values of the first layer.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +15,7 @@ from residuum.networks.spectrum import count_directions, rank_above, singular_va
 from residuum.records import Record
 from residuum.records.published import Count
 
-# Thresholds as fractions of the largest singular value. The rank is the number of larger singular values.
+# Fractions of the largest singular value. For each fraction, the rank counts the larger singular values.
 TOLERANCES = (1e-1, 3e-2, 1e-2, 3e-3, 1e-3, 1e-4)
 
 
@@ -40,11 +45,11 @@ class Inspection(Record):
         parameters: Number of weights.
         bytes: Size of the weights in memory.
         dtype: Number format of the weights.
-        homogeneity_order: Measured order of homogeneity in the weights, None if the network is not
-            homogeneous.
-        directions: Number of singular directions of the first layer that come from training, None if the
-            number is not known.
-        directions_of: The threshold above which directions were counted, or why their number is not known.
+        homogeneity_order: The order k for which scaling all weights by a scales the outputs by a^k. None if
+            the network is not homogeneous.
+        directions: Number of singular directions (singular vectors) of the first layer that come from
+            training, None if the number is not known.
+        directions_of: The threshold above which singular directions count, or why the number is not known.
         ranks: Number of singular values of the first layer above each share of the largest singular value.
         balance: Gap between the incoming and outgoing norms of the hidden neurons of an MLP (0 if all
             neurons are balanced), None for other networks.
@@ -85,9 +90,10 @@ class Inspection(Record):
 def inspect_network(network: Network) -> Inspection:
     """Measure what the weights of a network show. No data is needed.
 
-    Homogeneity and balance show whether the theory of the attacks applies. The directions of the first layer
-    are the singular directions that exceed the noise of its initialization. None of these numbers predicts
-    how many samples can be reconstructed.
+    Homogeneity (scaling the weights scales the outputs by a power) and balance (equal norms of the incoming
+    and outgoing weights of each neuron) show whether the theory of the attacks applies. The directions of the
+    first layer are the singular directions that exceed the noise of its initialization. None of these numbers
+    predicts how many samples can be reconstructed.
 
     Args:
         network: The network to measure.
@@ -98,13 +104,13 @@ def inspect_network(network: Network) -> Inspection:
     arch = network.architecture
     theta = network.theta
     weight = first_layer(theta)
-    values = singular_values(weight)
+    spectrum = singular_values(weight)
     if network.live is not None:
         count, source = None, "it is not known which layer receives the input"
     elif weight.ndim > 2:
         count, source = None, "the first layer is a convolution: its filters see patches"
     else:
-        count, source = count_directions(values, *weight.shape)
+        count, source = count_directions(spectrum, *weight.shape)
     return Inspection(
         arch=network.arch,
         input_shape=network.input_shape,
@@ -120,7 +126,7 @@ def inspect_network(network: Network) -> Inspection:
         homogeneity_order=network.homogeneity_order,
         directions=count,
         directions_of=source,
-        ranks={f"{share:g}": rank_above(values, share) for share in TOLERANCES},
+        ranks={f"{share:g}": rank_above(spectrum, share) for share in TOLERANCES},
         balance=balance(network.double_module),
         assumptions=network.assumptions,
     )

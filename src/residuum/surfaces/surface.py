@@ -2,7 +2,8 @@
 
     target = sum_i grad_theta <u_i, Phi(theta; x_i)>
 
-Phi(theta; x) are the outputs of the network with weights theta, and u_i weights the outputs for sample i.
+Phi(theta; x) are the outputs of the network with weights theta. The vector u_i holds one factor for each
+output of sample i.
 
 ===============  ===============  =================================================================
 surface          target           why the target is such a sum
@@ -12,14 +13,15 @@ weights - start  theta - theta0   every training step added gradients at the sam
 moment           mean gradient    momentum and Adam store a mean of recent gradients
 ===============  ===============  =================================================================
 
-``theta0`` are the initial weights.
+``theta0`` are the initial weights. KKT stands for the optimality conditions that long training approaches.
+"weights - start" is the name of the weight update in result files.
 
 If an attack finds nothing, this is evidence of absence only if the attack fits the layers that carry
 information. If the initial weights are known, these are the layers that moved by more than rounding.
-Training did not follow the gradient of a frozen layer, so no candidate has to fit it. If the first layer
-was frozen, the network saw the inputs only through fixed features, and many images share one feature.
-Fitting the layers above then says little about images. If the initial weights are not known, only the first
-layer is known to have moved far. The other layers are measured, but not judged.
+Training did not follow the gradient of a frozen layer, so candidates need not fit a frozen layer. If the
+first layer was frozen, the network saw the inputs only through fixed features, and many images share one
+feature. Fitting the layers above then says little about images. If the initial weights are not known, only
+the first layer is known to have moved far. The fit of the other layers is measured, but it is not required.
 """
 
 from __future__ import annotations
@@ -41,15 +43,15 @@ WEIGHTS, CHANGE, MOMENT = "weights", "weights - start", "moment"
 
 @dataclass(frozen=True, eq=False)
 class Surface:
-    """An attack surface of a release: tensors that a weighted sum of gradients must equal.
+    """An attack surface of a release: tensors that equal a weighted sum of gradients at training samples.
 
     Attributes:
         name: A key of ``SURFACES``.
         checkpoint: The network, with the weights at which gradients are taken.
         target: The tensors that the weighted sum of gradients must equal, by parameter name, in the dtype of
             the weights.
-        layers: Names of the layers that an attack must fit. If an attack does not fit these layers, finding
-            nothing proves nothing.
+        layers: Names of the layers that an attack must fit. If an attack does not fit these layers and finds
+            no samples, this does not show that the release hides the samples.
     """
 
     name: str
@@ -105,12 +107,13 @@ def build_weights_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
         The attack surface.
     """
     target = {name: t.detach() for name, t in checkpoint.theta.items()}
-    # For a live module, we do not know which layer receives the input, so the attack must fit all layers.
-    first = tuple(by_layer(target))[: 1 if checkpoint.live is None else None]
+    # Without initial weights, an attack must fit the first layer.
+    # In a live module, we do not know which layer receives the input, so the attack must fit all layers.
+    required_layers = tuple(by_layer(target))[: 1 if checkpoint.live is None else None]
     if knowledge.theta0 is None:
-        return Surface(WEIGHTS, checkpoint, target, first)
-    moved = _find_moved_layers(checkpoint, knowledge.theta0)
-    return Surface(WEIGHTS, checkpoint, target, moved)
+        return Surface(WEIGHTS, checkpoint, target, required_layers)
+    layers_that_moved = _find_moved_layers(checkpoint, knowledge.theta0)
+    return Surface(WEIGHTS, checkpoint, target, layers_that_moved)
 
 
 def build_update_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
@@ -170,7 +173,8 @@ def build_moment_surface(checkpoint: Network, knowledge: Knowledge) -> Surface:
     padded = {name: moments.get(name, torch.zeros(())).expand(shapes[name]) for name in shapes}
     target = {name: t.detach().to(checkpoint.theta[name]) for name, t in padded.items()}
     layers = tuple(layer for layer, names in by_layer(target).items() if {*names} & {*moments})
-    # An attack must fit only the first layer, as if the initial weights were not known.
+    # An attack must fit only the first of these layers.
+    # In a live module, we do not know which layer receives the input, so the attack must fit all layers.
     return Surface(MOMENT, checkpoint, target, layers[: 1 if checkpoint.live is None else None])
 
 
@@ -199,11 +203,12 @@ def resolve_surface(name: str, knowledge: Knowledge) -> str:
         InputError: If the name is not known, or the attacker does not know enough for this attack surface.
     """
     require_known(name, SURFACE_CHOICES, "No attack surface")
-    missing = {"change": knowledge.theta0, "moment": knowledge.moment}
-    if name in missing and missing[name] is None:
-        what = "initial weights (--init, --base)" if name == "change" else "optimizer state"
+    required_knowledge = {"change": knowledge.theta0, "moment": knowledge.moment}
+    if name in required_knowledge and required_knowledge[name] is None:
+        requirement = "initial weights (--init, --base)" if name == "change" else "optimizer state"
         raise InputError(
-            f"--surface {name} needs {what}, which the attacker does not know.", "Omit --surface."
+            f"--surface {name} needs {requirement}; the attacker knowledge has none.",
+            "Omit --surface, or add this knowledge.",
         )
     return SURFACE_CHOICES[name]
 
@@ -218,8 +223,12 @@ def build_surfaces(checkpoint: Network, knowledge: Knowledge) -> dict[str, Surfa
     Returns:
         The attack surfaces by name, in the order of ``SURFACES``.
     """
-    needs = {CHANGE: knowledge.theta0, MOMENT: knowledge.moment}
-    names = [name for name in SURFACES if name not in needs or needs[name] is not None]
+    required_knowledge = {CHANGE: knowledge.theta0, MOMENT: knowledge.moment}
+    names = [
+        name
+        for name in SURFACES
+        if name not in required_knowledge or required_knowledge[name] is not None
+    ]
     return {name: SURFACES[name](checkpoint, knowledge) for name in names}
 
 

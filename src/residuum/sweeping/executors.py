@@ -51,14 +51,14 @@ from residuum.sweeping.space import (
 )
 
 MEMORY = "out of memory"  # the reason of a failed job contains this text if memory ran out
-# Number of jobs that are submitted for each slot of a cluster. A slot runs one job at a time. With a second
-# job in the queue, no slot is idle, and an autoscaler sees that more machines are needed.
+# Number of jobs that are submitted for each slot of a cluster. A slot runs one job at a time.
+# If a second job is in the queue, no slot is idle, and an autoscaler sees that more machines are needed.
 JOBS_PER_SLOT = 2
 REFRESH = 5.0  # seconds after which the slots of a cluster are counted again
 # These environment variables switch off the usage reports and a warning of Ray.
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-# This environment variable restricts Ray to this machine. Without it, Ray replaces 127.0.0.1 by the address
-# of the network card on some systems, and anyone who can reach that address could run code on this machine.
+# This environment variable restricts Ray to this machine, because anyone who reaches Ray can run code on it.
+# Without the variable, Ray replaces 127.0.0.1 by the address of the network card on some systems.
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
 
 
@@ -83,7 +83,7 @@ class Task:
 class Job:
     """One or more trials that a worker runs at the same time.
 
-    The number of the first trial is the seed of all trials of the job.
+    All trials of a job have the same seed. The seed depends on the number of the first trial.
 
     Attributes:
         params: Values of the varied settings of each trial, by the number of the trial.
@@ -103,7 +103,7 @@ class Job:
         return list(self.params)
 
     def split_in_halves(self) -> list[Job]:
-        """Return two jobs with half of the trials of this job each."""
+        """Split this job into two jobs. Each of them has half of the trials."""
         rows, size = list(self.params.items()), -(-len(self.params) // 2)
         return [Job(dict(half), self.seed) for half in (rows[:size], rows[size:])]
 
@@ -120,7 +120,7 @@ class Outcome:
 
 
 def split_into_jobs(params: Mapping[int, Params], seed: int, batch: int) -> list[Job]:
-    """Split trials into jobs by their numbers. With b trials per job, trials 0 to b-1 are the first job.
+    """Split trials into jobs by their numbers. The first job has the trials 0 to ``batch`` - 1.
 
     Args:
         params: Values of the varied settings of the trials that remain to be run, by trial number.
@@ -130,8 +130,8 @@ def split_into_jobs(params: Mapping[int, Params], seed: int, batch: int) -> list
     Returns:
         The jobs. A job has fewer trials if some of its trials are already finished.
     """
-    blocks = groupby(params.items(), lambda row: row[0] // batch)
-    return [Job(dict(block), seed) for _, block in blocks]
+    params_by_job = groupby(params.items(), lambda row: row[0] // batch)
+    return [Job(dict(block), seed) for _, block in params_by_job]
 
 
 def run_job(task: Task, job: Job) -> Outcome:
@@ -144,29 +144,31 @@ def run_job(task: Task, job: Job) -> Outcome:
     Returns:
         The outcome of the job. If the job failed, the outcome holds the reason.
     """
-    start = time.perf_counter()
+    start_time = time.perf_counter()
     torch.set_num_threads(task.threads)
     try:
         outcome = _run_attack(task, job)
     except Exception as problem:  # noqa: BLE001  a trial that fails is recorded with its reason
         outcome = Outcome(job, reason=_reason(problem))
-    return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
+    return dataclasses.replace(outcome, seconds=time.perf_counter() - start_time)
 
 
 def _reason(problem: BaseException) -> str:
-    """Return the reason of a failure in one line. The reason starts with ``MEMORY`` if memory ran out."""
-    text = " ".join(str(problem).split())[:300]
+    """Return the reason of a failure as one line. If memory ran out, the line starts with ``MEMORY``."""
+    problem_text = " ".join(str(problem).split())[:300]
     if isinstance(problem, WorkerDiedError):
-        return text
-    # PyTorch and Ray have classes of this name.
+        return problem_text
+    # The errors of PyTorch and of Ray are both called OutOfMemoryError.
     is_memory_error = type(problem).__name__ in ("MemoryError", "OutOfMemoryError")
-    if is_memory_error or "allocate memory" in text:
-        return f"{MEMORY}: {text}"
-    return f"{type(problem).__name__}: {text}"
+    if is_memory_error or "allocate memory" in problem_text:
+        return f"{MEMORY}: {problem_text}"
+    return f"{type(problem).__name__}: {problem_text}"
 
 
 def first_layer_residual(loss: Tensor, layers: Tensor) -> float | None:
-    """Return the relative first-layer residual at the best loss of each restart, as a median over restarts.
+    """Return the relative residual of the first layer at the step with the best loss.
+
+    The result is the median over all restarts.
 
     Args:
         loss: (R, T) loss of each of R restarts at T recorded steps. Infinite or NaN where there is none.
@@ -178,19 +180,21 @@ def first_layer_residual(loss: Tensor, layers: Tensor) -> float | None:
     has_loss = torch.isfinite(loss).any(1)
     if not bool(has_loss.any()) or not layers.shape[-1]:
         return None
-    best = loss.nan_to_num(nan=torch.inf).argmin(1)
-    first = layers[torch.arange(len(best)), best, 0][has_loss].clamp(min=0).sqrt()
-    value = float(first.median())
-    return value if math.isfinite(value) else None
+    best_step = loss.nan_to_num(nan=torch.inf).argmin(1)
+    first_layer_residuals = (
+        layers[torch.arange(len(best_step)), best_step, 0][has_loss].clamp(min=0).sqrt()
+    )
+    median_residual = float(first_layer_residuals.median())
+    return median_residual if math.isfinite(median_residual) else None
 
 
 def paused_value(path: Path) -> tuple[int, float | None]:
-    """Return the step and first-layer residual of a paused trial, (0, None) if it has no saved state."""
+    """Read the saved state of a paused trial. Return its step and residual, or (0, None) without a state."""
     if not path.is_file():
         return 0, None
-    state = SolverState.load(path)
-    return state.step, first_layer_residual(
-        torch.stack(state.loss, 1), torch.stack(state.layers, 1)
+    solver_state = SolverState.load(path)
+    return solver_state.step, first_layer_residual(
+        torch.stack(solver_state.loss, 1), torch.stack(solver_state.layers, 1)
     )
 
 
@@ -213,10 +217,10 @@ def judge_trial(
         is "failed".
     """
     statuses, steps = reconstruction.status, reconstruction.steps
-    is_finite = torch.tensor([status != "diverged" for status in statuses])
+    is_not_diverged = torch.tensor([status != "diverged" for status in statuses])
     statistics: dict[str, Any] = {
         "residual": first_layer_residual(
-            reconstruction.loss[is_finite], reconstruction.layers[is_finite]
+            reconstruction.loss[is_not_diverged], reconstruction.layers[is_not_diverged]
         ),
         "agreement": 0.0,
         "expected": 0.0,
@@ -226,66 +230,74 @@ def judge_trial(
     }
     groups = reconstruction.selection
     if groups is not None and len(groups):
-        has_agreement = groups.support > 1
-        statistics["agreement"] = float(groups.members[has_agreement].sum() / groups.members.sum())
-        share = groups.support / max(reconstruction.restarts, 1)
-        confidence = torch.where(groups.confidence.isnan(), share, groups.confidence)
-        statistics["expected"] = float(confidence[has_agreement].sum())
+        has_several_restarts = groups.support > 1
+        statistics["agreement"] = float(
+            groups.members[has_several_restarts].sum() / groups.members.sum()
+        )
+        restart_share = groups.support / max(reconstruction.restarts, 1)
+        confidence = torch.where(groups.confidence.isnan(), restart_share, groups.confidence)
+        statistics["expected"] = float(confidence[has_several_restarts].sum())
     if statistics["residual"] is None and "residual" in objectives:
         reason = "diverged" if statistics["diverged"] else "no finite residual"
         return Trial(number, params, FAILED, **statistics, reason=reason)
-    values = tuple(
+    objective_values = tuple(
         -statistics[name] if name in EXPECTED else statistics[name] for name in objectives
     )
-    return Trial(number, params, COMPLETE, values, **statistics)
+    return Trial(number, params, COMPLETE, objective_values, **statistics)
 
 
 def _run_attack(task: Task, job: Job) -> Outcome:
-    """Run all trials of a job at the same time, until the step at which the job pauses or to the end."""
+    """Run all trials of a job at the same time, to the end or to the step ``job.until``."""
     restarts = count_restarts(task.attack)
-    base = task.attack.changed(seed=job.seed * SEEDS + job.numbers[0])
-    attacks = [configure(base, params) for params in job.params.values()]
-    stacked = [attack.changed(restarts=restarts * len(attacks)) for attack in attacks]
-    per_run = [attack for attack in stacked for _ in range(restarts)]
+    seeded_attack = task.attack.changed(seed=job.seed * SEEDS + job.numbers[0])
+    attacks = [configure(seeded_attack, params) for params in job.params.values()]
+    attacks_with_all_restarts = [
+        attack.changed(restarts=restarts * len(attacks)) for attack in attacks
+    ]
+    attack_of_each_run = [attack for attack in attacks_with_all_restarts for _ in range(restarts)]
     with tempfile.TemporaryDirectory(prefix="residuum-") as folder:
-        path = Path(folder) / "state.safetensors" if job.until or job.state else None
-        if path is not None and job.state is not None:
-            path.write_bytes(job.state)
-        first = stacked[0].resolve_settings(task.network, task.knowledge)
-        if path is not None and job.until and isinstance(first, Stationarity):
-            has_steps = first.advance(task.network, task.knowledge, path, job.until, per_run)
-            if has_steps:
-                return Outcome(job, state=path.read_bytes())
-        combined = first.run(task.network, task.knowledge, state_path=path, per_run=per_run)
+        state_path = Path(folder) / "state.safetensors" if job.until or job.state else None
+        if state_path is not None and job.state is not None:
+            state_path.write_bytes(job.state)
+        first_attack = attacks_with_all_restarts[0].resolve_settings(task.network, task.knowledge)
+        if state_path is not None and job.until and isinstance(first_attack, Stationarity):
+            is_paused = first_attack.advance(
+                task.network, task.knowledge, state_path, job.until, attack_of_each_run
+            )
+            if is_paused:
+                return Outcome(job, state=state_path.read_bytes())
+        combined = first_attack.run(
+            task.network, task.knowledge, state_path=state_path, per_run=attack_of_each_run
+        )
     if len(attacks) == 1:
         return Outcome(job, (combined,))
-    results = (_extract_trial(combined, i, attack) for i, attack in enumerate(attacks))
-    return Outcome(job, tuple(results))
+    reconstructions = (_extract_trial(combined, i, attack) for i, attack in enumerate(attacks))
+    return Outcome(job, tuple(reconstructions))
 
 
 def _extract_trial(combined: Reconstruction, index: int, attack: Attack) -> Reconstruction:
     """Return the result of one trial from the combined result of all trials of a job."""
-    count = count_restarts(attack)
-    first = index * count
-    rows = slice(first, first + count)
-    mask = (combined.run >= first) & (combined.run < first + count)
+    restart_count = count_restarts(attack)
+    first_run = index * restart_count
+    own_runs = slice(first_run, first_run + restart_count)
+    is_own_candidate = (combined.run >= first_run) & (combined.run < first_run + restart_count)
     reconstruction = combined.replace(
-        x=combined.x[mask],
-        labels=combined.labels[mask],
-        lam=combined.lam[mask],
-        run=combined.run[mask] - first,
-        loss=combined.loss[rows],
-        layers=combined.layers[rows],
-        status=combined.status[rows],
+        x=combined.x[is_own_candidate],
+        labels=combined.labels[is_own_candidate],
+        lam=combined.lam[is_own_candidate],
+        run=combined.run[is_own_candidate] - first_run,
+        loss=combined.loss[own_runs],
+        layers=combined.layers[own_runs],
+        status=combined.status[own_runs],
         settings=attack.to_json(),
-        seconds=combined.seconds * count / combined.restarts,
-        ident=None if combined.ident is None else combined.ident[mask],
+        seconds=combined.seconds * restart_count / combined.restarts,
+        ident=None if combined.ident is None else combined.ident[is_own_candidate],
         events=tuple(
-            {**event, "run": event["run"] - first}
+            {**event, "run": event["run"] - first_run}
             for event in combined.events
-            if first <= event["run"] < first + count
+            if first_run <= event["run"] < first_run + restart_count
         ),
-        second_order=combined.second_order[rows],
+        second_order=combined.second_order[own_runs],
         selection=None,
     )
     return reconstruction.replace(selection=select(reconstruction))
@@ -299,7 +311,7 @@ class Engine(Protocol):
         return 1
 
     def submit(self, job: Job) -> Future[Outcome]:
-        """Start a job, and return a future of its outcome. If the worker dies, it has an exception."""
+        """Start a job. Return a future of its outcome, or of an exception if the worker dies."""
 
     def close(self) -> None:
         """Stop all running jobs and release the processes or machines of the engine."""
@@ -317,10 +329,10 @@ def run_jobs(engine: Engine, jobs: Iterable[Job], retries: int) -> Iterator[Outc
         The outcome of every job, in the order in which jobs end.
     """
     retry_queue, pending = list[tuple[Job, int]](), dict[Future[Outcome], tuple[Job, int]]()
-    source = ((job, 1) for job in jobs)
+    first_attempts = ((job, 1) for job in jobs)
     while True:
         while len(pending) < engine.count_slots() and (
-            attempt := retry_queue.pop() if retry_queue else next(source, None)
+            attempt := retry_queue.pop() if retry_queue else next(first_attempts, None)
         ):
             pending[engine.submit(attempt[0])] = attempt
         if not pending:
@@ -345,9 +357,9 @@ class Local(Engine):
 
     def submit(self, job: Job) -> Future[Outcome]:
         """Run the job to its end, and return a finished future with the outcome."""
-        ended = Future[Outcome]()
-        ended.set_result(run_job(self._task, job))
-        return ended
+        future = Future[Outcome]()
+        future.set_result(run_job(self._task, job))
+        return future
 
     def close(self) -> None:
         """Restore the number of CPU threads that PyTorch had before the sweep."""
@@ -359,12 +371,12 @@ class WorkerDiedError(Exception):
 
 
 class Worker:
-    """A process that runs jobs one after the other. It receives the shared inputs of the trials once."""
+    """A process that runs jobs one after the other. The shared inputs of the trials are sent to it once."""
 
     def __init__(self, task: Task) -> None:
-        context = mp.get_context("spawn")
-        self._pipe, worker_pipe = context.Pipe()
-        self.process = context.Process(target=_serve, args=(worker_pipe, task), daemon=True)
+        process_context = mp.get_context("spawn")
+        self._pipe, worker_pipe = process_context.Pipe()
+        self.process = process_context.Process(target=_serve, args=(worker_pipe, task), daemon=True)
         self.process.start()
         worker_pipe.close()
 
@@ -385,9 +397,11 @@ class Worker:
             return self._pipe.recv()
         except (EOFError, OSError) as problem:
             self.process.join()
-            code = self.process.exitcode
+            exit_code = self.process.exitcode
             # Linux sends signal 9 to a process if memory runs out.
-            reason = f"{MEMORY}, or killed by signal 9" if code == -9 else f"exit code {code}"
+            reason = (
+                f"{MEMORY}, or killed by signal 9" if exit_code == -9 else f"exit code {exit_code}"
+            )
             raise WorkerDiedError(reason) from problem
 
 
@@ -400,9 +414,9 @@ def _serve(pipe: Connection, task: Task) -> None:
 
 def _end_with_parent() -> None:
     """End this worker process when the main process ends, even in the middle of a job."""
-    parent = mp.parent_process()
-    assert parent is not None
-    parent.join()
+    main_process = mp.parent_process()
+    assert main_process is not None
+    main_process.join()
     os._exit(1)
 
 
@@ -429,7 +443,8 @@ class Processes(Engine):
 
     def _run(self, worker: Worker, job: Job) -> Outcome:
         outcome = worker.run(job)
-        self._idle.append(worker)  # if the process died, ``run`` raised an error before this line
+        # If the process died, ``run`` raised an error, and the worker does not become idle.
+        self._idle.append(worker)
         return outcome
 
     def close(self) -> None:
@@ -465,9 +480,9 @@ class Ray(Engine):
         if self._connected:
             self._connect()
         self._task = ray.put(task)
-        needs = {"num_cpus": request.cpus, "num_gpus": request.gpus}
-        # Ray must not run a failed job again, because ``run_jobs`` does.
-        self._remote = ray.remote(run_job).options(**needs, max_retries=0)
+        resources = {"num_cpus": request.cpus, "num_gpus": request.gpus}
+        # Ray must not run a failed job again, because ``run_jobs`` already does this.
+        self._remote = ray.remote(run_job).options(**resources, max_retries=0)
         self._running = WeakKeyDictionary[Future[Outcome], Any]()
         self._slots, self._counted_at = 0, -math.inf
 
@@ -491,30 +506,30 @@ class Ray(Engine):
             ) from problem
 
     def count_slots(self) -> int:
-        """Return the number of jobs to submit at a time. It changes as machines join or leave the cluster."""
+        """Return the number of jobs to submit at a time, which depends on the machines of the cluster."""
         if time.monotonic() - self._counted_at > REFRESH:
             resources, request = self._ray.cluster_resources(), self._request
-            counts = [resources.get("CPU", 0) / request.cpus]
+            slots_by_resource = [resources.get("CPU", 0) / request.cpus]
             if request.gpus:
-                counts.append(resources.get("GPU", 0) / request.gpus)
+                slots_by_resource.append(resources.get("GPU", 0) / request.gpus)
             self._slots, self._counted_at = (
-                max(1, int(JOBS_PER_SLOT * min(counts))),
+                max(1, int(JOBS_PER_SLOT * min(slots_by_resource))),
                 time.monotonic(),
             )
         return self._slots
 
     def submit(self, job: Job) -> Future[Outcome]:
         """Start a Ray task for the job."""
-        result = self._remote.remote(self._task, job)
-        future = result.future()
-        self._running[future] = result
+        object_ref = self._remote.remote(self._task, job)
+        future = object_ref.future()
+        self._running[future] = object_ref
         return future
 
     def close(self) -> None:
-        """Stop all running jobs. Then disconnect from the cluster, or end it if this engine started it."""
-        for future, result in list(self._running.items()):
+        """Stop all running jobs. If this engine connected to the cluster, also disconnect."""
+        for future, object_ref in list(self._running.items()):
             if not future.done():
-                self._ray.cancel(result, force=True)
+                self._ray.cancel(object_ref, force=True)
         if self._connected:
             self._ray.shutdown()
 

@@ -3,9 +3,10 @@
 Runs are processed one after the other, those of the best trials first. Only groups of similar candidates are
 stored. A candidate joins the nearest group of its label if the cosine with the mean of the group is at least
 ``SIMILARITY``. Candidates that join no group are grouped among themselves (``attacks/selection.py``) and form
-new groups. The weight w_i of a candidate x_i is relative to the largest weight in its run, because settings
-scale weights differently. If there are 25% more groups than ``limit``, the groups that the fewest runs found
-are dropped. Among groups with equally many runs, those with the smallest weight are dropped first.
+new groups. If samples have only a few values, the distance is used instead of the cosine. The weight w_i of a
+candidate x_i is relative to the largest weight in its run, because settings scale weights differently. If
+there are 25% more groups than ``limit``, the groups that the fewest runs found are dropped. Among groups with
+equally many runs, those with the smallest weight are dropped first.
 
 A group of candidates x_i with the weights w_i has these statistics:
 
@@ -37,7 +38,7 @@ from residuum.attacks.unmixing.attack import Unmix, confidence_by_share
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.similarity import cosine, l2
 
-LIMIT = 4096  # maximal number of groups in memory. They take 300 MB for photographs of 3 x 32 x 32
+LIMIT = 4096  # maximal number of groups in memory: 300 MB for images of 3 x 32 x 32 values
 MAX_GROUPS = 2000  # maximal number of groups in the pooled result
 
 
@@ -63,10 +64,10 @@ class Pool:
         """Add the candidates of all runs of a trial that did not diverge."""
         is_usable = find_usable_candidates(trial)
         for run, status in enumerate(trial.status):
-            mask = is_usable & (trial.run == run)
-            if status != "diverged" and bool(mask.any()):
-                weight = trial.weight[mask].double()
-                x, labels = trial.x[mask].flatten(1).double(), trial.labels[mask].double()
+            is_in_run = is_usable & (trial.run == run)
+            if status != "diverged" and bool(is_in_run.any()):
+                weight = trial.weight[is_in_run].double()
+                x, labels = trial.x[is_in_run].flatten(1).double(), trial.labels[is_in_run].double()
                 self._add_run(x, labels, weight / weight.max())
         self.shape, self.label_type = tuple(trial.x.shape[1:]), trial.labels.dtype
 
@@ -74,65 +75,80 @@ class Pool:
         """Add the (k, d) candidates ``x`` of a run, which must be finite and not zero."""
         if self.radius is None and x.shape[1] < grouping.FEW_VALUES:
             self.radius = grouping.DUPLICATE * float(x.norm(dim=1).median())
-        group = self._find_nearest(x, labels)
-        unmatched = (group < 0).nonzero().flatten()
-        count = len(self)
-        for label in labels[unmatched].unique():
-            rows = unmatched[labels[unmatched] == label]
-            new = group_candidates(x[rows], weight[rows], SIMILARITY, self.radius)
-            sizes = torch.tensor([len(members) for members in new])
-            group[rows[torch.cat(new)]] = count + torch.arange(len(new)).repeat_interleave(sizes)
-            count += len(new)
-        self._merge(x, labels, weight, group, count)
+        group_index = self._find_nearest(x, labels)
+        ungrouped = (group_index < 0).nonzero().flatten()
+        group_count = len(self)
+        for label in labels[ungrouped].unique():
+            ungrouped_of_label = ungrouped[labels[ungrouped] == label]
+            new_groups = group_candidates(
+                x[ungrouped_of_label], weight[ungrouped_of_label], SIMILARITY, self.radius
+            )
+            group_sizes = torch.tensor([len(members) for members in new_groups])
+            group_index[ungrouped_of_label[torch.cat(new_groups)]] = group_count + torch.arange(
+                len(new_groups)
+            ).repeat_interleave(group_sizes)
+            group_count += len(new_groups)
+        self._merge(x, labels, weight, group_index, group_count)
         self.runs, self.candidates = self.runs + 1, self.candidates + len(x)
-        if len(self) > 1.25 * self.limit:  # more than the limit, so that groups are sorted rarely
-            best = self.order()[: self.limit].sort().values
-            self.dropped += len(self) - len(best)
-            self._groups = {name: values[best] for name, values in self._groups.items()}
+        # Groups are dropped only if there are 25% more than the limit, because sorting all groups is slow.
+        if len(self) > 1.25 * self.limit:
+            best_groups = self.order()[: self.limit].sort().values
+            self.dropped += len(self) - len(best_groups)
+            self._groups = {name: values[best_groups] for name, values in self._groups.items()}
 
     def __len__(self) -> int:
         return len(self._groups["sum"]) if self._groups else 0
 
     def _find_nearest(self, x: Tensor, labels: Tensor) -> Tensor:
-        """Return the index of the group that each candidate joins, -1 if it joins no group, as (k,)."""
+        """Return the index of the group that each candidate joins, (k,). The index is -1 for no group."""
         if not len(self):
             return torch.full((len(x),), -1)
         groups = self._groups
-        if self.radius is None:  # the sum of a group has the direction of its mean
+        if (
+            self.radius is None
+        ):  # compare directions: the sum of a group has the direction of its mean
             closeness = cosine(x, groups["sum"])
         else:
             closeness = -l2(x, groups["sum"] / groups["weight"][:, None])
-        best, nearest = closeness.masked_fill_(labels[:, None] != groups["label"], -math.inf).max(1)
+        best_closeness, nearest = closeness.masked_fill_(
+            labels[:, None] != groups["label"], -math.inf
+        ).max(1)
         threshold = SIMILARITY if self.radius is None else -self.radius
-        return nearest.masked_fill(best < threshold, -1)
+        return nearest.masked_fill(best_closeness < threshold, -1)
 
-    def _merge(self, x: Tensor, labels: Tensor, weight: Tensor, group: Tensor, count: int) -> None:
+    def _merge(
+        self, x: Tensor, labels: Tensor, weight: Tensor, group_index: Tensor, count: int
+    ) -> None:
         """Add candidates to their groups. ``count`` is the number of groups after the call.
 
-        A group is stored as the sums of its weights, weighted candidates and weighted directions, and the
-        candidate with the largest weight. So memory does not grow with the number of runs.
+        Only sums over a group are stored, and the candidate with the largest weight. So memory does not grow
+        with the number of runs. The sums are of the weights, of the weighted candidates and of the weighted
+        directions (candidates with norm 1).
         """
         if not self._groups:
-            names = ("weight", "heaviest", "label", "support", "members", "run")
-            self._groups = {name: x.new_zeros(0) for name in names}
+            scalar_fields = ("weight", "heaviest", "label", "support", "members", "run")
+            self._groups = {name: x.new_zeros(0) for name in scalar_fields}
             self._groups |= dict.fromkeys(("sum", "unit", "x"), x[:0])
-        new = count - len(self)
+        new_group_count = count - len(self)
         self._groups = groups = {
-            name: torch.cat([values, values.new_zeros(new, *values.shape[1:])])
+            name: torch.cat([values, values.new_zeros(new_group_count, *values.shape[1:])])
             for name, values in self._groups.items()
         }
-        groups["sum"].index_add_(0, group, weight[:, None] * x)
-        groups["unit"].index_add_(0, group, weight[:, None] * x / x.norm(dim=1, keepdim=True))
-        groups["weight"].index_add_(0, group, weight)
-        groups["members"].index_add_(0, group, torch.ones_like(weight))
-        groups["support"][group.unique()] += 1
-        heaviest = groups["heaviest"].scatter_reduce(0, group, weight, "amax")
-        is_heaviest = (weight == heaviest[group]) & (weight > groups["heaviest"][group])
+        groups["sum"].index_add_(0, group_index, weight[:, None] * x)
+        groups["unit"].index_add_(0, group_index, weight[:, None] * x / x.norm(dim=1, keepdim=True))
+        groups["weight"].index_add_(0, group_index, weight)
+        groups["members"].index_add_(0, group_index, torch.ones_like(weight))
+        groups["support"][group_index.unique()] += 1
+        heaviest = groups["heaviest"].scatter_reduce(0, group_index, weight, "amax")
+        is_heaviest = (weight == heaviest[group_index]) & (weight > groups["heaviest"][group_index])
         new_heaviest = is_heaviest.nonzero().flatten()
         groups["heaviest"].copy_(heaviest)
-        rows = group[new_heaviest]
-        groups["x"][rows], groups["label"][rows] = x[new_heaviest], labels[new_heaviest]
-        groups["run"][rows] = float(self.runs)
+        changed_groups = group_index[new_heaviest]
+        groups["x"][changed_groups], groups["label"][changed_groups] = (
+            x[new_heaviest],
+            labels[new_heaviest],
+        )
+        groups["run"][changed_groups] = float(self.runs)
 
     def order(self) -> Tensor:
         """Return the indices of the groups, sorted by the number of runs that found them, then by weight."""
@@ -141,36 +157,43 @@ class Pool:
         return by_weight[support[by_weight].argsort(descending=True, stable=True)]
 
     def selection(self) -> tuple[Selection, dict[str, Tensor]]:
-        """Return the best groups among those that several runs found, or among all groups if none was.
+        """Return the groups that several runs found. If there are none, return the best of all groups.
 
         Returns:
             The means of these groups as a selection, and the stored sums of these groups by name.
         """
-        order = self.order()
-        consensus = order[self._groups["support"][order] > 1]
-        order = (consensus if len(consensus) else order)[:MAX_GROUPS]
-        best = {name: values[order] for name, values in self._groups.items()}
-        best["label"] = best["label"].to(self.label_type)
-        mean = best["sum"] / best["weight"][:, None]
-        inner = (mean * best["unit"]).sum(1) / mean.norm(dim=1).clamp(min=1e-300)
-        rows = [
+        group_order = self.order()
+        consensus = group_order[self._groups["support"][group_order] > 1]
+        group_order = (consensus if len(consensus) else group_order)[:MAX_GROUPS]
+        best_groups = {name: values[group_order] for name, values in self._groups.items()}
+        best_groups["label"] = best_groups["label"].to(self.label_type)
+        mean = best_groups["sum"] / best_groups["weight"][:, None]
+        weighted_cosine = (mean * best_groups["unit"]).sum(1) / mean.norm(dim=1).clamp(min=1e-300)
+        group_rows = [
             {"support": int(s), "lam": float(w / s), "tightness": float(t)}
-            for s, w, t in zip(best["support"], best["weight"], inner / best["weight"], strict=True)
+            for s, w, t in zip(
+                best_groups["support"],
+                best_groups["weight"],
+                weighted_cosine / best_groups["weight"],
+                strict=True,
+            )
         ]
-        heaviest = max((row["lam"] for row in rows), default=0.0)
-        spread = math.log(grouping.effective_dimension(mean))
-        features = [compute_features(row, self.runs, heaviest, spread) for row in rows]
+        largest_weight = max((row["lam"] for row in group_rows), default=0.0)
+        log_dimension = math.log(grouping.effective_dimension(mean))
+        features = [
+            compute_features(row, self.runs, largest_weight, log_dimension) for row in group_rows
+        ]
         selection = Selection(
             x=mean.reshape(-1, *self.shape),
-            labels=best["label"],
-            lam=torch.tensor([row["lam"] for row in rows]),
-            support=best["support"].long(),
-            members=best["members"].long(),
-            index=torch.arange(len(rows)),
+            labels=best_groups["label"],
+            lam=torch.tensor([row["lam"] for row in group_rows]),
+            support=best_groups["support"].long(),
+            members=best_groups["members"].long(),
+            index=torch.arange(len(group_rows)),
             confidence=torch.tensor([estimate_confidence(row, self.runs) for row in features]),
             features=torch.tensor(features).reshape(-1, len(grouping.FEATURES)),
         )
-        return selection, best
+        return selection, best_groups
 
 
 def pool_trials(
@@ -180,8 +203,8 @@ def pool_trials(
 ) -> tuple[Reconstruction | None, Pool]:
     """Pool the candidates of finished trials into one reconstruction, which can be scored.
 
-    The candidates of all trials form groups. The pooled candidates are the candidate with the largest weight
-    of each group, and the selected reconstructions are the means of the groups.
+    The candidates of all trials form groups of similar candidates. The pooled reconstruction has one
+    candidate per group: the candidate with the largest weight. Its selection has the means of the groups.
 
     Args:
         reconstructions: Results of the trials, the best trial first.
@@ -191,25 +214,25 @@ def pool_trials(
     Returns:
         The pooled reconstruction (None if no trial has a candidate), and the groups of all candidates.
     """
-    pool, attack, max_confidence = Pool(), "", torch.tensor(0.0)
+    pool, attack, best_confidence = Pool(), "", torch.tensor(0.0)
     for reconstruction in reconstructions:
         attack, selection = reconstruction.attack, reconstruction.selection
         if selection is not None and len(selection):
-            # If a trial has no confidence (NaN), the maximum is NaN, and so is the confidence of the pool.
-            max_confidence = torch.maximum(
-                max_confidence, selection.confidence.max().to(max_confidence)
+            # If a trial has no confidence (NaN), the maximum and the pooled confidence become NaN.
+            best_confidence = torch.maximum(
+                best_confidence, selection.confidence.max().to(best_confidence)
             )
         pool.add(reconstruction)
     if not len(pool):
         return None, pool
     pooled, groups = pool.selection()
-    runs = pool.runs
+    run_count = pool.runs
     if issubclass(ATTACKS.get(attack, Attack), Unmix):
-        values = math.prod(pool.shape)
-        confidence = confidence_by_share(pooled.support / runs, runs, values)
-        confidence = torch.minimum(confidence, max_confidence.to(confidence))
+        value_count = math.prod(pool.shape)
+        confidence = confidence_by_share(pooled.support / run_count, run_count, value_count)
+        confidence = torch.minimum(confidence, best_confidence.to(confidence))
         pooled = dataclasses.replace(pooled, confidence=confidence)
-    notes: tuple[str, ...] = (f"pooled from {pool.candidates} candidates of {runs} runs",)
+    notes: tuple[str, ...] = (f"pooled from {pool.candidates} candidates of {run_count} runs",)
     if pool.dropped:
         notes += (f"{pool.dropped} groups that few runs found were dropped to limit memory",)
     return Reconstruction(
@@ -219,10 +242,10 @@ def pool_trials(
         lam=groups["heaviest"],
         run=groups["run"].long(),
         steps=torch.zeros(0, dtype=torch.long),
-        loss=torch.zeros(runs, 0),
-        layers=torch.zeros(runs, 0, 0),
+        loss=torch.zeros(run_count, 0),
+        layers=torch.zeros(run_count, 0, 0),
         layer_names=(),
-        status=("finished",) * runs,
+        status=("finished",) * run_count,
         knowledge=knowledge,
         settings=settings,
         selection=pooled,

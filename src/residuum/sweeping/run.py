@@ -2,10 +2,10 @@
 
 The ranking uses the weights alone: the first-layer residual, and the agreement between restarts.
 
-A finished trial is written in two steps: first a file with its candidates, then a line in the study. So a
-sweep that was stopped at any moment continues without repeating a finished trial. If a trial has a file but
-no line, the line is added. A trial that was running when the sweep stopped leaves no file, and is drawn again
-with the same settings.
+A finished trial is written in two steps: first a file with its candidates, then a record in the study
+(the list of all trials). So a sweep that was stopped at any moment continues without repeating a finished
+trial. If a trial has a file but no record in the study, the record is added. A trial that was running when
+the sweep stopped leaves no file. This trial runs again with the same settings.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def sweep(
     watch: Watcher | None = None,
     **options: Unpack[SweepOptions],
 ) -> Sweep:
-    """Run an attack with many settings. Rank the trials and pool their candidates, by the weights alone.
+    """Run an attack with many settings. Rank the trials without training data, and pool their candidates.
 
     An ``InputError`` is raised if an option is not valid or if the attack does not apply.
 
@@ -106,7 +106,8 @@ def sweep(
         model: The released network, or its file.
         knowledge: What the attacker knows in addition to the weights.
         out: Folder to write. An interrupted sweep there is continued.
-        data: Training samples, to measure how good the ranking is. They are read after the ranking is fixed.
+        data: Training samples, to measure how good the ranking is. The samples are read after the ranking
+            is fixed.
         holdout: Samples that the network never saw, to compare the number of matches with chance.
         arch: Architecture of the network, if the file of the weights does not hold the architecture.
         watch: Function that receives the progress after every trial.
@@ -123,40 +124,42 @@ def sweep(
     release = open_release(model) if isinstance(model, str | Path) else None
     network = as_network(release or model, arch)
     subject = Path(str(model)).name if release else network.arch
-    source = {"arch": network.arch}
+    network_source = {"arch": network.arch}
     if release is not None:
-        source = {"checkpoint_sha256": release.sha256, **source}
+        network_source = {"checkpoint_sha256": release.sha256, **network_source}
     attack = request.attack.resolve_settings(network, knowledge)
     _check(network, knowledge, attack)
     task = Task(network, knowledge, attack, request.cpus)
     with ExitStack() as stack:
         out = Path(out or stack.enter_context(TemporaryDirectory()))
-        folder = stack.enter_context(SweepRun.open(out))
+        sweep_run = stack.enter_context(SweepRun.open(out))
         identity = {
-            **source,
+            **network_source,
             "plan": request.plan(),
             "threads": request.cpus,
             "weights": digest(*network.theta.values()),
             "knowledge": knowledge.digest,
         }
-        folder.begin(identity)
+        sweep_run.begin(identity)
         storage = stack.enter_context(open_storage(out / JOURNAL, request.storage))
-        driver = Driver(request, task, folder, Study(request, storage, identity), watch)
+        driver = Driver(request, task, sweep_run, Study(request, storage, identity), watch)
         driver.run()
-        done = driver.result(source)
-        _write(out, done, source, subject)
-        if data is not None and done.reconstruction is not None:
+        finished_sweep = driver.result(network_source)
+        _write(out, finished_sweep, network_source, subject)
+        if data is not None and finished_sweep.reconstruction is not None:
             train = _samples(data, "train.npz")
             unseen = None if holdout is None else _samples(holdout, "holdout.npz")
-            done = dataclasses.replace(done, scored=score_rankings(done, out, train, unseen))
-            _write(out, done, source, subject)
-    return done
+            finished_sweep = dataclasses.replace(
+                finished_sweep, scored=score_rankings(finished_sweep, out, train, unseen)
+            )
+            _write(out, finished_sweep, network_source, subject)
+    return finished_sweep
 
 
 def _check(network: Network, knowledge: Knowledge, attack: Attack) -> None:
     """Raise an error before the first trial if the attack does not apply to these inputs."""
     if isinstance(attack, Stationarity):
-        # Setting up the solver checks the inputs. On the CPU with two candidates, this is fast.
+        # The solver checks the inputs when it is created. With two candidates on the CPU, this is fast.
         attack.changed(device="cpu", restarts=1, candidates=2).solver(network, knowledge)
         return
     if reason := attack.why_not(SURFACES[attack.surface](network, knowledge), knowledge):
@@ -170,14 +173,14 @@ def _samples(data: Dataset | str | Path, name: str) -> Dataset:
 
 
 def _write(out: Path, done: Sweep, source: dict[str, Any], subject: str) -> None:
-    """Write the attack summary, which ``residuum score`` reads, the report, and last the sweep summary."""
+    """Write the summary of the attack (for ``residuum score``), the report and the summary of the sweep."""
     if done.reconstruction is not None:
-        summary = {
+        attack_summary = {
             **done.reconstruction.to_json(),
             "request": {"settings": done.reconstruction.settings, **source},
             "sha256": {POOLED: sha256(out / POOLED)},
         }
-        write_json(out / ATTACK, summary)
+        write_json(out / ATTACK, attack_summary)
     if done.scored is not None:
         write_json(out / RANKINGS, done.scored.to_json())
     write_atomic(out / REPORT, render_report(done, subject))
@@ -186,7 +189,7 @@ def _write(out: Path, done: Sweep, source: dict[str, Any], subject: str) -> None
 
 @dataclass
 class Driver:
-    """What runs the trials of a sweep from the start, or from where an earlier run stopped."""
+    """The driver of a sweep runs all trials that are not finished, and records their results."""
 
     request: SweepRequest
     task: Task
@@ -199,7 +202,10 @@ class Driver:
         self.trials = self.study.trials
 
     def run(self) -> None:
-        """Run all trials, wave by wave. The engine is started only if a trial remains to be run."""
+        """Run all trials in waves (groups of trials whose settings are drawn together).
+
+        The engine is started only if a trial remains to be run.
+        """
         with ExitStack() as stack:
             engine: Engine | None = None
             for wave in self.request.waves:
@@ -219,19 +225,19 @@ class Driver:
         """Rank and pool the trials, write the pooled reconstruction, and return the finished sweep."""
         trials = tuple(trial for _, trial in sorted(self.trials.items()))
         order, plan = rank_trials(trials), self.request.plan()
-        saved = (self.folder.load(trial.number) for trial in order)
-        reconstructions = (result for result in saved if result is not None)
+        saved_results = (self.folder.load(trial.number) for trial in order)
+        reconstructions = (result for result in saved_results if result is not None)
         settings = {**self.task.attack.to_json(), "sweep": plan}
         consensus, pool = pool_trials(reconstructions, self.task.knowledge, settings)
         if consensus is not None:
             consensus.save(self.folder.path / POOLED)
-        states = Counter(trial.state for trial in trials)
-        summary = {
+        state_counts = Counter(trial.state for trial in trials)
+        sweep_summary = {
             "plan": plan,
             "request": source,
             "engine": self.request.engine,
             "trials": [trial.to_json() for trial in trials],
-            "counts": {state: states[state] for state in (COMPLETE, PRUNED, FAILED)},
+            "counts": {state: state_counts[state] for state in (COMPLETE, PRUNED, FAILED)},
             "ranking": [trial.number for trial in order],
             "front": self.study.front,
             "best": order[0].to_json() if order else None,
@@ -250,22 +256,25 @@ class Driver:
             },
             "environment": environment(self.request.attack.device),
         }
-        return Sweep(self.request, self.task, trials, consensus, pool, summary)
+        return Sweep(self.request, self.task, trials, consensus, pool, sweep_summary)
 
     def _restore_lines(self, params: dict[int, Params]) -> None:
-        """Record finished trials that have a file but no line in the study, because the sweep was stopped.
+        """Record finished trials that have a file of candidates but are missing in the study.
 
-        The settings of a trial are read from its file, because another version of Optuna may draw others.
+        Such trials exist if the sweep was stopped between both steps. The settings of a trial are read from
+        its file, because another version of Optuna may draw other settings.
         """
         for number in params.keys() - self.trials.keys():
             if (saved := self.folder.load(number)) is not None:
-                values = {name: saved.settings[name] for name in self.request.space}
-                self.study.tell(judge_trial(number, values, saved, self.request.objectives))
+                varied_settings = {name: saved.settings[name] for name in self.request.space}
+                self.study.tell(
+                    judge_trial(number, varied_settings, saved, self.request.objectives)
+                )
 
     def _advance(self, engine: Engine, params: dict[int, Params], until: int = 0) -> None:
-        """Run the remaining trials of a wave until the step ``until``, or to their end if ``until`` is 0.
+        """Run the trials in ``params`` until the step ``until`` of the attack, or to their end if it is 0.
 
-        If a job with several trials runs out of memory, it runs again as two jobs with half of the trials.
+        If a job with several trials runs out of memory, the job is split into two smaller jobs.
         """
         waiting = {
             number: values
@@ -273,11 +282,11 @@ class Driver:
             if number not in self.trials
             and (not until or paused_value(self.folder.state(number))[0] < until)
         }
-        todo = split_into_jobs(waiting, self.request.seed, self.request.batch)
-        while todo:
+        jobs = split_into_jobs(waiting, self.request.seed, self.request.batch)
+        while jobs:
             smaller_jobs: list[Job] = []
-            resumed = (self._resume(job, until) for job in todo)
-            for outcome in run_jobs(engine, resumed, self.request.retries):
+            resumed_jobs = (self._resume(job, until) for job in jobs)
+            for outcome in run_jobs(engine, resumed_jobs, self.request.retries):
                 self.compute += outcome.seconds
                 if outcome.state is not None:
                     write_atomic(self.folder.state(outcome.job.numbers[0]), outcome.state)
@@ -285,33 +294,40 @@ class Driver:
                     smaller_jobs += outcome.job.split_in_halves()
                 else:
                     self._end(outcome)
-            todo = smaller_jobs
+            jobs = smaller_jobs
 
     def _resume(self, job: Job, until: int) -> Job:
-        """Return the job with the saved state of its trial, to run until the step ``until``."""
-        path = self.folder.state(job.numbers[0])
-        state = path.read_bytes() if len(job.numbers) == 1 and path.is_file() else None
-        return dataclasses.replace(job, state=state, until=until)
+        """Return a copy of the job that continues the saved state of its trial to the step ``until``."""
+        state_file = self.folder.state(job.numbers[0])
+        saved_state = (
+            state_file.read_bytes() if len(job.numbers) == 1 and state_file.is_file() else None
+        )
+        return dataclasses.replace(job, state=saved_state, until=until)
 
     def _halve(self, params: dict[int, Params], until: int) -> None:
-        """Stop all except the best trials of a wave that paused at the step ``until``.
+        """Stop all except the best trials in ``params``, which paused at the step ``until``.
 
-        We do not use the pruners of Optuna. They compare a trial with the trials that reported before it,
-        so the result would depend on the order in which trials end. They also do not support two
-        objectives.
+        We do not use the pruners of Optuna. A pruner compares a trial with the trials that reported before
+        this trial, so the result would depend on the order in which trials end. Pruners also do not support
+        two objectives.
         """
-        paused = {
+        residual_by_trial = {
             number: paused_value(self.folder.state(number))[1]
             for number in params.keys() - self.trials.keys()
         }
-        # Trials that were stopped at this step before the sweep was continued count too.
+        # Count also the trials that were stopped at this step before the sweep was interrupted.
         recorded_trials = (self.trials[number] for number in params.keys() & self.trials.keys())
-        stopped = sum(t.state == PRUNED and t.step == until for t in recorded_trials)
-        survivors = math.ceil((len(paused) + stopped) / ETA)
-        by_value = sorted(paused, key=lambda n: (math.inf if paused[n] is None else paused[n], n))
+        stopped_count = sum(t.state == PRUNED and t.step == until for t in recorded_trials)
+        survivor_count = math.ceil((len(residual_by_trial) + stopped_count) / ETA)
+        best_first = sorted(
+            residual_by_trial,
+            key=lambda n: (math.inf if residual_by_trial[n] is None else residual_by_trial[n], n),
+        )
         reason = f"not among the best at step {until}"
-        for n in by_value[survivors:]:
-            trial = Trial(n, params[n], PRUNED, residual=paused[n], step=until, reason=reason)
+        for n in best_first[survivor_count:]:
+            trial = Trial(
+                n, params[n], PRUNED, residual=residual_by_trial[n], step=until, reason=reason
+            )
             self._record(trial)
 
     def _end(self, outcome: Outcome) -> None:
@@ -334,13 +350,13 @@ class Driver:
         self.folder.state(trial.number).unlink(missing_ok=True)
         self.fresh += 1
         if self.watch is not None:
-            values = [t.values[0] for t in self.trials.values() if t.state == COMPLETE]
+            completed_values = [t.values[0] for t in self.trials.values() if t.state == COMPLETE]
             progress = SweepProgress(
                 done=len(self.trials),
                 total=self.request.trials,
                 fresh=self.fresh,
                 failed=sum(t.state == FAILED for t in self.trials.values()),
-                best=abs(min(values)) if values else None,
+                best=abs(min(completed_values)) if completed_values else None,
                 seconds=time.monotonic() - self.start,
             )
             self.watch(progress)

@@ -1,4 +1,4 @@
-"""A finished sweep: its ranking by the weights alone, its scores on the training data, and its report.
+"""A finished sweep: its ranking without training data, its scores on the training data, and its report.
 
 The order of the trials is fixed before the private data is read. The private data gives a second ranking. The
 comparison shows how many more samples the best trial of the second ranking recovered.
@@ -24,11 +24,11 @@ from residuum.sweeping.executors import Task
 from residuum.sweeping.pooling import Pool
 from residuum.sweeping.space import COMPLETE, FAILED, PRUNED, SweepRequest, Trial
 
-SUBSETS = 500  # number of held-out subsets that calibrate the score of the pooled result
-# Number of held-out subsets that calibrate the score of a trial. A calibration needs at least this many.
+SUBSETS = 500  # number of held-out subsets for the chance level of the pooled result
+# Number of held-out subsets for the chance level of a trial, which is the smallest allowed number.
 TRIAL_SUBSETS = 200
-TOP = 5  # number of best trials, of which the report names the one that recovered most samples
-MAX_ROWS, MAX_CARDS = 12, 60  # maximal number of table rows and of pictures in the report
+TOP = 5  # the report names the trial that recovered most samples among this number of best trials
+MAX_ROWS, MAX_CARDS = 12, 60  # maximal numbers of table rows and of pictures in the report
 HEADLINES = {"residual": "First-layer residual", "expected": "Reconstructions expected to be real:"}
 
 
@@ -79,18 +79,18 @@ class Sweep:
 
     @property
     def order(self) -> list[Trial]:
-        """The complete trials, ranked by the weights alone, the best trial first."""
+        """The complete trials, ranked without the training data, the best trial first."""
         return rank_trials(self.trials)
 
     @property
     def front(self) -> list[Trial]:
-        """Trials that no other trial beats in all objectives. With one objective this is the best trial."""
+        """Trials that no other trial beats in all objectives. With one objective, only the best trial."""
         by_number = {trial.number: trial for trial in self.trials}
         return [by_number[number] for number in self.summary["front"]]
 
 
 def rank_trials(trials: Iterable[Trial]) -> list[Trial]:
-    """Return the complete trials, lowest first objective first. In a tie, the lower trial number is first."""
+    """Sort the complete trials by their first objective, which is minimized, and then by their number."""
     complete = (trial for trial in trials if trial.state == COMPLETE)
     return sorted(complete, key=lambda trial: (trial.values[0], trial.number))
 
@@ -100,7 +100,8 @@ class Rankings:
     """The rankings of a sweep with and without the training data.
 
     Attributes:
-        rows: Statistics of each complete trial and the samples it recovered, best by the weights alone first.
+        rows: Statistics and number of recovered samples of each complete trial. The rows are sorted by the
+            ranking without the training data, the best trial first.
         pooled: Scores of all groups of similar candidates.
         consensus: Scores of the groups that several runs found, None if there are no such groups.
         n: Number of training samples.
@@ -113,25 +114,29 @@ class Rankings:
 
     @property
     def by_data(self) -> list[dict[str, Any]]:
-        """The rows, sorted by the number of recovered samples, then by the mean score of the best matches."""
+        """The items of ``rows``, sorted by recovered samples, then by the mean score of the best matches."""
         return sorted(self.rows, key=lambda row: (-(row["recovered"] or 0), -(row["top10"] or 0)))
 
     @property
     def correlation(self) -> float | None:
-        """Spearman correlation of the ranking statistic with the recovered samples, None if undefined."""
+        """Spearman correlation of residual (or ``expected``) and recovered samples, None if undefined."""
         from scipy.stats import spearmanr
 
-        figures = [
+        ranking_values = [
             row["expected"] if row["residual"] is None else -row["residual"] for row in self.rows
         ]
-        counts = [row["recovered"] or 0 for row in self.rows]
-        if len(set(figures)) < 2 or len(set(counts)) < 2:
+        recovered_counts = [row["recovered"] or 0 for row in self.rows]
+        if len(set(ranking_values)) < 2 or len(set(recovered_counts)) < 2:
             return None
-        value = float(spearmanr(figures, counts).statistic)
-        return value if math.isfinite(value) else None
+        spearman = float(spearmanr(ranking_values, recovered_counts).statistic)
+        return spearman if math.isfinite(spearman) else None
 
     def to_json(self) -> dict[str, Any]:
-        """Return both rankings as trial numbers, and how many samples choosing without the data lost."""
+        """Return both rankings as trial numbers, with the statistics of the best trials.
+
+        The value ``lost`` is how many more samples the best trial by the data recovered than the best trial
+        without the data.
+        """
         best, chosen = self.by_data[0], self.rows[0]
         return {
             "n": self.n,
@@ -177,21 +182,21 @@ def score_rankings(done: Sweep, out: Path, train: Dataset, holdout: Dataset | No
     for trial in done.order:
         if (reconstruction := folder.load(trial.number)) is None:
             continue
-        ncc = score_pool(all_candidates(reconstruction), TRIAL_SUBSETS).metrics["ncc"]
+        ncc_score = score_pool(all_candidates(reconstruction), TRIAL_SUBSETS).metrics["ncc"]
         rows.append(
             {
                 "number": trial.number,
                 "residual": trial.residual,
                 "expected": trial.expected,
-                "recovered": ncc.recovered,
-                "expected_by_chance": ncc.expected_by_chance,
-                "p_value": ncc.p_value,
-                "threshold": ncc.threshold_null99,
-                "top10": ncc.top10_mean,
+                "recovered": ncc_score.recovered,
+                "expected_by_chance": ncc_score.expected_by_chance,
+                "p_value": ncc_score.p_value,
+                "threshold": ncc_score.threshold_null99,
+                "top10": ncc_score.top10_mean,
             }
         )
-    groups = done.reconstruction.selection
-    has_consensus = groups is not None and bool((groups.support > 1).any())
+    pooled_groups = done.reconstruction.selection
+    has_consensus = pooled_groups is not None and bool((pooled_groups.support > 1).any())
     consensus = (
         score_pool(selected_candidates(done.reconstruction), SUBSETS) if has_consensus else None
     )
@@ -211,18 +216,20 @@ def render_report(done: Sweep, subject: str) -> str:
     """
     order, summary, scored = done.order, done.summary, done.scored
     counts, space, figure = summary["counts"], done.request.space, done.request.objectives[0]
-    coordinates = [
+    plot_axes = [
         Coordinate(name, [trial.params[name] for trial in order], s.log, s.low, s.high)
         for name, s in space.items()
     ]
-    values = [getattr(trial, figure) for trial in order]
-    coordinates.append(Coordinate(figure, values, figure == "residual"))
-    per_hour = f"{3600 * done.fresh / summary['session']['seconds']:.0f}" if done.fresh else "–"
+    objective_values = [getattr(trial, figure) for trial in order]
+    plot_axes.append(Coordinate(figure, objective_values, figure == "residual"))
+    trials_per_hour = (
+        f"{3600 * done.fresh / summary['session']['seconds']:.0f}" if done.fresh else "–"
+    )
     columns = ("trial", "residual", "agreement", "expected", *space)
     return render_sweep(
         subject=subject,
         created=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        headline=f"{HEADLINES[figure]} {values[0]:.3g} in the best trial"
+        headline=f"{HEADLINES[figure]} {objective_values[0]:.3g} in the best trial"
         if order
         else "No trial was complete",
         sentence=f"{len(done.trials)} of {done.request.trials} trials ended: {counts[COMPLETE]} "
@@ -233,9 +240,9 @@ def render_report(done: Sweep, subject: str) -> str:
             ("trials complete", str(len(order))),
             ("runs pooled", str(done.pool.runs)),
             ("candidates pooled", str(done.pool.candidates)),
-            ("trials per hour", per_hour),
+            ("trials per hour", trials_per_hour),
         ),
-        coordinates=coordinates if order else (),
+        coordinates=plot_axes if order else (),
         columns=(*columns, "recovered") if scored else columns,
         rows=_table_rows(done),
         choice=choice_lines(scored) if scored else (),
@@ -256,16 +263,18 @@ def _table_rows(done: Sweep) -> list[tuple[str, ...]]:
     order = done.order
     front = done.front[:MAX_ROWS] if len(done.request.objectives) > 1 else []
     trials = order[:MAX_ROWS] + [trial for trial in front if trial not in order[:MAX_ROWS]]
-    counts = {row["number"]: _format_count(row) for row in done.scored.rows} if done.scored else {}
-    rows = []
+    recovered_cells = (
+        {row["number"]: _format_count(row) for row in done.scored.rows} if done.scored else {}
+    )
+    table_rows = []
     for trial in trials:
         rank = f"{order.index(trial) + 1}{' front' if trial in front else ''}"
-        values = (trial.residual, trial.agreement, trial.expected, *trial.params.values())
-        cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in values)]
+        trial_values = (trial.residual, trial.agreement, trial.expected, *trial.params.values())
+        cells = [str(trial.number), *("–" if v is None else f"{v:.3g}" for v in trial_values)]
         if done.scored:
-            cells.append(counts.get(trial.number, "–"))
-        rows.append((rank, *cells))
-    return rows
+            cells.append(recovered_cells.get(trial.number, "–"))
+        table_rows.append((rank, *cells))
+    return table_rows
 
 
 def choice_lines(scored: Rankings) -> tuple[str, ...]:
@@ -276,19 +285,21 @@ def choice_lines(scored: Rankings) -> tuple[str, ...]:
         return (
             "Recovered samples cannot be counted, because there are no held-out samples to compare with.",
         )
-    figure = "a low residual" if chosen["residual"] is not None else "many expected reconstructions"
-    rho = summary["spearman"]
+    ranking_reason = (
+        "a low residual" if chosen["residual"] is not None else "many expected reconstructions"
+    )
+    spearman = summary["spearman"]
     correlation = (
         "undefined, because one of these numbers is equal in all trials."
-        if rho is None
-        else f"{rho:.2f}."
+        if spearman is None
+        else f"{spearman:.2f}."
     )
     return (
         f"Trial {chosen['number']}, the best trial by the weights alone, recovered {_format_count(chosen)} "
         f"of {scored.n} training samples. Trial {best['number']}, the best trial by the data, recovered "
         f"{_format_count(best)}. Of the five best trials by the weights alone, trial {top['number']} "
         f"recovered most: {_format_count(top)}.",
-        f"Rank correlation of {figure} with recovered samples: {correlation}",
+        f"Rank correlation of {ranking_reason} with recovered samples: {correlation}",
         "The data was read after the ranking was fixed, and did not change the ranking.",
     )
 
@@ -302,14 +313,14 @@ def _format_count(row: dict[str, Any]) -> str:
 
 def _scores(scored: Rankings) -> tuple[tuple[str, str, str], ...]:
     """Return the name, the value and the meaning of each score of the pooled candidates."""
-    pools = (("all groups", scored.pooled), ("consensus only", scored.consensus))
+    scores_by_name = (("all groups", scored.pooled), ("consensus only", scored.consensus))
     return tuple(
         (
             f"recovered of {scored.n}, {name}",
             f"{ncc.recovered} ({ncc.rule}; chance {ncc.expected_by_chance:.2g}, p {ncc.p_value:.2g})",
             "one-to-one matches with a score above the 99% chance level of held-out samples",
         )
-        for name, scores in pools
+        for name, scores in scores_by_name
         if scores is not None and (ncc := scores.metrics["ncc"]).recovered is not None
     )
 
@@ -320,7 +331,7 @@ def score_lines(scored: Rankings) -> tuple[str, ...]:
 
 
 def _items(done: Sweep) -> list[Item]:
-    """Return the cards of the report, one for each group of candidates that several runs found."""
+    """Return the pictures of the report, one for each group of candidates that several runs found."""
     if done.reconstruction is None or done.reconstruction.selection is None:
         return []
     groups, mean = done.reconstruction.selection, done.task.knowledge.mean

@@ -27,24 +27,23 @@ if TYPE_CHECKING:
 
 Params = dict[str, float]
 SAMPLERS = ("random", "sobol", "tpe")
-# Samplers that draw a wave of trials from the results of all earlier waves.
+# Samplers that use the results of earlier trials. They draw trials in waves, which are groups of trials.
 LEARNING = ("tpe",)
 COMPLETE, PRUNED, FAILED = "complete", "pruned", "failed"
-STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}  # what Optuna calls these states
-# Maximal number of trials of a sweep. With at most this many, two sweeps with different seeds never give a
-# trial the same seed.
+STATES = {COMPLETE: "COMPLETE", PRUNED: "PRUNED", FAILED: "FAIL"}  # the names of states in Optuna
+# Maximal number of trials of a sweep, so that sweeps with different seeds give their trials different seeds.
 SEEDS = 100_003
 OBJECTIVES = ("residual", "agreement")
-# The objective that ranks the trials of an attack without a residual: reconstructions expected to be real.
+# Objective for attacks without a residual: the number of reconstructions that are expected to be real.
 EXPECTED = ("expected",)
 DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("minimize", "maximize")
-RANKING_RULES = {  # the key says whether the attack is unmix
+RANKING_RULES = {  # the key is True for the attack unmix, and False for other attacks
     False: "residual, or by residual,agreement",
     True: "expected, because unmix has no residual",
 }
 # Settings that decide where the trials run, and do not change the results.
 PLACES = {"engine", "workers", "cpus", "gpus", "address", "retries", "storage"}
-# At each rung of successive halving, one in ETA trials continues, for ETA times as many steps.
+# After each pause of successive halving, the best 1/ETA of the trials continue, for ETA times as many steps.
 ETA = 3
 
 
@@ -108,13 +107,13 @@ class Range:
         return FloatDistribution(self.low, self.high, log=self.log)
 
 
-# The comment at each setting is the range that Haim et al. (2022) searched, as in their released code.
+# Default ranges of a sweep. The comments name the ranges in the released code of Haim et al. (2022).
 SPACE: dict[str, Range] = {
-    "lr_x": Range(1e-5, 3.0, log=True),  # 1e-5 .. 1
-    "lr_lam": Range(1e-5, 3.0, log=True),  # fixed at 1e-4
-    "sigma": Range(1e-6, 1.0, log=True),  # 1e-6 .. 0.1
-    "lam_min": Range(0.0, 1.0),  # 0.01 .. 0.5
-    "sharpness": Range(5.0, 1000.0, log=True),  # 10 .. 500
+    "lr_x": Range(1e-5, 3.0, log=True),  # Haim et al. searched from 1e-5 to 1
+    "lr_lam": Range(1e-5, 3.0, log=True),  # Haim et al. used 1e-4 only
+    "sigma": Range(1e-6, 1.0, log=True),  # Haim et al. searched from 1e-6 to 0.1
+    "lam_min": Range(0.0, 1.0),  # Haim et al. searched from 0.01 to 0.5
+    "sharpness": Range(5.0, 1000.0, log=True),  # Haim et al. searched from 10 to 500
 }
 UNMIX = ("rank", "strength", "starts")
 UNMIX_SPACE: dict[str, Range] = {
@@ -125,9 +124,11 @@ UNMIX_SPACE: dict[str, Range] = {
 
 def list_numeric_settings(attack: type[Attack]) -> dict[str, Any]:
     """Return the settings of an attack that a sweep can vary, with their default values."""
-    skipped = ("restarts", "seed", "seconds", "steps")
+    fixed_settings = ("restarts", "seed", "seconds", "steps")
     defaults = {name: FALLBACKS.get(name, f.default) for name, f in attack.model_fields.items()}
-    return {n: v for n, v in defaults.items() if n not in skipped and type(v) in (int, float)}
+    return {
+        n: v for n, v in defaults.items() if n not in fixed_settings and type(v) in (int, float)
+    }
 
 
 def configure(attack: Attack, params: Params) -> Attack:
@@ -186,7 +187,7 @@ class SweepRequest(SweepSettings):
     attack: InstanceOf[Attack] = Field(
         default=Auto(restarts=TRIAL_RESTARTS),
         description="The attack that the sweep runs. Settings that the sweep does not vary keep the values "
-        "of this attack. Its restarts and steps are those of one trial.",
+        "of this attack. Each trial has the restarts and the steps of this attack.",
     )
     space: Mapping[str, Range] = Field(
         default=SPACE,
@@ -229,7 +230,7 @@ class SweepRequest(SweepSettings):
         """Check that the attack has every setting to vary, and that both ends of each range are valid."""
         if not self.space:
             raise InputError(
-                "A sweep must vary at least one setting.",
+                "A sweep must vary at least one setting; got no setting.",
                 "Leave --search out to vary the default settings.",
             )
         for name, setting in self.space.items():
@@ -271,20 +272,20 @@ class SweepRequest(SweepSettings):
 
     @property
     def waves(self) -> list[range]:
-        """Numbers of the trials whose settings are drawn together, wave by wave."""
-        size = self.wave if self.sampler in LEARNING else self.trials
-        starts = range(0, self.trials, size)
-        return [range(start, min(start + size, self.trials)) for start in starts]
+        """For each wave (a group of trials whose settings are drawn together), the numbers of its trials."""
+        wave_size = self.wave if self.sampler in LEARNING else self.trials
+        first_trials = range(0, self.trials, wave_size)
+        return [range(start, min(start + wave_size, self.trials)) for start in first_trials]
 
     @property
     def pauses(self) -> list[int]:
         """Steps of the attack after which the worst trials of a wave are stopped (successive halving)."""
         if not isinstance(self.attack, RestartSettings):
             return []
-        last = self.attack.steps
-        steps = (last / ETA**k for k in range(self.rungs, 0, -1))
-        rounded = {CHECK_EVERY * math.ceil(step / CHECK_EVERY) for step in steps}
-        return sorted(step for step in rounded if step < last)
+        last_step = self.attack.steps
+        steps = (last_step / ETA**k for k in range(self.rungs, 0, -1))
+        rounded_steps = {CHECK_EVERY * math.ceil(step / CHECK_EVERY) for step in steps}
+        return sorted(step for step in rounded_steps if step < last_step)
 
     def plan(self) -> dict[str, Any]:
         """Return the settings that decide the results of a sweep, as plain values that identify the sweep."""

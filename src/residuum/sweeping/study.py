@@ -1,7 +1,7 @@
 """The study of a sweep: the settings of all trials, and the results of the trials that ended.
 
-The study is an Optuna study. It is stored in a journal in the folder of the sweep, or in a database. It holds
-the settings and the statistics of the trials, and no reconstructed samples.
+The study is an Optuna study. The study is stored in a database, or in a journal (a file with lines of JSON)
+in the folder of the sweep. The study has no reconstructed samples.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from residuum.errors import InputError
 from residuum.records.rundir import digest
 from residuum.sweeping.space import DIRECTIONS, STATES, Params, SweepRequest, Trial
 
-# Names of the attributes of a stored study and of its trials.
+# Names of the Optuna attributes in which a study stores its plan, and a trial stores its statistics.
 PLAN_ATTRIBUTE, TRIAL_ATTRIBUTE = "residuum:plan", "residuum:trial"
 
 
@@ -59,14 +59,16 @@ class Study:
         if PLAN_ATTRIBUTE not in self._stored.user_attrs:
             self._stored.set_user_attr(PLAN_ATTRIBUTE, json.dumps(identity, sort_keys=True))
         for stored in self._stored.get_trials(deepcopy=False):
-            if fields := stored.user_attrs.get(
-                TRIAL_ATTRIBUTE
-            ):  # trials that other programs added do not have this attribute
-                fields = fields | {"params": dict(stored.params), "values": tuple(fields["values"])}
-                self.trials[fields["number"]] = Trial(**fields)
+            # Trials that another program added to the study do not have this attribute.
+            if trial_fields := stored.user_attrs.get(TRIAL_ATTRIBUTE):
+                trial_fields = trial_fields | {
+                    "params": dict(stored.params),
+                    "values": tuple(trial_fields["values"]),
+                }
+                self.trials[trial_fields["number"]] = Trial(**trial_fields)
 
     def ask(self, wave: range) -> dict[int, Params]:
-        """Draw the settings of the trials of a wave, and return the settings by trial number."""
+        """Draw the settings of a wave of trials, and return the settings by trial number."""
         seed = np.random.SeedSequence((self._request.seed, wave.start)).generate_state(1)
         self._memory.sampler = self._sampler(int(seed[0]))
         params = {number: dict(self._memory.ask(self._space).params) for number in wave}
@@ -84,39 +86,40 @@ class Study:
             return TPESampler(seed=seed, constant_liar=True)
 
         class Sobol(QMCSampler):
-            """The Sobol sampler of Optuna, which gets the ranges without drawing a random first trial."""
+            """The Sobol sampler of Optuna with known ranges, so that the first trial is not random."""
 
             def infer_relative_search_space(self, study: Any, trial: Any) -> Any:
                 return space
 
-        with warnings.catch_warnings(
-            action="ignore"
-        ):  # Optuna warns that this sampler is experimental
+        # Optuna warns that the Sobol sampler is experimental.
+        with warnings.catch_warnings(action="ignore"):
             return Sobol(seed=seed, scramble=True)
 
     def tell(self, trial: Trial) -> None:
-        """Record the result of a trial that ended in the study."""
-        fields = trial.to_json()
-        line = self._optuna.trial.create_trial(
+        """Add the result of a trial to the study, when the trial has ended."""
+        trial_fields = trial.to_json()
+        optuna_trial = self._optuna.trial.create_trial(
             state=self._optuna.trial.TrialState[STATES[trial.state]],
             values=list(trial.values) or None,
-            params=fields.pop("params"),
+            params=trial_fields.pop("params"),
             distributions=self._space,
-            user_attrs={TRIAL_ATTRIBUTE: fields},
+            user_attrs={TRIAL_ATTRIBUTE: trial_fields},
         )
-        self._stored.add_trial(line)
+        self._stored.add_trial(optuna_trial)
         self.trials[trial.number] = trial
         self._tell_memory(trial)
 
     def _tell_memory(self, trial: Trial) -> None:
-        state = self._optuna.trial.TrialState[STATES[trial.state]]
-        self._memory.tell(trial.number, list(trial.values) or None, state)
+        optuna_state = self._optuna.trial.TrialState[STATES[trial.state]]
+        self._memory.tell(trial.number, list(trial.values) or None, optuna_state)
 
     @property
     def front(self) -> list[int]:
         """Numbers of the complete trials that no other trial beats in all objectives, the best one first."""
-        best = sorted(self._memory.best_trials, key=lambda trial: (trial.values[0], trial.number))
-        return [trial.number for trial in best]
+        best_trials = sorted(
+            self._memory.best_trials, key=lambda trial: (trial.values[0], trial.number)
+        )
+        return [trial.number for trial in best_trials]
 
 
 @contextmanager
@@ -133,11 +136,11 @@ def open_storage(journal: Path, url: str | None) -> Iterator[Any]:
     if url is None:
         yield _open_journal(journal)
         return
-    database = _open_database(url)
+    database_storage = _open_database(url)
     try:
-        yield database
+        yield database_storage
     finally:
-        database.engine.dispose()
+        database_storage.engine.dispose()
 
 
 def _open_journal(path: Path) -> Any:
@@ -145,8 +148,8 @@ def _open_journal(path: Path) -> Any:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    # This process has locked the folder of the sweep. So if the journal has a lock file, a killed sweep left
-    # it. If the last line has no line end, a power failure or a full disk cut the line off.
+    # Only this process can use the folder of the sweep. So a lock file of the journal is from a killed sweep.
+    # A last line without a line end is incomplete, after a power failure or on a full disk.
     path.with_name(f"{path.name}.lock").unlink(missing_ok=True)
     if path.is_file() and not (content := path.read_bytes()).endswith(b"\n"):
         os.truncate(path, content.rfind(b"\n") + 1)
@@ -166,7 +169,7 @@ def _open_database(url: str) -> Any:
     try:
         return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})
     except (SQLAlchemyError, ImportError) as problem:
-        safe_url = re.sub("//.*@", "//***@", url)[:80]  # the URL without its password
+        safe_url = re.sub("//.*@", "//***@", url)[:80]  # the URL without user name and password
         raise InputError(
             f"The storage must be the URL of a reachable database; connecting to {safe_url!r} failed "
             f"({type(problem).__name__}).",

@@ -1,4 +1,4 @@
-"""Theory of networks and their data: KKT residuals, margins, KKT sets."""
+"""How weights determine training data: KKT residuals, margins, and sets of samples with equal gradients."""
 
 from residuum.theory.kkt import certify
 from residuum.theory.kkt_sets import KKTSet

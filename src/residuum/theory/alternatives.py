@@ -1,13 +1,14 @@
-"""Alternative training sets: other samples that fit the same weights as well as the true ones.
+"""Build alternative training sets: other samples that fit the same weights as well as the true samples.
 
-A split replaces a sample by two samples that lie on opposite sides of it. The budget of a sample is the
-largest distance that it can move along a direction without a change of its activation pattern. There are
-three kinds of alternatives:
+A split replaces a sample by two samples that lie on opposite sides of it. The activation pattern of a sample
+says which neurons are active. The budget of a sample is the largest distance that the sample can move along a
+direction before its activation pattern changes. There are three kinds of alternatives:
 
     far       every sample is split into two samples that are at least a distance r away from all samples
-              (Refael et al. 2025, Theorem 4). They move along a direction that the first layer ignores. If
-              there is no such direction, they move within the budget.
-    budget    every sample is split by a share of its budget and keeps its margin
+              (Refael et al. 2025, Theorem 4). Samples move along a direction that does not change the
+              pre-activations of the first layer. If there is no such direction, samples move within their
+              budgets.
+    budget    every sample is split, and both halves move by a share of the budget. Margins do not change.
     merge     samples with the same label and activation pattern are replaced by their weighted mean
 
 Samples with kinks (a ReLU's input is exactly zero) or with too small a budget cannot be moved. These samples
@@ -33,7 +34,7 @@ MIN_BUDGET = 1e-9
 
 @dataclass(frozen=True)
 class Blocked:
-    """A sample that cannot be moved far enough, and the neurons that limit it.
+    """A sample that cannot be moved by the requested distance, and the neurons that prevent this.
 
     Attributes:
         sample: Index of the sample.
@@ -54,13 +55,14 @@ class Alternative:
 
     Attributes:
         kind: far, budget, or merge.
-        before: The original samples with a positive multiplier. Others do not contribute to the weights.
+        before: The original samples with a positive multiplier. The other original samples do not contribute
+            to the weights.
         after: The alternative samples.
-        parents: For each row of ``after``, the rows of ``before`` from which it was made.
-        index: For each row of ``before``, its row in the original set.
-        budgets: (k,) distances that the samples in ``before`` can move in both directions, which may be
-            infinite. Empty for a merge.
-        blocked: Samples that cannot be moved far enough.
+        parents: For each alternative sample, the indices of the samples in ``before`` from which it was made.
+        index: For each sample in ``before``, its index in the original set.
+        budgets: (k,) largest distances that the samples in ``before`` can move both forwards and backwards.
+            A distance may be infinite. Empty for a merge.
+        blocked: Samples that cannot be moved by the requested distance.
     """
 
     kind: str
@@ -74,8 +76,8 @@ class Alternative:
     @property
     def changed(self) -> int:
         """The number of original samples that were moved or merged."""
-        merged = sum(len(p) for p in self.parents if len(p) > 1)
-        return merged if self.kind == "merge" else len(self.before) - len(self.blocked)
+        merged_count = sum(len(p) for p in self.parents if len(p) > 1)
+        return merged_count if self.kind == "merge" else len(self.before) - len(self.blocked)
 
 
 def build_far_alternative(
@@ -83,16 +85,17 @@ def build_far_alternative(
 ) -> Alternative:
     """Build an alternative training set whose samples lie at least ``r`` away from all original samples.
 
-    If the first layer ignores a direction of input space, every sample can move along this direction without
-    limit. Otherwise each sample is split into two, along a direction of its own. Both halves move by ``r``
-    plus the range of all samples in this direction, so that they are far from all samples. Samples that would
-    leave their activation pattern do not move.
+    If a direction of input space is orthogonal to the weights of all neurons of the first layer, every sample
+    can move along this direction without limit. If there is no such direction, each sample gets its own
+    direction. Each sample is split into two halves. Both halves move by ``r`` plus the range of all samples
+    in their direction, so that they are far from all samples. A sample does not move if a half would leave
+    the activation pattern of the sample.
 
     Args:
         kkt_set: Samples and multipliers of the network.
         r: The smallest distance between an alternative and an original sample.
         direction: Key of ``DIRECTIONS``, the rule that chooses the direction of each split.
-        watch: Called with the number of finished samples and their total.
+        watch: Called with the number of finished samples and the number of all samples.
 
     Returns:
         The alternative.
@@ -111,10 +114,9 @@ def build_far_alternative(
             raise
     directions = used.directions(direction, watch=watch)
     budgets = used.budgets(directions)
-    components = (
-        kkt_set.x.flatten(1) @ directions.T
-    )  # (n, k): components of all samples along each direction
-    lengths = r * (1 + 1e-12) + components.amax(0) - components.amin(0)
+    # (n, k): the component of each of n samples along each of k directions.
+    components_along = kkt_set.x.flatten(1) @ directions.T
+    lengths = r * (1 + 1e-12) + components_along.amax(0) - components_along.amin(0)
     return _split("far", used, index, directions, budgets, lengths, budgets.least > lengths)
 
 
@@ -127,9 +129,10 @@ def build_budget_alternative(
 
     Args:
         kkt_set: Samples and multipliers of the network.
-        share: The share of the budget. An infinite budget counts as the norm of the largest sample.
+        share: The distance that both halves of a sample move, as a share of its budget. An infinite budget
+            counts as the norm of the largest sample.
         direction: Key of ``DIRECTIONS``, the rule that chooses the direction of each split.
-        watch: Called with the number of finished samples and their total.
+        watch: Called with the number of finished samples and the number of all samples.
 
     Returns:
         The alternative.
@@ -139,8 +142,8 @@ def build_budget_alternative(
     """
     if not 0 < share < 1:
         raise InputError(
-            "The share of the budget by which each sample is split must lie between 0 and 1; "
-            f"got {share}.",
+            "--budget-frac must lie between 0 and 1, because samples move by this share of the largest "
+            f"possible distance; got {share}.",
             "Pass --budget-frac 0.9.",
         )
     used, index = _select_used(kkt_set)
@@ -177,8 +180,8 @@ def build_merged_alternative(kkt_set: KKTSet) -> Alternative:
     merged, groups = used.merge_all()
     if len(merged) == len(used):
         raise InconclusiveError(
-            "Merging needs two samples with the same label and activation pattern; no two of the "
-            f"{len(used)} samples with a positive multiplier have the same.",
+            "Merging needs two samples with the same label and the same activation pattern; got "
+            f"{len(used)} samples with a positive multiplier, of which no two agree in both.",
             "Pass --budget-frac 0.9 to split samples instead.",
         )
     merged_set = dataclasses.replace(merged, parent=kkt_set)
@@ -195,15 +198,15 @@ def _split(
     lengths: Tensor,
     is_movable: Tensor,
 ) -> Alternative:
-    """Split the samples for which ``is_movable`` is True, and describe what limits the other samples."""
+    """Split the samples for which ``is_movable`` is True, and name the neurons that limit other samples."""
     blocked = tuple(
         _describe_blocked(budgets, i, int(index[i])) for i in (~is_movable).nonzero()[:, 0].tolist()
     )
     if not is_movable.any():
         raise InconclusiveError(
-            f"None of the {len(used)} samples can be moved by the requested distance inside its activation "
-            f"pattern; the largest possible distance is {float(budgets.least.max()):.4g}.",
-            "Pass --budget-frac 0.9, or --direction largest.",
+            "At least one sample must move by the requested distance and keep its activation pattern; got "
+            f"{len(used)} samples that can move by at most {float(budgets.least.max()):.4g}.",
+            "Pass --budget-frac 0.9 for a shorter distance, or --direction largest for a longer budget.",
         )
     movable_samples = is_movable.nonzero()[:, 0]
     split_set = used.split_all(
@@ -223,7 +226,8 @@ def _select_used(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
     used_rows = (kkt_set.lam > 0).nonzero()[:, 0]
     if not len(used_rows):
         raise InconclusiveError(
-            "No sample has a positive multiplier, so these samples do not contribute to the weights.",
+            "At least one sample must have a positive multiplier, because other samples do not contribute to "
+            f"the weights; got {len(kkt_set)} samples without a positive multiplier.",
             "Check that the samples are the network's training data.",
         )
     return kkt_set.used(), used_rows

@@ -2,13 +2,15 @@
 
 A split replaces a sample x by x + alpha nu and x - beta nu, with a direction nu and lengths alpha and beta
 (Refael et al. 2025, Theorems 5 and 8). A switch s_k is a function whose sign belongs to the activation
-pattern, for example the input of a ReLU. Inside a pattern every switch is affine in x. So the largest lengths
+pattern, for example the input of a ReLU. The budgets of x are the largest lengths alpha and beta with which
+both new samples keep the activation pattern of x. As long as the pattern does not change, every switch is
+affine in x, so the budgets have exact formulas:
 
-    alpha_max = min_k { -s_k(x) / <grad s_k, nu> : > 0 },    beta_max: the same along -nu
+    alpha_max = smallest positive value of -s_k(x) / <grad s_k, nu> over all switches k
+    beta_max  = the same with -nu in place of nu
 
-are exact. They are called the budgets of x, one for each side. Budgets need no hypothesis on the depth of the
-network or on how exact a KKT point is. The published bounds on budgets, as printed and corrected, are in
-``papers/refael2025.py``.
+These formulas hold for networks of any depth, and for any samples and weights. ``papers/refael2025.py`` has
+the bounds on budgets that the paper prints, and corrected bounds.
 """
 
 from __future__ import annotations
@@ -32,16 +34,17 @@ from residuum.theory.patterns import (
 
 @dataclass(frozen=True)
 class Budgets:
-    """How far n samples can move inside their activation patterns, each along a separate direction nu.
+    """How far n samples can move before their activation patterns change, each along its own direction nu.
 
     A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU.
 
     Attributes:
         alpha: (n,) distance that a sample can move along +nu, infinite if nothing limits the sample.
         beta: (n,) distance that a sample can move along -nu, infinite if nothing limits the sample.
-        blocking: (n, K) mask of the switches, of K, that change sign first on either side.
-        kinks: (n, K) mask of the switches that are zero at the sample and that the direction would move. If
-            a sample has such switches, both distances are 0.
+        blocking: (n, K) mask of the K switches. True for those that change sign first if the sample moves
+            along +nu or along -nu.
+        kinks: (n, K) mask of the K switches. True for those that are zero at the sample and change along nu.
+            If a sample has such switches, both distances are 0.
         switches: The values of all switches at the samples.
     """
 
@@ -53,21 +56,21 @@ class Budgets:
 
     @property
     def least(self) -> Tensor:
-        """(n,) the smaller of both distances, i.e. how far a sample can move in both directions."""
+        """(n,) the smaller of ``alpha`` and ``beta``: how far a sample can move along +nu as well as -nu."""
         return torch.minimum(self.alpha, self.beta)
 
     def names(self, i: int) -> str:
         """Return the names of the neurons that limit sample i.
 
-        These are all neurons that are exactly zero at the sample. If there are none, these are the first
-        neurons that change sign on each side.
+        If the inputs of some neurons are exactly zero at the sample, these neurons limit it. Otherwise the
+        limit comes from the neurons whose inputs change sign first if the sample moves to either side.
         """
         return self.switches.names(self.kinks[i] if self.kinks[i].any() else self.blocking[i])
 
 
 @torch.no_grad()
 def compute_exact_budgets(models: Sequence[nn.Module], x: Tensor, direction: Tensor) -> Budgets:
-    """Compute how far samples can move along unit directions inside their activation patterns.
+    """Compute how far samples can move along unit directions before their activation patterns change.
 
     Args:
         models: Copies of the network, one for each weight vector at which gradients are taken.
@@ -79,16 +82,20 @@ def compute_exact_budgets(models: Sequence[nn.Module], x: Tensor, direction: Ten
     """
     switches = compute_switches(models, x)
     value, slope = switches.values, compute_slopes(models, x, direction)
-    slope_sizes = estimate_slope_sizes(models, x, switches.layers)
-    is_moved = slope.abs() > ROUNDING * slope_sizes
+    typical_slopes = estimate_slope_sizes(models, x, switches.layers)
+    is_moved = slope.abs() > ROUNDING * typical_slopes
     norms = 1 + x.flatten(1).norm(dim=1, keepdim=True)
-    is_kink = is_moved & (value.abs() <= 10 * ROUNDING * slope_sizes * norms)
-    steps = torch.where(is_moved, -value / torch.where(is_moved, slope, 1.0), math.inf)
-    steps_ahead = torch.where(steps > 0, steps, math.inf).masked_fill(is_kink, 0)
-    steps_behind = torch.where(steps < 0, -steps, math.inf).masked_fill(is_kink, 0)
-    alpha, beta = (_least(side) for side in (steps_ahead, steps_behind))
-    is_blocking = (steps_ahead <= alpha[:, None]) & alpha.isfinite()[:, None]
-    is_blocking |= (steps_behind <= beta[:, None]) & beta.isfinite()[:, None]
+    is_kink = is_moved & (value.abs() <= 10 * ROUNDING * typical_slopes * norms)
+    signed_distances = torch.where(is_moved, -value / torch.where(is_moved, slope, 1.0), math.inf)
+    distances_ahead = torch.where(signed_distances > 0, signed_distances, math.inf).masked_fill(
+        is_kink, 0
+    )
+    distances_behind = torch.where(signed_distances < 0, -signed_distances, math.inf).masked_fill(
+        is_kink, 0
+    )
+    alpha, beta = (_least(side) for side in (distances_ahead, distances_behind))
+    is_blocking = (distances_ahead <= alpha[:, None]) & alpha.isfinite()[:, None]
+    is_blocking |= (distances_behind <= beta[:, None]) & beta.isfinite()[:, None]
     return Budgets(alpha, beta, is_blocking, is_kink, switches)
 
 
@@ -109,11 +116,13 @@ def unit(direction: Tensor) -> Tensor:
     if not 0 < length < math.inf:
         raise HypothesisError(
             "direction",
-            f"A splitting direction must have a positive finite length; got {length}.",
+            f"The direction of a split must have a positive finite length; got {length}.",
             "Pass a direction from residuum.theory.directions.",
         )
     return flat_direction / length
 
 
-def _least(steps: Tensor) -> Tensor:
-    return steps.amin(1) if steps.shape[1] else steps.new_full((len(steps),), math.inf)
+def _least(distances: Tensor) -> Tensor:
+    return (
+        distances.amin(1) if distances.shape[1] else distances.new_full((len(distances),), math.inf)
+    )

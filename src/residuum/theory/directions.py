@@ -1,17 +1,19 @@
 """Directions along which a sample can be split.
 
-A sample x_i with activation boundaries s_k nearby (called switches) is split into x_i + nu and x_i - nu. The
-smaller the slopes <grad s_k, nu> are, the longer the split can be. Hence these directions nu:
+A split replaces a sample x_i by its two halves x_i + nu and x_i - nu. Both halves must keep the activation
+pattern of x_i, i.e. the signs of all switches s_k. A switch is for example the input of a ReLU. The smaller
+the slopes <grad s_k, nu> are, the longer nu can be. The following rules choose nu:
 
     data       last left singular vector of the d x n data matrix: gamma = max_i |<x_i, nu>| lies
                between sigma_d / sqrt(n) and sigma_d (Refael et al. 2025, Theorem 15)
     weights    last right singular vector of the first layer: outputs hardly depend on this direction
     tangent    a random direction
     softest    argmin_nu || diag(1/|s|) G nu ||, where G (K, d) has the gradients of the K switches at x_i
-    largest    max ||z|| s.t. |<grad s_k, z>| <= |s_k|, by linear programs that begin with "softest". Each
-               program moves along the last solution, so that the length ||z|| grows in every round.
+    largest    max ||z|| s.t. |<grad s_k, z>| <= |s_k|, by several linear programs. The first program
+               maximizes <z, nu> for the direction nu of "softest". Each further program takes the solution
+               of the previous program as nu, so the length ||z|| grows from program to program.
 
-Each direction is made orthogonal to grad_x Phi(x_i), so that both halves stay on the margin.
+Each direction is made orthogonal to grad_x Phi(x_i), so that the margins of both halves do not change.
 """
 
 from __future__ import annotations
@@ -32,16 +34,18 @@ from residuum.theory.patterns import (
     estimate_slope_sizes,
 )
 
-# The "largest" rule solves this many linear programs, each of which begins with the last solution.
+# The rule "largest" solves at most this number of linear programs. Each program improves the solution of the
+# previous program.
 MAX_ROUNDS = 4
-# A linear program stops after this many seconds, because it takes minutes with over a thousand neurons.
+# Time limit of a linear program in seconds. With over a thousand neurons, a program would take minutes.
 PROGRAM_SECONDS = 30.0
-# The "softest" rule raises distances to switches to at least the largest distance over this number.
+# The rule "softest" divides by distances to activation boundaries. Distances below the largest distance
+# divided by this number are raised to this limit.
 DISTANCE_RATIO = 1e6
 
 
 def find_data_direction(x: Tensor) -> tuple[Tensor, float, float]:
-    """Return the unit direction along which samples vary least, and how much they vary.
+    """Return the unit direction along which samples have the smallest components.
 
     Args:
         x: (n, ...) samples with d entries each.
@@ -78,10 +82,12 @@ def _find_least_visible(matrix: Tensor) -> tuple[Tensor, float]:
 
 
 def find_hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
-    """Return directions of input space on which no first layer depends.
+    """Return the directions of input space that are orthogonal to all weights of the first layer.
 
-    Along these directions the outputs of the network do not change. So samples can move along them without
-    limit and keep their margins. Directions in which the data vary least come first.
+    If a sample moves along such a direction, the outputs of the network do not change. So the sample can move
+    without limit and keeps its margins. Directions along which the samples have small components come first.
+    If there are several copies of the network, the directions are orthogonal to the first layers of all
+    copies.
 
     Args:
         models: Copies of the network, one for each weight vector at which gradients are taken.
@@ -96,11 +102,11 @@ def find_hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
     hidden_directions = rows[rank:].T
     if not hidden_directions.shape[1]:
         return hidden_directions
-    _, _, order = torch.linalg.svd(x.flatten(1) @ hidden_directions, full_matrices=True)
-    basis = hidden_directions @ order.T.flip(
-        1
-    )  # directions in which the data vary least come first
-    # The projection is repeated, because long splits multiply its rounding errors.
+    _, _, sorted_directions = torch.linalg.svd(x.flatten(1) @ hidden_directions, full_matrices=True)
+    # Singular vectors are sorted by decreasing components of the samples. The order is reversed, so that
+    # directions with small components come first.
+    basis = hidden_directions @ sorted_directions.T.flip(1)
+    # A second projection removes the rounding errors of the first, which a long split would multiply.
     for _ in range(2):
         basis = basis - rows[:rank].T @ (rows[:rank] @ basis)
         basis = basis / basis.norm(dim=0)
@@ -108,49 +114,52 @@ def find_hidden_basis(models: Sequence[nn.Module], x: Tensor) -> Tensor:
 
 
 def project_onto_margin(direction: Tensor, gradients: Tensor) -> Tensor:
-    """Project a direction so that it is orthogonal to gradients, and normalize it.
+    """Make a direction orthogonal to the gradients of a sample's margins, and scale it to length 1.
 
-    A split x +- nu stays on the margin only if nu is orthogonal to the gradients of all margins in use. The
-    projection is repeated, because the length of the split multiplies the rounding errors of the first
-    projection.
+    The halves x +- nu of a split have the same margins as the sample x only if nu is orthogonal to the
+    gradients of these margins. A second projection removes the rounding errors of the first, which a long
+    split would multiply.
 
     Args:
         direction: (d,) a direction.
-        gradients: (g, d) gradients of the margins in x.
+        gradients: (g, d) gradients of the margins with respect to x.
 
     Returns:
         (d,) unit direction.
 
     Raises:
-        HypothesisError: If the direction is a combination of the gradients.
+        HypothesisError: If the direction is a linear combination of the gradients.
     """
     nu = unit(direction)
-    decomposition = torch.linalg.svd(gradients.reshape(-1, nu.numel()), full_matrices=False)
-    is_nonzero = decomposition[1] > ROUNDING * decomposition[1].max().clamp(min=1e-300)
-    gradient_basis = decomposition[2][is_nonzero]
+    _, singular_values, right_vectors = torch.linalg.svd(
+        gradients.reshape(-1, nu.numel()), full_matrices=False
+    )
+    is_nonzero = singular_values > ROUNDING * singular_values.max().clamp(min=1e-300)
+    gradient_basis = right_vectors[is_nonzero]
     for _ in range(2):
         nu = nu - gradient_basis.T @ (gradient_basis @ nu)
     if float(nu.norm()) <= 1e-8:
         raise HypothesisError(
             "direction",
-            "A splitting direction must not be parallel to the gradients of the margins in x; this direction "
-            "is parallel, so both halves of the sample would leave the margin.",
+            "The direction of a split must not lie in the span of the gradients of the sample's margins; "
+            "this direction lies in the span, so every split along it would change a margin.",
             "Pass another direction.",
         )
     return unit(nu)
 
 
 def find_softest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
-    """Return the direction along which a sample stays on its margin and nearby switches change least.
+    """Return the direction along which a sample keeps its margins and nearby switches change least.
 
-    A switch is an activation boundary, for example the input of a ReLU. The direction minimizes the sum of
-    (slope / distance)^2 over all switches, so a switch counts by how soon the sample reaches it. The first
-    switch limits a split, and not the sum over switches. So the direction is good but not optimal.
+    A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU. The
+    direction minimizes the sum of (slope / distance)^2 over all switches, where distance is how far the
+    switch is from zero. The direction is good but not optimal, because the length of a split is limited by a
+    single switch (the first that changes sign) and not by the sum.
 
     Args:
         models: Copies of the network, one for each weight vector at which gradients are taken.
         x: (*shape) a sample with d entries.
-        gradients: (g, d) gradients of the sample's margins in x.
+        gradients: (g, d) gradients of the sample's margins with respect to the sample.
 
     Returns:
         (d,) unit direction.
@@ -166,15 +175,16 @@ def _softest(scaled: Tensor, tangent_basis: Tensor) -> Tensor:
 
 
 def find_largest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Tensor) -> Tensor:
-    """Return a direction along which a sample can move far both ways inside its activation pattern.
+    """Return a direction along which a sample can move far forwards and backwards in its activation pattern.
 
-    Linear programs improve the direction of :func:`find_softest_direction`. The maximum length over a
-    polytope has many local solutions. Every round gives at least the length of the round before.
+    The search starts from the direction of :func:`find_softest_direction`, which linear programs improve one
+    after the other. Each program finds a direction with a longer distance, or the search ends. The result is
+    a local maximum of the distance, because the maximum length over a polytope has many local solutions.
 
     Args:
         models: Copies of the network, one for each weight vector at which gradients are taken.
         x: (*shape) a sample with d entries.
-        gradients: (g, d) gradients of the sample's margins in x.
+        gradients: (g, d) gradients of the sample's margins with respect to the sample.
 
     Returns:
         (d,) unit direction.
@@ -183,11 +193,11 @@ def find_largest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Te
 
     scaled, tangent_basis = _scaled_slopes(models, x, gradients)
     best_direction = _softest(scaled, tangent_basis)
-    best_budget = _budget(models, x, best_direction)
-    if not len(scaled) or not np.isfinite(best_budget):
+    longest_distance = _budget(models, x, best_direction)
+    if not len(scaled) or not np.isfinite(longest_distance):
         return best_direction
-    slopes = scaled.numpy()
-    constraints = np.concatenate([slopes, -slopes])
+    scaled_slopes = scaled.numpy()
+    constraints = np.concatenate([scaled_slopes, -scaled_slopes])
     for _ in range(MAX_ROUNDS):
         objective = (best_direction @ tangent_basis).numpy()
         solver_options = {"time_limit": PROGRAM_SECONDS}
@@ -200,29 +210,30 @@ def find_largest_direction(models: Sequence[nn.Module], x: Tensor, gradients: Te
             method="highs",
             options=solver_options,
         )
-        if solution.status != 0:  # the program reached its time limit or is unbounded
+        if solution.status != 0:  # The program reached its time limit or is unbounded.
             break
         new_direction = unit(tangent_basis @ torch.from_numpy(solution.x))
-        new_budget = _budget(models, x, new_direction)
-        if not new_budget > best_budget * (1 + 1e-9):
+        new_distance = _budget(models, x, new_direction)
+        if not new_distance > longest_distance * (1 + 1e-9):
             break
-        best_direction, best_budget = new_direction, new_budget
+        best_direction, longest_distance = new_direction, new_distance
     return best_direction
 
 
 def _scaled_slopes(
     models: Sequence[nn.Module], x: Tensor, gradients: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the slopes of all switches at a sample, divided by the sample's distances from the switches.
+    """Return the gradients of all switches at a sample, each divided by the absolute value of the switch.
 
-    A switch is an activation boundary. Slopes are given in coordinates of the tangent space, which has the
-    directions that keep the sample on its margin. If the sample moves along coordinates c, it reaches switch
-    j after a distance of 1 / |row_j c|.
+    A switch is a function whose sign belongs to the activation pattern, for example the input of a ReLU. The
+    gradients are expressed in coordinates of the tangent space, i.e. of the directions along which the
+    sample's margins do not change. If the sample moves by the coordinates t c, switch j is zero at
+    |t| = 1 / |row_j c|.
 
     Args:
         models: Copies of the network, one for each weight vector at which gradients are taken.
         x: (*shape) a sample with d entries.
-        gradients: (g, d) gradients of the sample's margins in x.
+        gradients: (g, d) gradients of the sample's margins with respect to the sample.
 
     Returns:
         The scaled slopes (J, t) of J switches, and the basis (d, t) of the tangent space.
@@ -231,7 +242,7 @@ def _scaled_slopes(
         HypothesisError: If no direction keeps the sample on its margin.
     """
     switches, matrix = compute_switches(models, x[None]), compute_slope_matrix(models, x)
-    slope_sizes = estimate_slope_sizes(models, x[None], switches.layers)[0]
+    typical_slopes = estimate_slope_sizes(models, x[None], switches.layers)[0]
     distances = switches.values[0].abs()
     _, sigma, rows = torch.linalg.svd(gradients.reshape(-1, x.numel()), full_matrices=True)
     gradient_rank = int((sigma > ROUNDING * sigma.max().clamp(min=1e-300)).sum())
@@ -239,11 +250,11 @@ def _scaled_slopes(
     if not tangent_basis.shape[1]:
         raise HypothesisError(
             "direction",
-            "A split needs a direction that is orthogonal to the gradients of the margins in x; a sample "
-            f"with {x.numel()} entries has none.",
+            "A split needs a direction that is orthogonal to the gradients of the sample's margins; a sample "
+            f"with {x.numel()} entries has no such direction.",
             "Use a network with more inputs than outputs.",
         )
-    is_moving = matrix.norm(dim=1) > ROUNDING * slope_sizes
+    is_moving = matrix.norm(dim=1) > ROUNDING * typical_slopes
     matrix, distances = matrix[is_moving], distances[is_moving]
     if not len(matrix):
         return matrix, tangent_basis
@@ -262,8 +273,8 @@ def _first_layer(model: nn.Module) -> Tensor:
     if (chain := dense_chain(model)) is None:
         raise HypothesisError(
             "subspace",
-            "This direction needs a first layer that is connected to the full input; "
-            f"{type(model).__name__} has none.",
+            "The rule 'weights' and far sets need a network of dense layers, whose first layer has a weight "
+            f"for every input; got {type(model).__name__}.",
             "Pass the direction 'softest'.",
         )
     return chain.linears[0].weight.detach().double()
@@ -295,16 +306,20 @@ def _one_by_one(find_direction: Callable[[Sequence[nn.Module], Tensor, Tensor], 
     def finder(
         models: Sequence[nn.Module], x: Tensor, indices: Tensor, gradients: Tensor
     ) -> Tensor:
-        pairs = zip(indices.tolist(), gradients, strict=True)
+        samples_with_gradients = zip(indices.tolist(), gradients, strict=True)
         return torch.stack(
-            [find_direction(models, x[i], sample_gradients) for i, sample_gradients in pairs]
+            [
+                find_direction(models, x[i], sample_gradients)
+                for i, sample_gradients in samples_with_gradients
+            ]
         )
 
     return finder
 
 
-# Each function returns (k, d) unit directions that keep the k samples x[indices] on their margins.
-# Its argument ``gradients`` has shape (k, g, d) and holds the gradients of the margins of these samples in x.
+# Rules that choose the direction of a split, by name. Each rule is a function that returns (k, d) unit
+# directions, along which the margins of the k samples x[indices] do not change. The argument ``gradients``
+# (k, g, d) has the gradients of these margins with respect to the samples.
 DIRECTIONS: dict[str, Finder] = {
     "data": lambda models, x, indices, gradients: _project_each(
         find_data_direction(x)[0], gradients

@@ -1,24 +1,26 @@
 """How close a network is to a KKT point of the margin problem on given samples.
 
-    min ||theta||^2 / 2  s.t.  m_r(theta) >= 1      (rows r: residuum.theory.rows)
+    min ||theta||^2 / 2  s.t.  m_r(theta) >= 1      (constraints r, also called rows: residuum.theory.rows)
     KKT: theta = sum_r lam_r grad m_r,  lam >= 0,  lam_r (m_r - 1) = 0
 
-theta has all weights, m_r are the margins, and lam_r are the multipliers. Refael et al. 2025, Definition 3,
-use two distances: eps = ||theta - sum lam_r grad m_r|| and delta = max_r lam_r (m_r - p), with the smallest
-margin p. eps depends on the scale of theta, so residuals are eps / ||theta||. All numbers are float64.
+The vector theta has all weights, m_r are the margins, and lam_r are the multipliers. Refael et al. 2025,
+Definition 3, measure two distances: eps = ||theta - sum lam_r grad m_r|| and delta = max_r lam_r (m_r - p),
+with the smallest margin p. The distance eps depends on the scale of theta, so the residual is eps /
+||theta||. All numbers are float64.
 
-A kink is a sample at which a ReLU's input is exactly zero. There the derivative of the ReLU, called its gate,
-is any number in [0, 1]. Trained ReLU networks have many kinks. If all gates are 0 there, a residual remains
-that no training removes. The Clarke residual chooses the best gates. For every kink of a row r and a neuron
-j, the product mu_rj of the multiplier and the gate is a variable:
+A kink is a sample at which a ReLU's input is exactly zero. The gate of a ReLU is its derivative. At a kink,
+the gate may be any number in [0, 1]. Trained ReLU networks have many kinks. If all gates at kinks are set to
+0, a residual remains even after perfect training. The Clarke residual is the smallest residual over all
+choices of these gates. For every kink of a constraint r and a neuron j, the product mu_rj of the multiplier
+and the gate is a variable:
 
     min || theta - sum_r lam_r g_r - sum_(r,j) mu_rj e_rj ||   s.t.  lam >= 0,  0 <= mu_rj <= lam_r
 
-Here g_r is the gradient of row r with these gates closed, and e_rj is what opening gate j adds to it. This is
-a convex quadratic program. The program has an explicit error variable, because solvers stall on its normal
-equations. With several hidden layers, the gates of different layers multiply. So the gates of one layer at a
-time are variables, while other layers keep their gates, and the result is an upper bound. If there are too
-many kinks, only the most useful gates are variables, which also gives an upper bound.
+Here g_r is the gradient of margin r if all gates at kinks are 0, and e_rj is the change of this gradient if
+gate j is 1. This is a convex quadratic program. The program has an explicit error variable, because solvers
+stall on the normal equations. With several hidden layers, the gates of different layers multiply. So only the
+gates of one layer at a time are variables, and the result is an upper bound. If there are too many kinks,
+only the most useful gates are variables, which also gives an upper bound.
 """
 
 from __future__ import annotations
@@ -53,11 +55,14 @@ from residuum.stationarity import (
 from residuum.theory import multipliers as mult
 from residuum.theory.rows import choose_task, constraint_rows, normalize_labels
 
-# A ReLU's input counts as zero below this share of the product of the norms of weights and input.
+# The pre-activation of a ReLU counts as zero below this share of the norm of the neuron's weights times the
+# norm of the layer's input.
 KINK_TOLERANCE = 1e-3
-# A quadratic program has at most this many variable gates, because its cost grows with their cube.
+# A quadratic program has at most this number of gates (derivatives of ReLUs at zero) as variables, because
+# its cost grows with the cube of this number.
 KINK_LIMIT = 1200
-# If there are too many kinks, gates are chosen in this many rounds, each by the last residual.
+# If there are too many kinks, gates become variables in this number of rounds. Each round chooses the gates
+# that reduce the current residual most.
 ROUNDS = 4
 # The largest relative residual of an exact KKT point, and of a point near a KKT point.
 EXACT_KKT, NEAR_KKT = 1e-6, 0.1
@@ -84,11 +89,13 @@ def certify(
         x: (n, *shape) samples as the network receives them.
         y: Labels of the samples.
         task: binary, multiclass, regression, or auto to choose by the number of outputs.
-        rivals: Which rival classes of a sample get a constraint: ``tied`` for all with nearly the smallest
-            margin, ``best`` for one.
-        kink_tolerance: Relative size of a pre-activation that counts as zero.
-        kink_limit: Maximum number of gates in one layer that may be chosen freely at kinks.
-        seconds: Time limit for choosing gates. If it is reached, the Clarke residual is an upper bound.
+        rivals: Which other classes of a sample get a constraint: ``tied`` for all classes whose margin is
+            close to the smallest margin, ``best`` for the class with the smallest margin.
+        kink_tolerance: Relative size below which a pre-activation counts as zero.
+        kink_limit: Maximum number of gates (derivatives of ReLUs at zero) in one layer that may be chosen
+            freely.
+        seconds: Time limit for choosing gates. If the limit is reached, the Clarke residual is an upper
+            bound.
 
     Returns:
         The certificate with residuals, margins and multipliers.
@@ -110,7 +117,8 @@ def certify(
     eps, theta_norm = norm(residual_by_parameter), norm(theta)
     clarke, kinks, freed_kinks = eps, 0, 0
     if (chain := dense_chain(model)) is not None:
-        # If multipliers may be negative, each row keeps the sign of its multiplier without variable gates.
+        # The quadratic program needs nonnegative multipliers. In a regression they may be negative. So each
+        # constraint is multiplied by the sign of its multiplier in the fit above.
         signs = torch.where(lam < 0, -1.0, 1.0).double()
         signed_rows = Rows(rows.index, rows.covectors * signs[:, None])
         clarke, kinks, freed_kinks, is_solved = clarke_residual(
@@ -161,18 +169,18 @@ def certify(
 def pose_problem(
     model: nn.Module, x: Tensor, y: Tensor, task: str = "auto", rivals: str = "tied"
 ) -> tuple[nn.Module, Tensor, Tensor, Tensor, str, Rows]:
-    """Pose the margin problem in float64 on the CPU.
+    """Convert a network and samples to float64 on the CPU, and set up the constraints of the margin problem.
 
     Args:
         model: The network, which is copied.
         x: (n, *shape) samples as the network receives them.
         y: Labels of the samples.
         task: binary, multiclass, regression, or auto to choose by the number of outputs.
-        rivals: Which rival classes of a sample get a constraint: tied or best.
+        rivals: Which other classes of a sample get a constraint: tied or best (see :func:`certify`).
 
     Returns:
         The copy of the network, the samples, the labels from :func:`normalize_labels`, the outputs, the task,
-        and a row for each constraint.
+        and the constraints.
     """
     model, x = copy.deepcopy(model).cpu().double().requires_grad_(False), x.detach().cpu().double()
     outputs = evaluate(model, x)
@@ -217,7 +225,7 @@ def fit_multipliers(
     """Fit the multipliers with which the gradients of all margins come closest to the weights.
 
     Multipliers are computed from the Gram matrix of the gradients. If the condition number of this matrix
-    exceeds 1e12, multipliers are computed from the gradients, if these fit into memory.
+    exceeds 1e12 and the gradients fit into memory, multipliers are computed from the gradients.
 
     Args:
         model: The network.
@@ -226,26 +234,27 @@ def fit_multipliers(
         free: Whether multipliers may be negative.
 
     Returns:
-        The multipliers, the condition number of the Gram matrix, and a note if digits are lost, else "".
+        The multipliers, the condition number of the Gram matrix, and a note. The note is "" unless rounding
+        errors leave few correct digits.
     """
     theta = parameters(model)
-    matrix = gram(model, x, rows)
-    factor, note = mult.factor_gram(matrix, project(model, x, rows, theta)), ""
+    gram_matrix = gram(model, x, rows)
+    least_squares, note = mult.factor_gram(gram_matrix, project(model, x, rows, theta)), ""
     fits_into_memory = len(rows) * sum(t.numel() for t in theta.values()) * 8 <= mult.DENSE_BYTES
-    is_ill_conditioned = factor.condition > mult.MAX_CONDITION
+    is_ill_conditioned = least_squares.condition > mult.MAX_CONDITION
     if is_ill_conditioned and fits_into_memory:
-        factor = mult.factor_dense(jacobian(model, x, rows), flatten(theta))
+        least_squares = mult.factor_dense(jacobian(model, x, rows), flatten(theta))
     elif is_ill_conditioned:
         note = (
-            f"the Gram matrix has condition number {factor.condition:.1e}: multipliers have few correct "
-            "digits"
+            f"the Gram matrix has condition number {least_squares.condition:.1e}: multipliers have few "
+            "correct digits"
         )
-    lam = mult.solve(factor, free)
+    lam = mult.solve(least_squares, free)
 
     def correlate(lam: Tensor) -> Tensor:
         return project(model, x, rows, residual(model, theta, x, rows.combine(lam, len(x))))
 
-    return mult.refine(lam, matrix, correlate, free), factor.condition, note
+    return mult.refine(lam, gram_matrix, correlate, free), least_squares.condition, note
 
 
 def identity_gap(lam: Tensor, margins: Tensor, order: float | None, size: float) -> float | None:
@@ -261,7 +270,8 @@ def identity_gap(lam: Tensor, margins: Tensor, order: float | None, size: float)
         size: The norm of theta.
 
     Returns:
-        The relative difference of both sides, or None if the network is not homogeneous.
+        The difference of both sides of the identity relative to ||theta||^2, or None if the network is not
+        homogeneous.
     """
     if order is None:
         return None
@@ -294,7 +304,7 @@ class KinkPairs:
         return len(self.row)
 
     def take(self, chosen: Tensor) -> KinkPairs:
-        """Return the chosen pairs."""
+        """Return only the pairs that a mask or a vector of indices chooses."""
         return KinkPairs(self.layer, self.row[chosen], self.neuron[chosen])
 
 
@@ -320,13 +330,13 @@ def clarke_residual(
         gates that were chosen freely, and whether every quadratic program was solved.
     """
     smallest_norm, kinks, freed_gates, is_solved = norm(plain), 0, 0, True
-    trace = model.trace(x)
+    activations = model.trace(x)
     for layer in range(len(model.linears) - 1 if isinstance(model.activation, ReLU) else 0):
-        pairs = find_kinks(model, trace, rows, layer, tolerance)
+        pairs = find_kinks(model, activations, rows, layer, tolerance)
         kinks += len(pairs)
         if len(pairs):
             layer_norm, freed_here, layer_solved = _free_layer(
-                model, trace, rows, pairs, plain, limit, end
+                model, activations, rows, pairs, plain, limit, end
             )
             is_solved = is_solved and layer_solved
             freed_gates += freed_here
@@ -358,8 +368,8 @@ def find_kinks(model: MLP, trace: Trace, rows: Rows, layer: int, tolerance: floa
             squared_weight_norms + bias.detach().square(),
             squared_input_norms + 1,
         )
-    scales = squared_input_norms.sqrt()[:, None] * squared_weight_norms.sqrt()
-    is_kink = (trace.pre[layer].abs() <= tolerance * scales) & (
+    norm_products = squared_input_norms.sqrt()[:, None] * squared_weight_norms.sqrt()
+    is_kink = (trace.pre[layer].abs() <= tolerance * norm_products) & (
         squared_weight_norms > 1e-24 * squared_weight_norms.max()
     )
     row, neuron_index = is_kink[rows.index].nonzero(as_tuple=True)
@@ -371,8 +381,9 @@ def _free_layer(
 ) -> tuple[float, int, bool]:
     """Minimize the KKT residual over the gates at the kinks of one layer.
 
-    If there are more than ``limit`` kinks, column generation chooses the most useful gates. It repeats three
-    steps: estimate how much each gate reduces the residual, free the best gates, and solve.
+    A gate is the derivative of a ReLU. At a kink (input zero) the gate may be any number in [0, 1]. If there
+    are more than ``limit`` kinks, only some gates become variables of the quadratic program. Three steps are
+    repeated: estimate how much each gate reduces the residual, make the best gates variables, and solve.
 
     Args:
         model: The network.
@@ -393,19 +404,20 @@ def _free_layer(
     for _ in range(ROUNDS if len(pairs) > limit else 1):
         if (room := limit - int(is_freed.sum())) <= 0:
             break
-        most_useful = torch.arange(len(pairs))
+        gates_to_free = torch.arange(len(pairs))
         if len(pairs) > limit:
             gains = _first_order_gain(model, trace, rows, pairs, residual)
             gains = torch.where(is_open, -gains, gains).masked_fill(is_freed, -torch.inf)
-            # Each round frees half of the gates that the limit still allows. Later rounds then choose better.
-            most_useful = gains.topk(max(1, room // 2)).indices
-            most_useful = most_useful[gains[most_useful] > 1e-12 * norm(plain) ** 2]
-        if not len(most_useful):
+            # Each round adds only half of the gates that the limit still allows. Later rounds know a smaller
+            # residual, and therefore choose more useful gates.
+            gates_to_free = gains.topk(max(1, room // 2)).indices
+            gates_to_free = gates_to_free[gains[gates_to_free] > 1e-12 * norm(plain) ** 2]
+        if not len(gates_to_free):
             break
         if time.monotonic() >= end:
             is_solved = False
             break
-        is_freed[most_useful] = True
+        is_freed[gates_to_free] = True
         freed_residual, is_solved = _solve_freed(model, trace, rows, pairs.take(is_freed), end)
         if norm(freed_residual) < smallest_norm:
             residual, smallest_norm = freed_residual, norm(freed_residual)
@@ -417,10 +429,12 @@ def _first_order_gain(
 ) -> Tensor:
     """Estimate to first order how much opening each gate at a kink reduces the KKT residual.
 
-    The gain of a gate is the inner product of the residual with the gradient that the gate lets through. This
-    is the derivative of the constraint's output in that activation, times the change of the pre-activation if
-    the weights moved by the residual. One forward pass computes the gains of all K gates, while K gradients
-    would not fit into memory.
+    A gate is the derivative of a ReLU. Opening a gate means that it changes from 0 to 1, which adds a vector
+    to the gradient of the constraint. The gain of the gate is the inner product of the residual with this
+    vector. This inner product has two factors. The first is the derivative of the constraint's output with
+    respect to the neuron's activation. The second is the change of the neuron's pre-activation if the weights
+    change by the residual. So one forward pass computes the gains of all K gates, while K gradients would not
+    fit into memory.
 
     Args:
         model: The network.
@@ -432,7 +446,7 @@ def _first_order_gain(
     Returns:
         (K,) gains, positive if opening the gate reduces the residual.
     """
-    # This is the change of the layer's pre-activations if the weights moved by the residual.
+    # Changes of the layer's pre-activations if the weights change by the residual, to first order.
     pre_activation_changes = torch.zeros((), dtype=torch.float64)
     for i, layer in enumerate(model.linears[: pairs.layer + 1]):
         if i:
@@ -446,22 +460,25 @@ def _first_order_gain(
         )
         if layer.bias is not None:
             pre_activation_changes = pre_activation_changes + residual[f"layers.{i}.bias"]
-    output_slopes = _strength(model, trace, rows, pairs.layer)
+    output_slopes = _output_slopes(model, trace, rows, pairs.layer)
     return (output_slopes * pre_activation_changes[rows.index])[pairs.row, pairs.neuron]
 
 
-def _strength(model: MLP, trace: Trace, rows: Rows, layer: int) -> Tensor:
-    """Return (R, h) derivatives of the output of each of R constraints in the h activations of a layer."""
+def _output_slopes(model: MLP, trace: Trace, rows: Rows, layer: int) -> Tensor:
+    """Return the derivatives of R constraints' outputs with respect to a layer's h activations, (R, h)."""
     signals = model.signals(trace, rows.covectors, rows.index)
     return signals[layer + 1] @ model.linears[layer + 1].weight.detach()
 
 
 def _columns(model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs) -> tuple[Tensor, list[Tensor]]:
-    """Return the columns of the quadratic program over multipliers and gates, as backward signals.
+    """Return the columns of the quadratic program over multipliers and gates at kinks, as backward signals.
 
-    The weighted gradient of a constraint is lam times its gradient with closed gates at kinks, plus mu_j
-    times the gradient that gate j alone lets through. This is linear in (lam, mu), with one column for each.
-    An opened gate changes nothing above the layer of the kinks, so its backward signal is zero there.
+    A gate is the derivative of a ReLU, and mu_j is the product of gate j and the multiplier of its
+    constraint. The weighted gradient of a constraint is the sum of two terms. The first is lam times the
+    gradient with all gates at kinks closed (0). The second is the sum of mu_j times the change of the
+    gradient if gate j alone is open (1). The sum is linear in (lam, mu), so each of these variables has one
+    column. An open gate does not change the gradients above the layer of the kinks, so its backward signal is
+    zero there.
 
     Args:
         model: The network.
@@ -474,7 +491,7 @@ def _columns(model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs) -> tuple[Te
         neurons. The constraints come first, then the gates.
     """
     layer = pairs.layer
-    output_slopes = _strength(model, trace, rows, layer)
+    output_slopes = _output_slopes(model, trace, rows, layer)
     gates_at_kinks = model.activation.derivative(trace.pre[layer])[rows.index]
     gates_at_kinks = gates_at_kinks.index_put(
         (pairs.row, pairs.neuron), torch.zeros((), dtype=gates_at_kinks.dtype)
@@ -494,7 +511,9 @@ def _columns(model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs) -> tuple[Te
 def _solve_freed(
     model: MLP, trace: Trace, rows: Rows, pairs: KinkPairs, end: float
 ) -> tuple[Theta, bool]:
-    """Minimize the KKT residual over multipliers and gates at kinks, and recompute it explicitly.
+    """Minimize the KKT residual over multipliers and gates at kinks.
+
+    The residual is computed again from the gradients, because the solver's value has rounding errors.
 
     Returns:
         The residual, and whether the quadratic program was solved.
@@ -518,10 +537,11 @@ def _solve_freed(
 def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> mult.Factor:
     """Factorize the columns of the quadratic program over multipliers and gates.
 
-    If the dense columns fit into memory, this is a QR factorization. Otherwise the Gram matrix of the columns
-    is factorized. It squares the condition number, but it needs no column of the size of the weights theta:
-    it is computed from products of signals and of layer inputs. <column, theta> is the sum of
-    <signal, pre-activation> over layers.
+    Each column has as many entries as the network has weights. If all columns fit into memory, they are
+    factorized by QR. Otherwise the Gram matrix of the columns is factorized. The Gram matrix squares the
+    condition number, but it is computed without the columns, from products of backward signals and products
+    of layer inputs. The inner product of a column with the weights is the sum of <signal, pre-activation>
+    over all layers.
 
     Args:
         model: The network.
@@ -537,9 +557,9 @@ def _factor(model: MLP, trace: Trace, index: Tensor, signals: list[Tensor]) -> m
     if len(index) * parameter_count * 8 > mult.DENSE_BYTES // 2:
         inner_products = torch.zeros(len(index), dtype=torch.float64)
         for i, signal in enumerate(signals):
-            inner_products += (signal * trace.pre[i][index]).sum(
-                1
-            )  # signal d and input a: <d a^T, W> + <d, b> = <d, pre>
+            # For a layer with signal d, input a and pre-activation W a + b: <d a^T, W> + <d, b> = <d, W a +
+            # b>.
+            inner_products += (signal * trace.pre[i][index]).sum(1)
         return mult.factor_gram(mlp_gram(model, trace, index, signals), inner_products)
     columns = []
     for i, (layer, signal) in enumerate(zip(model.linears, signals, strict=True)):
@@ -553,14 +573,14 @@ def _solve_quadratic_program(
 ) -> tuple[Tensor, bool]:
     """Find the multipliers lam and the gates at kinks with the smallest KKT residual.
 
-    Minimize ||e||^2 s.t. F z + e = h, lam >= 0, 0 <= mu <= lam[owner], with z = (lam, mu). The product mu of
-    a multiplier and a gate in [0, 1] is a separate variable, which makes the problem convex. The error e is
-    also a variable, so that the solver uses F once, as an equality, and never the ill-conditioned F^T F.
+    Minimize ||e||^2 s.t. F z + e = h, lam >= 0, 0 <= mu <= lam[owner], with z = (lam, mu). A gate is a number
+    in [0, 1]. Its product mu with a multiplier is a variable, because the problem is then convex. The error e
+    is also a variable, because the solver can then use F and not F^T F, whose condition number is squared.
 
     Args:
         factor: The matrix F (k, rows + kinks) and the vector h (k,).
         rows: Number of multipliers, which are the first columns of F.
-        owner: (kinks,) for each gate, the multiplier that it scales.
+        owner: (kinks,) for each gate, the index of its multiplier.
         seconds: Time limit in seconds.
 
     Returns:
@@ -569,7 +589,8 @@ def _solve_quadratic_program(
     import clarabel
 
     matrix, target = factor.matrix.numpy(), factor.target.numpy()
-    # Columns of F and h are scaled to length 1. So the bounds mu <= lam contain the scales.
+    # The columns of F and the vector h are scaled to length 1. The bounds mu <= lam are written for the
+    # scaled variables, so their coefficients are one over the norms of the columns.
     column_norms = np.linalg.norm(matrix, axis=0)
     column_norms = np.where(column_norms > 0, column_norms, 1.0)
     target_norm = max(float(np.linalg.norm(target)), 1e-300)
@@ -582,8 +603,10 @@ def _solve_quadratic_program(
         ),
         shape=(kinks, columns),
     )
-    equations = sparse.hstack([sparse.csc_matrix(matrix / column_norms), sparse.identity(k)])
-    bounds = sparse.hstack(
+    equality_constraints = sparse.hstack(
+        [sparse.csc_matrix(matrix / column_norms), sparse.identity(k)]
+    )
+    inequality_constraints = sparse.hstack(
         [
             sparse.vstack([-sparse.identity(columns), upper_bounds]),
             sparse.csc_matrix((columns + kinks, k)),
@@ -596,16 +619,16 @@ def _solve_quadratic_program(
     solver = clarabel.DefaultSolver(
         sparse.block_diag([sparse.csc_matrix((columns, columns)), 2 * sparse.identity(k)], "csc"),
         np.zeros(columns + k),
-        sparse.vstack([equations, bounds], "csc"),
+        sparse.vstack([equality_constraints, inequality_constraints], "csc"),
         np.concatenate([target / target_norm, np.zeros(columns + kinks)]),
         [clarabel.ZeroConeT(k), clarabel.NonnegativeConeT(columns + kinks)],
         settings,
     )
     solution = solver.solve()
-    values = np.asarray(solution.x)[:columns] * target_norm / column_norms
-    values = np.maximum(
-        np.nan_to_num(values), 0
-    )  # obeys the bounds exactly, so the residual exists
-    values[rows:] = np.minimum(values[rows:], values[owner_rows])
+    z = np.asarray(solution.x)[:columns] * target_norm / column_norms
+    # The solver may violate the bounds by rounding. The solution is moved onto the bounds, because only
+    # allowed multipliers and gates give a valid upper bound on the Clarke residual.
+    z = np.maximum(np.nan_to_num(z), 0)
+    z[rows:] = np.minimum(z[rows:], z[owner_rows])
     is_solved = str(solution.status) in ("Solved", "AlmostSolved")
-    return torch.from_numpy(values), is_solved
+    return torch.from_numpy(z), is_solved

@@ -1,23 +1,28 @@
-"""KKT sets: samples and multipliers that fit the same weights, checked, merged and split.
+"""KKT sets: samples whose gradients, weighted by multipliers, add up to the weights of a network.
 
     target = sum_i lam_i grad_theta <c_i, Phi(theta; x_i)>,     lam_i > 0
 
-The target is the vector of weights that the weighted sum of gradients must equal. lam_i are the multipliers.
-The covector c_i is the label (binary), the combination of class differences (multiclass), or the signed
-direction of free multipliers (regression, NTK). Refael et al. 2025, Definition 3, judge a set by its
-residual, its smallest margin p, and delta = max_i lam_i (m_i - p). These are rarely zero, because trained
-networks are no exact KKT points. So a set that was made from another set is compared with the figures of the
-original set.
+The target is the vector that the weighted sum of gradients must equal, usually the weights. The covector c_i
+weights the outputs Phi of the network. For a binary network it is the label. For several classes it is the
+unit vector of the label minus a weighted mean of the unit vectors of the other classes. For a regression or
+an NTK set, multipliers may be negative, and c_i is the direction of the multipliers of all outputs.
 
-By Section 3 of that paper, grad_theta Phi is affine in x inside an activation pattern. So
+Refael et al. 2025, Definition 3, measure three numbers of a set: its residual, its smallest margin p, and
+delta = max_i lam_i (m_i - p) with the margins m_i. Residual and delta are rarely zero, because trained
+networks are not exact KKT points. So if a set was made from another set, its numbers are compared with those
+of the original set.
+
+By Section 3 of that paper, grad_theta Phi is affine in x as long as the activation pattern does not change.
+So
 
     merge   x' = (lam_1 x_1 + lam_2 x_2) / (lam_1 + lam_2),   lam' = lam_1 + lam_2
     split   x + alpha nu with lam beta / (alpha + beta),   x - beta nu with lam alpha / (alpha + beta)
 
-do not change the sum of gradients, for any depth and objective. Two properties are distinguished. A set is
+do not change the sum of gradients, for any depth and objective. A set can have two properties. A set is
 stationary if its sum of gradients equals the target and its multipliers have the right signs. An attack can
-check no more. A stationary set is a full KKT set if it also keeps margins and slackness. Then the direction
-nu of a split must be orthogonal to grad_x Phi.
+check only this property. A stationary set is a full KKT set if it meets two more conditions. Its
+margins stay in the range of the original set, and its delta is at most that of the original set. To keep the
+margins, the direction nu of a split must be orthogonal to grad_x Phi.
 """
 
 from __future__ import annotations
@@ -46,7 +51,7 @@ from residuum.theory.patterns import (
 from residuum.theory.rows import margins
 
 TOLERANCE = 1e-9  # a smaller relative residual, or relative gap to the margin, counts as zero
-WATCHED_CHUNK = 4  # slow rules report progress after this many samples
+WATCHED_CHUNK = 4  # slow rules for directions report progress after this number of samples
 Watcher = Callable[[int, int], None]
 
 
@@ -54,8 +59,8 @@ Watcher = Callable[[int, int], None]
 class KKTSet:
     """Samples whose gradients, weighted by multipliers, add up to the weights of a network.
 
-    Methods merge and split the samples without a change of this sum. They check exactly whether their
-    hypotheses hold. All numbers are float64.
+    The methods merge and split samples without a change of this sum. They raise an error if a condition for
+    this is not met. All numbers are float64.
 
     Attributes:
         models: Copies of the network, one for each of the P weight vectors at which gradients are taken.
@@ -98,7 +103,8 @@ class KKTSet:
             y: Labels of the samples.
             lam: A multiplier for each constraint. By default nonnegative least squares fits the multipliers.
             task: binary, multiclass, regression, or auto to choose by the number of outputs.
-            rivals: Which rival classes of a sample get a constraint: tied or best.
+            rivals: Which other classes of a sample get a constraint: ``tied`` for all classes whose margin is
+                close to the smallest margin, ``best`` for the class with the smallest margin.
 
         Returns:
             The set of samples and multipliers.
@@ -124,10 +130,11 @@ class KKTSet:
     ) -> KKTSet:
         """Build a set from products of multipliers and covectors, as an attack finds them.
 
-        Each product u is factorized into a multiplier and a covector. The covector is -1/+1 for a binary
-        network. For several classes, the multiplier is the sum over rival classes, and the covector has their
-        shares. In all other cases the multiplier is the norm of u. Negative multipliers of margins are set
-        to zero, because no KKT point has them.
+        Each product u is factorized into a multiplier and a covector. For a binary network, the covector is
+        the label -1/+1. For several classes, the multiplier is the sum of the multipliers of all rival
+        classes. The covector contains the share of each rival class in this sum. In all other cases the
+        multiplier is the norm of u. Negative multipliers of margins are set to zero, because KKT points have
+        none.
 
         Args:
             models: Copies of the network, one for each of the P weight vectors at which gradients are taken.
@@ -143,18 +150,18 @@ class KKTSet:
         for model in models:
             check_piecewise_linear(model)
         if task == "binary":
-            y = torch.where(y > 0, 1.0, -1.0).to(x)
-            return cls(models, target, x, y, (u[:, 0, 0] * y).clamp(min=0), y[:, None, None], task)
+            signs = torch.where(y > 0, 1.0, -1.0).to(x)
+            multipliers = (u[:, 0, 0] * signs).clamp(min=0)
+            return cls(models, target, x, signs, multipliers, signs[:, None, None], task)
         if task == "multiclass":
             y = y.long()
-            u = torch.where(
-                torch.nn.functional.one_hot(y, u.shape[2]).bool()[:, None], 0, u.clamp(max=0)
-            )
-            multipliers = -u.sum((1, 2))
-            u = u + torch.nn.functional.one_hot(y, u.shape[2])[:, None] * multipliers[:, None, None]
+            one_hot_labels = torch.nn.functional.one_hot(y, u.shape[2])[:, None]
+            rival_part = torch.where(one_hot_labels.bool(), 0, u.clamp(max=0))
+            multipliers = -rival_part.sum((1, 2))
+            u = rival_part + one_hot_labels * multipliers[:, None, None]
         else:
             multipliers = u.flatten(1).norm(dim=1)
-        return cls(models, target, x, y, multipliers, _over(u, multipliers), task)
+        return cls(models, target, x, y, multipliers, _divide(u, multipliers), task)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -167,11 +174,13 @@ class KKTSet:
     @cached_property
     def remainder(self) -> Theta:
         """The difference between the target and the weighted sum of gradients, by parameter."""
-        difference = dict(self.target)
+        target_minus_sum = dict(self.target)
         for p, model in enumerate(self.models):
-            gradient = weighted_gradient(model, self.x, self.u[:, p])
-            difference = {name: difference[name] - gradient[name] for name in difference}
-        return difference
+            weighted_sum = weighted_gradient(model, self.x, self.u[:, p])
+            target_minus_sum = {
+                name: target_minus_sum[name] - weighted_sum[name] for name in target_minus_sum
+            }
+        return target_minus_sum
 
     @property
     def residual(self) -> float:
@@ -180,7 +189,7 @@ class KKTSet:
 
     @cached_property
     def layer_residuals(self) -> dict[str, float]:
-        """The norm of the difference between target and sum of gradients per layer, relative."""
+        """For each layer, the norm of target minus sum of gradients, divided by the norm of the target."""
         return layer_residuals(self.remainder, self.target)
 
     @cached_property
@@ -216,10 +225,10 @@ class KKTSet:
 
     @property
     def slack(self) -> Tensor | None:
-        """(n,) violations of complementary slackness, or None for tasks without margins.
+        """(n,) violations of the KKT condition lam (m - p) = 0, or None for tasks without margins.
 
-        The value of a sample is the sum of lam (m - p) over its constraints, with multiplier lam, margin m
-        and the smallest margin p of the original set.
+        Here lam and m are the multiplier and the margin of a constraint, and p is the smallest margin of the
+        original set. The violation of a sample is the sum of lam (m - p) over its constraints.
         """
         smallest_margin = self.root.margin
         if self.margins is None or smallest_margin is None:
@@ -228,10 +237,10 @@ class KKTSet:
 
     @property
     def delta(self) -> float | None:
-        """The largest violation of complementary slackness, or None for tasks without margins.
+        """The largest violation of the KKT condition lam (m - p) = 0, or None for tasks without margins.
 
-        This is the maximum of lam (m - p) over all constraints, with multiplier lam, margin m and the
-        smallest margin p of this set (Refael et al. 2025, Definition 3).
+        Here lam and m are the multiplier and the margin of a constraint, and p is the smallest margin of this
+        set. Delta is the maximum of lam (m - p) over all constraints (Refael et al. 2025, Definition 3).
         """
         if self.margins is None:
             return None
@@ -250,7 +259,7 @@ class KKTSet:
     def is_stationary_set(self) -> bool:
         """Whether the weighted sum of gradients is as close to the target as that of the original set.
 
-        An attack can check no more than this, because it does not know the margins.
+        An attack can check only this property of a set, because the attacker does not know the margins.
         """
         return self._has_valid_signs and self.residual <= self.root.residual + TOLERANCE
 
@@ -284,7 +293,11 @@ class KKTSet:
 
     @property
     def is_full_kkt_set(self) -> bool:
-        """Whether the set is stationary, and keeps margins and slackness as well as the original set."""
+        """Whether the set is a KKT point as nearly as the original set.
+
+        The residual and ``delta`` must be at most those of the original set, and the margins must stay in the
+        range of the original set.
+        """
         if not (self.is_stationary_set and self.is_on_margin):
             return False
         if self.delta is None or self.root.delta is None:
@@ -298,7 +311,7 @@ class KKTSet:
 
     @cached_property
     def gradients(self) -> Tensor:
-        """(n, g, d) derivatives of the network's g outputs in the d entries of each sample."""
+        """(n, g, d) derivatives of the network's g outputs with respect to the d entries of each sample."""
         model, theta = self.models[0], parameters(self.models[0])
         output_count = self.outputs.shape[1]
 
@@ -306,12 +319,12 @@ class KKTSet:
             return (covector * functional_call(model, theta, (sample[None],))[0]).sum()
 
         unit_covectors = torch.eye(output_count, dtype=self.x.dtype, device=self.x.device)
-        per_output = vmap(vmap(grad(weighted_output), (None, 0)), (0, None), chunk_size=64)
-        return per_output(self.x, unit_covectors).flatten(2)
+        output_gradients = vmap(vmap(grad(weighted_output), (None, 0)), (0, None), chunk_size=64)
+        return output_gradients(self.x, unit_covectors).flatten(2)
 
     @property
     def margin_slopes(self) -> Tensor:
-        """(n, k, d) derivatives of each sample's k margins in its d entries."""
+        """(n, k, d) derivatives of each sample's k margins with respect to the d entries of the sample."""
         if self.task == "binary":
             return self.y[:, None, None] * self.gradients
         label_gradients = self.gradients[torch.arange(len(self)), self.y]
@@ -321,7 +334,7 @@ class KKTSet:
         )
 
     def budgets(self, direction: Tensor, samples: Tensor | None = None) -> Budgets:
-        """Compute how far samples can move along unit directions inside their activation patterns.
+        """Compute how far samples can move along unit directions before their activation patterns change.
 
         Args:
             direction: (d,) common direction of all samples, or (k, d) with a row for each sample.
@@ -337,12 +350,12 @@ class KKTSet:
     def directions(
         self, name: str = "softest", samples: Tensor | None = None, watch: Watcher | None = None
     ) -> Tensor:
-        """Find directions along which samples can be split and stay on their margins.
+        """Find directions along which samples can be split without a change of their margins.
 
         Args:
             name: Key of ``DIRECTIONS``, the rule that chooses directions.
             samples: Indices of the k samples, by default all samples.
-            watch: Called with the number of finished samples and their total.
+            watch: Called with the number of finished samples and the number of all samples.
 
         Returns:
             (k, d) unit directions.
@@ -388,8 +401,8 @@ class KKTSet:
         """Merge all samples that have the same label, activation pattern and proportional multipliers.
 
         Returns:
-            The merged set, and for each of its samples the indices of the samples of this set that were
-            merged.
+            The merged set. Then, for each sample of the merged set, the indices of the original samples from
+            which it was made.
         """
         groups: list[list[int]] = []
         for k in range(len(self)):
@@ -403,7 +416,7 @@ class KKTSet:
         return self._merged(groups), groups
 
     def _merged(self, groups: list[list[int]]) -> KKTSet:
-        """Return a set with one sample for each group, in the place of the group's first sample."""
+        """Merge each group of samples into one sample, which takes the place of the group's first sample."""
         groups = sorted(groups)
         first_samples = torch.tensor([group[0] for group in groups])
         lam = torch.stack([self.lam[group].sum() for group in groups])
@@ -416,7 +429,7 @@ class KKTSet:
         return self._with(x, self.y[first_samples], lam, self.covectors[first_samples])
 
     def _check_mergeable(self, i: int, k: int) -> None:
-        """Raise an error that names the difference if two samples cannot be merged."""
+        """Raise an error that gives the reason if two samples cannot be merged."""
         self._check_multiplier(torch.tensor([i, k]))
         if self.task in ("binary", "multiclass") and self.y[i] != self.y[k]:
             raise HypothesisError(
@@ -477,12 +490,12 @@ class KKTSet:
         samples: Tensor | None = None,
         check: bool = True,
     ) -> KKTSet:
-        """Split samples into two halves each, along individual directions and by individual lengths.
+        """Split each sample into two halves, along a direction and by lengths of its own.
 
         The first half of x is x + alpha nu with multiplier lam beta / (alpha + beta). The second half is
         x - beta nu with the remaining multiplier. The sum of multipliers and the weighted mean of the samples
-        do not change, and an affine gradient depends on nothing else. Both halves follow each other in the
-        place of their sample.
+        do not change. Gradients are affine in x, so the weighted sum of gradients does not change either. In
+        the new set, the two halves take the place of their sample.
 
         Args:
             directions: (k, d) directions nu, which are scaled to length 1.
@@ -518,9 +531,8 @@ class KKTSet:
         unit_steps = nu.reshape(len(indices), *self.x.shape[1:])
         backward_shares = alpha / (alpha + beta)
         copies_per_sample = torch.ones(len(self), dtype=torch.long).index_fill(0, indices, 2)
-        first_halves = (copies_per_sample.cumsum(0) - copies_per_sample)[
-            indices
-        ]  # positions of the first halves in the new set
+        # Indices of the first halves in the new set.
+        first_halves = (copies_per_sample.cumsum(0) - copies_per_sample)[indices]
         x, y, lam, c = (
             t.repeat_interleave(copies_per_sample, 0)
             for t in (self.x, self.y, self.lam, self.covectors)
@@ -547,8 +559,9 @@ class KKTSet:
     def far_set(self, r: float) -> KKTSet:
         """Build a set whose samples are at least ``r`` away from every sample of this set.
 
-        Every sample is split along a direction that the first layer ignores, so outputs of the network do not
-        change (Refael et al. 2025, Theorem 4, for any depth). Samples with multiplier zero are removed.
+        Every sample is split along a direction that is orthogonal to all weights of the first layer, so the
+        outputs of the network do not change (Refael et al. 2025, Theorem 4, here for any depth). Samples with
+        multiplier zero are removed.
 
         Args:
             r: The smallest distance between a sample of this set and a sample of the new set.
@@ -557,22 +570,22 @@ class KKTSet:
             The new set.
 
         Raises:
-            HypothesisError: If the distance is not positive and finite, or if the first layer ignores no
-                direction.
+            HypothesisError: If the distance is not positive and finite, or if no direction is orthogonal to
+                all weights of the first layer.
         """
         if not 0 < r < float("inf"):
             raise HypothesisError(
                 "budget",
-                f"The distance of a far set must be positive and finite; got {r}.",
+                f"The smallest distance to the original samples must be positive and finite; got {r}.",
                 "Pass a positive number.",
             )
         ignored_directions = find_hidden_basis(self.models, self.x)
         if not ignored_directions.shape[1]:
             raise HypothesisError(
                 "subspace",
-                f"A far set needs a direction orthogonal to all neurons of the first layer; the layer has "
-                f"full rank {self.x[0].numel()}.",
-                "Split within the budgets instead: call split_all, or pass --budget-frac.",
+                "Samples can move without limit only along a direction that is orthogonal to the weights "
+                f"of all neurons of the first layer; got a layer of full rank {self.x[0].numel()}.",
+                "Split samples by shorter distances: call split_all, or pass --budget-frac.",
             )
         nu, used = ignored_directions[:, 0], self.used()
         components = self.x.flatten(1) @ nu
@@ -585,25 +598,28 @@ class KKTSet:
         return float(l2(self.x, other.x).min())
 
     def _check_budget(self, indices: Tensor, nu: Tensor, alpha: Tensor, beta: Tensor) -> None:
-        """Raise an error that names the limiting neurons if a half would leave the activation pattern."""
+        """Raise an error if a half of a split would leave the activation pattern of its sample."""
         budgets = self.budgets(nu, indices)
-        blocked = ((alpha >= budgets.alpha) | (beta >= budgets.beta)).nonzero()[:, 0].tolist()
-        if not blocked:
+        blocked_samples = (
+            ((alpha >= budgets.alpha) | (beta >= budgets.beta)).nonzero()[:, 0].tolist()
+        )
+        if not blocked_samples:
             return
-        first_blocked = blocked[0]
+        first_blocked = blocked_samples[0]
         i, kinks = int(indices[first_blocked]), int(budgets.kinks[first_blocked].sum())
         if kinks:
             raise HypothesisError(
                 "kink",
-                f"A sample on a kink cannot be split along a direction that crosses the kink; sample {i} is "
-                f"on the kinks of {kinks} neurons: {budgets.names(first_blocked)}.",
-                "Use a direction orthogonal to these neurons: directions('softest').",
+                "If the input of a ReLU is exactly zero at a sample, the sample cannot be split along a "
+                f"direction that changes this input; got sample {i}, at which the inputs of {kinks} "
+                f"neurons are zero: {budgets.names(first_blocked)}.",
+                "Use a direction that does not change these inputs: directions('softest').",
             )
         raise HypothesisError(
             "budget",
-            f"A split must stay inside the activation pattern of its sample; sample {i} may move by less "
-            f"than {float(budgets.alpha[first_blocked]):.6g} forwards and "
-            f"{float(budgets.beta[first_blocked]):.6g} backwards, got {float(alpha[first_blocked]):.6g} "
+            "Both halves of a split must keep the activation pattern of their sample. So sample "
+            f"{i} must move by less than {float(budgets.alpha[first_blocked]):.6g} forwards and "
+            f"{float(budgets.beta[first_blocked]):.6g} backwards; got {float(alpha[first_blocked]):.6g} "
             f"and {float(beta[first_blocked]):.6g}. The limiting neurons are {budgets.names(first_blocked)}.",
             "Pass a shorter length or another direction.",
         )
@@ -615,8 +631,8 @@ class KKTSet:
                 "multiplier",
                 "Merging and splitting need positive multipliers; the multiplier of sample "
                 f"{without_multiplier[0]} is {float(self.lam[without_multiplier[0]]):g}.",
-                "Call used() to remove samples without a positive multiplier: they do not contribute to the "
-                "weights.",
+                "Remove samples with multiplier zero by calling KKTSet.used(), because these samples do not "
+                "contribute to the weights.",
             )
 
     def _with(self, x: Tensor, y: Tensor, lam: Tensor, covectors: Tensor) -> KKTSet:
@@ -627,6 +643,6 @@ def _rivals(y: Tensor, outputs: Tensor) -> Tensor:
     return ~torch.nn.functional.one_hot(y, outputs.shape[1]).bool()
 
 
-def _over(u: Tensor, size: Tensor) -> Tensor:
-    """Return (n, P, C) products ``u`` divided by the (n,) sizes, or zero if a size is zero."""
-    return u / torch.where(size > 0, size, 1.0)[:, None, None]
+def _divide(u: Tensor, multipliers: Tensor) -> Tensor:
+    """Divide the (n, P, C) products ``u`` by the (n,) multipliers. Where a multiplier is 0, divide by 1."""
+    return u / torch.where(multipliers > 0, multipliers, 1.0)[:, None, None]

@@ -1,11 +1,12 @@
-"""KKT multipliers: the nonnegative (or free) lam that fits theta best.
+"""Fit the KKT multipliers: the weights of the gradients whose sum is closest to the network's weights.
 
     lam = argmin_{lam >= 0} || theta - sum_r lam_r g_r ||
 
-theta are the weights of the network, and g_r is the gradient of constraint r. Let F^T F = G be the Gram
-matrix of these gradients, and F^T h = (<g_r, theta>)_r. Then lam also solves the small problem min ||F lam -
-h||. F comes from an eigendecomposition of G. G squares the condition number of the gradients. If it exceeds
-1e12, F comes from a QR factorization of the dense gradients, if they fit into memory.
+Here theta has the weights of the network, and g_r is the gradient of constraint r. For a regression, lam may
+be negative. Let G be the Gram matrix of the gradients. If F^T F = G and F^T h = (<g_r, theta>)_r, the
+multipliers also solve the small problem min ||F lam - h||. The matrix F comes from an eigendecomposition of
+G. The condition number of G is the square of that of the gradients. If it exceeds 1e12 and the gradients fit
+into memory, F comes from a QR factorization of the gradients.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from residuum.errors import InconclusiveError
 
 # If the condition number of the Gram matrix is larger, multipliers have fewer than four correct digits.
 MAX_CONDITION = 1e12
-REFINEMENTS = 2  # steps of iterative refinement, each of which gains correct digits
+REFINEMENTS = 2  # number of steps of iterative refinement, each of which gives more correct digits
 DENSE_BYTES = 1 << 30  # largest size of dense gradients, in bytes, for a QR factorization
 
 
@@ -44,11 +45,11 @@ class Factor:
 
 
 def factor_gram(gram: Tensor, inner: Tensor) -> Factor:
-    """Factorize the Gram matrix of the gradients.
+    """Build the small least-squares problem of the multipliers from the Gram matrix of the gradients.
 
-    Eigenvalues below rounding errors are dropped. Zero columns of the Gram matrix belong to samples on which
-    no neuron is active. The factor keeps a zero column for each of them, so that multipliers are numbered
-    like the gradients.
+    The matrix F of the problem obeys F^T F = Gram matrix. Eigenvalues as small as rounding errors are
+    dropped. If no neuron is active on a sample, its gradient is zero. F then has a zero column, so that
+    column r of F always belongs to gradient r.
 
     Args:
         gram: (R, R) Gram matrix of the gradients.
@@ -71,12 +72,15 @@ def factor_gram(gram: Tensor, inner: Tensor) -> Factor:
     smallest_eigenvalue = float(eigenvalues[0])
     # If G = V diag(s) V', then F = diag(sqrt(s)) V' and h = diag(1 / sqrt(s)) V' inner.
     is_kept = eigenvalues > 1e-14 * largest_eigenvalue
-    roots = eigenvalues[is_kept].sqrt()
-    # Zero gradients get zero columns, because rounding errors in them would lead to huge multipliers.
+    root_eigenvalues = eigenvalues[is_kept].sqrt()
+    # The columns of zero gradients are set to zero exactly. Otherwise their rounding errors would lead to
+    # huge multipliers.
     matrix = (
-        roots[:, None] * eigenvectors[:, is_kept].T * (gram.diagonal() > 1e-14 * largest_eigenvalue)
+        root_eigenvalues[:, None]
+        * eigenvectors[:, is_kept].T
+        * (gram.diagonal() > 1e-14 * largest_eigenvalue)
     )
-    target = (eigenvectors[:, is_kept].T @ inner) / roots
+    target = (eigenvectors[:, is_kept].T @ inner) / root_eigenvalues
     return Factor(
         matrix,
         target,
@@ -85,10 +89,12 @@ def factor_gram(gram: Tensor, inner: Tensor) -> Factor:
 
 
 def factor_dense(gradients: Tensor, theta: Tensor) -> Factor:
-    """Factorize the dense gradients by QR, which does not square the condition number.
+    """Build the small least-squares problem of the multipliers by a QR factorization of the gradients.
+
+    This factorization does not square the condition number, unlike the Gram matrix.
 
     Args:
-        gradients: (R, P) gradients in the P weights.
+        gradients: (R, P) gradients with respect to the P weights.
         theta: (P,) weights.
 
     Returns:
@@ -107,10 +113,10 @@ def factor_dense(gradients: Tensor, theta: Tensor) -> Factor:
 def solve(factor: Factor, free: bool) -> Tensor:
     """Return the multipliers that fit the weights best.
 
-    Gradients can be linearly dependent, for example those of several rivals of one sample. Then many
-    multipliers fit the weights equally well. If the smallest least-squares solution has no negative entry, it
-    is returned, so that the result is unique. Otherwise active-set nonnegative least squares gives one of the
-    best solutions.
+    Gradients can be linearly dependent, for example those of several constraints of one sample. Then many
+    multipliers fit the weights equally well. If the least-squares solution of smallest norm has no negative
+    entry, this solution is returned, because it is unique. Otherwise active-set nonnegative least squares
+    returns one of the best solutions.
 
     Args:
         factor: The least-squares problem of the multipliers.
@@ -134,11 +140,12 @@ def solve(factor: Factor, free: bool) -> Tensor:
 
 
 def refine(lam: Tensor, gram: Tensor, correlate: Callable[[Tensor], Tensor], free: bool) -> Tensor:
-    """Refine multipliers iteratively with residuals that are computed explicitly.
+    """Improve the accuracy of multipliers by iterative refinement.
 
-    The normal equations limit the accuracy of multipliers to the machine precision times the condition number
-    of the Gram matrix. Each step solves the normal equations for the positive multipliers, with the explicit
-    residual on the right-hand side, and gains digits.
+    Multipliers that solve the normal equations have a relative error of about the machine precision times the
+    condition number of the Gram matrix. Each refinement step computes the residual (weights minus weighted
+    sum of gradients) without the Gram matrix. It then fits a correction of the positive multipliers to this
+    residual, which gives more correct digits.
 
     Args:
         lam: (R,) multipliers.
@@ -154,11 +161,11 @@ def refine(lam: Tensor, gram: Tensor, correlate: Callable[[Tensor], Tensor], fre
         return lam
     gram_of_support = gram[support][:, support]
     for _ in range(REFINEMENTS):
-        step = torch.linalg.lstsq(
+        correction = torch.linalg.lstsq(
             gram_of_support, correlate(lam)[support][:, None], rcond=1e-13, driver="gelsd"
         ).solution
         lam = lam.clone()
-        lam[support] += step[:, 0]
+        lam[support] += correction[:, 0]
         if not free:
             lam.clamp_(min=0)
     return lam

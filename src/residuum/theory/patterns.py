@@ -1,12 +1,13 @@
 """Activation patterns of piecewise linear networks, and the switches that define them.
 
-A *switch* is an activation boundary: a function s_k(x) that is affine inside a pattern and whose sign is part
-of the pattern. It is the pre-activation of a ReLU neuron, or the difference between the largest entry of a
-pooling window and another entry. Inside a pattern all gradients in the weights are affine in x. Merging and
-splitting of samples need nothing else, for any objective and any depth.
+A *switch* is a function s_k(x) of the network's input. It is the pre-activation of a ReLU neuron, or the
+difference between the largest entry of a pooling window and another entry. The activation pattern of a sample
+is the signs of all switches. As long as the pattern does not change, the switches and all gradients with
+respect to the weights are affine in x. This is all that merging and splitting of samples need, for any
+objective and any depth.
 
 Samples x have shape (n, *shape). Values and slopes have shape (n, K) for the K switches of all layers. If
-gradients are taken at several weight vectors, the switches of all these networks count.
+gradients are taken at several weight vectors, K counts the switches of the networks with all these weights.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from residuum.networks import MLP, Linear, dense_chain
 
 ROUNDING = 1e-13  # a slope below this share of the largest slope in its layer is a rounding error
 CHUNK = 256  # number of directions along which the network is differentiated at once
-MAX_NAMED = 4  # number of switches that an error message names individually
+MAX_NAMED = 4  # largest number of neurons that an error message names individually
 _PIECEWISE = (nn.ReLU, nn.LeakyReLU)
 _AFFINE = (
     nn.Linear,
@@ -41,10 +42,10 @@ _AFFINE = (
 
 
 class HypothesisError(InputError):
-    """The samples or the network do not meet a hypothesis of a theorem about merging and splitting.
+    """Raised if samples or a network violate a condition of the theorems about merging and splitting.
 
     Attributes:
-        hypothesis: Name of the hypothesis: label, pattern, multiplier, direction, kink, budget, or subspace.
+        hypothesis: Name of the condition: label, pattern, multiplier, direction, kink, budget, or subspace.
     """
 
     def __init__(self, hypothesis: str, message: str, remedy: str = "") -> None:
@@ -69,9 +70,9 @@ class Switches:
 
     @property
     def pattern(self) -> Tensor:
-        """(n, K) mask of the switches with a positive value, i.e. the activation patterns of n samples.
+        """The activation patterns of n samples: an (n, K) mask of the switches with a positive value.
 
-        A switch with value 0 is off, like the derivative of a ReLU in PyTorch.
+        The mask is False for a switch with value 0, because PyTorch's derivative of a ReLU at 0 is 0.
         """
         return self.values > 0
 
@@ -84,10 +85,10 @@ class Switches:
         raise IndexError(k)
 
     def names(self, chosen: Tensor) -> str:
-        """Return the names of the switches that a (K,) mask chooses. Only the first few are listed."""
+        """Return the names of the switches that a (K,) mask chooses. At most four are listed."""
         positions = chosen.nonzero()[:, 0].tolist()
-        text = ", ".join(self.name(k) for k in positions[:MAX_NAMED])
-        return text + (
+        listed_names = ", ".join(self.name(k) for k in positions[:MAX_NAMED])
+        return listed_names + (
             f" and {len(positions) - MAX_NAMED} more" if len(positions) > MAX_NAMED else ""
         )
 
@@ -104,9 +105,9 @@ def compute_switches(models: Sequence[nn.Module], x: Tensor) -> Switches:
     """
     layers, values = [], []
     for i, model in enumerate(models):
-        point_prefix = f"point {i}: " if len(models) > 1 else ""
+        copy_prefix = f"point {i}: " if len(models) > 1 else ""
         for name, value in _record_switches(model, x):
-            layers.append((point_prefix + name, value.shape[1]))
+            layers.append((copy_prefix + name, value.shape[1]))
             values.append(value)
     return Switches(tuple(layers), torch.cat([x.new_zeros(len(x), 0), *values], 1).detach())
 
@@ -124,8 +125,8 @@ def compute_slopes(models: Sequence[nn.Module], x: Tensor, direction: Tensor) ->
     """
 
     def values(z: Tensor) -> Tensor:
-        blocks = [value for model in models for _, value in _record_switches(model, z)]
-        return torch.cat([z.new_zeros(len(z), 0), *blocks], 1)
+        switch_values = [value for model in models for _, value in _record_switches(model, z)]
+        return torch.cat([z.new_zeros(len(z), 0), *switch_values], 1)
 
     return jvp(values, (x,), (direction.expand_as(x).contiguous(),))[1].detach()
 
@@ -138,25 +139,26 @@ def compute_slope_matrix(models: Sequence[nn.Module], x: Tensor) -> Tensor:
         x: (*shape) a sample with d entries.
 
     Returns:
-        (K, d) gradients of the K switches in the sample.
+        (K, d) gradients of the K switches with respect to the sample.
     """
     chains = [chain for model in models if (chain := dense_chain(model)) is not None]
     if len(chains) == len(models):
         return torch.cat([_chain_slopes(chain, x) for chain in chains])
     d = x.numel()
     basis = torch.eye(d, dtype=x.dtype, device=x.device).reshape(d, *x.shape)
-    blocks = [
+    slope_blocks = [
         compute_slopes(models, x.expand(len(directions), *x.shape).contiguous(), directions)
         for directions in basis.split(CHUNK)
     ]
-    return torch.cat(blocks).T
+    return torch.cat(slope_blocks).T
 
 
 @torch.no_grad()
 def _chain_slopes(chain: MLP, x: Tensor) -> Tensor:
-    """Return the gradients of all pre-activations of an MLP in its input, first layer first.
+    """Return the gradients of an MLP's hidden pre-activations with respect to its input, by layer.
 
-    The gradients are W_1, W_2 diag(gates_1) W_1, and so on, with the weights W_l of layer l.
+    The gradients are W_1, W_2 diag(gates_1) W_1, and so on. W_l is the weight of layer l, and gates_l are the
+    derivatives of its activation.
     """
     layer_slopes, slopes_below = [x.new_zeros(0, x.numel())], chain.linears[0].weight
     if not isinstance(chain.activation, Linear):
@@ -170,10 +172,10 @@ def _chain_slopes(chain: MLP, x: Tensor) -> Tensor:
 def estimate_slope_sizes(
     models: Sequence[nn.Module], x: Tensor, layers: Sequence[tuple[str, int]]
 ) -> Tensor:
-    """Estimate how large the gradients of switches are: the largest slope in each layer along random signs.
+    """Estimate how large the slopes of switches are in each layer.
 
-    The estimate is a scale for rounding errors and not a bound. A slope of 1e-13 times the estimate is zero
-    in float64.
+    The estimate is the largest slope in the layer along a direction with random entries -1 and +1. It is used
+    to recognize rounding errors: slopes below 1e-13 times the estimate count as zero.
 
     Args:
         models: Copies of the network, one for each weight vector at which gradients are taken.
@@ -196,7 +198,7 @@ def estimate_slope_sizes(
 
 
 def check_piecewise_linear(model: nn.Module) -> None:
-    """Raise an error if a module of the network is not affine inside an activation pattern."""
+    """Raise an error if a module of the network is not piecewise linear."""
     supported = (*_PIECEWISE, *_AFFINE, nn.MaxPool2d)
     leaf_modules = [m for m in model.modules() if not list(m.children()) and m is not model]
     unsupported = [m for m in leaf_modules if not isinstance(m, supported)]
@@ -205,11 +207,11 @@ def check_piecewise_linear(model: nn.Module) -> None:
     ]
     if not unsupported and (leaf_modules or isinstance(model, supported)):
         return
-    name = str(unsupported[0]) if unsupported else type(model).__name__
+    module_name = str(unsupported[0]) if unsupported else type(model).__name__
     raise HypothesisError(
         "pattern",
-        f"Merging and splitting need a network that is affine in x inside an activation pattern; "
-        f"{name} is not supported.",
+        "Merging and splitting need a piecewise linear network of supported modules; got the unsupported "
+        f"module {module_name}.",
         "Use ReLU and max pooling as separate modules.",
     )
 
@@ -223,9 +225,11 @@ def _record_switches(model: nn.Module, x: Tensor) -> list[tuple[str, Tensor]]:
     records: list[tuple[str, Tensor]] = []
 
     def hook(name: str, module: nn.Module, z: Tensor) -> None:
-        value = _compute_leads(module, z) if isinstance(module, nn.MaxPool2d) else z.flatten(1)
-        calls = sum(other.partition("#")[0] == name for other, _ in records)
-        records.append((f"{name}#{calls}" if calls else name, value))
+        switch_values = (
+            _compute_leads(module, z) if isinstance(module, nn.MaxPool2d) else z.flatten(1)
+        )
+        earlier_calls = sum(other.partition("#")[0] == name for other, _ in records)
+        records.append((f"{name}#{earlier_calls}" if earlier_calls else name, switch_values))
 
     handles = [
         module.register_forward_hook(lambda m, inputs, _, name=name: hook(name, m, inputs[0]))
@@ -241,7 +245,7 @@ def _record_switches(model: nn.Module, x: Tensor) -> list[tuple[str, Tensor]]:
 
 
 def _compute_leads(module: nn.MaxPool2d, z: Tensor) -> Tensor:
-    """Return (n, units) differences between the largest entry of each pooling window and all its entries."""
+    """Return how much smaller the entries of each pooling window are than the largest entry, (n, units)."""
     windows = F.unfold(z, module.kernel_size, stride=module.stride)
-    entries = windows.reshape(len(z), z.shape[1], -1, windows.shape[-1])
-    return (entries.max(2, keepdim=True).values - entries).flatten(1)
+    window_entries = windows.reshape(len(z), z.shape[1], -1, windows.shape[-1])
+    return (window_entries.max(2, keepdim=True).values - window_entries).flatten(1)

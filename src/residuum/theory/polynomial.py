@@ -3,22 +3,23 @@
     Phi(x) = sum_j a_j sigma(W_j.x),  sigma(t) = c t^alpha + lower powers,  b_i = lam_i y_i
     f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i
     KKT of the top degree:  W_j = alpha c a_j f(W_j),  a_j = c sum_i b_i (W_j.x_i)^alpha
-    hence |W_j|^2 = alpha a_j^2, and f is known at every neuron
+    hence |W_j|^2 = alpha a_j^2, and the weights give the value of f at every W_j
 
-Here x_i are the samples with labels y_i and multipliers lam_i. W_j are the weights of neuron j, and a_j is
-its output weight. All W_j lie in the span of the samples. So all computations use the span of the W_j, of
-dimension r, instead of the input space. A homogeneous polynomial (a form) of degree alpha-1 in r variables
-has N_r = C(r+alpha-2, alpha-1) coefficients. f is determined if the kernel matrix K_pq = (W_p.W_q)^(alpha-1)
-of the neurons has this rank. K is the Gram matrix of the monomials, weighted by the roots of their
-multinomial coefficients. The interpolant of the known values F of f is f(w) = F^T K^+ k(w).
+Here x_i are the samples with labels y_i and multipliers lam_i. W_j has the input weights of neuron j, and a_j
+is its output weight. All W_j lie in the span of the samples. So all computations use the span of the W_j, of
+dimension r, instead of the input space. The function f consists of homogeneous polynomials (forms) of degree
+alpha-1 in r variables, which have N_r = C(r+alpha-2, alpha-1) coefficients each. The weights determine f if
+the kernel matrix K_pq = (W_p.W_q)^(alpha-1) of the neurons has rank N_r. K is the Gram matrix of the
+monomials of degree alpha-1 at the W_j, weighted by the roots of their multinomial coefficients. With the
+matrix F of the known values of f, the interpolant is f(w) = F^T K^+ k(w).
 
-Samples may have components outside the span of the neurons. f only determines the projections of the samples
-on this span. Samples with collinear projections count as one, because they can be merged, like the samples of
-one activation pattern of a ReLU network.
+Samples may have components outside the span of the W_j, but f only determines the projections of the samples
+onto this span. Samples with collinear projections count as one sample, because one sample can replace them
+without a change of f.
 
     alpha = 1:  f is the constant sum_i b_i x_i;  alpha = 2:  f(w) = (sum_i b_i x_i x_i^T) w
 
-Different samples can have the same sums, so samples are not identifiable below degree 3.
+Different samples can have equal sums of this form, so samples are not identifiable if alpha is 1 or 2.
 """
 
 from __future__ import annotations
@@ -33,9 +34,11 @@ from residuum.errors import InputError
 from residuum.networks import Polynomial, PolynomialNetwork
 from residuum.records.identification import Identification
 
-# The notes mention a larger relative gap between |W_j|^2 and alpha a_j^2, which are equal at a KKT point.
+# At a KKT point, |W_j|^2 and alpha a_j^2 are equal for input weights W_j and output weight a_j of every
+# neuron. A note tells the reader if their relative difference is larger than this limit.
 BALANCE_TOLERANCE = 1e-6
-# Neurons below this share of the largest neuron are rounding errors and are ignored.
+# A neuron is ignored if its weights are smaller than this share of the largest neuron's weights, because they
+# are then rounding errors.
 DEAD_TOLERANCE = 1e-6
 # Singular values below this share of the largest are rounding errors, if the weights are stored as float64.
 SPECTRAL_TOLERANCE = 1e-8
@@ -61,9 +64,10 @@ class Neurons:
         homogeneous: Whether the activation has no lower powers.
         tolerance: Relative size below which a singular value is a rounding error of the stored numbers.
         dead: Number of neurons that were ignored because their weights are zero.
-        balance_gap: Largest relative gap between |W_j|^2 and alpha a_j^2, which are equal at a KKT point.
-        carrying: Smallest number of neurons that hold nearly all of the squared norm of the weights. After
-            training these are one or two, while exact recovery needs many more.
+        balance_gap: Largest difference between |W_j|^2 and alpha a_j^2 (equal at a KKT point), relative to
+            the largest |W_j|^2.
+        carrying: Smallest number of neurons that together have nearly all of the squared norm of the weights.
+            After training one or two neurons suffice, while exact recovery of the samples needs many more.
         theta_norm: Norm of all weights.
     """
 
@@ -81,11 +85,13 @@ class Neurons:
 
 @dataclass(frozen=True)
 class SignalSubspace:
-    """The span of the input weights of all neurons, which contains all that the weights know about samples.
+    """The span of the input weights of all neurons.
+
+    The weights only depend on the projections of the samples onto this span.
 
     Attributes:
         basis: (d, r) orthonormal basis of the span.
-        gap: Singular value r + 1 of the weight matrix over singular value r.
+        gap: Ratio of two successive singular values of the weight matrix, number r + 1 divided by number r.
         outside: Share of the norm of the weight matrix outside the span.
     """
 
@@ -101,10 +107,10 @@ class SignalSubspace:
 
 @dataclass(frozen=True)
 class Interpolant:
-    """The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i of the samples, as far as the neurons determine it.
+    """An interpolant of the function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i of the samples.
 
-    f is known at the m neurons, scaled to length 1, and interpolated with the kernel (w.v)^(alpha-1). All
-    vectors are given in the r coordinates of the span of the neurons.
+    The values of f are known at the input weights of m neurons, scaled to length 1. In between, f is
+    interpolated with the kernel (w.v)^(alpha-1). All vectors have r coordinates in the span of these weights.
 
     Attributes:
         directions: (m, r) neurons, scaled to length 1.
@@ -132,10 +138,10 @@ class Interpolant:
     def slice(self, v: Tensor) -> Tensor:
         """Return the (r, r) derivative of the function at ``v`` (r,), divided by alpha-1 and symmetrized.
 
-        It equals sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T for samples x_i with signed multipliers b_i.
+        For samples x_i with signed multipliers b_i, the result is sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T.
         """
-        weights = (self.directions @ v) ** (self.degree - 2)
-        matrix = self.coefficients.T @ (weights[:, None] * self.directions)
+        slice_weights = (self.directions @ v) ** (self.degree - 2)
+        matrix = self.coefficients.T @ (slice_weights[:, None] * self.directions)
         return (matrix + matrix.T) / 2
 
 
@@ -200,9 +206,9 @@ def find_live_neurons(model: nn.Module) -> Neurons:
 def estimate_signal_subspace(neurons: Neurons, rank: int | None = None) -> SignalSubspace:
     """Return the span of the leading right singular vectors of the weight matrix.
 
-    At a KKT point every neuron is a combination of samples. So the weights only depend on the projections
-    of the samples on this span. A trained network is only close to a KKT point. Then its singular values do
-    not drop to zero anywhere, and you must pass the rank.
+    At a KKT point the input weights of every neuron are a combination of samples. So the weights only depend
+    on the projections of the samples onto this span. A trained network is only close to a KKT point. Then no
+    singular value is zero up to rounding, and you must pass the rank.
 
     Args:
         neurons: The neurons that depend on the data.
@@ -212,15 +218,16 @@ def estimate_signal_subspace(neurons: Neurons, rank: int | None = None) -> Signa
         The subspace.
 
     Raises:
-        InputError: If the neurons do not span that many dimensions.
+        InputError: If the rank is larger than the dimension of the span.
     """
     _, spectrum, rows = torch.linalg.svd(neurons.weight, full_matrices=False)
     max_rank = len(spectrum)
     r = int((spectrum > neurons.tolerance * spectrum[0]).sum()) if rank is None else rank
     if not 1 <= r <= max_rank:
         raise InputError(
-            f"The rank of the neurons must lie between 1 and {max_rank}, the smaller of "
-            f"{len(neurons.weight)} live neurons and {neurons.weight.shape[1]} inputs; got {r}.",
+            f"The rank must lie between 1 and {max_rank}, because the network has "
+            f"{len(neurons.weight)} neurons with nonzero weights and {neurons.weight.shape[1]} inputs; "
+            f"got {r}.",
             "Omit the rank to estimate it from the spectrum.",
         )
     if spectrum[r - 1] <= 1e-14 * spectrum[0]:
@@ -239,8 +246,8 @@ def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
 
     At a KKT point f(W_j) = W_j / (alpha c a_j) for every neuron j. f is a vector of homogeneous polynomials
     (forms) of degree alpha - 1 in r variables, and k(w, v) = (w.v)^(alpha-1) is their reproducing kernel. So
-    f(w) = sum_p k(w, W_p) coefficient_p if the monomials of the neurons span all forms. Neurons are first
-    scaled to length 1, because otherwise a power of their lengths would decide which neurons dominate.
+    f(w) = sum_p k(w, W_p) coefficient_p if the monomials at the W_p span all forms. The W_p are first scaled
+    to length 1, because otherwise neurons with large weights would dominate the fit.
 
     Args:
         neurons: The neurons that depend on the data.
@@ -259,19 +266,19 @@ def interpolate(neurons: Neurons, signal: SignalSubspace) -> Interpolant:
         neurons.coefficient[is_live, None],
     )
     directions = projections / norms
-    equation_sizes = alpha * neurons.leading * output_weights * norms ** (alpha - 1)
-    values = projections / equation_sizes
+    equation_factors = alpha * neurons.leading * output_weights * norms ** (alpha - 1)
+    values = projections / equation_factors
     eigenvalues, vectors = torch.linalg.eigh((directions @ directions.T) ** (alpha - 1))
     # The kernel matrix has no negative eigenvalues, because it is a Gram matrix of monomials.
     is_nonzero = eigenvalues > KERNEL_TOLERANCE * eigenvalues[-1]
     eigenvalues, vectors = eigenvalues[is_nonzero], vectors[:, is_nonzero]
-    coefficients = vectors @ ((vectors.T @ values) / eigenvalues[:, None])
+    interpolant_coefficients = vectors @ ((vectors.T @ values) / eigenvalues[:, None])
     condition_number = float(eigenvalues[-1] / eigenvalues[0])
     return Interpolant(
         directions,
         values,
-        coefficients,
-        equation_sizes[:, 0].abs(),
+        interpolant_coefficients,
+        equation_factors[:, 0].abs(),
         alpha,
         len(eigenvalues),
         condition_number,
@@ -292,7 +299,7 @@ def measure_identifiability(model: nn.Module, rank: int | None = None) -> Identi
         rank: Dimension of the span of the neurons, by default estimated from the singular values.
 
     Returns:
-        The conditions with empty samples.
+        The conditions. The record has fields for recovered samples, which are empty.
     """
     neurons = find_live_neurons(model)
     signal = estimate_signal_subspace(neurons, rank)
@@ -315,9 +322,10 @@ def count_form_coefficients(r: int, alpha: int) -> int:
 def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant) -> Identification:
     """Check the conditions under which the weights of a polynomial network determine its samples.
 
-    Weights of degree 1 only determine a weighted sum of the samples, and weights of degree 2 their moment
-    matrix. The sum or the matrix is computed here. From degree 3 on, the samples are determined if the kernel
-    matrix of the neurons has full rank.
+    If the activation has degree 1, the weights determine only the weighted sum of the samples. If it has
+    degree 2, they determine only the weighted sum of x x^T over the samples x. The sum is then part of the
+    result. If the degree is 3 or larger, the weights determine the samples if the kernel matrix of the
+    neurons has full rank.
 
     Args:
         neurons: The neurons that depend on the data.
@@ -325,17 +333,17 @@ def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant)
         f: The interpolant from :func:`interpolate`.
 
     Returns:
-        The conditions with empty samples.
+        The conditions. The record has fields for recovered samples, which are empty.
     """
     alpha, r = neurons.degree, signal.rank
     coefficient_count = count_form_coefficients(r, alpha)
-    aggregate = eigenvalues = eigenvectors = None
+    sum_over_samples = eigenvalues = eigenvectors = None
     if alpha == 1:
-        aggregate = signal.basis @ f(torch.zeros(1, r, dtype=torch.float64))[0]
+        sum_over_samples = signal.basis @ f(torch.zeros(1, r, dtype=torch.float64))[0]
     if alpha == 2:
         eigenvalues, vectors = torch.linalg.eigh(f.slice(torch.ones(r, dtype=torch.float64)))
         eigenvectors = signal.basis @ vectors
-    no_values = torch.zeros(0, dtype=torch.float64)
+    empty = torch.zeros(0, dtype=torch.float64)
     shared_fields = ("balance_gap", "carrying", "dead", "theta_norm")
     return Identification(
         arch="",
@@ -350,11 +358,11 @@ def measure_conditions(neurons: Neurons, signal: SignalSubspace, f: Interpolant)
         neurons=len(neurons.coefficient),
         **{name: getattr(neurons, name) for name in shared_fields},
         symmetry=_symmetry(alpha),
-        x=no_values.reshape(0, len(signal.basis)),
-        weights=no_values,
-        residuals=no_values,
-        certified=no_values.bool(),
-        aggregate=aggregate,
+        x=empty.reshape(0, len(signal.basis)),
+        weights=empty,
+        residuals=empty,
+        certified=empty.bool(),
+        aggregate=sum_over_samples,
         eigenvalues=eigenvalues,
         eigenvectors=eigenvectors,
         notes=tuple(_describe_notes(neurons, f.rank, coefficient_count)),
@@ -370,7 +378,7 @@ def _symmetry(alpha: int) -> str:
 
 
 def _describe_notes(neurons: Neurons, rank: int, full: int) -> list[str]:
-    """Return notes that explain the figures of an identification to its reader."""
+    """Return notes that tell the reader what the results of the check mean."""
     notes = []
     if neurons.degree == 1:
         notes.append("degree 1: only sum_i lam_i y_i x_i is determined, samples are not")
@@ -387,9 +395,10 @@ def _describe_notes(neurons: Neurons, rank: int, full: int) -> list[str]:
             "for each sample on the margin"
         )
     if neurons.balance_gap > BALANCE_TOLERANCE:
-        gap = f"{neurons.balance_gap:.1e}"
+        balance_gap_text = f"{neurons.balance_gap:.1e}"
         notes.append(
-            f"the weights are not a KKT point of the highest power: |W|^2 and alpha a^2 differ by {gap}"
+            "the weights are not a KKT point of the highest power: |W|^2 and alpha a^2 differ by "
+            f"{balance_gap_text}"
         )
     if not neurons.homogeneous:
         notes.append(

@@ -4,10 +4,11 @@
     multiclass   Phi_y(x_i) - Phi_c(x_i) >= 1 for rivals c        lam_ic >= 0
     regression   no constraint; theta = sum_ik lam_ik grad Phi_k  lam_ik of any sign
 
-Phi(x_i) are the outputs of the network for sample x_i with label y_i, and lam are the multipliers. At an
-exact multiclass KKT point several rival classes of a sample have the same margin. If only one of these rivals
-has a multiplier, the relative residual is 0.4-0.5. So ``rivals="tied"`` gives a row to every rival whose
-margin is close to the smallest margin. ``rivals="best"`` gives a row to one rival, as published.
+Phi(x_i) are the outputs of the network for sample x_i with label y_i, and lam are the multipliers. A rival is
+a class that is not the label. At an exact multiclass KKT point, several rivals of a sample have the same
+margin. If only one of these rivals has a constraint, the relative residual is 0.4-0.5. So ``rivals="tied"``
+makes a constraint for every rival whose margin is close to the smallest margin. ``rivals="best"`` makes a
+constraint only for the rival with the smallest margin, as in published attacks.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from residuum.records import TASKS
 from residuum.stationarity import Rows
 
 RIVALS = ("tied", "best")
-# Rival classes whose margin exceeds the smallest margin by at most this share count as tied.
+# A rival class counts as tied if its margin exceeds the sample's smallest margin by at most this share.
 TIED_TOLERANCE = 0.05
 
 
@@ -42,8 +43,8 @@ def choose_task(task: str, outputs: int) -> str:
     require_known(task, TASKS, "No task")
     if (task == "binary" and outputs != 1) or (task == "multiclass" and outputs < 2):
         raise InputError(
-            f"Task {task} needs {'one output' if task == 'binary' else 'two or more outputs'}; "
-            f"this network has {outputs}.",
+            f"The task {task!r} needs a network with "
+            f"{'one output' if task == 'binary' else 'two or more outputs'}; this network has {outputs}.",
             f"Pass --task {'multiclass' if outputs > 1 else 'binary'}.",
         )
     return task
@@ -80,7 +81,7 @@ def normalize_labels(y: Tensor, task: str, outputs: int) -> Tensor:
         )
     if len(label_values) < 2:
         raise DataError(
-            f"Labels of at least two classes are needed; all {len(y)} are {label_values.pop()}.",
+            f"Labels of at least two classes are needed; all {len(y)} labels are {label_values.pop()}.",
             "Add samples of another class, because a single class has no margin.",
         )
     if task == "binary":
@@ -151,11 +152,12 @@ def constraint_rows(outputs: Tensor, y: Tensor, task: str, rivals: str = "tied")
         outputs: (n, C) outputs of the network.
         y: Labels from :func:`normalize_labels`.
         task: binary, multiclass or regression.
-        rivals: ``tied`` for all rivals with nearly the smallest margin, because several constraints of a
-            sample can be tight at a KKT point. ``best`` for one rival, as published.
+        rivals: Which rival classes (classes that are not the label) get a constraint. ``tied`` for all rivals
+            with nearly the smallest margin, because at a KKT point several margins of a sample can be equal.
+            ``best`` for the rival with the smallest margin, as in published attacks.
 
     Returns:
-        A row for each constraint.
+        The constraints.
     """
     n, classes = outputs.shape
     if task == "binary":

@@ -1,4 +1,4 @@
-"""Training of networks by gradient descent or margin maximization. Interrupted runs can be continued."""
+"""Train networks by gradient descent or margin maximization. Interrupted runs can be continued."""
 
 from residuum.settings import TrainingConfig
 from residuum.training.loop import TrainingProgress, TrainingState, initialize, make_release, train

@@ -1,4 +1,4 @@
-"""The output directory of a training, which separates files for release from private files."""
+"""The output directory of a training run, which separates files to release from private files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TrainingRun(RunDir):
     what, files, summary = "a training", (SUMMARY,), SUMMARY
 
     def expected_files(self) -> Collection[str]:
-        """Return the name of the summary file, and "private" if this folder holds the state of a training."""
+        """Return the names of the summary and, if it holds a saved state, of the folder ``private``."""
         return {SUMMARY, *({"private"} if (self.path / STATE).is_file() else ())}
 
 
@@ -38,9 +38,11 @@ def write_run(
     task: str,
     device: str,
 ) -> dict[str, Any]:
-    """Write the directory of a training: released weights, initial weights, private data and a protocol.
+    """Write the output directory of a training run.
 
-    If the run diverged, no weights are released, but all other files are written.
+    The directory holds the trained weights to release, the initial weights, and the private training and
+    held-out samples. The file training.json holds the settings, the results and the hashes of the files. If
+    the run diverged, no trained weights are written, but all other files are.
 
     Args:
         out: The directory.
@@ -57,19 +59,19 @@ def write_run(
     Raises:
         InconclusiveError: If the run diverged.
     """
-    checkpoint = make_release(state, arch, split.train, task)
+    network = make_release(state, arch, split.train, task)
     write_atomic(out / ".gitignore", "*\n")
-    (out / "private").chmod(0o700)  # only the folder private must be hidden from other users
-    # An earlier, shorter run may have written weights.
+    (out / "private").chmod(0o700)  # other users must not read the folder ``private``
+    # If this run continues an earlier run, delete the trained weights of the earlier run.
     (out / "model.safetensors").unlink(missing_ok=True)
     files = ["init.safetensors", "private/train.npz", "private/holdout.npz"]
-    save_checkpoint(checkpoint.replace(theta=state.theta0), out / files[0])
+    save_checkpoint(network.replace(theta=state.theta0), out / files[0])
     split.train.to_npz(out / files[1])
     split.holdout.to_npz(out / files[2])
     if state.status != DIVERGED:
         files.insert(0, "model.safetensors")
-        save_checkpoint(checkpoint, out / files[0])
-    summary = _summary(checkpoint, split, state)
+        save_checkpoint(network, out / files[0])
+    summary = _summary(network, split, state)
     protocol = {
         **summary,
         "data": split.train.name,
@@ -82,34 +84,35 @@ def write_run(
     write_json(out / SUMMARY, protocol)
     if state.status == DIVERGED:
         raise InconclusiveError(
-            f"The training diverged before step {state.step}, so there are no weights to save.",
+            "The loss and the weights must stay finite; the training diverged before step "
+            f"{state.step}, so no weights were saved.",
             "Lower --lr, or pass --method margin.",
         )
     return summary
 
 
-def _summary(checkpoint: Network, split: Split, state: TrainingState) -> dict[str, Any]:
-    diverged = state.status == DIVERGED
-    last = state.history[-1] if state.history else {}
+def _summary(network: Network, split: Split, state: TrainingState) -> dict[str, Any]:
+    has_diverged = state.status == DIVERGED
+    last_record = state.history[-1] if state.history else {}
     return {
         "status": state.status,
         "steps": state.step,
-        "loss": last.get("loss"),
-        "margin": last.get("margin"),
-        "theta_norm": last.get("norm"),
-        "train_accuracy": None if diverged else _accuracy(checkpoint, split.train),
-        "holdout_accuracy": None if diverged else _accuracy(checkpoint, split.holdout),
+        "loss": last_record.get("loss"),
+        "margin": last_record.get("margin"),
+        "theta_norm": last_record.get("norm"),
+        "train_accuracy": None if has_diverged else _accuracy(network, split.train),
+        "holdout_accuracy": None if has_diverged else _accuracy(network, split.holdout),
         "samples": len(split.train),
         "available_samples": split.available,
         "holdout_samples": len(split.holdout),
-        "task": checkpoint.task,
-        "arch": checkpoint.arch,
+        "task": network.task,
+        "arch": network.arch,
     }
 
 
-def _accuracy(checkpoint: Network, data: Dataset) -> float | None:
+def _accuracy(network: Network, data: Dataset) -> float | None:
     """Return the share of correctly classified samples, or None for regression."""
-    if checkpoint.task == "regression":
+    if network.task == "regression":
         return None
-    outputs = checkpoint.module(data.x.to(next(iter(checkpoint.theta.values())).dtype))
+    outputs = network.module(data.x.to(next(iter(network.theta.values())).dtype))
     return accuracy(outputs, data.y, choose_task("auto", outputs.shape[1]))

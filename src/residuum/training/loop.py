@@ -1,4 +1,4 @@
-"""The training loop, with progress, limits, saved states and resuming."""
+"""The training loop, which reports progress, stops at limits, and saves and continues runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from residuum.training.methods import LOSSES, choose_loss
 
 SAVE_EVERY = 20.0  # seconds between two saved states of a run
 HISTORY_POINTS = 400  # number of points in the history of a run, enough to draw a curve
-# Number of times that a run with ``stop_residual`` computes the residual, which is a least-squares problem.
+# Number of times that a run with ``stop_residual`` computes the KKT residual. Each time, a least-squares
+# problem is solved.
 RESIDUAL_CHECKS = 50
 GOALS = ("margin", "residual", "loss")
 
@@ -42,11 +43,12 @@ class TrainingState(Record):
         step: Number of steps so far.
         fingerprint: Hash of data and settings. A run with another fingerprint cannot continue from this
             state.
-        status: "running", or the reason why the run stopped: steps, time, margin, residual, loss or diverged.
+        status: "running", or the reason why the run stopped: "steps" or "time" if a limit was reached,
+            "margin", "residual" or "loss" if a goal was reached, or "diverged".
         scalars: Numbers of the optimizer state, such as the step size.
         buffers: Tensors of the optimizer state, such as the momentum.
-        history: Step, loss, margin and weight norm at regular steps, with the KKT residual if it was
-            computed.
+        history: Records at regular steps with step, loss, margin and weight norm. If the KKT residual was
+            computed, it is included.
     """
 
     theta: dict[str, Tensor]
@@ -68,8 +70,8 @@ class TrainingProgress:
         steps: Maximum number of steps.
         loss: Training loss.
         margin: Smallest margin of a training sample, or None for regression.
-        normalized: Smallest margin over ||theta||^L for weights theta and order of homogeneity L, or None
-            if the network is not homogeneous.
+        normalized: Smallest margin divided by ||theta||^L, where theta are the weights and L is the order of
+            homogeneity. None if the network is not homogeneous.
     """
 
     step: int
@@ -118,8 +120,9 @@ def train(
 def initialize(arch: Architecture, config: TrainingConfig) -> nn.Module:
     """Return a network with initial weights according to ``config.init`` and ``config.seed``.
 
-    The global random generator does not change. The initialization "small" scales only the weights of the
-    first layer, as in Haim et al. 2022. During training, the rows of this layer become mixtures of samples.
+    The global random generator does not change. The initialization "small" makes only the weights of the
+    first layer small, as in Haim et al. 2022. During training, the rows of this layer then become linear
+    combinations of training samples.
 
     Args:
         arch: The architecture.
@@ -162,7 +165,7 @@ def make_release(state: TrainingState, arch: str, data: Dataset, task: str) -> N
 
 
 class _Run:
-    """A training run: the model on its device, the optimizer and the limits of the run."""
+    """A training run: the network on its device, the training method, and the limits of the run."""
 
     def __init__(
         self,
@@ -207,7 +210,7 @@ class _Run:
         Raises:
             KeyboardInterrupt: If the user interrupts the run.
         """
-        start = last_save = time.monotonic()
+        start_time = last_save_time = time.monotonic()
         interval = max(1, self.config.steps // HISTORY_POINTS)
         check_interval = (
             max(1, self.config.steps // RESIDUAL_CHECKS) if self.config.stop_residual else 0
@@ -218,22 +221,22 @@ class _Run:
         try:
             with _delayed_interrupts() as is_interrupted:
                 while status == "running":
-                    limit = min(interval - self.step % interval, self.config.steps - self.step)
-                    self.step += self.method.advance(self.step, limit)
-                    now = time.monotonic()
-                    is_last = self.step >= self.config.steps
-                    is_late = now - start > self.config.seconds
-                    if self.step % interval == 0 or is_last or is_late:
+                    step_limit = min(interval - self.step % interval, self.config.steps - self.step)
+                    self.step += self.method.advance(self.step, step_limit)
+                    current_time = time.monotonic()
+                    is_last_step = self.step >= self.config.steps
+                    is_out_of_time = current_time - start_time > self.config.seconds
+                    if self.step % interval == 0 or is_last_step or is_out_of_time:
                         status = self._observe(
                             check_interval != 0 and self.step % check_interval < interval
                         )
-                    if status == "running" and (is_last or is_late):
-                        status = "steps" if is_last else "time"
+                    if status == "running" and (is_last_step or is_out_of_time):
+                        status = "steps" if is_last_step else "time"
                     if status == "running" and is_interrupted():
                         raise KeyboardInterrupt
-                    if now - last_save > SAVE_EVERY:
+                    if current_time - last_save_time > SAVE_EVERY:
                         self._save("running")
-                        last_save = now
+                        last_save_time = current_time
         except KeyboardInterrupt:
             self._save("running")
             raise
@@ -245,29 +248,31 @@ class _Run:
             outputs = self.model(self.x)
             loss = float(LOSSES[self.loss](outputs, self.y))
             margin = float(margins(outputs, self.y).min()) if self.task != "regression" else None
-        size = norm(parameters(self.model))
-        point = {"step": float(self.step), "loss": loss, "norm": size}
-        point |= {} if margin is None else {"margin": margin}
-        if not all(map(math.isfinite, point.values())):
+        weight_norm = norm(parameters(self.model))
+        history_entry = {"step": float(self.step), "loss": loss, "norm": weight_norm}
+        history_entry |= {} if margin is None else {"margin": margin}
+        if not all(map(math.isfinite, history_entry.values())):
             return "diverged"
-        normalized = None
+        normalized_margin = None
         if margin is not None and self.order is not None:
             with suppress(OverflowError, ZeroDivisionError):
-                normalized = margin / size**self.order
+                normalized_margin = margin / weight_norm**self.order
         if check_residual:
-            point["residual"] = self._residual() / size
-        self.history.append(point)
+            history_entry["residual"] = self._residual() / weight_norm
+        self.history.append(history_entry)
         if self.watch is not None:
-            self.watch(TrainingProgress(self.step, self.config.steps, loss, margin, normalized))
-        if normalized is not None and normalized >= self.config.stop_margin:
+            self.watch(
+                TrainingProgress(self.step, self.config.steps, loss, margin, normalized_margin)
+            )
+        if normalized_margin is not None and normalized_margin >= self.config.stop_margin:
             return "margin"
-        if 0 < point.get("residual", 0) <= self.config.stop_residual:
+        if 0 < history_entry.get("residual", 0) <= self.config.stop_residual:
             return "residual"
-        # If stop_loss is 0, the run does not stop at a loss.
+        # If stop_loss is 0, no value of the loss stops the run.
         return "loss" if 0 < self.config.stop_loss >= loss else "running"
 
     def _residual(self) -> float:
-        """Return the KKT residual ||theta - sum_r lam_r g_r|| with the best multipliers lam_r."""
+        """Return the KKT residual ||theta - sum_r lam_r g_r|| for margin gradients g_r and the best lam_r."""
         model, x, _, _, _, rows = pose_problem(self.model, self.x, self.y, self.task)
         lam, _, _ = fit_multipliers(model, x, rows, free=self.task == "regression")
         return norm(residual(model, parameters(model), x, rows.combine(lam, len(x))))
@@ -285,7 +290,7 @@ class _Run:
             history=tuple(self.history),
         )
         if self.path is not None and status == "diverged":
-            # Without the saved state, a run with other settings can use the directory.
+            # A saved state would make a new run with other settings in this directory fail.
             self.path.unlink(missing_ok=True)
         elif self.path is not None:
             state.save(self.path)
@@ -295,7 +300,7 @@ class _Run:
         """Load the saved state, if it exists. If data or settings differ, raise ``InputError``."""
         if self.path is None:
             return
-        # If the folder is not writable, raise an error before the training.
+        # If the folder is not writable, raise an error now, not after the training.
         make_directory(self.path.parent)
         if not self.path.exists():
             return
@@ -321,14 +326,16 @@ def _delayed_interrupts() -> Iterator[Callable[[], bool]]:
     """Delay interrupts (Ctrl-C), and yield a function that returns True if an interrupt has occurred."""
     interrupts: list[int] = []
     try:
-        before = signal.signal(signal.SIGINT, lambda number, frame: interrupts.append(number))
-    except ValueError:  # only the main thread receives interrupts
+        previous_handler = signal.signal(
+            signal.SIGINT, lambda number, frame: interrupts.append(number)
+        )
+    except ValueError:  # this is not the main thread, and only the main thread receives interrupts
         yield lambda: False
         return
     try:
         yield lambda: bool(interrupts)
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous_handler)
 
 
 def copy_weights(model: nn.Module) -> dict[str, Tensor]:

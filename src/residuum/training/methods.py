@@ -96,7 +96,8 @@ def choose_loss(name: str, task: str) -> str:
     choices = TASK_LOSSES[task]
     if name and name not in choices:
         raise InputError(
-            f"Loss {name} does not fit a {task} task.", f"Use one of {', '.join(choices)}."
+            f"The loss must fit the task; got the loss {name} for a {task} task.",
+            f"Use one of {', '.join(choices)}.",
         )
     return name or choices[0]
 
@@ -124,15 +125,15 @@ class GradientDescent:
         self.loss = LOSSES[loss]
         self.scalars: dict[str, float] = {}
         self.buffers: dict[str, Tensor] = {}
-        # In plain gradient descent, every step runs the same operations, which a CUDA graph can replay.
-        is_uniform = config.method == "gd" and not config.momentum
-        can_repeat = is_uniform and x.is_cuda
+        # Every step of plain gradient descent runs the same operations, so a CUDA graph can replay the steps.
+        has_identical_steps = config.method == "gd" and not config.momentum
+        can_replay = has_identical_steps and x.is_cuda
         self._repeated = (
-            Repeater(lambda: self.step(0), str(x.device), REPLAYED) if can_repeat else None
+            Repeater(lambda: self.step(0), str(x.device), REPLAYED) if can_replay else None
         )
 
     def advance(self, count: int, limit: int) -> int:
-        """Take a single step, or ``limit`` steps if a CUDA graph replays the steps.
+        """Take one step. If a CUDA graph replays the steps, take ``limit`` steps at once.
 
         Args:
             count: Number of steps so far.
@@ -153,25 +154,29 @@ class GradientDescent:
         names, weights = zip(*self.model.named_parameters(), strict=True)
         gradients = torch.autograd.grad(self.loss(self.model(x), y), weights)
         with torch.no_grad():
-            for name, p, g in zip(names, weights, gradients, strict=True):
+            for name, p, update in zip(names, weights, gradients, strict=True):
                 if self.config.weight_decay:
-                    g = g + self.config.weight_decay * p
+                    update = update + self.config.weight_decay * p
                 if self.config.momentum:
-                    previous = self.buffers.get(name)
-                    g = g if previous is None else self.config.momentum * previous.to(g.device) + g
-                    self.buffers[name] = g
-                p.sub_(g, alpha=self.config.lr)
+                    momentum_buffer = self.buffers.get(name)
+                    update = (
+                        update
+                        if momentum_buffer is None
+                        else self.config.momentum * momentum_buffer.to(update.device) + update
+                    )
+                    self.buffers[name] = update
+                p.sub_(update, alpha=self.config.lr)
 
     def _batch(self, count: int) -> tuple[Tensor, Tensor]:
         """Return the samples of a step: all samples, or the next mini-batch."""
         size, n = self.config.batch, len(self.x)
         if self.config.method == "gd" or not 0 < size < n:
             return self.x, self.y
-        per_epoch = math.ceil(n / size)
-        epoch, batch = divmod(count, per_epoch)
+        batches_per_epoch = math.ceil(n / size)
+        epoch, batch = divmod(count, batches_per_epoch)
         generator = torch.Generator().manual_seed(hash((self.config.seed, epoch)) % 2**63)
-        chosen = torch.randperm(n, generator=generator)[batch * size : (batch + 1) * size]
-        return self.x[chosen], self.y[chosen]
+        batch_rows = torch.randperm(n, generator=generator)[batch * size : (batch + 1) * size]
+        return self.x[batch_rows], self.y[batch_rows]
 
 
 class MarginMaximization:
@@ -179,16 +184,19 @@ class MarginMaximization:
 
         v <- MOMENTUM v - (c / ||grad F||^2) grad F,    theta <- theta + v
 
-    F is the logarithm of the exponential loss, so its gradient does not vanish as the margin grows. After t
-    steps, the margin has grown like t, while the margin of gradient descent grows like log t. The number c
-    is the decrease of F in a step if F were linear. c grows while F decreases, shrinks when F increases,
-    and stays between MIN_C and MAX_C. Training samples gather on the kinks of neurons, where no step along
-    a gradient is sure to decrease F, so a monotone line search would shrink its step forever. A step that
-    increases F by more than SLACK is undone, and no step moves the weights theta by more than a tenth of
-    their norm.
+    The margin m_r of sample r tells how clearly the network classifies the sample. F is the logarithm of the
+    exponential loss, so the gradient of F does not vanish as the margin grows. After t steps, the margin has
+    grown like t. In gradient descent, it grows only like log t.
 
-    If an L-homogeneous network exceeds the margin MARGIN_CAP, theta is rescaled and tau takes the inverse
-    factor. F and the direction of theta do not change, so long runs do not overflow.
+    The number c would be the decrease of F in a step if F were linear. c grows while F decreases and shrinks
+    when F increases, and it stays between MIN_C and MAX_C. During training, many training samples come to lie
+    on kinks of neurons (the neuron's input is zero). At a kink, a gradient step can increase F, however
+    short the step is. So small increases of F are allowed. A step that increases F by more than SLACK is
+    undone. No step moves the weights theta by more than a tenth of their norm.
+
+    If the margin of an L-homogeneous network exceeds MARGIN_CAP, theta is multiplied by a factor, and tau is
+    divided by the factor of the margins. This changes neither F nor the direction of theta, and it avoids
+    overflow.
 
     Args:
         model: The network.
@@ -199,9 +207,11 @@ class MarginMaximization:
 
     # A step that is too long costs more than a step that is too short, so c grows slowly and shrinks fast.
     MOMENTUM, GROW, SHRINK, UNDO, SLACK, REACH = 0.9, 1.02, 0.9, 0.25, 0.5, 0.1
-    # Smaller values of c stall at kinks. For larger values, F is not nearly linear.
+    # With smaller values of c, the descent stalls at kinks. With larger values, F is not nearly linear in a
+    # step.
     MIN_C, MAX_C = 1e-4, 0.5
-    # A margin above MARGIN_CAP is rescaled to MARGIN_BACK_TO. The factor of two makes rescaling rare.
+    # If the margin exceeds MARGIN_CAP, the weights are rescaled so that the margin is MARGIN_BACK_TO. As the
+    # margin then has to double again, rescaling is rare.
     MARGIN_CAP, MARGIN_BACK_TO = 20.0, 10.0
 
     def __init__(self, model: nn.Module, x: Tensor, y: Tensor, order: float | None) -> None:
@@ -230,8 +240,8 @@ class MarginMaximization:
     def step(self, count: int) -> None:
         """Take a step. If the gradient vanishes, the weights do not change.
 
-        The length of the step is at most ``REACH`` times the norm of the weights. While the objective
-        increases by too much, the step is undone and repeated without momentum and with a smaller length. A
+        The length of the step is at most ``REACH`` times the norm of the weights. If the objective increases
+        by more than ``SLACK``, the step is undone and repeated without momentum and with a smaller length. A
         homogeneous network is rescaled afterwards, which does not change the direction of its weights.
 
         Args:
@@ -243,18 +253,19 @@ class MarginMaximization:
         if not 0 < slope < math.inf:
             return
         gradient = self._gradient
-        if self.x.is_cuda:  # the next replay of the CUDA graph overwrites these tensors
+        # On a GPU, copy the gradient, because the next replay of the CUDA graph overwrites it.
+        if self.x.is_cuda:
             gradient = tuple(g.clone() for g in gradient)
-        reach, c = self.REACH * math.sqrt(size), self.scalars["c"]
-        old = [p.detach().clone() for p in weights]
+        max_step_length, c = self.REACH * math.sqrt(size), self.scalars["c"]
+        old_weights = [p.detach().clone() for p in weights]
         for _ in range(60):
             with torch.no_grad():
                 for v, g in zip(velocity, gradient, strict=True):
                     v.mul_(self.MOMENTUM).sub_(g, alpha=c / slope)
-                length = math.sqrt(float(_squared(velocity)))
-                factor = min(1.0, reach / length) if length > 0 else 1.0
-                for p, o, v in zip(weights, old, velocity, strict=True):
-                    p.copy_(o.add(v.mul_(factor)))
+                step_length = math.sqrt(float(_squared(velocity)))
+                shrink_factor = min(1.0, max_step_length / step_length) if step_length > 0 else 1.0
+                for p, o, v in zip(weights, old_weights, velocity, strict=True):
+                    p.copy_(o.add(v.mul_(shrink_factor)))
             after, lowest, _, _ = self._objective()
             if after <= before + self.SLACK:  # the comparison is False if the objective is NaN
                 break
@@ -266,11 +277,13 @@ class MarginMaximization:
         self._rescale(lowest)
 
     def _objective(self) -> list[float]:
-        """Compute the objective F, the lowest margin, ||grad F||^2 and ||theta||^2. Store the gradient."""
+        """Return the objective F, the lowest margin, ||grad F||^2 and ||theta||^2, and store the gradient."""
         self.scalars["evaluations"] += 1
         self._tau.fill_(self.scalars["tau"])
-        first = self._measuring.cuda and self._measuring.graph is None
-        for _ in range(1 + first):  # capturing a CUDA graph does not run the graph
+        is_first_on_gpu = self._measuring.cuda and self._measuring.graph is None
+        # On a GPU, the first call ends with capturing a CUDA graph. Capturing computes no values, so
+        # the graph is run once more.
+        for _ in range(1 + is_first_on_gpu):
             self._measuring.run(1)
         self._current = self._figures.tolist()
         return self._current
@@ -278,10 +291,15 @@ class MarginMaximization:
     def _measure(self) -> None:
         weights = tuple(self.model.parameters())
         m = margins(self.model(self.x), self.y)
-        value = torch.logsumexp((-self._tau * m).flatten(), 0)
-        self._gradient = torch.autograd.grad(value, weights)
-        figures = value.detach(), m.detach().min(), _squared(self._gradient), _squared(weights)
-        self._figures = torch.stack(figures)
+        objective = torch.logsumexp((-self._tau * m).flatten(), 0)
+        self._gradient = torch.autograd.grad(objective, weights)
+        measured_values = (
+            objective.detach(),
+            m.detach().min(),
+            _squared(self._gradient),
+            _squared(weights),
+        )
+        self._figures = torch.stack(measured_values)
 
     def _rescale(self, lowest: float) -> None:
         """Rescale a homogeneous network if its margin exceeds ``MARGIN_CAP``. This avoids overflow."""
@@ -289,11 +307,11 @@ class MarginMaximization:
         # rescaled too, so the course of the descent does not change.
         if self.order is None or not self.MARGIN_CAP < lowest < math.inf:
             return
-        factor = (self.MARGIN_BACK_TO / lowest) ** (1 / self.order)
+        weight_factor = (self.MARGIN_BACK_TO / lowest) ** (1 / self.order)
         with torch.no_grad():
             for name, p in self.model.named_parameters():
-                p.mul_(factor)
-                self.buffers[name].mul_(factor)
+                p.mul_(weight_factor)
+                self.buffers[name].mul_(weight_factor)
         self.scalars["tau"] *= lowest / self.MARGIN_BACK_TO
         self._current = None
 

@@ -166,6 +166,8 @@ class Column:
             self._use_edges()
         if self.step:
             self._round_to_lattice()
+        width = self.high[: self.records] - self.low[: self.records]
+        self.is_exact |= (width >= 0) & (width <= self.tolerance)
         return not (
             np.array_equal(intervals_before[0], self.low)
             and np.array_equal(intervals_before[1], self.high)

@@ -82,6 +82,10 @@ def recover_table(
     records = (
         records_without_seeds(leaves) if counts is None else find_records(forest, leaves, counts)
     )
+    if records.has_row_order and np.isnan(records.y).all():  # the seeds may have been overwritten
+        records = records_without_seeds(leaves)
+    if not len(records.y):
+        return _empty_table(forest.columns)
     progress(f"{int((records.group >= 0).sum())} of {len(records.y)} targets are known")
     while True:
         search = Search.begin(forest, leaves, records, ranges)
@@ -253,6 +257,15 @@ class Search:
             has_row_order=self.records.has_row_order,
             rounds=self.rounds,
         )
+
+
+def _empty_table(columns: int) -> RecoveredTable:
+    """Return a table without records, for a forest whose records cannot be told apart."""
+    values, flags = np.zeros((0, columns)), np.zeros((0, columns), dtype=bool)
+    no_column = np.zeros(columns, dtype=bool)
+    return RecoveredTable(
+        np.zeros(0), values, values, flags, flags, flags, no_column, has_row_order=False, rounds=0
+    )
 
 
 def _initial_intervals(

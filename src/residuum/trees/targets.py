@@ -34,6 +34,7 @@ MAX_STEPS = 20_000  # maximum number of steps in the search for one exact cover
 MIN_TREES = 6  # if some leaves are mixed, a value must occur in at least this many trees
 # The linear equations have one solution if the ratio of extreme singular values is at least this number.
 MIN_RANK_RATIO = 1e-9
+MAX_MISFIT = 1e-7  # largest error of the linear equations, as a share of the largest sum
 
 
 def find_records(forest: Forest, leaves: Leaves, counts: Integers) -> Records:
@@ -189,9 +190,15 @@ def find_cover(counts: Integers, weight: Integers) -> Integers | None:
 def _solve(forest: Forest, counts: Integers) -> Floats:
     """Return the targets that the mean targets in the roots determine, NaN if they are ambiguous."""
     sums = np.array([tree.value[0, 0] * tree.weight[0] for tree in forest.trees])  # type: ignore[index]
-    solution, _, _, singular = np.linalg.lstsq(counts.astype(np.float64), sums, rcond=None)
+    matrix, unknown = counts.astype(np.float64), np.full(counts.shape[1], np.nan)
+    solution, _, _, singular = np.linalg.lstsq(matrix, sums, rcond=None)
     if singular.min(initial=np.inf) < MIN_RANK_RATIO * singular.max(initial=0.0):
-        return np.full(counts.shape[1], np.nan)
+        return unknown
+    # Wrong seeds give wrong counts. Then the solution contradicts the sums, if there are more trees than
+    # records. Otherwise only the stored numbers of distinct records show that the seeds are right.
+    is_verified = forest.trees[0].count is not None or len(counts) > counts.shape[1]
+    if not is_verified or np.abs(matrix @ solution - sums).max() > MAX_MISFIT * np.abs(sums).max():
+        return unknown
     return solution
 
 

@@ -21,9 +21,7 @@ from residuum.theory.kkt_sets import KKTSet, Watcher
 from residuum.verbs.attacking import write_figures
 
 SUMMARY, SAMPLES, PICTURE = "alternatives.json", "alternative.npz", "alternatives.png"
-# Default share of its budget by which a sample is split. The budget is the largest split that keeps the
-# activation pattern of the sample.
-SHARE = 0.9
+SHARE = 0.9  # default distance by which samples move, as a share of the largest possible distance
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +31,7 @@ class Alternatives:
     Attributes:
         true_set: The true training samples with their multipliers.
         alternative: The alternative training set.
-        direction: How the direction was found in which a sample moves, such as "softest".
+        direction: Name of the rule that chose the direction in which each sample moved, such as "softest".
         arch: Architecture of the network.
     """
 
@@ -89,10 +87,11 @@ def alternatives(
         model: The network, or the file of its weights.
         data: The true training samples.
         distance: Move every sample at least this far from all true samples.
-        share: Split every sample into two by this share of its budget, which is the largest split that
-            keeps its activation pattern. This is the default, with a share of 0.9.
+        share: Split every sample into two samples that move in opposite directions. ``share`` is the distance
+            of the move, as a share of the largest distance that keeps the activation pattern. By default,
+            samples are split with a share of 0.9.
         merge: Merge samples that have the same label and the same activation pattern.
-        direction: How the direction in which a sample moves is found, such as "softest".
+        direction: Name of the rule that chooses the direction in which each sample moves, such as "softest".
         task: "binary", "multiclass", "regression", or "auto" to use the task of the network.
         arch: Architecture of the network, if the file of the weights does not hold the architecture.
         out: Folder for the alternative training set and its picture.
@@ -108,9 +107,9 @@ def alternatives(
     require_known(direction, DIRECTIONS, "There is no direction")
     if out is not None:
         refuse_foreign(Path(out), "alternatives", {SUMMARY})
-    released = as_network(model, arch)
-    task = released.task if task == "auto" and released.task else task
-    true_set = KKTSet.from_samples(released.module, data.x, data.y, task=task)
+    network = as_network(model, arch)
+    task = network.task if task == "auto" and network.task else task
+    true_set = KKTSet.from_samples(network.module, data.x, data.y, task=task)
     if merge:
         alternative = kinds.build_merged_alternative(true_set)
     elif distance is not None:
@@ -118,22 +117,23 @@ def alternatives(
     else:
         share = SHARE if share is None else share
         alternative = kinds.build_budget_alternative(true_set, share, direction, watch)
-    result = Alternatives(true_set, alternative, direction, released.arch)
+    alternative_sets = Alternatives(true_set, alternative, direction, network.arch)
     if out is not None:
-        _write(Path(out), data, result)
-    return result
+        _write(Path(out), data, alternative_sets)
+    return alternative_sets
 
 
 def _write(out: Path, samples: Dataset, result: Alternatives) -> None:
-    """Write the alternative training set, its picture, and last the summary."""
+    """Write the alternative training set and its picture, and then the summary."""
     alternative, after = result.alternative, result.alternative.after
-    y = after.y
+    labels = after.y
     if result.true_set.task == "binary" and bool((samples.y >= 0).all()):
-        y = (y + 1) / 2  # the samples have the labels 0 and 1, not -1 and 1
-    # With several classes, a sample has one multiplier for each wrong class, in the column of this class.
-    # The column of the right class is 0.
+        labels = (
+            labels + 1
+        ) / 2  # convert the labels -1 and 1 to the labels 0 and 1 of the given samples
+    # With several classes, ``lam`` has one column per class. The column of the right class is 0.
     lam = -after.u[:, 0].clamp(max=0) if result.true_set.task == "multiclass" else after.lam
-    arrays = {"x": after.x.numpy(), "y": y.to(samples.y.dtype).numpy(), "lam": lam.numpy()}
+    arrays = {"x": after.x.numpy(), "y": labels.to(samples.y.dtype).numpy(), "lam": lam.numpy()}
     if samples.mean is not None:
         arrays["mean"] = samples.mean.numpy()
     write_atomic(out / ".gitignore", "*\n")

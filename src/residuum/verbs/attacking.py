@@ -36,7 +36,7 @@ class AttackRun(RunDir):
     def finished(self, request: dict[str, Any], knowledge: Knowledge) -> Reconstruction | None:
         """Return the result of the attack in this folder, if the attack is complete.
 
-        An ``InputError`` is raised if the folder holds an attack with another request.
+        An ``InputError`` is raised if the folder holds an attack with other settings or weights.
 
         Args:
             request: Settings, architecture and hash of the weights, which identify the attack.
@@ -47,10 +47,14 @@ class AttackRun(RunDir):
         """
         if not self.is_complete:
             return None
-        result = load_run(self.path)
-        if read_request(self.path) != request or not same(result.knowledge, knowledge):
+        reconstruction = load_run(self.path)
+        if read_request(self.path) != request or not same(reconstruction.knowledge, knowledge):
             rundir.refuse_other_run(self.path, self.what, "settings or weights")
-        return None if "time" in result.status and (self.path / STATE).is_file() else result
+        return (
+            None
+            if "time" in reconstruction.status and (self.path / STATE).is_file()
+            else reconstruction
+        )
 
     def attack(
         self,
@@ -63,7 +67,7 @@ class AttackRun(RunDir):
     ) -> Reconstruction:
         """Run the attack and write its files to this folder, the summary last.
 
-        If the attack stopped because its time limit was reached, its state is kept. So the attack can be
+        If the attack stopped at its time limit, the state of the attack is kept, so that the attack can be
         continued.
 
         Args:
@@ -78,29 +82,29 @@ class AttackRun(RunDir):
             The reconstruction.
         """
         state, out = self.path / STATE, self.path
-        result = attack.run(released, knowledge, state_path=state, watch=watch)
-        result.save(out / RECONSTRUCTION)
+        reconstruction = attack.run(released, knowledge, state_path=state, watch=watch)
+        reconstruction.save(out / RECONSTRUCTION)
         pictures = {
-            "selected.png": figures.selected_figure(result),
-            "loss.png": figures.loss_figure(result),
-            "family.png": figures.family_figure(result),
+            "selected.png": figures.selected_figure(reconstruction),
+            "loss.png": figures.loss_figure(reconstruction),
+            "family.png": figures.family_figure(reconstruction),
         }
         write_figures(out, pictures)
         summary = {
-            **result.to_json(),
+            **reconstruction.to_json(),
             "preset": preset,
             "request": request,
             "sha256": {RECONSTRUCTION: sha256(out / RECONSTRUCTION)},
-            "environment": rundir.environment(result.settings["device"]),
+            "environment": rundir.environment(reconstruction.settings["device"]),
         }
         write_json(out / SUMMARY, summary)
-        if "time" not in result.status:
+        if "time" not in reconstruction.status:
             state.unlink(missing_ok=True)
-        return result
+        return reconstruction
 
 
 def make_request(release: Release, released: Network, attack: Attack) -> dict[str, Any]:
-    """Return the values that identify an attack in its folder.
+    """Return the values that identify an attack. They are stored in the folder of the attack.
 
     Args:
         release: The released file.
@@ -135,7 +139,7 @@ def load_run(out: Path) -> Reconstruction:
 
 
 def read_request(out: Path) -> dict[str, Any]:
-    """Return the values that identify the attack in a folder, {} if the folder holds none."""
+    """Read the values that identify the attack in a folder. Return {} if the folder holds no attack."""
     request = read_json(out / SUMMARY).get("request")
     return request if isinstance(request, dict) else {}
 
@@ -150,8 +154,8 @@ def attacked_other(checkpoint: Path, out: Path) -> bool:
     Returns:
         True if the folder holds the hash of another checkpoint, False if it holds the same hash or no hash.
     """
-    attacked = read_request(out).get("checkpoint_sha256")
-    return attacked is not None and attacked != sha256(locate_weights(checkpoint))
+    attacked_sha256 = read_request(out).get("checkpoint_sha256")
+    return attacked_sha256 is not None and attacked_sha256 != sha256(locate_weights(checkpoint))
 
 
 def score_run(
@@ -178,37 +182,37 @@ def score_run(
         were not scored separately), and the reconstruction.
     """
     require_known(candidates, CANDIDATES, "There is no choice of candidates")
-    result, outputs, is_other = load_run(run), None, False
+    result, outputs, is_other_checkpoint = load_run(run), None, False
     if checkpoint is not None:
         model = load_checkpoint(checkpoint, read_request(run).get("arch")).module
         outputs = evaluate(model, train.x.to(next(model.parameters()).dtype)).detach()
-        is_other = attacked_other(checkpoint, run)
+        is_other_checkpoint = attacked_other(checkpoint, run)
 
     def score_pool(pool: CandidatePool) -> Scores:
         return score(pool.x, train, holdout, multipliers=pool.lam, outputs=outputs, **options)
 
     selected_pool = selected_candidates(result)
-    pool = all_candidates(result) if candidates == "all" else selected_pool
-    scores = score_pool(pool)
-    if is_other:
+    scored_pool = all_candidates(result) if candidates == "all" else selected_pool
+    scores = score_pool(scored_pool)
+    if is_other_checkpoint:
         scores = scores.replace(notes=(*scores.notes, OTHER))
-    is_separate = candidates == "all" and len(selected_pool.x) > 0
-    selected = score_pool(selected_pool) if is_separate else None
+    has_separate_scores = candidates == "all" and len(selected_pool.x) > 0
+    selected_scores = score_pool(selected_pool) if has_separate_scores else None
     summary = {
         **scores.to_json(),
         "candidates": candidates,
-        "selected": None if selected is None else selected.to_json(),
+        "selected": None if selected_scores is None else selected_scores.to_json(),
         "attack": result.attack,
         "status": list(result.status),
         "knowledge": dict(result.knowledge.provenance),
     }
     write_json(run / SCORES, summary)
-    pictures = {"matches.png": figures.matches_figure(pool.x, train, scores)}
+    pictures = {"matches.png": figures.matches_figure(scored_pool.x, train, scores)}
     if outputs is not None:
         metrics = ("l2",) if train.shape == (2,) else ("ncc", "ssim3")
         pictures["output_score.png"] = figures.output_figure(scores, outputs, metrics)
     write_figures(run, pictures)
-    return summary, scores, selected, result
+    return summary, scores, selected_scores, result
 
 
 def write_figures(out: Path, pictures: dict[str, bytes | None]) -> None:

@@ -32,7 +32,8 @@ class CertifiedReconstruction:
     """A reconstruction with its uniqueness certificate.
 
     Attributes:
-        uniqueness: What every other training set of the same weights shares with the reconstruction.
+        uniqueness: How much every other training set that fits the weights must share with the
+            reconstruction.
         solution: The candidates that were certified.
         reconstruction: The result of the attack.
         candidates: Which candidates were certified, "selected" or "best".
@@ -92,10 +93,11 @@ def certify_kkt(
         data: File of the samples. None uses the training samples in the training directory.
         arch: Architecture of the network, if the file of the weights does not hold the architecture.
         task: "binary", "multiclass", "regression", or "auto" to use the task of the network.
-        rivals: With several classes, "tied" for a multiplier for every wrong class whose output is as high
-            as that of the best wrong class, or "best" for one multiplier only.
-        kink_tolerance: A neuron whose relative pre-activation at a sample is below this number counts as a
-            kink (a pre-activation of zero).
+        rivals: With several classes, the wrong classes of a sample that get a multiplier. "tied" means every
+            wrong class whose output equals the largest output of a wrong class. "best" means only one wrong
+            class with the largest output.
+        kink_tolerance: A kink is a sample at which the pre-activation of a neuron is zero. A pre-activation
+            counts as zero if its relative size is below this number.
         out: Folder for ``certificate.json``, or None to write no file.
 
     Returns:
@@ -128,7 +130,7 @@ def uniqueness(
     device: str = "cpu",
     out: str | Path | None = None,
 ) -> Uniqueness:
-    """Certify what each reconstruction shares with every other training set of the same weights.
+    """Certify how much every other training set that fits the weights must share with each reconstruction.
 
     The certificate is about training sets with the same labels and activation patterns.
 
@@ -138,8 +140,9 @@ def uniqueness(
         candidates: "selected" for the candidates that several restarts found, or "best" for all candidates
             of the best restart.
         samples: Number of candidates to certify, counted from the first. None certifies all candidates.
-        share: The certificate is about other images that take over at least this share of the multiplier
-            of a candidate.
+        share: An image counts as a replacement of a candidate if it takes over at least this share of the
+            multiplier of the candidate. The certificate bounds how far a replacement can be from the
+            candidate.
         arch: Architecture of the network, if the file of the weights does not hold the architecture.
         device: Device to compute on.
         out: Folder for the certificate and its picture.
@@ -175,7 +178,7 @@ def certify_reconstruction(
     watch: Any = None,
     show_cost: Callable[[str], None] | None = None,
 ) -> CertifiedReconstruction:
-    """Compute the certificate of :func:`uniqueness`, and also return what the certificate is computed from.
+    """Compute the certificate of :func:`uniqueness`. Also return the candidates and the result of the attack.
 
     Args:
         model: The attacked network, or the file of its weights.
@@ -183,8 +186,9 @@ def certify_reconstruction(
         candidates: "selected" for the candidates that several restarts found, or "best" for all candidates
             of the best restart.
         samples: Number of candidates to certify, counted from the first. None certifies all candidates.
-        share: The certificate is about other images that take over at least this share of the multiplier
-            of a candidate.
+        share: An image counts as a replacement of a candidate if it takes over at least this share of the
+            multiplier of the candidate. The certificate bounds how far a replacement can be from the
+            candidate.
         arch: Architecture of the network, if the file of the weights does not hold the architecture.
         device: Device to compute on.
         out: Folder for the certificate and its picture.
@@ -194,27 +198,27 @@ def certify_reconstruction(
     Returns:
         The certificate, with the candidates and the result of the attack.
     """
-    attacked = (
+    attack_result = (
         reconstruction
         if isinstance(reconstruction, Reconstruction)
         else load_run(Path(reconstruction))
     )
     released = as_network(model, arch)
-    network = (canonical(released) if attacked.canonical else released).double_module
-    solution = build_solution(network, attacked, candidates)
-    box = attacked.knowledge.box(solution.x[0])
+    network = (canonical(released) if attack_result.canonical else released).double_module
+    solution = build_solution(network, attack_result, candidates)
+    box = attack_result.knowledge.box(solution.x[0])
     cost = theory.estimate_cost(solution.kkt, box=box, samples=samples, device=device)
     if show_cost is not None:
         show_cost(f"expected cost of the certificate: {cost}")
     certificate = theory.uniqueness(
         solution.kkt, box=box, share=share, samples=samples, device=device, watch=watch
-    ).replace(best_residual=find_best_residual(network, [attacked]))
-    are_files = isinstance(model, str | Path) and not isinstance(reconstruction, Reconstruction)
-    if are_files and attacked_other(Path(str(model)), Path(str(reconstruction))):
+    ).replace(best_residual=find_best_residual(network, [attack_result]))
+    has_paths = isinstance(model, str | Path) and not isinstance(reconstruction, Reconstruction)
+    if has_paths and attacked_other(Path(str(model)), Path(str(reconstruction))):
         certificate = certificate.replace(notes=(*certificate.notes, OTHER))
-    result = CertifiedReconstruction(
-        certificate, solution, attacked, candidates, cost.seconds, released.arch
+    certified_reconstruction = CertifiedReconstruction(
+        certificate, solution, attack_result, candidates, cost.seconds, released.arch
     )
     if out is not None:
-        result.write(Path(out))
-    return result
+        certified_reconstruction.write(Path(out))
+    return certified_reconstruction

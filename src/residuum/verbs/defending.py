@@ -58,7 +58,7 @@ class DefenseRun(RunDir):
         return Outcome.load_or_none(self._folder(trial) / "outcome.safetensors")
 
     def write_trial(self, trial: Trial, outcome: Outcome, network: Network, secret: Secret) -> None:
-        """Write a finished trial. The outcome is written last, so if it exists, all other files exist.
+        """Write the files of a finished trial. The file of the outcome is written after all other files.
 
         Args:
             trial: Name, defense and strength of the trial.
@@ -217,7 +217,7 @@ def _load(data: str, request: DefenseRequest, task: str) -> Split:
 
 
 def _identity(conditions: Conditions) -> dict[str, Any]:
-    """Return the values that identify a comparison, without the defenses, so that more can be added."""
+    """Return the values that identify a comparison, without the defenses, which you can add later."""
     train, holdout = conditions.split.train, conditions.split.holdout
     return {
         "version": version("residuum"),

@@ -53,7 +53,7 @@ class ExposureRun(RunDir):
         return any((self.path / WORK).glob("*.safetensors"))
 
     def finish(self, result: Exposure, data: Dataset, request: dict[str, Any], device: str) -> None:
-        """Write the table, the pictures and the result. Last, write the summary, which marks the end.
+        """Write the table, the pictures and the result. The summary is written last, and marks completion.
 
         Args:
             result: The risk of every record.
@@ -66,7 +66,9 @@ class ExposureRun(RunDir):
         write_figures(self.path, pictures)
         result.save(self.path / RECORD)
         summary = {**result.to_json(), "request": request, "environment": environment(device)}
-        published_form(PublishedExposure).model_validate(summary)  # catch a bug before writing
+        published_form(PublishedExposure).model_validate(
+            summary
+        )  # refuse to write a summary of a wrong form
         write_json(self.path / SUMMARY, summary)
         shutil.rmtree(self.path / WORK, ignore_errors=True)
 
@@ -104,15 +106,14 @@ def exposure(
         data: The training records as the network receives them: (x, y), a Dataset, a DataFrame, a
             DataLoader, or the path of an .npz, a .csv or a folder.
         holdout: At least 100 records that the network never saw, in a form that is also allowed for ``data``.
-            They are needed for the p-values of kinks (samples at which the input of a neuron is zero) and
-            of dual vectors.
+            The p-values of the tests need these records.
         knowledge: Initial weights (``theta0``) or optimizer state known to the attacker. Initial weights or
             an optimizer state in the file of the network are added.
         groups: Name of the group of every record. By default the class of a record is its group.
         reconstruction: The result of an attack, or the folder of the attack. The candidates of the attack
             that are nearest to a record are shown with the record.
-        canaries: Records of which a random half was inserted into the training set. Pass all of them and,
-            for each, True if it was inserted. Or pass an .npz with x, y and inserted.
+        canaries: Records of which a random half was inserted into the training set. Pass all canaries, and
+            for each canary True if it was inserted. Or pass an .npz with x, y and inserted.
         out: Folder to write. An interrupted computation in this folder is continued.
         watch: Function that receives the number of finished stages, the number of all stages, and the name
             of the current stage.
@@ -143,8 +144,8 @@ def exposure(
     candidates = None if reconstruction is None else all_candidates(reconstruction).x
     canary_test = None
     if canaries is not None:
-        samples = read_canaries(canaries) if isinstance(canaries, str | Path) else canaries
-        canary_test = Canaries(*samples, request.confidence, request.delta)
+        canary_records = read_canaries(canaries) if isinstance(canaries, str | Path) else canaries
+        canary_test = Canaries(*canary_records, request.confidence, request.delta)
     settings = request.model_dump(include={"surface", "task", "top"})
     identity = {
         **settings,
@@ -162,10 +163,10 @@ def exposure(
     with ExposureRun.open(out) if out is not None else nullcontext() as run:
         if run is not None:
             run.begin(identity)
-            finished = Exposure.load_or_none(run.path / RECORD) if run.is_complete else None
-            if finished is not None:
-                return finished
-        result = expose(
+            finished_result = Exposure.load_or_none(run.path / RECORD) if run.is_complete else None
+            if finished_result is not None:
+                return finished_result
+        record_risks = expose(
             network,
             data,
             holdout,
@@ -180,8 +181,8 @@ def exposure(
             watch=watch,
         )
         if run is not None:
-            run.finish(result, data, identity, request.device)
-    return result
+            run.finish(record_risks, data, identity, request.device)
+    return record_risks
 
 
 def read_canaries(path: str | Path) -> tuple[Dataset, Tensor]:
@@ -224,11 +225,13 @@ def read_groups(path: str | Path, column: str, n: int) -> tuple[str, ...]:
         DataError: If the file has no such array.
     """
     arrays = read_npz(path)
-    values = arrays.get(column)
-    if values is None or values.shape != (n,):
-        columns = sorted(name for name, array in arrays.items() if array.shape == (n,))
+    group_names = arrays.get(column)
+    if group_names is None or group_names.shape != (n,):
+        possible_columns = sorted(name for name, array in arrays.items() if array.shape == (n,))
         raise DataError(
             f"The groups must be an array of {n} values; {str(path)!r} has no such array {column!r}.",
-            f"Choose an array of this length: {', '.join(columns) or 'the file has none'}.",
+            f"Choose an array of this length: {', '.join(possible_columns) or 'the file has none'}.",
         )
-    return tuple(f"{v:g}" if values.dtype.kind in "fiub" else str(v) for v in values.tolist())
+    return tuple(
+        f"{v:g}" if group_names.dtype.kind in "fiub" else str(v) for v in group_names.tolist()
+    )

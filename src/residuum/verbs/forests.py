@@ -1,23 +1,34 @@
-"""The folder of an attack on a forest: the recovered table as CSV, and everything that was recovered."""
+"""The folders of attacks on forests and of rankings of records: what is computed and written."""
 
 from __future__ import annotations
 
 import csv
 import io
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from residuum.attacks.trees.forest import NAME, ForestAttack, read_forest
+from residuum.datasets.given import locate_samples, read_samples
+from residuum.evaluation.tables import column_ranges
 from residuum.io.release import Release
 from residuum.records import Knowledge, RecoveredTable, write_atomic, write_json
 from residuum.records.rundir import refuse_foreign
+from residuum.risk.forests import ForestExposure, rank_records
 
+EXPOSURE, EXPOSURE_TABLE = "exposure.json", "exposure.csv"
 SUMMARY, TABLE, RECORD = "attack.json", "table.csv", "table.safetensors"
 
 
 def attack_forest(
-    release: Release, knowledge: Knowledge, attack: ForestAttack, out: Path
+    release: Release,
+    knowledge: Knowledge,
+    attack: ForestAttack,
+    out: Path,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> RecoveredTable:
     """Recover the training table of a forest and write it to a folder.
 
@@ -30,17 +41,45 @@ def attack_forest(
         knowledge: What the attacker knows.
         attack: The attack with its settings.
         out: The folder.
+        progress: Function that receives lines of text.
 
     Returns:
         The recovered table.
     """
     refuse_foreign(out, "an attack on a forest", {SUMMARY})
-    table = attack.run(read_forest(release), knowledge)
+    table = attack.run(read_forest(release), knowledge, progress)
     write_atomic(out / ".gitignore", "*\n")
     table.save(out / RECORD)
     write_atomic(out / TABLE, to_csv(table))
     write_json(out / SUMMARY, {**attack.to_json(), **summarize(table), "sha256": release.sha256})
     return table
+
+
+def forest_exposure(release: Release, data: Path, out: Path | None) -> ForestExposure:
+    """Rank the records of a training table by how much of them the trees of a forest determine.
+
+    The attacker of this ranking knows the smallest and the largest value of each column.
+
+    Args:
+        release: The release that holds the forest.
+        data: File of the training table.
+        out: Folder to write, None to write nothing.
+
+    Returns:
+        The ranking.
+    """
+    train, _ = read_samples(locate_samples(data, "data"))
+    low, width = column_ranges(train.replace(x=train.x.flatten(1)))
+    knowledge = Knowledge(
+        column_ranges=torch.stack([low, low + width]), provenance={"column_ranges": "train"}
+    )
+    ranking = rank_records(ForestAttack(rows=False).run(read_forest(release), knowledge), train)
+    if out is not None:
+        refuse_foreign(out, "an exposure of a forest", {EXPOSURE})
+        write_atomic(out / ".gitignore", "*\n")
+        write_atomic(out / EXPOSURE_TABLE, ranking.to_csv())
+        write_json(out / EXPOSURE, ranking.to_json())
+    return ranking
 
 
 def summarize(table: RecoveredTable) -> dict[str, Any]:

@@ -37,9 +37,9 @@ def identify(
             if the file of the weights does not hold the activation.
         rank: Dimension of the span of the samples, if known.
         norm: Norm of every sample, if known. The norm determines the scale of the samples.
-        augmented: Whether every sample ends in a constant 1, which determines its scale and sign.
+        augmented: Whether every sample ends in a constant 1. The constant determines scale and sign.
         data: The training samples, only to report their smallest margin.
-        seed: Seed of the random slices of a tensor, and of the random starting points of the search.
+        seed: Seed of the random numbers of the search for samples.
         arch: Architecture of the network, if the file of the weights does not hold the architecture.
         out: Folder for the recovered samples, a summary and a picture.
 
@@ -49,7 +49,7 @@ def identify(
     Example:
         >>> rs.identify("cubic.safetensors", rank=8).x.shape
     """
-    result = attacks.identify(
+    identification = attacks.identify(
         as_network(model, arch),
         activation,
         rank=rank,
@@ -61,7 +61,7 @@ def identify(
     if out is not None:
         folder = make_directory(out)
         write_atomic(folder / ".gitignore", "*\n")  # samples are private
-        result.save(folder / SAMPLES)
-        write_figures(folder, {PICTURE: identified_figure(result)})
-        write_json(folder / SUMMARY, result.to_json())
-    return result
+        identification.save(folder / SAMPLES)
+        write_figures(folder, {PICTURE: identified_figure(identification)})
+        write_json(folder / SUMMARY, identification.to_json())
+    return identification

@@ -718,7 +718,7 @@ def test_nothing_outside_the_solver_uses_its_private_names():
     used = re.compile(rf"\b(?:solver|found|s|together|alone)\.(?:{private})\b")
     assert used.search("solver._direction(x)")
     root = Path(__file__).parents[3]
-    for folder in ("src", "tests", "benchmarks", "papers"):
+    for folder in ("src", "tests", "benchmarks", "experiments", "papers", "tools"):
         for path in (root / folder).rglob("*.py"):
             if path != Path(__file__):
                 assert not used.search(path.read_text("utf-8")), path

@@ -109,7 +109,7 @@ def test_a_dry_run_names_what_a_budget_leaves_out(
         (
             ["--data", "train.npz", "--holdout", "rest.npz", "--attacks", "unmix"],
             "can be",
-            "only the standard plan can rule out a leak, and attacks changed it",
+            "only the standard plan can rule out a leak, and these settings changed the plan: attacks",
         ),
         (["--data", "few.npz", "--holdout", "rest.npz"], "also occur in", "also occur in"),
     ],

@@ -434,7 +434,7 @@ def test_an_audit_that_the_clock_stopped_stays_open() -> None:
     clock.now = 13.0
     assert audit.was_stopped
     assert audit.checks.stopped == (
-        "the clock stopped the audit after 13s before its plan was finished"
+        "the time limit stopped the audit after 13s before all planned work was done"
     )
 
 

@@ -230,7 +230,7 @@ def test_bad_input(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for text in ("relu", "poly:", "poly:1", "poly:0,0,nan", "poly:0,1,0", "poly:a,b"):
         refused(capsys, "An activation must be", good, "--activation", text)
     Dataset(torch.ones(2, 3), torch.tensor([1, -1])).to_npz(tmp_path / "off.npz")
-    refused(capsys, "Margins need", good, "--data", str(tmp_path / "off.npz"))
+    refused(capsys, "The minimum margin needs", good, "--data", str(tmp_path / "off.npz"))
     refused(capsys, "No data file", good, "--data", str(tmp_path / "none.npz"))
 
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from benchmarks import defenses as benchmark
-from benchmarks import tables_of_defenses as tables
-from benchmarks.defenses import AFTER, CASES, Kept, groups
 
+from experiments import defenses as benchmark
+from experiments.defenses import AFTER, CASES, ResultFile, groups
+from experiments.pages import defenses as tables
 from papers.buzaglo2023 import WEIGHT_DECAY, gradients
 from residuum.attacks.defense_aware.strategies import Released
 from residuum.defenses import parse_defense, release, run_trial, trial
@@ -32,7 +32,7 @@ def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
             "told": attacked(20, 0.001),
         }
     }
-    best, told = tables.best_of(row), tables.best_of(row, told=True)
+    best, told = tables.best_of(row), tables.best_of(row, knows_secret=True)
     assert best is not None
     assert told is not None
     assert (best["name"], best["recovered"]) == ("unmix", 9)
@@ -41,7 +41,7 @@ def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
     assert tables.count(best | {"p_value": 3 * 0.004}) == "9"
     assert (told["name"], told["p_value"], told["tried"]) == ("told", 3 * 0.001, 3)
     row["attacks"]["told"] = attacked(2, 0.001)
-    told = tables.best_of(row, told=True)
+    told = tables.best_of(row, knows_secret=True)
     assert told is not None
     assert (told["name"], told["recovered"]) == ("unmix", 9), "one who was told has every other way"
 
@@ -59,7 +59,7 @@ def test_a_table_tells_what_was_refused_and_where_a_secret_made_a_difference(
         {"defense": "none", "seed": k, "held_out_accuracy": 0.5, "train_loss": 1.0, "attacks": one}
         for k, one in enumerate(attacks)
     ]
-    assert tables.best_of(made[0]) is tables.best_of(made[0], told=True) is None
+    assert tables.best_of(made[0]) is tables.best_of(made[0], knows_secret=True) is None
     monkeypatch.setattr(tables, "FILES", ["one"])
     monkeypatch.setattr(tables, "ordered", lambda: ["none"])
     monkeypatch.setattr(tables, "read", lambda file: {"data": "digits", "n": 10})
@@ -85,7 +85,7 @@ def test_the_benchmark_attacks_as_the_command_does(monkeypatch: pytest.MonkeyPat
     facts = {"theta0": defended.state.theta0, "large": False}
     handed = Released((checkpoint,), now.knowledge, now.attack, facts)
     ways = benchmark.make_attackers(handed, named[1].adaptive, secret, in_biases=False)
-    theirs, _ = benchmark.scored(now, ways)
+    theirs, _ = benchmark.score_attacks(now, ways)
     ours = {one.attacker: one for one in run_trial(now, *named)[0].attacks}
     assert list(theirs) == list(ours)
     assert len(ours) == 6
@@ -114,30 +114,32 @@ def test_means_of_groups_of_candidates_are_scored_too(monkeypatch: pytest.Monkey
     counts = []
     for result in (found, found.replace(selection=chosen)):
         monkeypatch.setattr(benchmark, "run_attacker", lambda way, shape, result=result: result)
-        counts.append(benchmark.scored(now, iter([("unaware", InputError("", ""))]))[0]["unaware"])
+        counts.append(
+            benchmark.score_attacks(now, iter([("unaware", InputError("", ""))]))[0]["unaware"]
+        )
     assert [one["candidates"] for one in counts] == [1, 1 + n]
     assert counts[0]["recovered"] < counts[1]["recovered"] == n
 
 
 def test_what_was_skipped_is_made_again_and_what_was_made_is_not(tmp_path) -> None:
-    kept = Kept(tmp_path, "digits", "cpu")
+    kept = ResultFile(tmp_path, "digits", "cpu")
     assert not kept.has(0, AFTER)
     kept.add([{"defense": "dp:8", "seed": 0, "skipped": "not installed"}])
     kept.add([{"defense": text, "seed": 0, "attacks": {}} for text in AFTER])
-    again = Kept(tmp_path, "digits", "cpu")
+    again = ResultFile(tmp_path, "digits", "cpu")
     assert again.has(0, AFTER)
     assert not again.has(1, AFTER)
     assert not again.has(0, ("dp:8",))
 
 
 def test_a_row_of_other_settings_is_made_again(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = Kept(tmp_path, "digits", "cpu")
+    kept = ResultFile(tmp_path, "digits", "cpu")
     today = {"seed": 0, "attacks": {}, "settings": benchmark.settings("digits")}
     kept.add([{"defense": "cap:2"} | today, {"defense": "sgd:10", "seed": 0, "attacks": {}}])
     assert kept.has(0, ("cap:2",))
     assert kept.has(0, ("sgd:10",)), "an older row does not say its settings"
     monkeypatch.setattr(benchmark, "SUBSETS", 7)
-    later = Kept(tmp_path, "digits", "cpu")
+    later = ResultFile(tmp_path, "digits", "cpu")
     assert not later.has(0, ("cap:2",))
     assert later.has(0, ("sgd:10",))
     assert benchmark.settings("digits") != benchmark.settings("mnist")
@@ -170,7 +172,7 @@ def test_what_is_there_is_told_and_not_made_again(
     tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(benchmark, "ProcessPoolExecutor", None)  # nothing may be run
-    kept = Kept(tmp_path, "digits", "cpu")
+    kept = ResultFile(tmp_path, "digits", "cpu")
     kept.add([{"defense": "cap:2", "seed": 0, "attacks": {"unmix": attacked(9, 0.1)}}])
     before = kept.path.read_bytes()
     call = ["--only", "cap:2", "--seeds", "0", "--out", str(tmp_path)]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.family import Follow, story_figure
 
+from experiments.growth_pictures import Follow, story_figure
 from residuum.attacks import attack
 from residuum.report.figures import family_figure, trace_candidates
 from tests.integration.attacks.test_growth import SMALL, released

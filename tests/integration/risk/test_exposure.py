@@ -781,7 +781,7 @@ def test_the_command_ranks_records_and_refuses_a_limit_on_probabilities(
     said = json.loads(capsys.readouterr().out)
     schemas.check("exposure", said)
     assert main([*asked, "--fail-above", "0.5", "--quiet"]) == 2
-    assert "--fail-above needs a calibrated probability" in capsys.readouterr().err
+    assert "--fail-above needs calibrated probabilities, which agree" in capsys.readouterr().err
     assert main([*asked, "--init", "own", "--out", str(tmp_path / "e")]) == 0
     text = capsys.readouterr().out
     assert "ranking only: scores are not probabilities here" in text

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.rows import OPTIMIZERS, SEEN, tuned
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import residuum as rs
+from experiments.embedding_rows import OPTIMIZERS, SEEN, train_table
 from residuum.cli.main import main
 from residuum.errors import CheckpointError
 from residuum.scanning.base_comparison import CURVE, NONE, find_touched_rows
@@ -21,7 +21,7 @@ from tests.program import Capture, one_line, printed
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_rows_that_were_seen_are_listed(name: str) -> None:
     rule, optimizer = OPTIMIZERS[name]
-    table, base, seen = tuned(optimizer, steps=150)
+    table, base, seen = train_table(optimizer, steps=150)
     found = find_touched_rows(table, base)
     assert found.rule == rule
     assert len(seen) == SEEN
@@ -33,7 +33,7 @@ def test_rows_that_were_seen_are_listed(name: str) -> None:
 def test_in_16_bits_no_row_is_listed_that_was_not_seen() -> None:
     for name, (_, optimizer) in OPTIMIZERS.items():
         for kind in (torch.bfloat16, torch.float32):  # training in 16 bits, or in more
-            table, base, seen = tuned(optimizer, kind=kind, steps=150)
+            table, base, seen = train_table(optimizer, kind=kind, steps=150)
             found = find_touched_rows(table.bfloat16(), base.bfloat16())
             assert {*found.rows} <= seen, name
             assert found.coarse
@@ -42,7 +42,7 @@ def test_in_16_bits_no_row_is_listed_that_was_not_seen() -> None:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_under_a_tied_head_it_says_that_it_cannot_tell(name: str) -> None:
-    table, base, _ = tuned(OPTIMIZERS[name][1], tokens=1000, steps=150, tied=True)
+    table, base, _ = train_table(OPTIMIZERS[name][1], tokens=1000, steps=150, tied=True)
     found = find_touched_rows(table, base)
     assert (found.rule, found.rows) == (NONE, ())
     assert "nobody can tell" in found.sentence
@@ -79,7 +79,7 @@ def test_the_curve_is_that_of_the_recursion_itself() -> None:
 
 
 def files(folder: Path, **more: Tensor) -> tuple[Path, Path, set[int]]:
-    table, base, seen = tuned(OPTIMIZERS["Adam"][1], tokens=1000, steps=150)
+    table, base, seen = train_table(OPTIMIZERS["Adam"][1], tokens=1000, steps=150)
     head = torch.randn(2, 32)
     save_file({"embeddings.weight": base, "head.weight": head}, folder / "base.safetensors")
     after = {"module.embeddings.weight": table, "module.head.weight": head + 1, **more}
@@ -102,7 +102,7 @@ def test_a_scan_with_the_base_lists_rows_and_layers(tmp_path: Path, capsys: Capt
 
 
 def test_a_head_that_is_the_table_is_seen_in_the_file(tmp_path: Path) -> None:
-    table, base, _ = tuned(OPTIMIZERS["Adam"][1], tokens=1000, steps=150)
+    table, base, _ = train_table(OPTIMIZERS["Adam"][1], tokens=1000, steps=150)
     save_file({"wte.weight": base}, tmp_path / "base.safetensors")
     torch.save({"wte.weight": table, "lm_head.weight": table}, tmp_path / "tied.pt")
     (one,) = (

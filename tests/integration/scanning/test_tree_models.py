@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from sklearn.tree import DecisionTreeClassifier, DecisionTreeRegressor
 
 import residuum as rs
 from residuum.cli.main import main
+from residuum.io.release import open_release
+from residuum.io.trees import read_tree_model
 
 RECORDS = 60
 HIGH = {
@@ -75,7 +78,9 @@ def test_trees_that_contain_targets_fail_a_scan(name: str, container: str, tmp_p
     assert stored
     for one in stored:
         assert one.severity == "high"
-        assert "Bagging and leaving out the counts do not protect" in one.remedy
+        assert (
+            "Removing seeds, counts, impurities or inner values alone does not help" in one.remedy
+        )
 
 
 @pytest.mark.parametrize("name", MEDIUM)
@@ -91,13 +96,24 @@ def test_other_trees_are_medium_and_are_seen(name: str, tmp_path: Path) -> None:
 def test_leaves_are_counted_as_scikit_learn_counts_them(tmp_path: Path) -> None:
     model = fitted(RandomForestRegressor(7, random_state=1))
     trees = [tree.tree_ for tree in model.estimators_]
-    single = sum(int(((t.children_left == -1) & (t.n_node_samples == 1)).sum()) for t in trees)
     path = tmp_path / "model.pkl"
     path.write_bytes(pickle.dumps(model))
-    (one,) = [one for one in findings(path) if "leaves of" in one.what]
-    assert one.count == single
-    leaves = sum(int((t.children_left == -1).sum()) for t in trees)
-    assert f"{single} of {leaves} leaves" in one.reason
+    read = read_tree_model(open_release(path).content, set())
+    assert read is not None
+    assert read.leaves == sum(int((t.children_left == -1).sum()) for t in trees)
+    is_single = [(t.children_left == -1) & (t.n_node_samples == 1) for t in trees]
+    assert read.single_leaves == sum(int(single.sum()) for single in is_single)
+
+
+def test_a_scan_states_what_the_trees_determine(tmp_path: Path) -> None:
+    model = fitted(RandomForestRegressor(50, random_state=1))
+    path = tmp_path / "model.pkl"
+    path.write_bytes(pickle.dumps(model))
+    (finding,) = [finding for finding in findings(path) if finding.kind == "stored"]
+    assert finding.count == RECORDS
+    assert f"targets of {RECORDS} of {RECORDS} training records in the order of" in finding.reason
+    share = float(re.search(r"([\d.]+)% of all cells", finding.reason)[1])
+    assert share > 50
 
 
 def test_seeds_and_roots_do_give_the_targets() -> None:

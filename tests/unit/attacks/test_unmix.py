@@ -91,7 +91,7 @@ def test_what_runs_agree_on_comes_first_and_is_true() -> None:
 
 def test_noise_has_no_clean_direction_and_is_refused() -> None:
     rows = torch.randn(60, 1728, generator=torch.Generator().manual_seed(3))
-    with pytest.raises(InputError, match="two singular directions above the noise"):
+    with pytest.raises(InputError, match="at least two singular values above the noise"):
         unmix(rows, SHAPE, QUICK)
 
 

@@ -18,6 +18,7 @@ from residuum.auditing.result import AuditResult
 from residuum.auditing.verdict import INCONCLUSIVE, LEAK, NO_LEAK_FOUND, Checks, Verdict
 from residuum.cli.main import COMMANDS
 from residuum.networks.network import Network
+from residuum.records import RecoveredTable
 from residuum.report.glossary import GLOSSARY, compile_pattern, find_entry, find_used_words
 from residuum.report.html import render
 from residuum.risk.membership import LossSeparation
@@ -51,6 +52,15 @@ def leaked(grade: str, attacks: tuple[AttackOutcome, ...] = (), **changes: objec
     return audit(verdict, attacks, **changes)
 
 
+def recovered_table() -> RecoveredTable:
+    values, flags = torch.zeros(3, 2, dtype=torch.float64), torch.ones(3, 2, dtype=torch.bool)
+    targets = torch.zeros(3, 1, dtype=torch.float64)
+    return RecoveredTable(
+        "RandomForestRegressor", 9, values, values, flags, ~flags, ~flags, targets, True
+    )
+
+
+TABLE_OF_FOREST = recovered_table()
 OPEN = Verdict(INCONCLUSIVE, ("because of that",), n=30)
 SURVIVES = RAN.replace(adjusted=0.001)
 LEAKS_MOMENT = MOMENT.replace(adjusted=0.001)
@@ -65,6 +75,12 @@ NEXT = [
     ("made of records", leaked("verbatim"), "such as nearest neighbors", "--redact"),
     ("below", leaked("class-level", limit="near-copy"), "weaker than your limit", "--redact"),
     ("members", leaked("membership"), "who is in the training set", "report runs/a --redact"),
+    (
+        "forest",
+        leaked("near-copy", (SURVIVES,), table=TABLE_OF_FOREST),
+        "at least 5 records in every leaf",
+        "report runs/a --redact",
+    ),
     (
         "moment",
         leaked("near-copy", (LEAKS_MOMENT,), checkpoint=WEIGHTS),
@@ -129,12 +145,24 @@ NEXT = [
         "--budget 1m40s",
     ),
     ("stopped", opened(KNOWN.replace(stopped="the clock")), "on an idle machine", "runs/a-again"),
+    (
+        "forest memorizes",
+        opened(membership=MEMORIZES, table=TABLE_OF_FOREST),
+        "more records in every leaf",
+        "--redact",
+    ),
     ("memorizes", opened(membership=MEMORIZES), "cannot rule out a leak", "--redact"),
     (
         "no controls",
         opened(KNOWN.replace(positive_controls=NO_CONTROLS)),
         "Let the audit train its positive controls",
         "audit 'my model.pt'",
+    ),
+    (
+        "forest without controls",
+        opened(membership=MEMBERS, table=TABLE_OF_FOREST),
+        "Pass more held-out samples with targets",
+        "",
     ),
     (
         "other samples",

@@ -264,9 +264,9 @@ def test_the_clock_ends_the_controls(controls: SimpleNamespace) -> None:
     audit = audit_of(80, deadline=deadline)
     now = 2.0
     result = reconstruction_of(audit)
-    assert (result.sizes, result.reason) == ((), "the clock stopped the audit")
+    assert (result.sizes, result.reason) == ((), "the time limit stopped the audit")
     assert result.sentence == (
-        "No positive controls of reconstruction were run: the clock stopped the audit."
+        "No positive controls of reconstruction were run: the time limit stopped the audit."
     )
     assert controls.tested == []
 
@@ -280,8 +280,8 @@ def test_the_clock_ends_the_controls(controls: SimpleNamespace) -> None:
     controls.detected = detected
     result = reconstruction_of(audit_of(80, deadline=deadline))
     assert [size.samples for size in result.sizes] == [80, 40]
-    assert result.reason == "the clock stopped the audit"
-    assert "Smaller numbers were not tried: the clock stopped the audit." in result.sentence
+    assert result.reason == "the time limit stopped the audit"
+    assert "Smaller numbers were not tried: the time limit stopped the audit." in result.sentence
 
 
 @pytest.mark.parametrize("problem", [InputError("It cannot be trained.", "x"), RuntimeError("bad")])
@@ -463,7 +463,9 @@ def test_attacks_on_controls_stop_at_their_share_of_the_budget() -> None:
     test = AttacksOnControl(factory, 2.5 * seconds)
     test.run(control)
     test.run(control)
-    with pytest.raises(Exception, match="the budget allows no more attacks on controls"):
+    with pytest.raises(
+        Exception, match="the budget is too small for more attacks on positive controls"
+    ):
         test.run(control)
 
 

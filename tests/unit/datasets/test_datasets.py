@@ -327,7 +327,7 @@ def test_a_batch_that_runs_code_is_refused(tmp_path: Path, protocol: int) -> Non
     target = tmp_path / "executed"
     evil = pickle.dumps({b"data": Payload(target), b"labels": [0]}, protocol=protocol)
     (tmp_path / "cifar-10-batches-py" / "data_batch_3").write_bytes(evil)
-    with pytest.raises(UnsafeFileError, match=r"names '(posix|nt)\.system'") as caught:
+    with pytest.raises(UnsafeFileError, match=r"refers to '(posix|nt)\.system'") as caught:
         load_dataset("cifar10", 2, root=tmp_path)
     assert caught.value.exit_code == 4
     assert not target.exists()
@@ -449,9 +449,9 @@ def test_unknown_names_and_options() -> None:
         load_dataset("digits", 20, task="multi-class")
     with pytest.raises(DataError, match="Did you mean 'dim'"):
         load_dataset("sphere", 20, dims=3)
-    with pytest.raises(DataError, match="no option 'size'"):
+    with pytest.raises(DataError, match="does not support the option 'size'"):
         load_dataset("digits", 20, size=(3, 3))
-    with pytest.raises(DataError, match="no option 'path'"):
+    with pytest.raises(DataError, match="does not support the option 'path'"):
         load_dataset("circle", path="x")
 
 
@@ -547,7 +547,7 @@ def test_held_out_copies_of_training_images_are_skipped(tmp_path: Path) -> None:
     assert_sound(split)
     assert (len(split.train), len(split.holdout)) == (4, 6)
     np.savez(tmp_path / "b.npz", x_train=x, y_train=y, x_test=x, y_test=y)
-    with pytest.raises(DataError, match=r"has 0 such samples .* at least 1 are needed"):
+    with pytest.raises(DataError, match=r"At least 1 .* needed; .* has 0 samples that differ"):
         load_dataset(tmp_path / "b.npz")
 
 
@@ -569,19 +569,22 @@ def test_npz_labels_need_two_sides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "words"),
     [
-        ({"x": np.zeros((4, 2))}, r"lacks \['y'\]"),
+        ({"x": np.zeros((4, 2))}, r"has no \['y'\]"),
         (
             {"x_train": np.zeros((4, 2)), "y_train": [0, 1, 0, 1], "x_test": np.ones((2, 2))},
             "y_test",
         ),
-        ({"a": np.zeros(3)}, "lacks"),
+        ({"a": np.zeros(3)}, "has no"),
         ({"x": np.zeros(4), "y": [0, 1, 0, 1]}, "one row per sample"),
         ({"x": np.zeros((0, 2)), "y": np.zeros(0)}, "one row per sample"),
         ({"x": np.zeros((4, 2)), "y": [0, 1, 0]}, "one label"),
         ({"x": np.full((4, 2), np.nan), "y": [0, 1, 0, 1]}, "finite"),
         ({"x": np.zeros((4, 2)), "y": [0.5, 1, 0, 1]}, "whole numbers"),
         ({"x": np.zeros((4, 2)), "y": np.eye(4)}, "one class per sample"),
-        ({"x": np.zeros((4, 2)), "y": [0, 1, 0, 1], "mean": np.zeros(3)}, "stored mean"),
+        (
+            {"x": np.zeros((4, 2)), "y": [0, 1, 0, 1], "mean": np.zeros(3)},
+            "'mean' must have the shape",
+        ),
         (
             {
                 "x_train": np.zeros((2, 2)),

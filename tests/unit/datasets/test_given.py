@@ -74,7 +74,7 @@ def test_a_csv_has_names_units_and_a_label(tmp_path: Path) -> None:
         ("a,b\n1,2,3\n", "as many values"),
         ("1,2\n3,4\n", "must name the columns"),
         ("a,b,y\nred,1,0\n", "must hold numbers"),
-        ("a,b,y\nnan,1,0\n", "has gaps"),
+        ("a,b,y\nnan,1,0\n", "must not have missing or infinite values"),
         ("a,a,y\n1,1,0\n", "different names"),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_kind_registered_from_outside_is_attacked_and_audited_by_its_string(
 
 
 def test_a_kind_that_is_not_registered_is_not_known() -> None:
-    with pytest.raises(ArchitectureError, match="No network kind 'gated'"):
+    with pytest.raises(ArchitectureError, match="a known network kind; got 'gated'"):
         Architecture.parse("gated:12-20-1")
 
 
@@ -194,7 +194,7 @@ def test_the_shape_of_a_sample_is_granted_or_taken_from_the_data() -> None:
     result = rs.audit(model, data=data, holdout=control, budget=5, steps=5, subsets=200)
     assert result.reconstructions[0].x.shape[1:] == (1, 4, 4)
     wrong = images.replace(x=images.x[..., :2])
-    with pytest.raises(ArchitectureError, match="forward of Sequential raised"):
+    with pytest.raises(ArchitectureError, match="forward method of Sequential raised"):
         rs.audit(model, data=parts(wrong)[0])
 
 

@@ -126,7 +126,7 @@ def test_just_inside_the_exact_budget_and_just_beyond(build, options):
             other = 0.5 * float(torch.minimum(found.least[0], torch.tensor(1.0)))
             assert s.split(0, way * nu, edge * (1 - 1e-9), other).residual < 1e-9
             with pytest.raises(
-                HypothesisError, match=r"inside the activation pattern of its sample.*layers\.\d\["
+                HypothesisError, match=r"keep the activation pattern of their sample.*layers\.\d\["
             ):
                 s.split(0, way * nu, edge * 1.001, other)
             beyond = s.split(0, way * nu, edge * 1.001, other, check=False)
@@ -192,7 +192,11 @@ def test_failing_hypotheses_are_refused_by_name():
     gradient = s.gradients[0, 0]
     from residuum.theory.directions import project_onto_margin
 
-    refused("direction", lambda: project_onto_margin(gradient, s.gradients[0]), "parallel")
+    refused(
+        "direction",
+        lambda: project_onto_margin(gradient, s.gradients[0]),
+        "must not lie in the span of the gradients",
+    )
     point = relu_point()
     zero = KKTSet.from_samples(
         point.model, point.x, point.y, point.lam * torch.tensor([0, 1, 1, -1, 1, 1])
@@ -228,7 +232,7 @@ def test_a_kink_is_named_and_a_direction_along_it_is_free():
     refused(
         "kink",
         lambda: on_kink.split(0, nu, 1e-3),
-        "sample 0 is on the kinks of 2 neurons",
+        "got sample 0, at which the inputs of 2 neurons are zero",
         "layers.0[2], layers.0[3]",
     )
     flat = nu - w * (nu @ w) / w.square().sum()

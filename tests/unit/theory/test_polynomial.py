@@ -285,5 +285,5 @@ def test_bad_input_is_refused() -> None:
         recover(point.model, norm=1.0, augmented=True)
     with pytest.raises(InputError, match="positive and finite"):
         recover(point.model, norm=-1.0)
-    with pytest.raises(InputError, match="pair of slices"):
+    with pytest.raises(InputError, match="at least one random pair of matrices"):
         recover(point.model, pairs=0)

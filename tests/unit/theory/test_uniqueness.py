@@ -13,7 +13,12 @@ import clarabel
 import numpy as np
 import pytest
 import torch
-from benchmarks.falsifier import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from experiments.falsifier import (
     BEYOND,
     Falsifier,
     canceling_pair,
@@ -21,14 +26,9 @@ from benchmarks.falsifier import (
     old_bound_breaks,
     pair_bound,
     project,
-    trained,
+    train_network,
     two_groups,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from safetensors.torch import save_file
-from torch import Tensor, nn
-
 from papers.points import relu_point, steep_point
 from residuum.attacks.stationarity.solution import build_solution, find_best_residual
 from residuum.cli.main import main
@@ -595,7 +595,7 @@ def test_nothing_inside_the_class_breaks_a_claim(number: int) -> None:
 
 
 def test_nothing_breaks_a_claim_about_a_trained_network() -> None:
-    kkt, boxes = trained(2, samples=12, steps=300)
+    kkt, boxes = train_network(2, samples=12, steps=300)
     for box in boxes.values():
         for share in (0.3, 0.1):
             found = uniqueness(kkt, box=box, share=share, samples=2)
@@ -662,7 +662,7 @@ def test_limits_idle_candidates_and_refusals() -> None:
     for share in (0, 1, -0.1):
         with pytest.raises(InputError, match="share"):
             uniqueness(kkt, share=share)
-    with pytest.raises(InputError, match="affine"):
+    with pytest.raises(InputError, match="piecewise linear network"):
         KKTSet.from_samples(
             nn.Sequential(nn.Linear(6, 3), nn.Tanh(), nn.Linear(3, 1)), kkt.x, kkt.y
         )
@@ -782,7 +782,7 @@ def test_tied_multipliers_are_refused_and_negative_ones_left_out() -> None:
     kkt = NETWORKS["two layers"]()
     found = reconstruction(kkt, attack="weight-decay")
     known = dataclasses.replace(found.knowledge, weight_decay=0.1, sample_count=5, loss="logistic")
-    with pytest.raises(InputError, match="tied to the loss"):
+    with pytest.raises(InputError, match="fixed multipliers; this attack computes"):
         build_solution(kkt.models[0], dataclasses.replace(found, knowledge=known))
     found = reconstruction(kkt)
     lam = found.lam.clone()

@@ -21,6 +21,7 @@ from residuum.trees.bootstrap import bootstrap_counts
 from residuum.trees.forest import Forest
 from residuum.trees.labels import find_labels
 from residuum.trees.midpoints import EquationGraph
+from residuum.trees.predict import predict
 from residuum.trees.recovery import RecoveredTable, recover_table
 from residuum.trees.targets import find_cover
 
@@ -270,3 +271,50 @@ def test_a_damaged_tree_is_refused(damage: str, tmp_path: Path) -> None:
     model.estimators_[0].tree_.__setstate__(state)
     with pytest.raises(CheckpointError, match="form one tree"):
         forest_of(model, tmp_path)
+
+
+def stripped(model: Any) -> Any:
+    """A forest whose seeds, counts, impurities and inner values were overwritten by zeros."""
+    for tree in model.estimators_:
+        tree.random_state = None
+        state = tree.tree_.__getstate__()
+        for name in ("impurity", "n_node_samples", "weighted_n_node_samples"):
+            state["nodes"][name] = 0
+        state["values"][state["nodes"]["left_child"] != -1] = 0
+        tree.tree_.__setstate__(state)
+    return model
+
+
+def test_overwritten_fields_do_not_hide_the_table(tmp_path: Path) -> None:
+    x, y = friedman()
+    table = recover_table(
+        forest_of(stripped(RandomForestRegressor(TREES, random_state=0).fit(x, y)), tmp_path),
+        ranges(x),
+    )
+    assert np.isin(y, table.y).mean() > 0.95
+    assert table.is_likely.mean() > 0.9
+    assert not table.is_exact.any()
+
+
+@pytest.mark.parametrize("depth", [None, 3])
+def test_overwritten_seeds_give_no_wrong_target(depth: int | None, tmp_path: Path) -> None:
+    x, y = friedman(60)
+    model = RandomForestRegressor(70, max_depth=depth, random_state=0).fit(x, y)
+    for number, tree in enumerate(model.estimators_):
+        tree.random_state = number
+    for has_counts in (True, False):
+        forest = forest_of(model, tmp_path)
+        table = recover_table(forest if has_counts else forest.without("count"), ranges(x))
+        assert not table.has_row_order
+        assert np.isin(table.y, y).all()
+        assert (len(table.y) > 50) == (depth is None)
+
+
+@pytest.mark.parametrize("classifier", [False, True])
+def test_predictions_are_those_of_scikit_learn(classifier: bool, tmp_path: Path) -> None:
+    x, y = friedman()
+    x[np.random.default_rng(0).random(x.shape) < 0.1] = np.nan
+    kind = RandomForestClassifier if classifier else RandomForestRegressor
+    model = kind(10, random_state=0).fit(x[:80], (y > y.mean())[:80] if classifier else y[:80])
+    expected = model.predict_proba(x) if classifier else model.predict(x)[:, None]
+    assert np.allclose(predict(forest_of(model, tmp_path), x), expected)

@@ -37,11 +37,13 @@ NEAR_BALANCE = 0.05  # largest relative imbalance at which the neurons count as 
 # Number of random permutations of the biases (the smallest p-value is 1/200), and the significance level.
 DRAWS, LEVEL = 199, 0.01
 MIN_NEURONS = 8  # minimum number of distinct neurons for a test with permuted biases
-# Neurons are copies of each other if their random projections differ by less than this share of the largest.
+# Two neurons are copies of each other if random projections of their weights are almost equal.
+# The maximum difference is this share of the largest projection.
 COPY_TOLERANCE = 1e-6
 # A vector shift is sought along the singular directions of W above this share of the largest singular value.
 RANK_TOLERANCE = 1e-2
-# Number of tried choices of one sign for each neuron, and maximum ratio of two equally good imbalances.
+# Number of sign vectors that are tried.
+# Two solutions count as equally good if their imbalances differ by at most the factor TIE_FACTOR.
 SIGN_CHOICES, TIE_FACTOR = 24, 1.5
 WEIGHT, BIAS = "layers.0.weight", "layers.0.bias"
 Array = np.ndarray[Any, Any]
@@ -52,8 +54,8 @@ class ShiftInference:
     """A shift of the inputs that was inferred from the weights.
 
     Attributes:
-        shift: The constant c that was added to every input value, or the component (d,) of an added vector
-            u on which the first layer depends.
+        shift: The constant c that was added to every input value, or the vector (d,) that was added to every
+            sample, projected onto the span of the first-layer weights.
         imbalance: Relative imbalance sqrt(sum e_j^2 / sum v_j^4) of the neurons after the shift is undone.
             Here e_j is the imbalance of neuron j, and v_j the norm of its outgoing weights.
         before: Relative imbalance before the shift is undone.
@@ -61,7 +63,7 @@ class ShiftInference:
         p_value: Share of random permutations of the biases that can be balanced equally well, None if there
             are too few neurons.
         neurons: Number of distinct neurons.
-        consensus: Whether the neurons agree on the shift, so that it can be trusted.
+        consensus: Whether the neurons agree on the shift. Only then can the shift be trusted.
         reason: Why the shift can or cannot be trusted.
     """
 
@@ -101,19 +103,22 @@ def move_biases(checkpoint: Network, shift: float | Tensor) -> Network:
     """
     weight, bias = _read_first_layer(checkpoint)
     u = torch.as_tensor(shift, dtype=torch.float64).flatten().expand(weight.shape[1])
-    moved = (bias + weight @ u).to(checkpoint.theta[BIAS])
-    return checkpoint.replace(theta={**checkpoint.theta, BIAS: moved})
+    moved_bias = (bias + weight @ u).to(checkpoint.theta[BIAS])
+    return checkpoint.replace(theta={**checkpoint.theta, BIAS: moved_bias})
 
 
 @dataclass(frozen=True, eq=False)
 class Neurons:
-    """The neurons of the first hidden layer, with what decides whether they are balanced.
+    """The neurons of the first hidden layer, with the norms of their incoming and outgoing weights.
+
+    A neuron is balanced if its incoming weights and bias have the same norm as its outgoing weights.
 
     Attributes:
         weight: (h, d) incoming weights.
         bias: (h,) released biases.
         outgoing: (h,) squared norms of the outgoing weights.
-        offset: Whether all neurons may share an offset from balance, as in networks with deeper layers.
+        offset: Whether the squared norms of incoming and outgoing weights may differ by a constant that all
+            neurons share. This is the case in networks with deeper layers.
     """
 
     weight: Array
@@ -125,9 +130,9 @@ class Neurons:
     def from_network(cls, network: Network) -> Neurons:
         """Read the first hidden layer of an MLP."""
         weight, bias = _read_first_layer(network)
-        upper = _require_mlp(network).linears[1:]
-        outgoing = upper[0].weight.detach().square().sum(0)
-        return cls(weight.numpy(), bias.numpy(), outgoing.numpy(), len(upper) > 1)
+        upper_layers = _require_mlp(network).linears[1:]
+        outgoing = upper_layers[0].weight.detach().square().sum(0)
+        return cls(weight.numpy(), bias.numpy(), outgoing.numpy(), len(upper_layers) > 1)
 
     @property
     def deficit(self) -> Array:
@@ -136,7 +141,7 @@ class Neurons:
 
     @property
     def scale(self) -> float:
-        """The scale of a relative imbalance: the norm of the squared norms of outgoing weights."""
+        """Divisor sqrt(sum_j v_j^4) of a relative imbalance, for norms v_j of the outgoing weights."""
         return math.sqrt(float(np.square(self.outgoing).sum())) or 1.0
 
     @property
@@ -144,14 +149,16 @@ class Neurons:
         """The number of live neurons that are no multiples of each other."""
         v2 = self.outgoing
         is_live = v2 > 1e-12 * v2.max() if v2.max() > 0 else v2 > 0
-        rows = (
+        scaled_weights = (
             np.concatenate([self.weight, self.bias[:, None]], 1)[is_live]
             / np.sqrt(v2[is_live])[:, None]
         )
-        if not len(rows):
+        if not len(scaled_weights):
             return 0
-        probe = np.sort(rows @ np.random.default_rng(0).standard_normal(rows.shape[1]))
-        return 1 + int((np.diff(probe) > COPY_TOLERANCE * np.abs(probe).max()).sum())
+        direction = np.random.default_rng(0).standard_normal(scaled_weights.shape[1])
+        projections = np.sort(scaled_weights @ direction)
+        tolerance = COPY_TOLERANCE * np.abs(projections).max()
+        return 1 + int((np.diff(projections) > tolerance).sum())
 
     def centered(self, values: Array) -> Array:
         """Return values (..., h) of the neurons, minus their mean if the neurons may share an offset."""
@@ -172,8 +179,8 @@ class Neurons:
         Returns:
             The minimizers c (P,), and the minima (P,).
         """
-        square = np.broadcast_to(sums**2, bias.shape)
-        a0, a1, a2 = map(self.centered, (self.deficit + bias**2, 2 * bias * sums, square))
+        squared_sums = np.broadcast_to(sums**2, bias.shape)
+        a0, a1, a2 = map(self.centered, (self.deficit + bias**2, 2 * bias * sums, squared_sums))
         q = np.einsum("aph,bph->pab", np.stack([a0, a1, a2]), np.stack([a0, a1, a2]))
         quartic = np.stack(
             [q[:, 2, 2], 2 * q[:, 1, 2], 2 * q[:, 0, 2] + q[:, 1, 1], 2 * q[:, 0, 1], q[:, 0, 0]], 1
@@ -192,9 +199,10 @@ def infer_constant_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInferenc
     """Infer a constant shift c of the inputs from the balance of the first-layer neurons.
 
     Training balances each neuron: |w_j|^2 + b_j^2 = v_j^2, with incoming weights w_j, bias b_j and norm v_j
-    of the outgoing weights. If there are deeper layers, all neurons share an offset from balance. A shift
-    rewrites the biases to b'_j. The imbalance e_j(c) = |w_j|^2 + (b'_j + c <w_j, 1>)^2 - v_j^2 is a quadratic
-    in c for each neuron, and all neurons have a common root c. The function minimizes sum_j e_j(c)^2 exactly.
+    of the outgoing weights. If there are deeper layers, the two sides may differ by a constant that all
+    neurons share. A shift rewrites the biases to b'_j. The imbalance e_j(c) = |w_j|^2 + (b'_j + c <w_j, 1>)^2
+    - v_j^2 is a quadratic in c for each neuron, and all neurons have a common root c. The function minimizes
+    sum_j e_j(c)^2 exactly.
 
     A permutation test shows whether the neurons agree on c by chance: p is the share of permutations of the
     biases among neurons that can be balanced equally well.
@@ -212,22 +220,24 @@ def infer_constant_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInferenc
     (c,), (minimum,) = neurons.minimize(bias[None], sums)
     error = neurons.centered(deficit + (bias + c * sums) ** 2)
     slope = neurons.centered(2 * (bias + c * sums) * sums)
-    power = float(np.square(slope).sum())
-    distinct, p_value = neurons.distinct_count, None
-    if distinct >= MIN_NEURONS:
+    squared_slope = float(np.square(slope).sum())
+    distinct_count, p_value = neurons.distinct_count, None
+    if distinct_count >= MIN_NEURONS:
         rng = np.random.default_rng(seed)
-        permuted = np.stack([rng.permutation(bias) for _ in range(DRAWS)])
-        _, minima = neurons.minimize(permuted, sums)
+        permuted_biases = np.stack([rng.permutation(bias) for _ in range(DRAWS)])
+        _, minima = neurons.minimize(permuted_biases, sums)
         p_value = (1 + int((minima <= minimum).sum())) / (1 + DRAWS)
     imbalance = math.sqrt(max(minimum, 0.0)) / neurons.scale
-    consensus, reason = _judge_consensus(imbalance, p_value, distinct)
+    consensus, reason = _judge_consensus(imbalance, p_value, distinct_count)
     return ShiftInference(
         shift=float(c),
         imbalance=imbalance,
         before=float(np.linalg.norm(neurons.centered(deficit + bias**2))) / neurons.scale,
-        uncertainty=float(np.linalg.norm(error * slope)) / power if power > 0 else None,
+        uncertainty=float(np.linalg.norm(error * slope)) / squared_slope
+        if squared_slope > 0
+        else None,
         p_value=p_value,
-        neurons=distinct,
+        neurons=distinct_count,
         consensus=consensus,
         reason=reason,
     )
@@ -255,7 +265,7 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
     projected, root = neurons.weight @ basis.T, np.sqrt(np.maximum(-deficit, 0))
 
     def balance(sign: Array) -> tuple[float, Array]:
-        """Return the imbalance and the biases after balancing, starting from a choice of signs."""
+        """Balance the neurons, starting from one sign for each. Return the imbalance and the moved biases."""
         fit = least_squares(
             lambda a: (deficit + (bias + projected @ a) ** 2) / scale,
             np.linalg.lstsq(projected, sign * root - bias, rcond=None)[0],
@@ -271,24 +281,31 @@ def infer_vector_shift(checkpoint: Network, *, seed: int = 0) -> ShiftInference:
         np.sign(projected @ rng.standard_normal(len(basis)))
         for _ in range(SIGN_CHOICES - len(signs))
     ]
-    minima = sorted(map(balance, signs), key=lambda pair: pair[0])
-    smallest, restored = minima[0]
-    distinct = neurons.distinct_count
-    consensus, reason = _judge_consensus(smallest, None, distinct, limit=NEAR_BALANCE)
-    size = np.linalg.norm(restored) or 1.0
-    rivals = [b for value, b in minima if value <= max(TIE_FACTOR * smallest, EXACT_BALANCE)]
-    if consensus and max(np.linalg.norm(b - restored) for b in rivals) > 0.1 * size:
+    solutions = sorted(map(balance, signs), key=lambda pair: pair[0])
+    smallest_imbalance, moved_bias = solutions[0]
+    distinct_count = neurons.distinct_count
+    consensus, reason = _judge_consensus(
+        smallest_imbalance, None, distinct_count, limit=NEAR_BALANCE
+    )
+    moved_bias_norm = np.linalg.norm(moved_bias) or 1.0
+    tied_biases = [
+        b for value, b in solutions if value <= max(TIE_FACTOR * smallest_imbalance, EXACT_BALANCE)
+    ]
+    if (
+        consensus
+        and max(np.linalg.norm(b - moved_bias) for b in tied_biases) > 0.1 * moved_bias_norm
+    ):
         consensus, reason = False, "no consensus: several shifts balance the neurons equally well"
-    before = np.square(neurons.weight).sum(1) + bias**2 - neurons.outgoing
+    imbalance_before = np.square(neurons.weight).sum(1) + bias**2 - neurons.outgoing
     return ShiftInference(
         shift=torch.from_numpy(
-            basis.T @ np.linalg.lstsq(projected, restored - bias, rcond=None)[0]
+            basis.T @ np.linalg.lstsq(projected, moved_bias - bias, rcond=None)[0]
         ),
-        imbalance=smallest,
-        before=float(np.linalg.norm(before)) / scale,
+        imbalance=smallest_imbalance,
+        before=float(np.linalg.norm(imbalance_before)) / scale,
         uncertainty=None,
         p_value=None,
-        neurons=distinct,
+        neurons=distinct_count,
         consensus=consensus,
         reason=reason,
     )
@@ -341,11 +358,11 @@ def shift_residual(
     """
     weight, bias, unexplained, total = _first_layer_sums(checkpoint, z, labels, lam)
     u = torch.as_tensor(shift, dtype=weight.dtype).flatten().expand(weight.shape[1])
-    restored = bias + weight @ u
+    moved_bias = bias + weight @ u
     residual = (unexplained + torch.outer(total, u)).square().sum() + (
         bias - total + weight @ u
     ).square().sum()
-    return float((residual / (weight.square().sum() + restored.square().sum())).sqrt())
+    return float((residual / (weight.square().sum() + moved_bias.square().sum())).sqrt())
 
 
 def infer_mean(checkpoint: Network) -> Tensor:
@@ -365,13 +382,13 @@ def infer_mean(checkpoint: Network) -> Tensor:
         InputError: If the first-layer biases are zero.
     """
     weight, bias = _read_first_layer(checkpoint)
-    power = bias.square().sum()
-    if power == 0:
+    squared_norm = bias.square().sum()
+    if squared_norm == 0:
         raise InputError(
             "The mean of the inputs is inferred from the first layer's bias; this bias is zero.",
             "Pass the mean with --mean.",
         )
-    return weight.T @ bias / power
+    return weight.T @ bias / squared_norm
 
 
 def _judge_consensus(
@@ -409,7 +426,7 @@ def _first_layer_sums(
 
     Returns:
         The weights W, the biases b', the unexplained weights W - sum_i d_i z_i^T, and the sum of d_i. The
-        vectors d_i are the derivatives by the first pre-activation, times labels and multipliers.
+        vector d_i is lam_i y_i times the derivative of the output in the pre-activations of the first layer.
 
     Raises:
         InputError: If the network has several outputs.

@@ -1,10 +1,11 @@
 """Attackers who know which defense was used, but not its secret.
 
-A test against an unaware attacker alone overstates what a defense protects. Every strategy here gets the
-released weights, the attacker knowledge, and the public facts of the defense. The strategy returns the attack
-to run instead of the unaware attack. This attack uses weights with the shift undone, a moved value range,
-averaged or reduced noise, or multipliers of any sign. It has the same number of steps and restarts as the
-unaware attack. The strategy itself takes additional time before the attack.
+An attacker who does not know the defense is called unaware. A test against an unaware attacker alone
+overstates what a defense protects. Every strategy here gets the released weights, the attacker knowledge, and
+the public facts of the defense. The strategy returns the attack to run instead of the unaware attack. This
+attack uses weights with the shift undone, a moved value range, averaged or reduced noise, or multipliers of
+any sign. This attack has as many steps and restarts as the unaware attack. The strategy itself takes
+additional time before the attack.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Released:
     Attributes:
         checkpoints: One released network, or several noisy releases of the same weights.
         knowledge: What the attacker knows in addition to the release.
-        attack: The unaware attack and its settings.
+        attack: The attack of an attacker who does not know the defense, with its settings.
         public_facts: Public facts about training and the defense, such as the weight decay or the initial
             weights, by name.
     """
@@ -82,14 +83,26 @@ Strategy = Callable[[Released], Adapted]
 
 
 def undo_constant_shift(released: Released) -> Adapted:
-    """Undo the constant shift that balances the neurons. If the neurons disagree, short attacks decide."""
+    """Undo the constant shift that balances the neurons.
+
+    If no constant shift balances all neurons, short attacks with several shifts decide which shift to undo.
+
+    Returns:
+        The attack on the network with the shift undone.
+    """
     return _undo_with_consensus(
         released, infer_constant_shift(released.checkpoints[0]), constant=True
     )
 
 
 def undo_vector_shift(released: Released) -> Adapted:
-    """Undo the vector shift that balances the neurons. If several shifts fit, short attacks decide."""
+    """Undo the vector shift that balances the neurons.
+
+    If several shifts balance the neurons, short attacks decide whether to undo the best of these shifts.
+
+    Returns:
+        The attack on the network with the shift undone.
+    """
     return _undo_with_consensus(
         released, infer_vector_shift(released.checkpoints[0]), constant=False
     )
@@ -122,7 +135,7 @@ def average_releases(released: Released) -> Adapted:
 
 
 def cut_noise(released: Released) -> Adapted:
-    """Remove small singular values from the first layer, if a short attack then fits the layer better."""
+    """Remove small singular values from the first layer, if this reduces the residual of a short attack."""
     network, directions, total = cut_singular_values(released.checkpoints[0])
     findings = {"kept_directions": directions, "of": total}
     return _choose_better(released, checkpoint=network, findings=findings)
@@ -141,34 +154,35 @@ def cut_singular_values(checkpoint: Network) -> tuple[Network, int, int]:
         The network, the number of nonzero singular values, and the number of all singular values.
     """
     weight = first_layer(checkpoint.theta)
-    name = next(key for key, t in checkpoint.theta.items() if t is weight)
+    parameter_name = next(key for key, t in checkpoint.theta.items() if t is weight)
     u, values, rows = torch.linalg.svd(weight.double().flatten(1), full_matrices=False)
     beta = min(u.shape[0], rows.shape[1]) / max(u.shape[0], rows.shape[1])
     omega = 0.56 * beta**3 - 0.95 * beta**2 + 1.82 * beta + 1.43
     is_signal = values > omega * values.median()
     is_signal[0] = True  # an attack needs at least one direction
-    matrix = (u * torch.where(is_signal, values, 0.0)) @ rows
-    theta = {**checkpoint.theta, name: matrix.reshape(weight.shape).to(weight)}
+    denoised_matrix = (u * torch.where(is_signal, values, 0.0)) @ rows
+    theta = {**checkpoint.theta, parameter_name: denoised_matrix.reshape(weight.shape).to(weight)}
     return checkpoint.replace(theta=theta), int(is_signal.sum()), len(values)
 
 
 def free_multipliers(released: Released) -> Adapted:
-    """Allow multipliers of any sign and assume no margin, which is valid for any loss at any time."""
+    """Allow multipliers of any sign, which assumes no maximum margin, particular loss or convergence."""
     attack = WeightDecay.like(released.attack, lam_init=SIGNED_RANGE)
     findings = {"objective": "weight-decay, free multipliers"}
     return _choose_better(released, attack=attack, findings=findings)
 
 
 def tied_multipliers(released: Released) -> Adapted:
-    """Compute the multipliers from the outputs at candidates, because weight decay and loss are public."""
+    """Compute the multipliers from the outputs at candidates, the public weight decay and the public loss."""
     if not released.public_facts["weight_decay"]:
-        return free_multipliers(released)  # without weight decay, outputs determine no multipliers
-    public = {name: released.public_facts[name] for name in ("weight_decay", "loss")}
+        # Without weight decay, no formula computes multipliers from outputs.
+        return free_multipliers(released)
+    training_facts = {name: released.public_facts[name] for name in ("weight_decay", "loss")}
     return _choose_better(
         released,
-        knowledge=_add_knowledge(released, "user", **public),
+        knowledge=_add_knowledge(released, "user", **training_facts),
         attack=WeightDecay.like(released.attack),
-        findings={"objective": "weight-decay, multipliers tied", **public},
+        findings={"objective": "weight-decay, multipliers tied", **training_facts},
     )
 
 
@@ -193,10 +207,11 @@ def told_the_shift(released: Released) -> Adapted:
 def remove_shift(checkpoint: Network, theta0: dict[str, Tensor], shift: Tensor) -> Network:
     """Remove a known shift u of the training inputs from the first layer.
 
-    Training on shifted samples X + 1 u^T gives the weight update W - W0 = C (X + 1 u^T) and the bias update
-    b - b0 = C 1, for some coefficients C. The function replaces W by W - (b - b0) u^T, so that the weight
+    Training on shifted samples X + 1 u^T gives the weight update W - W0 = C (X + 1 u^T) and the bias update b
+    - b0 = C 1, for some coefficients C. The function replaces W by W - (b - b0) u^T, so that the weight
     update becomes C X. The bias update C 1 does not depend on the shift, so the bias stays. The activation
-    patterns are still those of x + u, which matters for stationarity but not for C X.
+    patterns are still those of the shifted samples x + u. This affects the stationarity equations, but not C
+    X.
 
     Args:
         checkpoint: The network, with first-layer weights W and biases b.
@@ -213,7 +228,13 @@ def remove_shift(checkpoint: Network, theta0: dict[str, Tensor], shift: Tensor) 
 
 
 def _undo_with_consensus(released: Released, balance: ShiftInference, constant: bool) -> Adapted:
-    """Undo the inferred shift. If the neurons disagree, undo the shift that a short attack fits best."""
+    """Undo the inferred shift, if one shift balances the neurons.
+
+    Otherwise, run a short attack for every guess of the shift, and undo the guess with the smallest residual.
+
+    Returns:
+        The attack on the network with the shift undone.
+    """
     findings: dict[str, Any] = {"balance": balance.to_json()}
     if balance.consensus:
         return _undo_shift(released, balance.shift, findings=findings)
@@ -223,21 +244,27 @@ def _undo_with_consensus(released: Released, balance: ShiftInference, constant: 
     residuals = {
         name: _try_briefly(_undo_shift(released, guess))[0] for name, guess in guesses.items()
     }
-    best = min(residuals, key=lambda name: residuals[name])
-    findings |= {"first_layer_residual_by_guess": residuals, "chosen": best}
-    return _undo_shift(released, guesses[best], findings=findings)
+    best_name = min(residuals, key=lambda name: residuals[name])
+    findings |= {"first_layer_residual_by_guess": residuals, "chosen": best_name}
+    return _undo_shift(released, guesses[best_name], findings=findings)
 
 
 def _fit_shift_jointly(released: Released, start: float | Tensor) -> float:
-    """Fit candidates by a short attack and a constant shift in closed form, in turn."""
+    """Infer a constant shift in rounds.
+
+    Each round finds candidates by a short attack, and then fits the shift to these candidates in closed form.
+
+    Returns:
+        The constant shift.
+    """
     c = float(torch.as_tensor(start).mean())
     for _ in range(FIT_ROUNDS):
-        moved = _undo_shift(released, c)
-        _, reconstruction = _try_briefly(moved)
+        adapted = _undo_shift(released, c)
+        _, reconstruction = _try_briefly(adapted)
         if reconstruction.lam.ndim != 1:
             return c
         correction, _ = fit_shift(
-            moved.checkpoint, reconstruction.x, reconstruction.labels, reconstruction.lam
+            adapted.checkpoint, reconstruction.x, reconstruction.labels, reconstruction.lam
         )
         c += float(correction.mean())
     return c
@@ -254,56 +281,56 @@ def _recenter(released: Released, shift: Tensor, kind: str) -> Adapted:
     Args:
         released: The released networks, and what the attacker knows.
         shift: (d,) shift u.
-        kind: Name of the shift in the findings.
+        kind: Name of the kind of shift for the report, such as "constant" or "vector".
 
     Returns:
         The attack to run.
     """
-    first = released.checkpoints[0]
-    moved = move_biases(first, shift)  # raises an error if the first layer has no bias
-    weight, bias = (first.theta[name].double() for name in (WEIGHT, BIAS))
+    network = released.checkpoints[0]
+    moved_network = move_biases(network, shift)  # raises an error if the first layer has no bias
+    weight, bias = (network.theta[name].double() for name in (WEIGHT, BIAS))
     u = shift.double().flatten()
-    theta0 = {name: torch.zeros_like(t) for name, t in first.theta.items()}
-    theta0[WEIGHT] = torch.outer(bias, u).to(first.theta[WEIGHT])
-    theta0[BIAS] = (weight @ u).to(first.theta[BIAS])
+    theta0 = {name: torch.zeros_like(t) for name, t in network.theta.items()}
+    theta0[WEIGHT] = torch.outer(bias, u).to(network.theta[WEIGHT])
+    theta0[BIAS] = (weight @ u).to(network.theta[BIAS])
     rms = float(u.norm()) / math.sqrt(u.numel())
     findings = {"kind": kind, "shift_per_pixel": float(u.mean()), "rms_per_pixel": rms}
     knowledge = _add_knowledge(released, "user", theta0=theta0)
     attack = NTK.like(released.attack, lam_init=SIGNED_RANGE)
     changes = {"knowledge": knowledge, "attack": attack, "findings": {"mean": findings}, "shift": u}
-    return _adapt(released, checkpoint=moved, **changes)
+    return _adapt(released, checkpoint=moved_network, **changes)
 
 
 def _choose_better(released: Released, **changes: Any) -> Adapted:
-    """Return the unaware attack or the changed attack, whichever leaves the smaller residual in a trial."""
-    changed = _adapt(released, **changes)
-    options = {"unaware": _adapt(released), "adapted": changed}
-    residuals = {name: _try_briefly(option)[0] for name, option in options.items()}
-    best = min(residuals, key=lambda name: residuals[name])
-    findings = {**changed.findings, "first_layer_residual_by_try": residuals, "chosen": best}
-    return replace(options[best], findings=findings)
+    """Try the unaware and the changed attack briefly, and return the attack with the smaller residual."""
+    adapted = _adapt(released, **changes)
+    attacks = {"unaware": _adapt(released), "adapted": adapted}
+    residuals = {name: _try_briefly(option)[0] for name, option in attacks.items()}
+    best_name = min(residuals, key=lambda name: residuals[name])
+    findings = {**adapted.findings, "first_layer_residual_by_try": residuals, "chosen": best_name}
+    return replace(attacks[best_name], findings=findings)
 
 
 def _try_briefly(option: Adapted) -> tuple[float, Reconstruction]:
     """Run a short attack. Return its relative residual in the first layer, and its reconstruction."""
     attack = option.attack.resolve_settings(option.checkpoint, option.knowledge)
     assert isinstance(attack, RestartSettings)
-    short = attack.changed(restarts=1, steps=max(1, attack.steps // TRIAL_DIVISOR))
-    reconstruction = short.run(option.checkpoint, option.knowledge)
+    short_attack = attack.changed(restarts=1, steps=max(1, attack.steps // TRIAL_DIVISOR))
+    reconstruction = short_attack.run(option.checkpoint, option.knowledge)
     residual = find_first_residual(reconstruction)
     return math.inf if residual is None else residual, reconstruction
 
 
 def find_first_residual(reconstruction: Reconstruction) -> float | None:
-    """Return the smallest residual of the first layer over all restarts, None without a finite residual."""
+    """Return the smallest residual of the first layer over all restarts, None if no residual is finite."""
     if not reconstruction.layers.numel():
         return None
-    best = float(reconstruction.layers[:, :, 0].nan_to_num(nan=math.inf).min())
-    return math.sqrt(max(best, 0.0)) if math.isfinite(best) else None
+    smallest_square = float(reconstruction.layers[:, :, 0].nan_to_num(nan=math.inf).min())
+    return math.sqrt(max(smallest_square, 0.0)) if math.isfinite(smallest_square) else None
 
 
 def _add_knowledge(released: Released, source: str, **values: Any) -> Knowledge:
-    """Return the attacker knowledge, extended by additional values and by the source of these values."""
+    """Return the attacker knowledge with additional values, whose origin is recorded as ``source``."""
     knowledge = released.knowledge
     return knowledge.replace(
         **values, provenance={**knowledge.provenance, **dict.fromkeys(values, source)}
@@ -315,8 +342,8 @@ def _undo_shift(released: Released, shift: float | Tensor, **changes: Any) -> Ad
 
 
 def _adapt(released: Released, **changes: Any) -> Adapted:
-    unchanged = Adapted(released.checkpoints[0], released.knowledge, released.attack)
-    return replace(unchanged, **changes)
+    unaware = Adapted(released.checkpoints[0], released.knowledge, released.attack)
+    return replace(unaware, **changes)
 
 
 # All strategies by name. The name of a strategy is the name of its function, with hyphens.

@@ -1,20 +1,22 @@
 """Exact recovery of the samples of a polynomial network of degree >= 3 (Shen et al. 2026, Thm 4.1).
 
-The symbols f, b_i and N_r are those of residuum.theory.polynomial. In the r-dimensional span of the neurons:
+A sample x_i has the weight b_i, the product of its label and its multiplier. The weights of the network
+determine the function f(w) = sum_i b_i (x_i.w)^(alpha-1) x_i, where alpha is the degree of the network. In
+the r-dimensional span of the neurons:
 
     M(v) = sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T             a slice of f in the direction v
     M(v1)^-1 M(v2) = V Lam V^-1,  rows of V^-1: the x_i up to scale
     b_k = <z_k, f(z_k)>,  z_k.x_i = [i = k]                  dual vectors
 
 The paper prints b_k = <x_k, f(x_k)>, which holds only for orthonormal samples. The method needs r independent
-samples and distinct ratios of the x_i.v. It tries several pairs (v1, v2) and uses the pair with the widest
-eigenvalue gap. Levenberg-Marquardt steps on the stationarity equations of all neurons follow. If the rank
-condition fails, or if this method fails, residuum.attacks.exact.power searches for the samples instead.
+samples and distinct ratios of the x_i.v. The method tries several pairs (v1, v2) and uses the pair with the
+widest eigenvalue gap. Levenberg-Marquardt steps on the stationarity equations of all neurons follow. If there
+are too few neurons to determine f, or if this method fails, residuum.attacks.exact.power searches for the
+samples instead.
 
 A checkpoint must contain a network sum_j a_j sigma(W_j.x). The network can be a polynomial network. If the
 activation is known, the checkpoint can also contain two tensors W (m, d) and a (m,), or a two-layer network
-d-m-1. A first-layer bias
-counts as a coordinate of the samples that is constantly 1.
+d-m-1. A first-layer bias counts as a coordinate of the samples that is constantly 1.
 """
 
 from __future__ import annotations
@@ -49,14 +51,17 @@ from residuum.theory.polynomial import (
     measure_identifiability,
 )
 
-# Number of random pairs (M(v1), M(v2)) of matrices. The attack uses the pair with the widest eigenvalue gap.
+# Number of random pairs of matrices that the attack tries to diagonalize.
+# The attack uses the pair whose eigenvalues are farthest from each other.
 PAIRS = 10
 STEPS = 10  # number of Levenberg-Marquardt steps that refine the samples
-# Maximum relative residual of the stationarity equations of a certified sample.
+# A sample is certified (proved to be a training sample) only if the relative residual of its stationarity
+# equations is at most this value.
 CERTIFIED_RESIDUAL = 1e-3
-# Maximum relative violation of the balance |W_j|^2 = alpha a_j^2 at which the network counts as a KKT point.
+# At a KKT point, |W_j|^2 = alpha a_j^2 for the input weights W_j and the output weight a_j of each neuron.
+# A network of degree alpha counts as a KKT point up to this relative violation of the equation.
 BALANCE_LIMIT = 1e-2
-MIN_EIGENGAP = 1e-10  # minimum relative gap of two eigenvalues with unique eigenvectors
+MIN_EIGENGAP = 1e-10  # minimum relative gap of two eigenvalues that count as distinct
 # Names and exponents k of the activations t^k.
 POWERS = {"linear": 1, "quadratic": 2, "cubic": 3, "quartic": 4, "quintic": 5}
 
@@ -73,12 +78,14 @@ def recover(
 ) -> Identification:
     """Recover the training samples of a polynomial network, and the weight of each sample.
 
-    There is one sample for each dimension of the signal subspace. If neither ``norm`` nor ``augmented`` is
-    set, the scale of the samples is not known, and the samples are returned as unit vectors.
+    The samples lie in the signal subspace, the span of the first-layer weights without small singular
+    directions. There is one sample for each dimension of this subspace. If neither ``norm`` nor ``augmented``
+    is set, the scale of the samples is not known, and the samples are returned as unit vectors.
 
     Args:
         model: A polynomial network of degree 3 or more.
-        rank: Dimension of the signal subspace. By default, it is estimated from the first-layer weights W.
+        rank: Dimension of the span of the samples (signal subspace). By default, the dimension is estimated
+            from the first-layer weights W.
         norm: Common norm of all samples, if this norm is known.
         augmented: Whether the last coordinate of the samples is the constant 1. This coordinate fixes the
             scale and the sign of each sample.
@@ -91,28 +98,28 @@ def recover(
     """
     neurons = find_live_neurons(model)
     _check_arguments(neurons.degree, pairs, norm, augmented)
-    signal = estimate_signal_subspace(neurons, rank)
-    f = interpolate(neurons, signal)
-    report = measure_conditions(neurons, signal, f)
+    signal_subspace = estimate_signal_subspace(neurons, rank)
+    f = interpolate(neurons, signal_subspace)
+    report = measure_conditions(neurons, signal_subspace, f)
     generator = stream("polynomial", seed)
-    exact = diagonalize(f, pairs, steps, generator) if report.samples else None
-    fit, grown = exact, None
+    theorem_fit = diagonalize(f, pairs, steps, generator) if report.samples else None
+    fit, grown_fit = theorem_fit, None
     if fit is None or not fit.is_verified:
-        grown = grow(f, signal.rank, generator)
-        if fit is None or grown.misfit < fit.residual:
-            residuals = compute_stationarity_residuals(f, grown.x, grown.b)
-            fit = SampleFit(grown.x, grown.b, *residuals)
-    is_trusted = fit is exact and fit.is_verified and _looks_like_kkt_point(report)
-    x, b, scale = fix_scale(fit.x @ signal.basis.T, fit.b, f.degree, norm, augmented)
+        grown_fit = grow(f, signal_subspace.rank, generator)
+        if fit is None or grown_fit.misfit < fit.residual:
+            residuals = compute_stationarity_residuals(f, grown_fit.x, grown_fit.b)
+            fit = SampleFit(grown_fit.x, grown_fit.b, *residuals)
+    is_trusted = fit is theorem_fit and fit.is_verified and _looks_like_kkt_point(report)
+    x, b, scale_note = fix_scale(fit.x @ signal_subspace.basis.T, fit.b, f.degree, norm, augmented)
     return report.replace(
         x=x,
         weights=b,
         residuals=fit.residuals,
         certified=(fit.residuals <= CERTIFIED_RESIDUAL) & is_trusted,
-        method="diagonalisation" if fit is exact else "growth",
+        method="diagonalisation" if fit is theorem_fit else "growth",
         residual=fit.residual,
-        scale=scale,
-        notes=(*report.notes, *_notes(report, exact, fit, grown)),
+        scale=scale_note,
+        notes=(*report.notes, *_notes(report, theorem_fit, fit, grown_fit)),
     )
 
 
@@ -121,12 +128,12 @@ class SampleFit:
     """Samples that solve the stationarity equations of a network, exactly or approximately.
 
     Attributes:
-        x: (k, r) samples in the signal subspace, which has r dimensions.
+        x: (k, r) samples, as coordinates in the r-dimensional span of the neurons.
         b: (k,) weight of each sample.
         residuals: (k,) relative residual of the stationarity equations of each sample.
         residual: Relative residual of all stationarity equations.
-        eigengap: Smallest relative gap of two eigenvalues in the diagonalization. Without a
-            diagonalization, it is 0.
+        eigengap: Smallest relative gap of two eigenvalues in the diagonalization. Without a diagonalization,
+            the gap is 0.
         is_real: Whether all eigenvalues in the diagonalization are real.
     """
 
@@ -148,9 +155,10 @@ def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
     """Recover the samples by Theorem 4.1 of Shen et al. 2026, and refine them.
 
     The theorem diagonalizes the matrix M(v1)^-1 M(v2), where M(v) is the slice of f in a random direction v:
-    the symmetric matrix sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T.
-    The function uses the pair (v1, v2) with the widest eigenvalue gap. The gap is the smallest distance of
-    two eigenvalues divided by the largest absolute eigenvalue. The weights follow from dual vectors.
+    the symmetric matrix sum_i b_i (x_i.v)^(alpha-2) x_i x_i^T. The function uses the pair (v1, v2) with the
+    widest eigenvalue gap. The gap is the smallest distance of two eigenvalues divided by the largest absolute
+    eigenvalue. The weight of sample k is <z_k, f(z_k)>, where z_k is orthogonal to all other samples and
+    z_k.x_k = 1.
 
     Args:
         f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from the neurons.
@@ -162,22 +170,22 @@ def diagonalize(f: Interpolant, pairs: int, steps: int, generator: torch.Generat
         The samples and weights.
     """
     r = f.directions.shape[1]
-    best: tuple[tuple[bool, float], Tensor] | None = None
+    best_pair: tuple[tuple[bool, float], Tensor] | None = None
     for _ in range(pairs):
         v1, v2 = torch.randn(2, r, generator=generator, dtype=torch.float64)
         values, vectors = torch.linalg.eig(torch.linalg.pinv(f.slice(v1)) @ f.slice(v2))
-        top = float(values.abs().max())
-        distance = (values[:, None] - values[None]).abs() + torch.eye(r) * 2 * top
-        gap = float(distance.min()) / top if top else 0.0
+        largest_eigenvalue = float(values.abs().max())
+        distance = (values[:, None] - values[None]).abs() + torch.eye(r) * 2 * largest_eigenvalue
+        gap = float(distance.min()) / largest_eigenvalue if largest_eigenvalue else 0.0
         score = (bool((values.imag == 0).all()), gap)
-        if best is None or score > best[0]:
-            best = score, vectors
-    assert best is not None
-    (is_real, gap), vectors = best
-    rows = torch.linalg.pinv(vectors).real
-    x = rows / rows.norm(dim=1, keepdim=True)
-    z = torch.linalg.pinv(x).T
-    x, b = refine(f, x, (z * f(z)).sum(1), steps)
+        if best_pair is None or score > best_pair[0]:
+            best_pair = score, vectors
+    assert best_pair is not None
+    (is_real, gap), vectors = best_pair
+    scaled_samples = torch.linalg.pinv(vectors).real
+    x = scaled_samples / scaled_samples.norm(dim=1, keepdim=True)
+    dual_vectors = torch.linalg.pinv(x).T
+    x, b = refine(f, x, (dual_vectors * f(dual_vectors)).sum(1), steps)
     return SampleFit(x, b, *compute_stationarity_residuals(f, x, b), gap, is_real)
 
 
@@ -197,24 +205,25 @@ def refine(f: Interpolant, x: Tensor, b: Tensor, steps: int) -> tuple[Tensor, Te
         steps: Number of Levenberg-Marquardt steps.
 
     Returns:
-        The samples and their weights. If the steps would need more than ``BUDGET`` multiplications, the
-        function changes neither.
+        The refined samples and their weights. If the steps would need more than ``BUDGET`` multiplications,
+        the samples and weights are returned unchanged.
     """
     if estimate_refinement_cost(f, len(x), steps) > BUDGET:
         return x, b
     alpha, sign = f.degree, torch.where(b < 0, -1.0, 1.0).double()
     g = b.abs()[:, None] ** (1 / alpha) * x
     g, _ = levenberg_marquardt(f, g, sign, steps, damping=1e-12)
-    size = g.norm(dim=1)
-    return g / size[:, None].clamp_min(1e-300), sign * size**alpha
+    lengths = g.norm(dim=1)
+    return g / lengths[:, None].clamp_min(1e-300), sign * lengths**alpha
 
 
 def compute_stationarity_residuals(f: Interpolant, x: Tensor, b: Tensor) -> tuple[Tensor, float]:
     """Compute the relative residuals of the stationarity equations for each sample and in total.
 
-    The residual of a sample is taken in the direction of its dual vector. The residual is the larger of two
-    values: one with the neurons at their own size, and one with all neurons at the same size. Small neurons
-    alone can satisfy the rank condition. In this case the equations of small neurons must hold too.
+    The residual of sample k is measured along its dual vector, which is orthogonal to all other samples. The
+    residual is computed twice, and the larger value counts. The first computation weights all neurons
+    equally. The second computation weights every neuron by its norm. The equal weights matter if the recovery
+    depends on small neurons, because the equations of small neurons must then hold too.
 
     Args:
         f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from the neurons.
@@ -224,15 +233,16 @@ def compute_stationarity_residuals(f: Interpolant, x: Tensor, b: Tensor) -> tupl
     Returns:
         The relative residual (k,) of each sample, and the relative residual of all equations.
     """
-    dual = torch.linalg.pinv(x)
-    target, fitted = f.values, b * (f.directions @ x.T) ** (f.degree - 1)  # (m, r), (m, k)
-    target_dual, size = target @ dual, f.sizes[:, None]
+    dual_vectors = torch.linalg.pinv(x)
+    # The shapes are (m, r) for the target and (m, k) for the fitted coefficients.
+    target, fitted = f.values, b * (f.directions @ x.T) ** (f.degree - 1)
+    target_dual, size = target @ dual_vectors, f.sizes[:, None]
     error = target_dual - fitted
-    by_sample = torch.maximum(
+    sample_residuals = torch.maximum(
         _relative_norm(error, target_dual), _relative_norm(size * error, size * target_dual)
     )
     total_error, total = size * (target - fitted @ x), size * target
-    return by_sample, float(total_error.norm() / total.norm())
+    return sample_residuals, float(total_error.norm() / total.norm())
 
 
 def _relative_norm(error: Tensor, target: Tensor) -> Tensor:
@@ -265,12 +275,14 @@ def fix_scale(
                 "With `augmented`, the last coordinate of each sample is 1; a recovered sample ends in 0.",
                 "Omit `augmented`.",
             )
-        t, scale = 1 / x[:, -1], "fixed by the constant coordinate"
+        t, scale_note = 1 / x[:, -1], "fixed by the constant coordinate"
     else:
-        peak = x.gather(1, x.abs().argmax(1, keepdim=True))[:, 0]
-        t = torch.where((b if alpha % 2 else peak) < 0, -1.0, 1.0).double() * (norm or 1.0)
-        scale = "up to scale: unit vectors" if norm is None else f"norm {norm:g} as given"
-    return t[:, None] * x, b / t**alpha, scale
+        largest_coordinate = x.gather(1, x.abs().argmax(1, keepdim=True))[:, 0]
+        t = torch.where((b if alpha % 2 else largest_coordinate) < 0, -1.0, 1.0).double() * (
+            norm or 1.0
+        )
+        scale_note = "up to scale: unit vectors" if norm is None else f"norm {norm:g} as given"
+    return t[:, None] * x, b / t**alpha, scale_note
 
 
 def _check_arguments(degree: int, pairs: int, norm: float | None, augmented: bool) -> None:
@@ -278,11 +290,13 @@ def _check_arguments(degree: int, pairs: int, norm: float | None, augmented: boo
         raise InputError(
             f"The samples of a polynomial network of degree {degree} are not identifiable; the degree must "
             "be at least 3.",
-            "Call `measure_identifiability(model)` to identify an aggregate of the samples.",
+            "Call `measure_identifiability(model)` to compute the sums over samples that the weights "
+            "determine.",
         )
     if pairs < 1:
         raise InputError(
-            f"The recovery needs at least one pair of slices; got {pairs}.", "Pass `pairs=10`."
+            f"The recovery needs at least one random pair of matrices; got `pairs={pairs}`.",
+            "Pass `pairs=10`.",
         )
     if norm is not None and not (0 < norm < float("inf")):
         raise InputError(
@@ -300,9 +314,11 @@ def _notes(
 ) -> list[str]:
     notes = []
     if exact is not None and not exact.is_real:
-        notes.append("no pair of slices had only real eigenvalues, so the samples may be wrong")
+        notes.append(
+            "no random pair of matrices had only real eigenvalues, so the samples may be wrong"
+        )
     elif exact is not None and exact.eigengap <= MIN_EIGENGAP:
-        notes.append("two eigenvalues of the slices coincide, so the samples may be wrong")
+        notes.append("two eigenvalues in the diagonalization coincide, so the samples may be wrong")
     if exact is not None and not report.is_checkable:
         notes.append(
             f"the signal subspace has only {report.r} dimensions. In so few dimensions, some samples fit any "
@@ -312,10 +328,11 @@ def _notes(
         notes.append(
             f"{report.outside:.1e} of the norm of W lies outside the signal subspace of {report.r} dimensions"
         )
-    bad = int((~(fit.residuals <= CERTIFIED_RESIDUAL)).sum())
-    if bad:
+    large_residual_count = int((~(fit.residuals <= CERTIFIED_RESIDUAL)).sum())
+    if large_residual_count:
         notes.append(
-            f"{bad} of {len(fit.residuals)} samples have residuals above {CERTIFIED_RESIDUAL}"
+            f"{large_residual_count} of {len(fit.residuals)} samples have residuals above "
+            f"{CERTIFIED_RESIDUAL}"
         )
     if grown is not None and grown.equations is not None and grown.equations <= grown.unknowns:
         notes.append(
@@ -346,15 +363,19 @@ class PolynomialAttack(OneShotAttack):
         Returns:
             The reason, or "" if the attack applies.
         """
-        kind = surface.checkpoint.architecture.kind
-        return "" if kind == "polynomial" else f"needs a polynomial network, not {kind}"
+        architecture_kind = surface.checkpoint.architecture.kind
+        return (
+            ""
+            if architecture_kind == "polynomial"
+            else f"needs a polynomial network, not {architecture_kind}"
+        )
 
     def why_applies(self, surface: Surface) -> str:
         """Return a short reason why the attack applies to a network."""
         return "the attack is exact if a rank condition holds; `residuum identify` checks this condition"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
-        """Recover the samples with :func:`recover`. The result counts as one restart without steps.
+        """Recover the samples with :func:`recover`. The reconstruction records one restart with zero steps.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -366,7 +387,7 @@ class PolynomialAttack(OneShotAttack):
         identification = recover(surface.copy_module(), seed=self.seed)
         x, weights = identification.x, identification.weights
         shape = knowledge.shape or surface.checkpoint.input_shape or x.shape[1:]
-        squared = torch.tensor([[(identification.residual or 0.0) ** 2]])
+        squared_residual = torch.tensor([[(identification.residual or 0.0) ** 2]])
         labels, lam = torch.where(weights < 0, -1.0, 1.0), weights.abs()
         result = Reconstruction.from_candidates(
             self.name, x.reshape(-1, *shape), labels, lam, knowledge, notes=identification.notes
@@ -374,8 +395,8 @@ class PolynomialAttack(OneShotAttack):
         return result.replace(
             steps=torch.zeros(1, dtype=torch.long),
             layer_names=("all equations",),
-            loss=squared,
-            layers=squared[None],
+            loss=squared_residual,
+            layers=squared_residual[None],
         )
 
 
@@ -391,13 +412,14 @@ def identify(
 ) -> Identification:
     """Identify the training samples of a polynomial network.
 
-    From a network of degree 3 or more, the function identifies samples. From a lower degree, it identifies
-    only aggregates of the samples.
+    If the degree of the network is at least 3, the function identifies the samples. If the degree is lower,
+    the function identifies only sums over the samples, such as sum_i b_i x_i.
 
     Args:
         released: The network.
         activation: Name such as "cubic", or poly:c0,c1,... The default is the activation of the network.
-        rank: Dimension of the signal subspace. By default, it is estimated from the first-layer weights W.
+        rank: Dimension of the span of the samples (signal subspace). By default, the dimension is estimated
+            from the first-layer weights W.
         norm: Common norm of all samples, if this norm is known.
         augmented: Whether the last coordinate of the samples is the constant 1. If the first layer has a
             bias and ``norm`` is not set, the coordinate is always 1.
@@ -405,7 +427,7 @@ def identify(
         seed: Seed of the random directions.
 
     Returns:
-        The samples or aggregates, and the conditions under which the network determines them.
+        The samples or the sums over samples, and the conditions under which the network determines them.
     """
     model, has_bias = build_polynomial_network(released, activation)
     margin = None if data is None else _min_margin(model, data, has_bias)
@@ -438,16 +460,16 @@ def build_polynomial_network(
     """
     arch = released.architecture
     coefficients = None if activation is None else parse_activation(activation)
-    tensors = _read_tensors(arch, released.theta)
-    if tensors is None or (coefficients is None and arch.kind != "polynomial"):
+    layer_tensors = _read_tensors(arch, released.theta)
+    if layer_tensors is None or (coefficients is None and arch.kind != "polynomial"):
         raise InputError(
-            "Samples can be identified only from sum_j a_j sigma(W_j.x) with a polynomial sigma; "
-            f"this network is {arch}.",
+            "Samples can be identified only from a network of the form sum_j a_j sigma(W_j.x) with a "
+            f"polynomial sigma; this network is {arch}.",
             "Pass --activation with the activation of the network, for example --activation cubic."
-            if tensors is not None
+            if layer_tensors is not None
             else "Pass a polynomial network, or a network d-m-1 with --activation.",
         )
-    weight, coefficient, has_bias = tensors
+    weight, coefficient, has_bias = layer_tensors
     model = (
         PolynomialNetwork(weight.shape[1], len(weight), Polynomial(coefficients))
         if coefficients is not None
@@ -499,15 +521,14 @@ def _read_tensors(
     if arch.kind != "mlp":
         return None
     weight, bias = theta["layers.0.weight"], theta.get("layers.0.bias")
-    if (
-        len(arch.widths) == 2 and bias is not None
-    ):  # two tensors W and a look like one layer with a bias
+    # A file with only the tensors W and a is read as a network of one layer with weight W and bias a.
+    if len(arch.widths) == 2 and bias is not None:
         return weight, bias, False
     if len(arch.widths) == 3 and arch.outputs == 1 and "layers.1.bias" not in theta:
-        coefficient = theta["layers.1.weight"][0]
+        output_weights = theta["layers.1.weight"][0]
         if bias is None:
-            return weight, coefficient, False
-        return torch.cat([weight, bias[:, None]], 1), coefficient, True
+            return weight, output_weights, False
+        return torch.cat([weight, bias[:, None]], 1), output_weights, True
     return None
 
 
@@ -518,8 +539,8 @@ def _min_margin(model: PolynomialNetwork, data: Dataset, has_bias: bool) -> floa
         x = torch.cat([x, torch.ones_like(x[:, :1])], 1)
     if x.shape[1] != model.weight.shape[1] or len(y) != len(x) or not (y.abs() == 1).all():
         raise InputError(
-            f"Margins need samples of {model.weight.shape[1] - has_bias} values with labels -1 and "
-            f"+1; got samples of {x.shape[1] - has_bias} values.",
+            f"The minimum margin needs samples of {model.weight.shape[1] - has_bias} values, with one "
+            f"label -1 or +1 for each sample; got samples of {x.shape[1] - has_bias} values.",
             "Correct --data, or omit --data.",
         )
     with torch.no_grad():

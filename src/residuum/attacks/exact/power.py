@@ -1,15 +1,16 @@
 """Recover samples by power iteration if there are fewer or noisier neurons than the rank condition requires.
 
-The samples x_i with weights b_i define the form (homogeneous polynomial) p(w) = sum_i b_i (w.x_i)^alpha. Its
-gradient grad p = alpha f is known at the unit neurons Z_j, because training determines f(Z_j) there. The form
-with minimum norm that has these gradients is
+The samples x_i with weights b_i define the form (homogeneous polynomial) p(w) = sum_i b_i (w.x_i)^alpha. The
+gradient of p is alpha f(w), with f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i. The stationarity equations of
+training give f(Z_j) at the direction Z_j of every neuron. The form with minimum norm that has these gradients
+is
 
     p(w) = sum_j (Z_j.w)^(alpha-1) (c_j.w),        sum_q K_pq c_q = f(Z_p)
     K_pq = ((Z_p.Z_q)^(alpha-1) I + (alpha-1) (Z_p.Z_q)^(alpha-2) Z_q Z_p^T) / alpha
 
-Power iteration w <- +-f(w) increases |p| and converges to spectrally isolated samples. The best end point
-becomes a new sample with weight p(w). Levenberg-Marquardt steps then refine all samples together on the
-stationarity equations
+Power iteration w <- +-f(w) increases |p| and converges to samples that are well separated from the others.
+The end point w with the largest |p(w)| becomes a new sample with weight p(w). Levenberg-Marquardt steps then
+refine all samples together on the stationarity equations
 
     sizes_j (f(Z_j) - sum_i s_i (Z_j.g_i)^(alpha-1) g_i) = 0
 
@@ -28,7 +29,9 @@ from torch import Tensor
 from residuum.theory.polynomial import Interpolant
 
 STARTS, POWER_STEPS = 48, 100  # number of random directions, and of power iteration steps from each
-SHIFT = 0.3  # weight of the last direction in a power step; prevents oscillation for forms of even degree
+# Weight of the previous direction in a power step.
+# Without this weight, the iteration can oscillate if the degree of the form is even.
+SHIFT = 0.3
 INNER, FINAL = 15, 100  # number of Levenberg-Marquardt steps after every new sample, and at the end
 RESTARTS = 8  # maximum number of attempts to find all samples
 CHEAP = 1 / 16  # a new attempt starts only while less than this share of the budget is spent
@@ -79,9 +82,11 @@ class Form:
 
     def gradient(self, w: Tensor) -> Tensor:
         """Return the gradient of the form p divided by its degree, (k, r), at points w (k, r)."""
-        alpha, product = self.degree, w @ self.directions.T
-        inner = (alpha - 1) * product ** (alpha - 2) * (w @ self.coefficients.T)
-        return (inner @ self.directions + product ** (alpha - 1) @ self.coefficients) / alpha
+        alpha, inner_products = self.degree, w @ self.directions.T
+        factors = (alpha - 1) * inner_products ** (alpha - 2) * (w @ self.coefficients.T)
+        return (
+            factors @ self.directions + inner_products ** (alpha - 1) @ self.coefficients
+        ) / alpha
 
 
 class Completion:
@@ -101,17 +106,17 @@ class Completion:
         kernel += (alpha - 1) * torch.einsum("pq,qa,pb->paqb", s ** (alpha - 2), z, z)
         kernel *= (f.sizes[:, None] * f.sizes)[:, None, :, None] / alpha
         values, vectors = torch.linalg.eigh(kernel.reshape(z.numel(), z.numel()))
-        is_large = values > RANK_TOLERANCE * values[-1]
-        self.values, self.vectors = values[is_large], vectors[:, is_large]
-        self.rank = int(is_large.sum())
+        is_nonzero = values > RANK_TOLERANCE * values[-1]
+        self.values, self.vectors = values[is_nonzero], vectors[:, is_nonzero]
+        self.rank = int(is_nonzero.sum())
 
     def complete(self, misfit: Tensor, solve: bool = True) -> Form:
         """Return the form with minimum norm whose gradients at the neurons equal a misfit.
 
         Args:
             misfit: (m, r) misfit of the stationarity equations of m neurons.
-            solve: Whether to solve for the coefficients of the form. Otherwise the misfit itself becomes the
-                coefficients, which does not amplify noise.
+            solve: Whether to solve for the coefficients of the form. If False, the misfit itself becomes the
+                coefficients. The solution can amplify noise in the misfit, and the misfit itself cannot.
 
         Returns:
             The form.
@@ -137,17 +142,17 @@ def grow(f: Interpolant, max_samples: int, generator: torch.Generator) -> GrownF
         The fit with the smallest misfit of all attempts.
     """
     completion, budget = Completion(f), Budget()
-    best: tuple[float, Tensor, Tensor] | None = None
+    best_fit: tuple[float, Tensor, Tensor] | None = None
     for attempt in range(RESTARTS):
         fit = _grow_once(completion, max_samples, generator, budget, attempt)
-        if best is None or fit[0] < best[0]:
-            best = fit
-        if best[0] <= SOLVED or budget.remaining < (1 - CHEAP) * BUDGET:
+        if best_fit is None or fit[0] < best_fit[0]:
+            best_fit = fit
+        if best_fit[0] <= SOLVED or budget.remaining < (1 - CHEAP) * BUDGET:
             break
-    assert best is not None
-    error, g, sign = best
-    size = g.norm(dim=1)
-    x, b = g / size[:, None].clamp_min(1e-300), sign * size**f.degree
+    assert best_fit is not None
+    error, g, sign = best_fit
+    lengths = g.norm(dim=1)
+    x, b = g / lengths[:, None].clamp_min(1e-300), sign * lengths**f.degree
     return GrownFit(x, b, error, completion.rank, g.numel(), budget.remaining > 0)
 
 
@@ -188,8 +193,9 @@ def levenberg_marquardt(
     """Solve the stationarity equations by the Levenberg-Marquardt method.
 
     The damping is multiplied by four after a step that increases the misfit, and divided by five after a step
-    that reduces the misfit. The iteration ends if the misfit is a rounding error, at a minimum, or if a step
-    with little damping reduces the misfit by almost nothing.
+    that reduces the misfit. The iteration ends if the misfit is as small as rounding errors, or if no step
+    reduces the misfit even with large damping. The iteration also ends if a step with little damping reduces
+    the misfit by almost nothing.
 
     Args:
         f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from m neurons.
@@ -203,18 +209,18 @@ def levenberg_marquardt(
     """
     error, total = misfit(f, g, sign), target_norm(f)
     for _ in range(steps):
-        normal, slope = normal_equations(f, g, sign, error)
-        normal.diagonal().mul_(1 + damping).add_(1e-14 * normal.diagonal().max())
-        trial = g + torch.linalg.solve(normal, slope.flatten()).reshape(g.shape)
-        trial_error = misfit(f, trial, sign)
+        normal_matrix, slope = normal_equations(f, g, sign, error)
+        normal_matrix.diagonal().mul_(1 + damping).add_(1e-14 * normal_matrix.diagonal().max())
+        trial_g = g + torch.linalg.solve(normal_matrix, slope.flatten()).reshape(g.shape)
+        trial_error = misfit(f, trial_g, sign)
         gain = float(error.norm() - trial_error.norm())
-        if gain > 0:  # the comparison is False if the misfit is NaN
-            g, error = trial, trial_error
+        if gain > 0:  # False also if the misfit of the step is NaN
+            g, error = trial_g, trial_error
             if gain < 1e-6 * float(error.norm()) and damping < 1e-2:
                 break
             damping = max(damping / 5, 1e-14)
         elif damping > 1e6 or (damping < 1e-6 and error.norm() < SOLVED * total):
-            break  # the misfit is a rounding error, or the samples are at a minimum
+            break  # the misfit is as small as rounding errors, or no step reduces the misfit
         else:
             damping = max(4 * damping, 1e-8)
     return g, error
@@ -236,9 +242,9 @@ def misfit(f: Interpolant, g: Tensor, sign: Tensor) -> Tensor:
 
 
 def target_norm(f: Interpolant) -> float:
-    """Return the norm of the values that the samples must fit.
+    """Return the norm of the values sizes_j f(Z_j) that the samples must fit.
 
-    The norm equals the norm of the weights W of the neurons, because these values are +-W.
+    At a KKT point, the value of neuron j is its weight vector W_j up to sign. The norm is then that of W.
     """
     return float((f.sizes[:, None] * f.values).norm())
 
@@ -269,9 +275,10 @@ def _grow_once(
 ) -> tuple[float, Tensor, Tensor]:
     """Search for samples once, and return the smallest set of samples with an almost minimum misfit.
 
-    Attempts with an even number search the form whose gradients equal the misfit. Attempts with an odd number
-    use the misfit itself as the coefficients of the form. The first two attempts always add the sample with
-    the largest weight, and further attempts add a random sample.
+    Each new sample is found by power iteration on a form (homogeneous polynomial) that the misfit defines. In
+    attempts with an even number, the gradients of the form at the neurons equal the misfit. In attempts with
+    an odd number, the misfit gives the coefficients of the form. The first two attempts always add the sample
+    with the largest weight, and further attempts add a random sample.
 
     Args:
         completion: The solver for the form.
@@ -292,12 +299,14 @@ def _grow_once(
             break
         form = completion.complete(error, solve=attempt % 2 == 0)
         w, p = run_power_iteration(form, generator)
-        size = p.abs() if p.abs().sum() > 0 else torch.ones_like(p)
-        pick = (
-            size.argmax()[None] if attempt < 2 else torch.multinomial(size, 1, generator=generator)
+        importance = p.abs() if p.abs().sum() > 0 else torch.ones_like(p)
+        chosen_index = (
+            importance.argmax()[None]
+            if attempt < 2
+            else torch.multinomial(importance, 1, generator=generator)
         )
-        g = torch.cat([g, size[pick, None] ** (1 / alpha) * w[pick]])
-        sign = torch.cat([sign, torch.where(p[pick] < 0, -1.0, 1.0).double()])
+        g = torch.cat([g, importance[chosen_index, None] ** (1 / alpha) * w[chosen_index]])
+        sign = torch.cat([sign, torch.where(p[chosen_index] < 0, -1.0, 1.0).double()])
         last_error = float(error.norm())
         if budget.spend(estimate_refinement_cost(f, k, INNER)):
             g, error = levenberg_marquardt(f, g, sign, INNER)
@@ -310,7 +319,7 @@ def _grow_once(
 
 
 def _deflate(f: Interpolant, g: Tensor, sign: Tensor, error: Tensor) -> tuple[Tensor, Tensor]:
-    """Fit the weight of the last sample, and subtract this sample from the misfit.
+    """Fit the weight of the last sample, and subtract the contribution of this sample from the misfit.
 
     Args:
         f: The function f(w) = sum_i b_i (w.x_i)^(alpha-1) x_i, interpolated from m neurons.
@@ -322,8 +331,8 @@ def _deflate(f: Interpolant, g: Tensor, sign: Tensor, error: Tensor) -> tuple[Te
         The scaled samples, and the remaining misfit.
     """
     direction = _normalize(g[-1:])
-    product = f.directions @ direction.T
-    fitted = f.sizes[:, None] * (sign[-1] * product ** (f.degree - 1)) @ direction
+    inner_products = f.directions @ direction.T
+    fitted = f.sizes[:, None] * (sign[-1] * inner_products ** (f.degree - 1)) @ direction
     b = ((fitted * error).sum() / (fitted**2).sum().clamp_min(1e-300)).clamp_min(0)
     return torch.cat([g[:-1], b ** (1 / f.degree) * direction]), error - b * fitted
 
@@ -360,15 +369,17 @@ def normal_equations(
         J^T J (k r, k r) and J^T error (k, r).
     """
     z, (k, r) = f.directions, g.shape
-    product = z @ g.T  # (m, k)
-    a = f.sizes[:, None] * (f.degree - 1) * sign * product ** (f.degree - 2)
-    b = f.sizes[:, None] * sign * product ** (f.degree - 1)
-    outer = (a[:, :, None] * z[:, None]).reshape(len(z), k * r)
-    normal = (outer.T @ outer).reshape(k, r, k, r) * (g @ g.T)[:, None, :, None]
-    mixed = (outer.T @ b).reshape(k, r, k)[..., None] * g[:, None, None, :]
-    normal += mixed + mixed.permute(2, 3, 0, 1)
-    normal.diagonal(dim1=1, dim2=3).add_((b.T @ b)[:, :, None])
-    return normal.reshape(k * r, k * r), (a * (error @ g.T)).T @ z + b.T @ error
+    inner_products = z @ g.T  # (m, k)
+    a = f.sizes[:, None] * (f.degree - 1) * sign * inner_products ** (f.degree - 2)
+    b = f.sizes[:, None] * sign * inner_products ** (f.degree - 1)
+    outer_products = (a[:, :, None] * z[:, None]).reshape(len(z), k * r)
+    normal_matrix = (outer_products.T @ outer_products).reshape(k, r, k, r) * (g @ g.T)[
+        :, None, :, None
+    ]
+    mixed_products = (outer_products.T @ b).reshape(k, r, k)[..., None] * g[:, None, None, :]
+    normal_matrix += mixed_products + mixed_products.permute(2, 3, 0, 1)
+    normal_matrix.diagonal(dim1=1, dim2=3).add_((b.T @ b)[:, :, None])
+    return normal_matrix.reshape(k * r, k * r), (a * (error @ g.T)).T @ z + b.T @ error
 
 
 def _normalize(w: Tensor) -> Tensor:

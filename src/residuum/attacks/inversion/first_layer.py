@@ -19,7 +19,7 @@ class FirstLayerWeights(Baseline):
     name: ClassVar[str] = "first-layer-weights"
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
-        """Return why the attack does not apply: the rows of the first layer must be as large as samples.
+        """Return why the attack does not apply, if the rows of the first layer are not as large as samples.
 
         Args:
             surface: The attack surface: the weights, the weight update or an optimizer state.
@@ -29,8 +29,8 @@ class FirstLayerWeights(Baseline):
             The reason, or "" if the attack applies.
         """
         row_size = first_layer(surface.checkpoint.theta)[0].numel()
-        fits = row_size == math.prod(surface.sample_shape(knowledge))
-        return "" if fits else "needs a first layer that is connected to the full input"
+        is_sample_size = row_size == math.prod(surface.sample_shape(knowledge))
+        return "" if is_sample_size else "needs a first layer that is connected to the full input"
 
     def find(self, surface: Surface, knowledge: Knowledge) -> Reconstruction:
         """Return the unchanged rows of the first weight matrix as candidates, longest first.
@@ -43,7 +43,9 @@ class FirstLayerWeights(Baseline):
             The rows as candidates.
         """
         rows = first_layer(surface.checkpoint.theta).detach().flatten(1).double().cpu()
-        order = rows.norm(dim=1).argsort(descending=True)
-        x = rows[order].reshape(-1, *surface.sample_shape(knowledge))
-        weight = rows.norm(dim=1)[order]
-        return Reconstruction.from_candidates(self.name, x, torch.zeros(len(x)), weight, knowledge)
+        order_by_norm = rows.norm(dim=1).argsort(descending=True)
+        x = rows[order_by_norm].reshape(-1, *surface.sample_shape(knowledge))
+        row_norms = rows.norm(dim=1)[order_by_norm]
+        return Reconstruction.from_candidates(
+            self.name, x, torch.zeros(len(x)), row_norms, knowledge
+        )

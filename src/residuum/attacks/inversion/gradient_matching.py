@@ -1,16 +1,16 @@
 """Invert: find samples whose gradients add up to an optimizer state or to the weight update.
 
-This attack works for any module, because automatic differentiation computes both derivatives. It generalizes
-the squared distance of ``engine/generic.py`` by distances and multipliers that are known from attacks on
-single gradients in federated learning:
+This attack works for any module, because automatic differentiation computes the derivatives in the weights
+and in the samples. The attack generalizes the squared distance of ``engine/generic.py``. Its distances and
+multipliers are known from attacks on single gradients in federated learning:
 
     T(x, lam) = sum_i grad_theta <u_i, Phi(theta; x_i)>          u_i from lam_i, the label and Phi
     squared   sum_l w_l |t_l - T_l|^2 / |t_l|^2
     cosine    sum_l w_l (1 - <t_l, T_l> / |t_l| |T_l|)           t = optimizer state, or theta0 - theta
 
 Phi is the network with weights theta, x_i are the candidates and lam_i their multipliers. Here l runs over
-layers, or there is one term for the whole network. The gradients of several batches, or of a full training,
-add up to a sum with a wrong scale in each layer, but the right cosine.
+layers, or there is one term for the whole network. The attacker knows the sum of gradients of several
+batches, or of a full training, only up to a factor in each layer. The cosine does not depend on this factor.
 
 ``invert`` uses one cosine for each layer, multipliers of every rival class (each class but the label), and a
 sparse prior that fades out. ``geiping2020`` is the published attack with which we compare ``invert``:
@@ -56,10 +56,11 @@ class MatchingRule:
     Attributes:
         distance: Name of the distance between gradients: "squared" or "cosine".
         per_layer: Whether to use the mean distance over layers instead of one distance over all parameters.
-        multipliers: "rivals" for a free nonnegative multiplier of every class but the label
-            (``objectives.Moment``), or "loss" for the derivative of the loss at the outputs for a candidate.
+        multipliers: How the vectors u_i are computed. "rivals": The attack optimizes one nonnegative
+            multiplier for every class but the label (``objectives.Moment``). "loss": The vector u_i is the
+            derivative of the loss in the outputs of the network.
         prior: Name of the prior on candidates.
-        weight: Weight of the prior, relative to a distance of 1 for gradients that fit nothing.
+        weight: Weight of the prior. For comparison, gradients that fit nothing have a distance of 1.
         signed: Whether a candidate moves by the sign of the derivative instead of the derivative.
     """
 
@@ -102,12 +103,12 @@ class MatchingRule:
         def inner(a: Theta, b: Theta) -> Tensor:
             return torch.stack([(a[name] * b[name]).sum() for name in names]).sum()
 
-        size = inner(target, target)
+        squared_norm = inner(target, target)
         if self.distance == "squared":
             difference = {name: target[name] - total[name] for name in names}
-            return inner(difference, difference) / size
-        norms = (size * inner(total, total)).clamp(min=MIN_NORM).sqrt()
-        return 1 - inner(target, total) / norms
+            return inner(difference, difference) / squared_norm
+        norm_product = (squared_norm * inner(total, total)).clamp(min=MIN_NORM).sqrt()
+        return 1 - inner(target, total) / norm_product
 
 
 OURS = MatchingRule()
@@ -147,8 +148,8 @@ def covectors(matching: MatchingRule, outputs: Tensor, labels: Tensor, lam: Tens
     if outputs.shape[1] == 1:
         y = labels.to(outputs)[:, None]
         return -y * torch.sigmoid(-y * outputs)
-    is_label = F.one_hot(labels.long(), outputs.shape[1]).to(outputs)
-    return outputs.softmax(1) - is_label
+    one_hot_labels = F.one_hot(labels.long(), outputs.shape[1]).to(outputs)
+    return outputs.softmax(1) - one_hot_labels
 
 
 class GradientMatching(RestartSettings, Attack):
@@ -168,8 +169,8 @@ class GradientMatching(RestartSettings, Attack):
 
     def choose_matching(self, surface: Surface) -> MatchingRule:
         """Return how the attack compares gradients of this network, which depends on its layers."""
-        is_chain = not self.is_published and surface.chain is not None
-        return DENSE if is_chain else self.matching
+        uses_dense_rule = not self.is_published and surface.chain is not None
+        return DENSE if uses_dense_rule else self.matching
 
     def why_not(self, surface: Surface, knowledge: Knowledge) -> str:
         """Return why the attack does not apply to a network.
@@ -225,18 +226,18 @@ class GradientMatching(RestartSettings, Attack):
         Returns:
             The candidates of all restarts.
         """
-        start = time.monotonic()
+        start_time = time.monotonic()
         self.require_applicable(surface, knowledge)
         problem = Problem(surface, knowledge, self, self.choose_matching(surface))
         results: list[SolvedRestart] = []
         for run in range(self.restarts):
-            remaining = self.seconds - (time.monotonic() - start)
-            if results and remaining <= 0:
+            remaining_seconds = self.seconds - (time.monotonic() - start_time)
+            if results and remaining_seconds <= 0:
                 break
-            results.append(problem.solve(run, remaining / (self.restarts - run), watch))
+            results.append(problem.solve(run, remaining_seconds / (self.restarts - run), watch))
         record_count = min(len(restart.loss) for restart in results)
         x = torch.cat([restart.x for restart in results])
-        result = Reconstruction(
+        reconstruction = Reconstruction(
             attack=self.name,
             x=x,
             labels=problem.labels.cpu().float().repeat(len(results)),
@@ -249,10 +250,10 @@ class GradientMatching(RestartSettings, Attack):
             status=tuple(restart.status for restart in results),
             knowledge=knowledge,
             settings=self.to_json(),
-            seconds=time.monotonic() - start,
+            seconds=time.monotonic() - start_time,
             notes=(problem.describe_comparison(self.name),),
         )
-        return result.replace(selection=select(result))
+        return reconstruction.replace(selection=select(reconstruction))
 
 
 class OptimizerStateMatching(GradientMatching):
@@ -315,7 +316,7 @@ class Problem:
         self.prior = self._prior()
 
     def _prior(self) -> Prior:
-        """Return the prior on candidates. Samples that are no images have no prior."""
+        """Return the prior on candidates. If samples are vectors and not images, the prior is zero."""
         if len(self.shape) < 2:
             return Prior()
         knowledge = self.knowledge.replace(shape=self.shape)
@@ -331,25 +332,29 @@ class Problem:
         Returns:
             The sum of gradients for every parameter.
         """
-        leaves = {name: t.clone().requires_grad_() for name, t in parameters(self.model).items()}
-        outputs = functional_call(self.model, leaves, (x,))
-        # The output weights u depend on the candidates, but they are constants in the gradient by theta.
+        leaf_weights = {
+            name: t.clone().requires_grad_() for name, t in parameters(self.model).items()
+        }
+        outputs = functional_call(self.model, leaf_weights, (x,))
+        # The vectors u depend on the candidates and on theta.
+        # The sum of gradients treats u as a constant in theta, so its outputs have no gradient in theta.
         fixed_outputs = functional_call(self.model, parameters(self.model), (x,))
         u = covectors(self.matching, fixed_outputs, self.labels, lam)
-        terms = torch.autograd.grad(
-            outputs, list(leaves.values()), u, create_graph=True, materialize_grads=True
+        gradients = torch.autograd.grad(
+            outputs, list(leaf_weights.values()), u, create_graph=True, materialize_grads=True
         )
-        return dict(zip(leaves, terms, strict=True))
+        return dict(zip(leaf_weights, gradients, strict=True))
 
     def solve(self, run: int, seconds: float, watch: Watcher | None = None) -> SolvedRestart:
         """Run one restart.
 
-        Candidates and multipliers start at random. Multipliers are scaled so that the sum of gradients is
-        as long as the vector that it must equal. Adam moves candidates and multipliers. Multipliers stay
+        Candidates and multipliers start at random. Multipliers are scaled so that the sum of gradients is as
+        long as the vector that the sum must equal. Adam moves candidates and multipliers. Multipliers stay
         nonnegative, and candidates stay inside the known value range.
 
-        The schedules of the learning rate and of the prior follow the steps, or the time if more than the
-        same share of the time is over. A restart that runs out of time has therefore finished its schedules.
+        The learning rate and the weight of the prior depend on the progress of the restart, a number from 0
+        to 1. The progress is the share of the steps that are done, or the share of the time that is over,
+        whichever is larger. The progress therefore reaches 1 even if the restart runs out of time.
 
         Args:
             run: Number of the restart.
@@ -365,17 +370,17 @@ class Problem:
         x = (settings.sigma * x).to(settings.device, settings.numbers).requires_grad_()
         lam = torch.rand(settings.candidates, *self.lam_shape, generator=generator)
         lam = (self._scale(x, lam.to(x)) * lam.to(x)).requires_grad_()
-        rate = float(lam.detach().mean()) * settings.lr_x
+        lam_rate = float(lam.detach().mean()) * settings.lr_x
         adam = torch.optim.Adam([{"params": [x], "lr": 1.0}, {"params": [lam], "lr": 1.0}])
-        box, share = self.knowledge.box(x[0].detach()), 0.0
+        box, progress = self.knowledge.box(x[0].detach()), 0.0
         result = SolvedRestart(x, lam, [], [], [], "")
         for step in range(settings.steps):
-            share = max(share, step / settings.steps, (time.monotonic() - start) / seconds)
-            if step and share >= 1:
+            progress = max(progress, step / settings.steps, (time.monotonic() - start) / seconds)
+            if step and progress >= 1:
                 break
             with second_derivatives():
                 distances = self.matching.measure(self.target, self.total(x, lam), self.groups)
-                loss = distances.mean() + self.prior.weight_at(share) * self._penalty(x)
+                loss = distances.mean() + self.prior.weight_at(progress) * self._penalty(x)
                 gx, gl = torch.autograd.grad(
                     loss, (x, lam), allow_unused=True, materialize_grads=True
                 )
@@ -384,16 +389,16 @@ class Problem:
                 result.loss.append(loss.detach().cpu().double())
                 result.layers.append(distances.detach().cpu().double().expand(len(self.groups)))
                 if watch is not None:
-                    record = result.loss[-1][None], result.layers[-1][None]
-                    watch(AttackProgress(step, settings.steps, *record, tuple(self.groups)))
+                    latest_record = result.loss[-1][None], result.layers[-1][None]
+                    watch(AttackProgress(step, settings.steps, *latest_record, tuple(self.groups)))
             if not bool(loss.isfinite()):
                 break
             x.grad, lam.grad = gx.sign() if self.matching.signed else gx, gl
-            decay = (
-                settings.lr_decay + (1 - settings.lr_decay) * (1 + math.cos(math.pi * share)) / 2
+            rate_factor = (
+                settings.lr_decay + (1 - settings.lr_decay) * (1 + math.cos(math.pi * progress)) / 2
             )
-            for group, size in zip(adam.param_groups, (settings.lr_x, rate), strict=True):
-                group["lr"] = decay * size
+            for group, size in zip(adam.param_groups, (settings.lr_x, lam_rate), strict=True):
+                group["lr"] = rate_factor * size
             adam.step()
             with torch.no_grad():
                 lam.clamp_(min=0)
@@ -410,14 +415,18 @@ class Problem:
         return self.prior.penalty(x[None], x.new_ones(1, len(x)))[0]
 
     def _scale(self, x: Tensor, lam: Tensor) -> float:
-        """Return the factor that makes the sum of gradients as long as the vector that it must equal."""
+        """Return the ratio of the norms of the target vector and of the sum of gradients."""
         with second_derivatives():
-            total = self.total(x, lam)
-        names = [name for group in self.groups.values() for name in group]
+            gradient_sum = self.total(x, lam)
+        parameter_names = [name for group in self.groups.values() for name in group]
         target_norm, total_norm = (
-            float(torch.stack([gradients[name].detach().square().sum() for name in names]).sum())
+            float(
+                torch.stack(
+                    [gradients[name].detach().square().sum() for name in parameter_names]
+                ).sum()
+            )
             ** 0.5
-            for gradients in (self.target, total)
+            for gradients in (self.target, gradient_sum)
         )
         return target_norm / total_norm if total_norm > 0 else 1.0
 

@@ -27,7 +27,9 @@ class Baseline(OneShotAttack):
 
 
 class ModelInversion(ModelInversionSettings, Baseline):
-    """Find inputs that increase the output of a label. For a single output, half of the inputs decrease it.
+    """Find inputs that maximize the output of a label.
+
+    If the network has a single output, half of the inputs maximize this output, and the others minimize it.
 
     Candidates start at random, with standard deviation ``sigma``, and move by gradient steps of ``lr_x``.
     Candidates stay inside the value range if the range is known. Otherwise candidates of d values stay inside
@@ -58,16 +60,20 @@ class ModelInversion(ModelInversionSettings, Baseline):
             labels = (torch.arange(count) % outputs).to(x.device)
 
         def value(x: Tensor) -> Tensor:
-            out = model(x)
-            return labels * out[:, 0] if outputs == 1 else out.gather(1, labels[:, None])[:, 0]
+            network_outputs = model(x)
+            return (
+                labels * network_outputs[:, 0]
+                if outputs == 1
+                else network_outputs.gather(1, labels[:, None])[:, 0]
+            )
 
         max_norm, unit_axes = float(math.prod(shape)) ** 0.5, [1] * len(shape)
         for _ in range(self.steps):
             x = x.detach().requires_grad_()
             (gradient,) = torch.autograd.grad(value(x).sum(), x)
-            size = gradient.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, *unit_axes)
+            gradient_norm = gradient.flatten(1).norm(dim=1).clamp(min=1e-30).view(-1, *unit_axes)
             with torch.no_grad():
-                x = x + self.lr_x * max_norm * gradient / size
+                x = x + self.lr_x * max_norm * gradient / gradient_norm
                 if knowledge.value_range is not None:
                     x = x.clamp(*box(knowledge, x[None]))
                 else:
@@ -77,7 +83,7 @@ class ModelInversion(ModelInversionSettings, Baseline):
                         / x.flatten(1).norm(dim=1).clamp(min=max_norm).view(-1, *unit_axes)
                     )
         with torch.no_grad():
-            weight = value(x).clamp(min=0)
+            candidate_weights = value(x).clamp(min=0)
         return Reconstruction.from_candidates(
-            self.name, x.detach().cpu(), labels.cpu(), weight.cpu(), knowledge
+            self.name, x.detach().cpu(), labels.cpu(), candidate_weights.cpu(), knowledge
         )

@@ -57,7 +57,7 @@ def search(
         solver: The solver of the attack.
         path: File for the state of the search. If the file holds a state, the search continues from that
             state.
-        watch: Function that receives the progress of the attack.
+        watch: Function that is called with the progress of the attack.
         until: Pause at the first evaluation step that is not before step ``until``. The search can continue
             from the returned state.
         grower: Object that adds and merges candidates, by default the result of :func:`make_grower`.
@@ -72,10 +72,10 @@ def search(
     state = load_state(path, solver.fingerprint, config.device) or solver.start()
     try:
         while not state.stopped and (until is None or state.step < until):
-            next_ = solver.next_evaluation_step(state.step)
+            next_step = solver.next_evaluation_step(state.step)
             if grower is not None:
-                next_ = min(next_, grower.next_round_step(state.step))
-            state = solver.solve(state, next_)
+                next_step = min(next_step, grower.next_round_step(state.step))
+            state = solver.solve(state, next_step)
             if grower is not None:
                 state = grower.run_due_rounds(state)
             if watch is not None:
@@ -95,15 +95,15 @@ def search(
 def summarize_growth(
     grower: Grower | None, state: SolverState
 ) -> tuple[tuple[str, ...], tuple[dict[str, Any], ...]]:
-    """Return notes about candidates that were added, and the second-order stationarity of the result.
+    """Return notes about added candidates, and how close each run is to a local minimum of the loss.
 
     Args:
         grower: Object that adds and merges candidates, None if their number is fixed.
         state: State at the end of the search.
 
     Returns:
-        The notes, and the stationarity of every run. The notes and the stationarity are empty without a
-        grower.
+        The notes, and the second-order stationarity of every run (:meth:`Grower.stationarity`): gradient norm
+        and smallest Hessian eigenvalue. Both are empty if ``grower`` is None.
     """
     if grower is None or state.population is None:
         return (), ()
@@ -131,7 +131,7 @@ class Stationarity(StationarityAttack):
 
     Attributes:
         objective: Class that defines the target, the gradients and the multipliers of the equation.
-        strategy: Method that adds candidates, if the settings enable this.
+        strategy: Method that adds candidates during the search, if the settings allow new candidates.
         derived_from: The named class that a class created by :meth:`with_objective` or :meth:`with_strategy`
             comes from, None for a named class.
     """
@@ -174,11 +174,18 @@ class Stationarity(StationarityAttack):
         Returns:
             A subclass of this attack.
         """
-        members = {"strategy": strategy, "derived_from": cls.derived_from or cls}
-        return type(cls.__name__, (cls,), {"__module__": cls.__module__, **members})
+        class_attributes = {"strategy": strategy, "derived_from": cls.derived_from or cls}
+        return type(cls.__name__, (cls,), {"__module__": cls.__module__, **class_attributes})
 
     def __reduce_ex__(self, protocol: SupportsIndex) -> Any:
-        """Return the pickled form of an attack. Classes made at run time are stored as their changes."""
+        """Return the parts from which pickle restores the attack.
+
+        Pickle cannot store a class that :meth:`with_objective` or :meth:`with_strategy` created. The method
+        therefore returns the named class, the replaced objective and strategy, and the settings.
+
+        Returns:
+            The function that restores the attack, and the arguments of this function.
+        """
         attack_class, named_class = type(self), type(self).derived_from
         if named_class is None:
             return super().__reduce_ex__(protocol)
@@ -203,11 +210,11 @@ class Stationarity(StationarityAttack):
         Returns:
             The reason, "" if the attack applies.
         """
-        why_not = self.objective().why_not(surface.outputs, surface.task, knowledge)
-        return why_not or ("" if surface.name == self.surface else f"needs {self.surface}")
+        reason = self.objective().why_not(surface.outputs, surface.task, knowledge)
+        return reason or ("" if surface.name == self.surface else f"needs {self.surface}")
 
     def why_applies(self, surface: Surface) -> str:
-        """Return why the attack applies to the network of an attack surface."""
+        """Return a short reason why the attack applies to the network."""
         return self.objective().why_applies(surface)
 
     def why_skipped(self, surface: Surface, knowledge: Knowledge) -> str:
@@ -254,22 +261,22 @@ class Stationarity(StationarityAttack):
             surface: The attack surface, such as the released weights or the weight update.
             knowledge: What the attacker knows.
             state_path: File in which the state of the search is saved.
-            watch: Function that receives the progress of the attack.
+            watch: Function that is called with the progress of the attack.
             per_run: Settings of each restart, if they differ.
 
         Returns:
             The candidates of all restarts, with a selection.
         """
-        start = time.monotonic()
+        start_time = time.monotonic()
         solver = self.solver(surface.checkpoint, knowledge, per_run)
         grower = make_grower(solver, self.strategy)
         state = search(solver, state_path, watch, grower=grower)
-        runs = self.restarts
+        run_count = self.restarts
         run_statuses = tuple(
             state.stopped if alive else "diverged" for alive in state.alive.tolist()
         )
         lam, x = solver.multipliers(state.best_lam), state.best_x
-        population = state.population or Population.start(runs, solver.problem.labels)
+        population = state.population or Population.start(run_count, solver.problem.labels)
         has_candidate = population.best_active.cpu().flatten()
         notes, second_order = summarize_growth(grower, state)
         result = Reconstruction(
@@ -277,7 +284,7 @@ class Stationarity(StationarityAttack):
             x=_flat(x)[has_candidate],
             labels=population.best_labels.cpu().flatten()[has_candidate],
             lam=_flat(lam)[has_candidate],
-            run=torch.arange(runs).repeat_interleave(x.shape[1])[has_candidate],
+            run=torch.arange(run_count).repeat_interleave(x.shape[1])[has_candidate],
             steps=torch.tensor(state.steps),
             loss=torch.stack(state.loss, 1),
             layers=torch.stack(state.layers, 1),
@@ -285,7 +292,7 @@ class Stationarity(StationarityAttack):
             status=run_statuses,
             knowledge=knowledge,
             settings=self.to_json(),
-            seconds=time.monotonic() - start,
+            seconds=time.monotonic() - start_time,
             notes=notes,
             events=population.events,
             ident=population.best_ident.cpu().flatten()[has_candidate],
@@ -296,7 +303,7 @@ class Stationarity(StationarityAttack):
     def solver(
         self, network: Network, knowledge: Knowledge, per_run: Sequence[Attack] | None = None
     ) -> Solver:
-        """Create the solver of this attack, whose settings must be resolved.
+        """Create the solver of this attack. Call :meth:`resolve_settings` on the attack first.
 
         Args:
             network: The network that is attacked.
@@ -311,8 +318,10 @@ class Stationarity(StationarityAttack):
         outputs = network.architecture.outputs
         objective.check(outputs, knowledge)
         model = network.copy_module()
-        runs = None if per_run is None else cast(Sequence[StationaritySettings], per_run)
-        return Solver(model, objective, knowledge, self, shape, outputs, self.candidates, runs)
+        run_settings = None if per_run is None else cast(Sequence[StationaritySettings], per_run)
+        return Solver(
+            model, objective, knowledge, self, shape, outputs, self.candidates, run_settings
+        )
 
     def advance(
         self,
@@ -336,22 +345,24 @@ class Stationarity(StationarityAttack):
         """
         attack = self.resolve_settings(network, knowledge)
         assert isinstance(attack, Stationarity)
-        runs = (
+        run_settings = (
             None if per_run is None else [r.resolve_settings(network, knowledge) for r in per_run]
         )
-        solver = attack.solver(network, knowledge, runs)
+        solver = attack.solver(network, knowledge, run_settings)
         return not search(solver, state_path, until=until).stopped
 
 
 def _restore(
-    kind: type[Stationarity],
+    attack_class: type[Stationarity],
     objective: type[Objective] | None,
     strategy: GrowthStrategy | None,
     values: dict[str, Any],
 ) -> Stationarity:
-    kind = kind if objective is None else kind.with_objective(objective)
-    kind = kind if strategy is None else kind.with_strategy(strategy)
-    return kind(**values)
+    if objective is not None:
+        attack_class = attack_class.with_objective(objective)
+    if strategy is not None:
+        attack_class = attack_class.with_strategy(strategy)
+    return attack_class(**values)
 
 
 class BinaryKKT(KKTSettings, Stationarity):
@@ -418,7 +429,7 @@ class KKT(KKTSettings, StationarityAttack):
     name: ClassVar[str] = "kkt"
 
     def resolve_settings(self, network: Network, knowledge: Knowledge) -> Attack:
-        """Return the binary or multiclass KKT attack, by the network's number of outputs.
+        """Return the binary KKT attack if the network has one output, otherwise the multiclass KKT attack.
 
         Args:
             network: The network that is attacked.

@@ -4,10 +4,11 @@ The splitting matrix of candidate x_i is
 
     S(x_i) = -2 sum_p w_p r_p Hess_x f_p(x_i),     f(x_i) = grad_theta <u_i, Phi(theta; x_i)>
 
-Phi is the network with weights theta, and p counts the weights. The residual r = target - sum_i f(x_i) is
-held fixed, and w are the weights of the layers in the loss. The multiplier lam_i is a factor of u_i, so it
-does not appear in this formula. Tied multipliers depend on the outputs of the candidates inside f. The rival
-classes of a multiclass objective are held fixed.
+Phi is the network with weights theta, and the index p runs over these weights. The residual r = target -
+sum_i f(x_i) is held fixed, and w_p is the weight of the layer of p in the loss. The vector u_i contains the
+multiplier of the candidate (``objectives.py``), so the formula has no separate multiplier. If the outputs of
+the network decide the multipliers, f includes this dependence on x_i. The classes that compete with the label
+of a candidate are held fixed.
 
 The Hessian of the loss in all candidates is S plus the square 2 |sum_i f'(x_i)[v_i]|^2. S can therefore have
 negative eigenvalues although the Hessian has none.
@@ -44,7 +45,7 @@ class Curvature:
     Args:
         problem: The loss of the attack as a function of candidates and multipliers.
         x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
+        lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
         sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
     """
 
@@ -63,7 +64,7 @@ class Curvature:
 
         Args:
             v: Vectors v_i with the shape of x[:, rows].
-            rows: Candidates whose splitting matrices are used.
+            rows: Slice of the candidates whose splitting matrices multiply the vectors.
 
         Returns:
             The products S(x_i) v_i, with the shape of v.
@@ -101,7 +102,7 @@ class Curvature:
         Args:
             run: Index of the run.
             x: Candidates (m, *shape) of one run.
-            lam: Multipliers of the candidates (m, ...), not divided by the solver's scale.
+            lam: Multipliers of the candidates (m, ...), as they appear in the equation.
             labels: Labels of the candidates (m,).
 
         Returns:
@@ -121,22 +122,26 @@ class Curvature:
     def _residual(self, run: int) -> dict[str, Tensor]:
         """Return the residual of one run by parameter name, times -2 and the weight of its layer."""
         residual = self._residual_at(run, self.x[run].detach())
-        weights = zip(self.problem.groups.values(), self.problem.layer_weights, strict=True)
-        return {name: (-2 * w * residual[name]).detach() for names, w in weights for name in names}
+        weighted_groups = zip(self.problem.groups.values(), self.problem.layer_weights, strict=True)
+        return {
+            name: (-2 * w * residual[name]).detach()
+            for names, w in weighted_groups
+            for name in names
+        }
 
     @torch.enable_grad()
     def _split_generic(self, run: int, v: Tensor, rows: slice) -> Tensor:
-        xr = self.x[run, rows].detach().requires_grad_()
-        total = self.sum_of_gradients(
-            run, xr, self.lam[run, rows].detach(), self.problem.labels_of(run)[rows]
+        run_x = self.x[run, rows].detach().requires_grad_()
+        gradient_sum = self.sum_of_gradients(
+            run, run_x, self.lam[run, rows].detach(), self.problem.labels_of(run)[rows]
         )
-        return _hessian_product(inner_product(self.residuals[run], total), xr, v)
+        return _hessian_product(inner_product(self.residuals[run], gradient_sum), run_x, v)
 
     @torch.enable_grad()
     def _full_generic(self, run: int, v: Tensor) -> Tensor:
-        xr = self.x[run].detach().requires_grad_()
+        run_x = self.x[run].detach().requires_grad_()
         return _hessian_product(
-            self.problem.squares(self._residual_at(run, xr)) @ self.problem.weights, xr, v
+            self.problem.squares(self._residual_at(run, run_x)) @ self.problem.weights, run_x, v
         )
 
 
@@ -148,26 +153,26 @@ def weighted_residuals(
     Args:
         problem: The loss of the attack as a function of candidates and multipliers.
         x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
+        lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
         sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
 
     Returns:
         The weighted residual of every run (R, P), for P weights of the network.
     """
     curvature = Curvature(problem, x, lam, sharpness)
-    blocks = []
-    layers = zip(problem.groups.values(), problem.layer_weights, strict=True)
-    for i, (names, w) in enumerate(layers):
+    weighted_blocks = []
+    weighted_groups = zip(problem.groups.values(), problem.layer_weights, strict=True)
+    for i, (names, w) in enumerate(weighted_groups):
         if w == 0:
             continue
         if problem.explicit is not None:
             error = curvature.errors[i]
             assert error is not None
-            tensors = [t for t in error if t is not None]
+            layer_residuals = [t for t in error if t is not None]
         else:
-            tensors = [torch.stack([r[n] for r in curvature.residuals]) for n in names]
-        blocks += [t.flatten(1) / (-2 * w**0.5) for t in tensors]
-    return torch.cat(blocks, 1)
+            layer_residuals = [torch.stack([r[n] for r in curvature.residuals]) for n in names]
+        weighted_blocks += [t.flatten(1) / (-2 * w**0.5) for t in layer_residuals]
+    return torch.cat(weighted_blocks, 1)
 
 
 def _hessian_product(value: Tensor, x: Tensor, v: Tensor) -> Tensor:
@@ -196,7 +201,8 @@ def _derivative_along(
     v: Tensor, gradient: Callable[[Candidates], Tensor], candidates: Candidates
 ) -> Tensor:
     """Return the directional derivative along v of a gradient in x, by forward-mode differentiation."""
-    # The surrogate's derivative rule runs only if gradients are enabled. No tensor here requires a gradient.
+    # PyTorch runs the derivative rule of the surrogate only if gradients are enabled.
+    # No tensor here requires a gradient.
     with torch.enable_grad(), forward_ad.dual_level():
         dual_candidates = replace(candidates, x=forward_ad.make_dual(candidates.x, v.flatten(2)))
         tangent = forward_ad.unpack_dual(gradient(dual_candidates)).tangent
@@ -238,25 +244,29 @@ def find_lowest_pairs(
     """
     x = curvature.x
     candidate_bytes = x.element_size() * len(x) * (iterations + 8) * x[0, 0].numel()
-    equation = curvature.problem.explicit
-    if equation is not None:
+    explicit_equation = curvature.problem.explicit
+    if explicit_equation is not None:
         candidate_bytes += (
-            30 * x.element_size() * len(x) * sum(equation.widths[1:]) * len(equation.points)
+            30
+            * x.element_size()
+            * len(x)
+            * sum(explicit_equation.widths[1:])
+            * len(explicit_equation.points)
         )
-    chunk = max(1, workspace // candidate_bytes)
+    chunk_size = max(1, workspace // candidate_bytes)
     values, vectors = [], []
-    for i in range(0, x.shape[1], chunk):
-        rows = slice(i, min(i + chunk, x.shape[1]))
-        mask = x.new_ones(()) if free is None else free[:, rows]
+    for i in range(0, x.shape[1], chunk_size):
+        chunk = slice(i, min(i + chunk_size, x.shape[1]))
+        is_free = x.new_ones(()) if free is None else free[:, chunk]
 
-        def product(v: Tensor, rows: slice = rows, mask: Tensor = mask) -> Tensor:
+        def product(v: Tensor, chunk: slice = chunk, is_free: Tensor = is_free) -> Tensor:
             return (
-                curvature.multiply_splitting(v.view_as(x[:, rows]) * mask, rows) * mask
+                curvature.multiply_splitting(v.view_as(x[:, chunk]) * is_free, chunk) * is_free
             ).flatten(2)
 
-        value, vector = lanczos(product, (start[:, rows] * mask).flatten(2), iterations)
+        value, vector = lanczos(product, (start[:, chunk] * is_free).flatten(2), iterations)
         values.append(value)
-        vectors.append(vector.view_as(x[:, rows]))
+        vectors.append(vector.view_as(x[:, chunk]))
     return LowestPairs(torch.cat(values, 1), torch.cat(vectors, 1))
 
 
@@ -264,8 +274,8 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
     """Find the smallest eigenpairs of a batch of symmetric operators with the Lanczos method.
 
     Every vector is orthogonalized twice against all earlier vectors. If a Krylov space is exhausted early,
-    the remaining Lanczos vectors are zero, and their diagonal entries in the tridiagonal matrix are larger
-    than all other entries.
+    the remaining Lanczos vectors are zero. To keep these zero vectors out of the smallest eigenpair, the
+    function gives them large diagonal entries in the tridiagonal matrix.
 
     Args:
         product: Multiplies each operator by its vector, for vectors (..., d).
@@ -281,7 +291,7 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
     basis = start.new_zeros(*start.shape[:-1], iterations, start.shape[-1])
     diagonal = start.new_zeros(*start.shape[:-1], iterations)
     off_diagonal = torch.zeros_like(diagonal)
-    scale = start.new_zeros(start.shape[:-1])
+    largest_entry = start.new_zeros(start.shape[:-1])
     for j in range(iterations):
         basis[..., j, :] = q
         w = product(q)
@@ -290,14 +300,15 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
         for _ in range(2):
             w = w - ((earlier_vectors @ w[..., None]) * earlier_vectors).sum(-2)
         beta = w.norm(dim=-1)
-        scale = torch.maximum(scale, torch.maximum(diagonal[..., j].abs(), beta))
-        is_new = beta > zero_threshold * scale
+        largest_entry = torch.maximum(largest_entry, torch.maximum(diagonal[..., j].abs(), beta))
+        is_new = beta > zero_threshold * largest_entry
         off_diagonal[..., j] = torch.where(is_new, beta, 0.0)
         q = torch.where(is_new[..., None], w / torch.where(is_new, beta, 1.0)[..., None], 0.0)
     is_zero = basis.square().sum(-1) < 0.5
-    # If the start vector is zero, the eigenvalue and the eigenvector are zero.
+    # The first vector never counts as zero.
+    # If the start vector is zero, the result is therefore the eigenvalue 0 with a zero eigenvector.
     is_zero[..., 0] = False
-    diagonal = torch.where(is_zero, 4 * scale[..., None] + 1, diagonal)
+    diagonal = torch.where(is_zero, 4 * largest_entry[..., None] + 1, diagonal)
     side_diagonal = off_diagonal[..., : iterations - 1]
     matrix = (
         torch.diag_embed(diagonal)
@@ -306,8 +317,8 @@ def lanczos(product: Product, start: Tensor, iterations: int) -> tuple[Tensor, T
     )
     values, vectors = torch.linalg.eigh(matrix)
     eigenvectors = (vectors[..., :, :1] * basis).sum(-2)
-    length = eigenvectors.norm(dim=-1, keepdim=True)
-    return values[..., 0], eigenvectors / torch.where(length > 0.5, length, 1.0)
+    lengths = eigenvectors.norm(dim=-1, keepdim=True)
+    return values[..., 0], eigenvectors / torch.where(lengths > 0.5, lengths, 1.0)
 
 
 def measure_stationarity(
@@ -325,7 +336,7 @@ def measure_stationarity(
     Args:
         problem: The loss of the attack as a function of candidates and multipliers.
         x: Candidates (R, m, *shape): m samples in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
+        lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
         sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
         start: Start vectors of the Lanczos method, with the shape of x.
         iterations: Number of steps of the Lanczos method.
@@ -333,10 +344,10 @@ def measure_stationarity(
     Returns:
         The norm of the gradient (R,), and the smallest eigenvalue of the Hessian (R,), for R runs.
     """
-    gradient = problem.evaluate(x, lam, sharpness).grad_x.flatten(1).norm(dim=1)
+    gradient_norm = problem.evaluate(x, lam, sharpness).grad_x.flatten(1).norm(dim=1)
     curvature = Curvature(problem, x, lam, sharpness)
 
     def product(v: Tensor) -> Tensor:
         return curvature.multiply_hessian(v.view_as(x)).flatten(1)
 
-    return gradient, lanczos(product, start.flatten(1), iterations)[0]
+    return gradient_norm, lanczos(product, start.flatten(1), iterations)[0]

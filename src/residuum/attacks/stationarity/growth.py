@@ -7,7 +7,7 @@ if its gradient is small. Each run has its own schedule. A round
 2. asks a strategy for new candidates, such as sample splitting (``splitting.py``),
 3. puts the new candidates into slots of the solver's tensors (``slots.py``) and records the events.
 
-A round never raises the loss without priors.
+A round never raises the loss. This loss does not include the penalties of the priors.
 
 An event is a dictionary of plain values:
 
@@ -18,7 +18,7 @@ An event is a dictionary of plain values:
     eigenvalue, eta            eigenvalue and step length of a split; smallest eigenvalue of a stable run
     predicted                  second-order change of the loss by this split alone
     obtained                   change of the loss by all splits of the round, which share a residual
-    loss_before, loss_after    loss without priors, with the surrogate of this step
+    loss_before, loss_after    loss without the penalties of priors, with the surrogate of this step
 
 Candidates are identified by their number within the run (``slots.py``).
 """
@@ -49,19 +49,20 @@ from residuum.settings import StationaritySettings
 class Round:
     """Input of a growth strategy: the candidates of all runs at one step of the search.
 
-    Runs that may not grow at this step are included.
+    The tensors also contain the runs that may not get new candidates at this step. Their ``quota`` is 0.
 
     Attributes:
         solver: The solver of the attack.
         step: Number of the solver's step.
         sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the softplus).
         x: Candidates (R, m, *shape): m slots in each of R runs.
-        lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
+        lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
         active: Mask of the slots that hold a candidate (R, m).
         problem: The loss of the attack as a function of candidates and multipliers, with the candidates'
             labels.
-        quota: Largest number of new candidates of each run in this round, 0 for runs that may not grow now.
-        generators: Random generator of each run for this round, after ``noise`` was drawn from it.
+        quota: Largest number of new candidates of each run in this round, 0 for runs that may not get new
+            candidates now.
+        generators: Random generator of each run for this round. The numbers in ``noise`` were drawn first.
         noise: Normal random numbers with the shape of the candidates x.
         free: 1 for coordinates of x that can increase and decrease, 0 for coordinates at a bound. None if
             there are no bounds.
@@ -97,8 +98,8 @@ class Round:
 
     def clamp(self, x: Tensor) -> Tensor:
         """Project candidates into the value range that the attacker knows."""
-        knowledge = self.solver.box
-        return x if knowledge is None else x.clamp(*box(knowledge, x))
+        range_knowledge = self.solver.box
+        return x if range_knowledge is None else x.clamp(*box(range_knowledge, x))
 
     def median_length(self) -> Tensor:
         """Return the median Euclidean norm of every run's candidates (R,)."""
@@ -111,7 +112,7 @@ class Proposal:
     """New candidates that a growth strategy proposes in one round.
 
     Attributes:
-        newcomers: New candidates of each run, with multipliers that are not divided by the solver's scale.
+        newcomers: New candidates of each run, with multipliers as they appear in the equation.
         before: Loss of each run without the new candidates (R,).
         after: Loss of each run with the new candidates (R,).
         lowest: Smallest eigenvalue of the splitting matrices of each run's candidates (R,), nan if the
@@ -156,48 +157,50 @@ class Grower:
         self.solver, self.strategy = solver, strategy
         self.problem, self.scale = solver.problem, solver.scale
         self.limit = self.settings.split_limit or 4 * solver.sizes[1]
-        self.note = ""  # text for users from the first round that has one
+        self.note = ""  # the first nonempty note for users that a round returned
 
     @property
     def settings(self) -> StationaritySettings:
-        """Settings of the attack, which include those of growth."""
+        """Settings of the attack, including the settings that decide when candidates are added."""
         return self.solver.config
 
     def next_round_step(self, step: int) -> int:
-        """Return the next step at which candidates can be added, the last step if it is not known."""
+        """Return the next step with a round of growth, or the last step if this step is not known yet."""
         if self.settings.split_trigger != "period":
             return self.solver.config.steps
         return (step // self.settings.split_every + 1) * self.settings.split_every
 
     def run_due_rounds(self, state: SolverState) -> SolverState:
-        """Return the state after the rounds of growth that are due, which merge and add candidates."""
+        """Merge and add candidates in all runs that have a round of growth at this step."""
         if state.stopped:
             return state
         with self.solver.precision(False):
             return self._run_rounds(state, self.solver.sharpness_at(state.step))
 
     def _run_rounds(self, state: SolverState, sharpness: float | Tensor) -> SolverState:
-        due = [run for run in range(len(state.x)) if self._is_due(state, run, sharpness)]
-        if not due:
+        due_runs = [run for run in range(len(state.x)) if self._is_due(state, run, sharpness)]
+        if not due_runs:
             return state
         population = get_population(state)
-        last = tuple(state.step if r in due else step for r, step in enumerate(population.last))
-        state = state.replace(population=population.replace(last=last))
+        last_round_steps = tuple(
+            state.step if r in due_runs else step for r, step in enumerate(population.last)
+        )
+        state = state.replace(population=population.replace(last=last_round_steps))
         if self.settings.split_merge:
-            state = self._merge(state, due, sharpness)
-        state, due = self._stop(state, due, sharpness)
-        if not due:
+            state = self._merge(state, due_runs, sharpness)
+        state, due_runs = self._stop(state, due_runs, sharpness)
+        if not due_runs:
             return state
-        proposal = self.strategy.propose(Round(self, state, due, sharpness))
+        proposal = self.strategy.propose(Round(self, state, due_runs, sharpness))
         self.note = self.note or proposal.note
-        return self._settle(state, due, proposal)
+        return self._settle(state, due_runs, proposal)
 
     def _is_due(self, state: SolverState, run: int, sharpness: float | Tensor) -> bool:
         """Return True if candidates of this run may be merged and added now.
 
-        The settings decide whether this depends on the step, on the gradient or on a stagnating loss. A loss
-        stagnates if its smallest value in the second half of a period is hardly smaller than in the first
-        half.
+        A setting decides whether a round of growth depends on the step, on the gradient or on a stagnating
+        loss. A loss stagnates if its smallest value in the second half of a period is hardly smaller than in
+        the first half.
 
         Args:
             state: State of the search.
@@ -209,21 +212,23 @@ class Grower:
             True if the run has a round of growth at this step.
         """
         settings, population = self.settings, get_population(state)
-        is_over = state.step >= self.solver.config.steps
-        if population.stopped[run] or not bool(state.alive[run]) or is_over:
+        is_finished = state.step >= self.solver.config.steps
+        if population.stopped[run] or not bool(state.alive[run]) or is_finished:
             return False
         if settings.split_trigger == "period":
             return state.step > 0 and state.step % settings.split_every == 0
-        start = population.last[run]
-        if state.step - start < settings.split_every:
+        period_start = population.last[run]
+        if state.step - period_start < settings.split_every:
             return False
         if settings.split_trigger == "gradient":
-            gradient = self._evaluate(state, sharpness).grad_x[run]
-            return float(gradient.norm()) <= settings.split_tolerance
-        start = max(start, state.step - settings.split_every)
-        middle = (start + state.step) / 2
+            run_gradient = self._evaluate(state, sharpness).grad_x[run]
+            return float(run_gradient.norm()) <= settings.split_tolerance
+        period_start = max(period_start, state.step - settings.split_every)
+        middle = (period_start + state.step) / 2
         history = list(zip(state.steps, state.loss, strict=True))
-        early_losses = [float(loss[run]) for step, loss in history if start <= step <= middle]
+        early_losses = [
+            float(loss[run]) for step, loss in history if period_start <= step <= middle
+        ]
         late_losses = [float(loss[run]) for step, loss in history if step > middle]
         return bool(early_losses and late_losses) and min(late_losses) > (
             1 - settings.split_tolerance
@@ -262,15 +267,23 @@ class Grower:
 
     def _merge(self, state: SolverState, due: list[int], sharpness: float | Tensor) -> SolverState:
         """Drop candidates with zero multipliers, merge pairs of candidates, and record the events."""
-        ident, problem = get_population(state).ident, self._problem_of(state)
+        numbers_before, problem = get_population(state).ident, self._problem_of(state)
         state, dropped = prune(problem, state, self.scale, sharpness, due)
         events: list[dict[str, Any]] = [
-            {"step": state.step, "run": run, "kind": "prune", "parent": int(ident[run, slot])}
+            {
+                "step": state.step,
+                "run": run,
+                "kind": "prune",
+                "parent": int(numbers_before[run, slot]),
+            }
             for run, slot in dropped.nonzero().tolist()
         ]
         state, merges = merge(problem, state, self.scale, sharpness, due)
         for run, merged_slot, emptied_slot, before, after in merges:
-            parent, child = int(ident[run, emptied_slot]), int(ident[run, merged_slot])
+            parent, child = (
+                int(numbers_before[run, emptied_slot]),
+                int(numbers_before[run, merged_slot]),
+            )
             event = {"step": state.step, "run": run, "kind": "merge", "parent": parent}
             losses = {"loss_before": before, "loss_after": after}
             events.append({**event, "children": [child], **losses})
@@ -303,15 +316,15 @@ class Grower:
             Normal random numbers with the shape of x.
         """
         max_slots = max(self.limit, x.shape[1])
-        rows = [
+        noise_by_run = [
             torch.randn(max_slots, *x.shape[2:], generator=g, dtype=torch.float64)[: x.shape[1]]
             for g in generators
         ]
-        return torch.stack(rows).to(x)
+        return torch.stack(noise_by_run).to(x)
 
     def _settle(self, state: SolverState, due: list[int], proposal: Proposal) -> SolverState:
-        """Put new candidates into slots, with multipliers divided by the scale, and record events."""
-        ident = get_population(state).ident
+        """Store the proposed candidates in the solver's state, and record an event for each candidate."""
+        numbers_before = get_population(state).ident
         scales = torch.as_tensor(self.scale, dtype=state.lam.dtype).flatten().expand(len(state.x))
         stored_newcomers = [
             [replace(newcomer, lam=newcomer.lam / scale) for newcomer in new]
@@ -323,18 +336,18 @@ class Grower:
             before, after = float(proposal.before[run]), float(proposal.after[run])
             common_fields = {"step": state.step, "run": run, "loss_before": before}
             if not numbers[run]:
-                lowest = float(proposal.lowest[run])
-                events.append({**common_fields, "kind": "stable", "eigenvalue": lowest})
+                lowest_eigenvalue = float(proposal.lowest[run])
+                events.append({**common_fields, "kind": "stable", "eigenvalue": lowest_eigenvalue})
             for newcomer_numbers, new in zip(numbers[run], proposal.newcomers[run], strict=True):
                 event = {**common_fields, "kind": self.strategy.event}
                 if new.parent is not None:
-                    event["parent"] = int(ident[run, new.parent])
-                result = {
+                    event["parent"] = int(numbers_before[run, new.parent])
+                outcome = {
                     "children": list(newcomer_numbers),
                     "loss_after": after,
                     "obtained": after - before,
                 }
-                events.append({**event, **new.figures, **result})
+                events.append({**event, **new.figures, **outcome})
         return append_events(state, events)
 
     def stationarity(self, state: SolverState) -> list[dict[str, Any]]:
@@ -353,14 +366,17 @@ class Grower:
         """
         population = get_population(state)
         problem = self.problem.with_labels(population.best_labels)
-        unused_step = self.solver.config.steps + 1  # no round uses the random stream of this step
+        # No round of growth uses the random numbers of this step.
+        unused_step = self.solver.config.steps + 1
         generators = [self.create_generator(unused_step, run) for run in range(len(state.x))]
-        start = self.draw_noise(state.x, generators)
-        mask = population.best_active.view(*start.shape[:2], *[1] * (start.ndim - 2))
+        start_vectors = self.draw_noise(state.x, generators)
+        is_candidate = population.best_active.view(
+            *start_vectors.shape[:2], *[1] * (start_vectors.ndim - 2)
+        )
         sharpness, lam = self.solver.sharpness_at(state.step), state.best_lam * self.scale
         with self.solver.precision(False):
             gradient, lowest = measure_stationarity(
-                problem, state.best_x, lam, sharpness, start * mask
+                problem, state.best_x, lam, sharpness, start_vectors * is_candidate
             )
         eps, rows = self.settings.split_eps, []
         for norm, value in zip(gradient.tolist(), lowest.tolist(), strict=True):

@@ -8,8 +8,8 @@ their weighted mean, with the sum of their multipliers:
 
     lam' = lam_1 + lam_2,   x' = (lam_1 x_1 + lam_2 x_2) / lam'
 
-With surrogates and smooth activations this is only approximately true, so a merge is reverted if the loss
-rises. Networks without ReLUs have no activation patterns. Their candidates merge only if they are close.
+With surrogates and smooth activations, this equality is only approximate, so a merge is reverted if the loss
+rises. Networks without ReLUs have no activation patterns. In these networks, only close candidates merge.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from residuum.attacks.stationarity.solver import SolverState
 from residuum.networks import ReLU
 
 MAX_TRIES = 8  # pairs of candidates that a run tries to merge in one round
-# In networks without ReLUs, largest distance of two merged candidates over the norm of the shorter one.
+# Networks without ReLUs: two candidates merge only if their distance is at most this share of the smaller
+# norm of the two candidates.
 MAX_DISTANCE = 0.1
 
 
@@ -47,14 +48,14 @@ def prune(
     Returns:
         The new state, and a mask of the dropped candidates (R, m).
     """
-    active = torch.zeros_like(get_population(state).active)
-    active[due] = get_population(state).active[due]
+    may_drop = torch.zeros_like(get_population(state).active)
+    may_drop[due] = get_population(state).active[due]
     gradient = problem.evaluate(state.x, state.lam * scale, sharpness).grad_lam
-    is_zero = (state.lam == 0).reshape(*active.shape, -1).all(2)
+    is_zero = (state.lam == 0).reshape(*may_drop.shape, -1).all(2)
     stays_zero = gradient >= 0 if problem.objective.nonnegative else gradient == 0
-    stays_zero = stays_zero.reshape(*active.shape, -1).all(2)
-    dropped = active & is_zero & stays_zero
-    return (remove_candidates(state, dropped) if bool(dropped.any()) else state), dropped
+    stays_zero = stays_zero.reshape(*may_drop.shape, -1).all(2)
+    is_dropped = may_drop & is_zero & stays_zero
+    return (remove_candidates(state, is_dropped) if bool(is_dropped.any()) else state), is_dropped
 
 
 def merge(
@@ -80,34 +81,34 @@ def merge(
     """
     # If the fit is exact, the loss consists of rounding errors only, so a rise within rounding is accepted.
     rounding_error = 64 * torch.finfo(state.x.dtype).eps ** 2 * problem.empty_loss
-    queues = {run: _pairs(problem, state, run) for run in due}
-    merges = []
+    pair_queues = {run: _pairs(problem, state, run) for run in due}
+    done_merges = []
     for _ in range(MAX_TRIES):
         loss_before = problem.evaluate(state.x, state.lam * scale, sharpness).loss
         x, lam = state.x.clone(), state.lam.clone()
         tried_pairs: dict[int, tuple[int, int]] = {}
-        for run, queue in queues.items():
-            if queue:
-                tried_pairs[run] = i, j = queue.pop(0)
+        for run, pair_queue in pair_queues.items():
+            if pair_queue:
+                tried_pairs[run] = i, j = pair_queue.pop(0)
                 weight = torch.stack([state.lam[run, k].abs().sum() for k in (i, j)])
-                share = weight / weight.sum()
-                x[run, i] = share[0] * state.x[run, i] + share[1] * state.x[run, j]
+                weight_shares = weight / weight.sum()
+                x[run, i] = weight_shares[0] * state.x[run, i] + weight_shares[1] * state.x[run, j]
                 lam[run, i] = state.lam[run, i] + state.lam[run, j]
                 lam[run, j] = 0.0
         if not tried_pairs:
             break
         loss_after = problem.evaluate(x, lam * scale, sharpness).loss
-        dropped = torch.zeros_like(get_population(state).active)
+        is_dropped = torch.zeros_like(get_population(state).active)
         for run, (i, j) in tried_pairs.items():
             if not bool(loss_after[run] <= loss_before[run] + rounding_error):
                 x[run], lam[run] = state.x[run], state.lam[run]
                 continue
-            dropped[run, j] = True
-            merges.append((run, i, j, float(loss_before[run]), float(loss_after[run])))
-            queues[run] = [pair for pair in queues[run] if not {i, j} & set(pair)]
-        if bool(dropped.any()):
-            state = remove_candidates(state.replace(x=x, lam=lam), dropped)
-    return state, merges
+            is_dropped[run, j] = True
+            done_merges.append((run, i, j, float(loss_before[run]), float(loss_after[run])))
+            pair_queues[run] = [pair for pair in pair_queues[run] if not {i, j} & set(pair)]
+        if bool(is_dropped.any()):
+            state = remove_candidates(state.replace(x=x, lam=lam), is_dropped)
+    return state, done_merges
 
 
 def _pairs(problem: Problem, state: SolverState, run: int) -> list[tuple[int, int]]:
@@ -117,18 +118,18 @@ def _pairs(problem: Problem, state: SolverState, run: int) -> list[tuple[int, in
     x = state.x[run, slots].flatten(1)
     lam = state.lam[run, slots].reshape(len(x), -1)
     signs, labels = lam.sign(), population.labels[run, slots]
-    can_merge = (labels[:, None] == labels[None]) & ((signs[:, None] * signs[None]) >= 0).all(2)
-    can_merge &= (lam != 0).any(1)[:, None] & (lam != 0).any(1)[None]
-    distance = torch.cdist(x, x)
-    gates = activation_patterns(problem, state.x[run, slots])
-    if gates is None:
+    is_mergeable = (labels[:, None] == labels[None]) & ((signs[:, None] * signs[None]) >= 0).all(2)
+    is_mergeable &= (lam != 0).any(1)[:, None] & (lam != 0).any(1)[None]
+    distances = torch.cdist(x, x)
+    patterns = activation_patterns(problem, state.x[run, slots])
+    if patterns is None:
         lengths = x.norm(dim=1)
-        can_merge &= distance <= MAX_DISTANCE * torch.minimum(lengths[:, None], lengths[None])
+        is_mergeable &= distances <= MAX_DISTANCE * torch.minimum(lengths[:, None], lengths[None])
     else:
-        can_merge &= gates @ gates.T >= gates.shape[1] - 0.5
-    index = torch.triu(can_merge, 1).nonzero()
-    order = distance[index[:, 0], index[:, 1]].argsort()[: 4 * MAX_TRIES]
-    return [(int(slots[a]), int(slots[b])) for a, b in index[order].tolist()]
+        is_mergeable &= patterns @ patterns.T >= patterns.shape[1] - 0.5
+    pairs = torch.triu(is_mergeable, 1).nonzero()
+    order_by_distance = distances[pairs[:, 0], pairs[:, 1]].argsort()[: 4 * MAX_TRIES]
+    return [(int(slots[a]), int(slots[b])) for a, b in pairs[order_by_distance].tolist()]
 
 
 def activation_patterns(problem: Problem, x: Tensor) -> Tensor | None:
@@ -141,9 +142,9 @@ def activation_patterns(problem: Problem, x: Tensor) -> Tensor | None:
     Returns:
         The signs (m, neurons) as 1 and -1, None for networks that are not ReLU MLPs.
     """
-    equation = problem.explicit
-    if equation is None or not isinstance(problem.true_activation, ReLU):
+    explicit_equation = problem.explicit
+    if explicit_equation is None or not isinstance(problem.true_activation, ReLU):
         return None
-    hidden = equation.pre_activations(x.flatten(1), problem.true_activation)
-    signs = (torch.where(z > 0, 1.0, -1.0).to(x) for z in hidden)
+    pre_activations = explicit_equation.pre_activations(x.flatten(1), problem.true_activation)
+    signs = (torch.where(z > 0, 1.0, -1.0).to(x) for z in pre_activations)
     return torch.cat([x[:, :0].flatten(1), *signs], 1)

@@ -2,6 +2,10 @@
 
     L(x, lam) = sum_l w_l || target_l - sum_i grad_l <u_i, Phi(x_i)> ||^2,   u = covectors(lam, ...)
 
+Phi is the network with released weights theta and initial weights theta0. x_i are candidates with labels y_i
+and multipliers lam_i. The covectors u_i weight the outputs of the network in the gradients, and w_l weights
+layer l. The target comes from the attack surface (``surfaces/surface.py``).
+
 ==================  ===============  ==================================  ==========================
 attack              target           u_i                                 multipliers
 ==================  ===============  ==================================  ==========================
@@ -12,10 +16,10 @@ NTK [L]             theta - theta0   lam_i at theta, theta0 or both      free, o
 moment              m                -lam_i y_i, -sum_c lam_ic (e_y-e_c) lam >= 0, per rival
 ==================  ===============  ==================================  ==========================
 
-[H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. Phi is the network with released weights
-theta and initial weights theta0, and m is an optimizer state. x_i are candidates with labels y_i, and e are
-unit vectors. The covectors u_i weight the gradients in layer l, and w_l weights the layer. Free multipliers
-can have any sign. The target comes from the attack surface (``surfaces/surface.py``).
+[H] Haim et al. 2022, [B] Buzaglo et al. 2023, [L] Loo et al. 2024. Here m is an optimizer state, and e are
+unit vectors. "Per rival" means one multiplier for each class c that competes with the label. "One set per
+point" means separate multipliers for the gradients at theta and at theta0. Free multipliers can have any
+sign.
 
 To add an objective, write one frozen class with a ``covectors`` method, here or in an installed package, and
 add one line to ``OBJECTIVES``. The class also defines its options and when it applies. Try it first with
@@ -54,7 +58,8 @@ class Objective(ABC):
         name: Name of the objective.
         paper: Publication of the equation.
         surface: Name of the attack surface whose tensors the weighted sum of gradients must equal.
-        task: Task that a certificate of the candidates assumes, "" for the task of the network.
+        task: Task ("binary", "multiclass" or "regression") that a certificate assumes. A certificate is a
+            proof about the candidates. If the task is "", the certificate assumes the task of the network.
         nonnegative: Whether the multipliers must be nonnegative.
         points: Names of the weights at which gradients are taken: "theta", "theta0" or both.
     """
@@ -82,7 +87,14 @@ class Objective(ABC):
 
     @property
     def follows_outputs(self) -> bool:
-        """Whether the covectors u depend on the network's outputs, so that derivatives pass through u."""
+        """Whether the covectors u depend on the outputs of the network.
+
+        The covectors u are the weights of the outputs in the sum of gradients. If this property is True, the
+        derivative of the loss in a candidate includes the derivative of u.
+
+        Returns:
+            False by default.
+        """
         return False
 
     def gradient_points(self) -> tuple[str, ...]:
@@ -135,14 +147,16 @@ class Objective(ABC):
             )
 
     def create_surface(self, theta: Theta, knowledge: Knowledge) -> Surface:
-        """Create the attack surface of released weights, for a network of any architecture.
+        """Create the attack surface: the tensors that the weighted sum of gradients must equal.
+
+        The architecture of the network is not needed.
 
         Args:
             theta: Released weights by parameter name.
             knowledge: What the attacker knows.
 
         Returns:
-            The attack surface, whose target the weighted sum of gradients must equal.
+            The attack surface. Its attribute ``target`` holds the tensors.
         """
         return SURFACES[self.surface](Network(theta, ""), knowledge)
 
@@ -184,7 +198,7 @@ class Objective(ABC):
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Map the derivative of the loss in u to its derivatives in the outputs and in lam.
+        """Compute derivatives of the loss in the outputs and in lam from its derivative in the covectors u.
 
         By default, ``covectors`` is differentiated automatically. A subclass can override this method to be
         faster.
@@ -214,7 +228,7 @@ class MarginKKT(Objective):
     """
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return why the KKT equation does not apply, unless the network is a classifier of the right kind.
+        """Return why the KKT equation does not apply, if the network is not a classifier of the right kind.
 
         Args:
             outputs: Number of outputs of the network.
@@ -282,12 +296,13 @@ class BinaryKKT(MarginKKT):
 class MulticlassKKT(MarginKKT):
     """KKT equation of a multiclass classifier: theta = sum_ic lam_ic grad (Phi_y - Phi_c)(x_i).
 
-    For a sample x_i with label y, c runs over the rival classes, whose outputs are largest. The multipliers
-    lam are nonnegative.
+    For a sample x_i with label y, c runs over the rival classes: the classes other than y with the largest
+    outputs. The multipliers lam are nonnegative.
 
     Attributes:
         rivals: "tied" gives a multiplier to every rival class whose output is within ``tolerance`` of the
-            largest one. "best" gives one multiplier, to the rival with the largest output, as published.
+            largest rival output. "best" gives one multiplier, to the rival with the largest output, as
+            published.
         tolerance: Largest distance of a rival's output from the largest rival output, relative to the margin.
     """
 
@@ -311,9 +326,9 @@ class MulticlassKKT(MarginKKT):
         Returns:
             Labels (count,).
         """
-        share = torch.tensor(knowledge.label_balance or [1 / outputs] * outputs)
-        bounds = (share.cumsum(0) / share.sum() * count).round().long()
-        return torch.bucketize(torch.arange(count), bounds, right=True).clamp(max=outputs - 1)
+        class_shares = torch.tensor(knowledge.label_balance or [1 / outputs] * outputs)
+        class_ends = (class_shares.cumsum(0) / class_shares.sum() * count).round().long()
+        return torch.bucketize(torch.arange(count), class_ends, right=True).clamp(max=outputs - 1)
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
         """Return the shape of a candidate's multipliers: one per class for tied rivals, otherwise one."""
@@ -322,7 +337,8 @@ class MulticlassKKT(MarginKKT):
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
         """Return the covectors u_i = sum_c lam_ic (e_y - e_c) of the candidates, with unit vectors e.
 
-        The sum has the rivals c of the label y. The choice of the rivals is not differentiated.
+        The sum runs over the rivals c, the classes that compete with the label y. The choice of the rivals is
+        not differentiated.
 
         Args:
             point: Index of the weights at which the gradients are taken (theta or theta0).
@@ -377,8 +393,9 @@ class WeightDecay(Objective):
         theta = -(1/(n w)) sum_i l'(Phi_i, y_i) grad Phi(x_i)
 
     If the attacker knows the loss, the weight decay and the number of samples n, the outputs Phi_i of the
-    candidates decide the multipliers, up to a scale around 1. Otherwise the multipliers can have any value.
-    The formulas for known training are:
+    candidates decide the multipliers. The attack then optimizes only a factor for each candidate, which is
+    close to 1 at a solution. Otherwise the multipliers can have any value. If the outputs decide the
+    multipliers, the formulas are:
 
         logistic loss   lam_i = y_i sigmoid(-y_i Phi_i) / (n w)
         squared loss    lam_i = 2 (y_i - Phi_i) / (n w)
@@ -402,7 +419,10 @@ class WeightDecay(Objective):
 
     @classmethod
     def from_settings(cls, settings: AttackSettings, knowledge: Knowledge) -> Self:
-        """Create the objective. Its multipliers are tied to the loss if the attacker knows enough.
+        """Create the objective.
+
+        If the attacker knows the weight decay, the number of samples and the loss, the outputs of the network
+        decide the multipliers.
 
         Args:
             settings: Settings of the attack.
@@ -450,7 +470,8 @@ class WeightDecay(Objective):
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
         """Return the covectors u of the candidates.
 
-        u is lam if the multipliers are free. Otherwise u is -lam times the derivative of the loss over n w.
+        If the multipliers are free, u is lam. Otherwise u is -lam times the derivative of the loss, divided
+        by n w (number of samples times weight decay).
 
         Args:
             point: Index of the weights at which the gradients are taken (theta or theta0).
@@ -486,7 +507,7 @@ class WeightDecay(Objective):
         return self.tied * slope * lam * ubar, self.tied * descent * ubar
 
     def _loss_derivatives(self, outputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Return minus the derivative of the training loss in the outputs, and the slope of this value."""
+        """Return -l' and -l'', for the derivatives l' and l'' of the training loss in the outputs."""
         y = labels.to(outputs.dtype)[..., None]
         if self.loss == "squared":
             return 2 * (y - outputs), -2.0
@@ -512,7 +533,7 @@ class NTK(Objective):
     gradients: str = "theta"
 
     def gradient_points(self) -> tuple[str, ...]:
-        """Return the names of the weights at which gradients are taken, by the option ``gradients``."""
+        """Return the names of the weights that the option ``gradients`` names: "theta", "theta0", or both."""
         return ("theta", "theta0") if self.gradients == "both" else (self.gradients,)
 
     def __post_init__(self) -> None:
@@ -542,7 +563,7 @@ class NTK(Objective):
         return (len(self.gradient_points()), outputs)
 
     def covectors(self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor) -> Tensor:
-        """Return the covectors u of the candidates: the multipliers at these weights.
+        """Return the covectors u of the candidates: the multipliers of the gradients at theta or at theta0.
 
         Args:
             point: Index of the weights at which the gradients are taken (theta or theta0).
@@ -560,7 +581,8 @@ class NTK(Objective):
     ) -> tuple[Tensor | None, Tensor]:
         """Return the derivative of the loss in the multipliers.
 
-        Multipliers of gradients at other weights have a derivative of zero.
+        If ``point`` means theta, the multipliers of the gradients at theta0 have a derivative of zero, and
+        vice versa.
 
         Args:
             point: Index of the weights at which the gradients are taken (theta or theta0).
@@ -584,13 +606,14 @@ class Moment(Objective):
     The optimizer, SGD with momentum or Adam, decides the weights of the gradients.
 
     The released weights have nearly the same active ReLUs as the weights of the last batches, and training
-    need not have converged. A descent step increases the output of the correct class y over the rival classes
-    c:
+    need not have converged. A descent step increases the output of the correct class y, relative to the
+    outputs of the rival classes c:
 
         one output        m = -sum_i lam_i y_i grad Phi(x_i)
         several outputs   m = -sum_ic lam_ic grad (Phi_y - Phi_c)(x_i) over rivals c
 
-    with multipliers lam >= 0. With one output, labels y of both signs also cover a regression.
+    with multipliers lam >= 0. A regression with one output satisfies the same equation, if candidates with
+    labels -1 and +1 are allowed.
     """
 
     name: ClassVar[str] = "moment"
@@ -598,7 +621,7 @@ class Moment(Objective):
     surface: ClassVar[str] = MOMENT
 
     def why_not(self, outputs: int, task: str, knowledge: Knowledge) -> str:
-        """Return why the equation of an optimizer state does not apply, if it does not.
+        """Return why the equation of an optimizer state does not apply to a network.
 
         Args:
             outputs: Number of outputs of the network.
@@ -629,8 +652,8 @@ class Moment(Objective):
         Returns:
             Labels (count,).
         """
-        kind = Objective if outputs == 1 else MulticlassKKT
-        return kind.labels(self, count, outputs, knowledge)
+        labels_class = Objective if outputs == 1 else MulticlassKKT
+        return labels_class.labels(self, count, outputs, knowledge)
 
     def multiplier_shape(self, outputs: int) -> tuple[int, ...]:
         """Return the shape of a candidate's multipliers: one per class, or a single one for one output."""
@@ -654,13 +677,15 @@ class Moment(Objective):
         if classes == 1:
             return -(lam * labels.to(lam.dtype))[..., None]
         one_hot = F.one_hot(labels.long(), classes).to(lam.dtype)
-        rivals = lam * (1 - one_hot)
-        return rivals - rivals.sum(-1, keepdim=True) * one_hot
+        rival_lam = lam * (1 - one_hot)
+        return rival_lam - rival_lam.sum(-1, keepdim=True) * one_hot
 
     def pullback(
         self, point: int, outputs: Tensor, labels: Tensor, lam: Tensor, ubar: Tensor
     ) -> tuple[Tensor | None, Tensor]:
-        """Return the derivative of the loss in the multipliers, by the transpose of ``covectors``.
+        """Return the derivative of the loss in the multipliers.
+
+        ``covectors`` is linear in the multipliers, so this method applies the transpose of that linear map.
 
         Args:
             point: Index of the weights at which the gradients are taken (theta or theta0).

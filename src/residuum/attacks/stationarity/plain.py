@@ -80,11 +80,12 @@ def residual(
     for k, theta in enumerate(thetas):
         outputs = functional_call(Phi, theta, (x,))
         u = objective.covectors(k, outputs, y, lam)
-        # One vector-Jacobian product sums over all candidates. u is not differentiated in theta.
-        terms = torch.autograd.grad(
+        # One vector-Jacobian product computes the sum over all candidates.
+        # It treats u as a constant in theta.
+        gradients = torch.autograd.grad(
             outputs, list(theta.values()), u, create_graph=True, materialize_grads=True
         )
-        r = {name: r[name] - term for name, term in zip(theta, terms, strict=True)}
+        r = {name: r[name] - term for name, term in zip(theta, gradients, strict=True)}
     return r
 
 
@@ -117,7 +118,7 @@ def attack(
         steps: Number of steps of Adam.
         lr_x: Learning rate of the candidates at the first step.
         lr_lam: Learning rate of the multipliers at the first step.
-        lr_decay: Ratio of the last to the first learning rate. Between them, the rates follow a cosine.
+        lr_decay: Ratio of the last to the first learning rate. The rates fall along a cosine.
         sigma: Standard deviation of the random initial candidates.
         sharpness: Sharpness alpha of the ReLU's surrogate at the first and at the last step, geometric in
             between.
@@ -130,8 +131,8 @@ def attack(
         Candidates and multipliers at the evaluated step with the smallest loss.
 
     Raises:
-        InputError: If the shape of a sample is not known, or if ``layers`` selects only layers that did not
-            move.
+        InputError: If the shape of a sample is not known, or if training did not change any of the layers
+            that ``layers`` selects.
     """
     if (shape := knowledge.shape) is None:
         raise InputError(
@@ -144,12 +145,13 @@ def attack(
     objective.check(C, knowledge)
     y = objective.labels(m, C, knowledge)
 
-    # Compute the target, which the sum must equal, and the weights at which gradients are taken.
+    # Compute the target, which the weighted sum of gradients must equal.
     theta = parameters(Phi)
     target = objective.create_surface(theta, knowledge).target
-    sizes = squares(target)
-    sizes[sizes == 0] = 1.0  # the residual of a layer is not divided by a target of zero
-    # Only layers that moved are fitted, because frozen layers did not follow their gradients.
+    squared_target_norms = squares(target)
+    # The residual of a layer is not divided by a target of zero.
+    squared_target_norms[squared_target_norms == 0] = 1.0
+    # Only layers that training changed are fitted, because frozen layers did not follow their gradients.
     names = tuple(by_layer(target))
     moved_layers = objective.create_surface(released_weights, knowledge).equations
     fitted_layers = [
@@ -157,9 +159,10 @@ def attack(
     ]
     if not fitted_layers:
         raise InputError(
-            "The attack fits the first layer only, and the first layer did not move.",
+            "The attack fits the first layer only, and training did not change the first layer.",
             'Pass layers="all" to fit the other layers.',
         )
+    # Collect the weights at which gradients are taken.
     weights = {"theta": theta, "theta0": knowledge.theta0 or {}}
     thetas = [
         {name: weights[point][name].to(theta[name], copy=True).requires_grad_() for name in theta}
@@ -172,15 +175,20 @@ def attack(
     def r(x: Tensor, lam: Tensor, alpha: float) -> Theta:
         return residual(gated(alpha), thetas, target, objective, x, y, lam)
 
-    # Choose the scale so that at mu = 1, the sum over random samples is as large as the target.
+    # The search uses mu = lam / scale.
+    # Choose the scale so that at mu = 1, the sum of gradients at random samples is as large as the target.
     low, high = knowledge.value_range or (0.0, 1.0)
     x = (high - low) / 4 * torch.randn(m, *shape, generator=stream("scale"), dtype=dtype)
     mu = torch.ones(m, *objective.multiplier_shape(C), dtype=dtype)
     r_random = r(x, mu, sharpness[1])
-    sums = squares({name: target[name] - r_random[name].detach() for name in r_random})[
+    squared_sums = squares({name: target[name] - r_random[name].detach() for name in r_random})[
         fitted_layers
     ]
-    scale = float(sizes[fitted_layers][0] / sums[0]) ** 0.5 if sums[0] > 0 else 1.0
+    scale = (
+        float(squared_target_norms[fitted_layers][0] / squared_sums[0]) ** 0.5
+        if squared_sums[0] > 0
+        else 1.0
+    )
 
     # Draw the initial candidates and multipliers.
     generator = stream("candidates", seed, restart)
@@ -199,11 +207,12 @@ def attack(
     history: list[tuple[int, Tensor, Tensor]] = []
     for t in range(steps + 1):
         # Compute the loss of this step.
-        share = min(t / max(1, steps - 1), 1.0)
-        alpha = sharpness[0] * (sharpness[1] / sharpness[0]) ** share
-        relative_squares = squares(r(x, scale * mu, alpha)) / sizes
+        progress = min(t / max(1, steps - 1), 1.0)
+        alpha = sharpness[0] * (sharpness[1] / sharpness[0]) ** progress
+        relative_squares = squares(r(x, scale * mu, alpha)) / squared_target_norms
         loss = (
-            relative_squares[fitted_layers].sum() + penalty(penalties, x[None], mu[None], share)[0]
+            relative_squares[fitted_layers].sum()
+            + penalty(penalties, x[None], mu[None], progress)[0]
         )
         # Store the point with the smallest loss so far.
         if t % CHECK_EVERY == 0 or t == steps:

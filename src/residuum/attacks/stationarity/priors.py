@@ -1,7 +1,7 @@
 """Priors: penalties on candidates and their multipliers, each a small frozen class.
 
 Shapes: x holds candidates (R, m, *shape) of R runs as the network receives them, and lam holds multipliers
-(R, m, ...) as the solver stores them. A penalty returns one number per run.
+(R, m, ...) as the solver stores them, divided by a scale. A penalty returns one number per run.
 
 To add a prior, write one class and add one line to ``PRIORS``. A prior in this repository also needs its name
 in ``settings.PRIOR_NAMES`` and a naive reference implementation in ``tests/unit/attacks/test_priors.py``.
@@ -21,7 +21,7 @@ from residuum.errors import InputError
 from residuum.plugins import Table
 from residuum.records import Knowledge
 
-# Smallest weight over largest weight of a prior whose weight changes during the search.
+# Ratio of the smallest to the largest weight of a prior whose weight changes during the search.
 FADE = 1e-3
 # Differences of neighboring pixels below 1/20 of the value range count as noise, larger ones as edges.
 STEEPNESS = 20.0
@@ -226,9 +226,9 @@ class SparseGradients(Prior):
     The penalty of a difference is its log cosh.
 
     Unlike a quadratic prior, this prior distinguishes an image from a mixture of images. The prior is strong
-    at first, so that it decides the basin of the search. At the last step, the share FADE of its weight is
-    left, so that it does not blur the images. Color channels usually change together, so a difference is the
-    root mean square over channels.
+    at first, so that it decides which local minimum the search approaches. At the last step, only the share
+    FADE of its weight is left, because a strong prior would blur the images. Color channels usually change
+    together, so a difference is the root mean square over channels.
 
     The penalty is a mean over pixels, in units of the value range, and a mean over candidates, weighted by
     their multipliers. One weight of the prior therefore suits every image size, value range and number of
@@ -252,10 +252,13 @@ class SparseGradients(Prior):
         """
         roughness = x.new_zeros(x.shape[:2])
         for d in self._steps(x):
-            u = STEEPNESS * _length(d)
+            steep_length = STEEPNESS * _length(d)
             roughness = (
                 roughness
-                + (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean((2, 3)) / STEEPNESS
+                + (steep_length + torch.log1p(torch.exp(-2 * steep_length)) - math.log(2)).mean(
+                    (2, 3)
+                )
+                / STEEPNESS
             )
         return (_candidate_weights(lam)[0] * roughness).mean(1)
 
@@ -266,7 +269,8 @@ class SparseGradients(Prior):
     def explicit_derivatives(self, x: Tensor, lam: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
         """Return the penalty and its derivatives by explicit formulas, three times as fast as autograd.
 
-        A difference d of neighboring pixels contributes tanh(k |d|) d / (channels |d|), with k = STEEPNESS.
+        The derivative in a pixel is a sum over the differences d to its neighbors. Each difference
+        contributes tanh(k |d|) d / (channels |d|), with k = STEEPNESS.
 
         Args:
             x: Candidates (R, m, *shape): m samples in each of R runs.
@@ -275,22 +279,25 @@ class SparseGradients(Prior):
         Returns:
             The penalty (R,) and its derivatives in x and in lam.
         """
-        weights, slope = _candidate_weights(lam)
+        weights, weight_derivative = _candidate_weights(lam)
         roughness, grad = x.new_zeros(x.shape[:2]), torch.zeros_like(x)
-        images = grad.view(*x.shape[:2], *_image_shape(self.knowledge))
+        grad_images = grad.view(*x.shape[:2], *_image_shape(self.knowledge))
         for axis, d in zip((-1, -2), self._steps(x), strict=True):
             length = _length(d)
-            u = STEEPNESS * length
-            roughness += (u + torch.log1p(torch.exp(-2 * u)) - math.log(2)).mean((2, 3)) / STEEPNESS
+            steep_length = STEEPNESS * length
+            log_cosh = steep_length + torch.log1p(torch.exp(-2 * steep_length)) - math.log(2)
+            roughness += log_cosh.mean((2, 3)) / STEEPNESS
             pixels, channels = length.shape[-1] * length.shape[-2], d.shape[2]
             slope_factor = (
-                u.tanh_().div_(length).mul_((weights / pixels / channels)[..., None, None])
+                steep_length.tanh_()
+                .div_(length)
+                .mul_((weights / pixels / channels)[..., None, None])
             )
             d.mul_(slope_factor[:, :, None] / (self._range() * x.shape[1]))
-            images.narrow(axis, 1, d.shape[axis]).add_(d)
-            images.narrow(axis, 0, d.shape[axis]).sub_(d)
+            grad_images.narrow(axis, 1, d.shape[axis]).add_(d)
+            grad_images.narrow(axis, 0, d.shape[axis]).sub_(d)
         candidate_roughness = (roughness / x.shape[1]).view(*x.shape[:2], *[1] * (lam.ndim - 2))
-        return (weights * roughness).mean(1), grad, candidate_roughness * slope
+        return (weights * roughness).mean(1), grad, candidate_roughness * weight_derivative
 
     def _steps(self, x: Tensor) -> list[Tensor]:
         """Return differences of neighboring pixels, in units of the value range.
@@ -314,7 +321,7 @@ class TypedColumns(Prior):
     Distances are in the units of the columns.
 
     The types are integers and one-hot codes. Other columns have no penalty. The weight rises from the share
-    FADE of its final value, because the nearest row is arbitrary early in the search.
+    FADE of its final value to this value, because the nearest row is arbitrary early in the search.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("columns",)
@@ -382,18 +389,18 @@ def derivatives(
     with torch.enable_grad():
         xl, ll = x.detach().requires_grad_(), lam.detach().requires_grad_()
         total = penalty(automatic_priors, xl, ll, share)
-        gx, gl = torch.zeros_like(x), torch.zeros_like(lam)
+        grad_x, grad_lam = torch.zeros_like(x), torch.zeros_like(lam)
         if automatic_priors:
-            gx, gl = torch.autograd.grad(
+            grad_x, grad_lam = torch.autograd.grad(
                 total.sum(), (xl, ll), allow_unused=True, materialize_grads=True
             )
     total = total.detach()
     for p, (value, prior_x, prior_lam) in explicit_terms:
         weight = p.weight_at(share)
         total = total + weight * value
-        gx = gx + _expand(weight, gx) * prior_x
-        gl = gl + _expand(weight, gl) * prior_lam
-    return total, gx, gl
+        grad_x = grad_x + _expand(weight, grad_x) * prior_x
+        grad_lam = grad_lam + _expand(weight, grad_lam) * prior_lam
+    return total, grad_x, grad_lam
 
 
 def _expand(weight: float | Tensor, like: Tensor) -> float | Tensor:
@@ -452,10 +459,10 @@ def _candidate_weights(lam: Tensor) -> tuple[Tensor, Tensor]:
         The weights (R, m) and their derivatives (R, m, ...).
     """
     sign = torch.where(lam < 0, -1.0, 1.0).to(lam.dtype)
-    total = (sign * lam).reshape(*lam.shape[:2], -1).sum(-1)
-    is_below = (total <= MAX_MULTIPLIER).to(lam.dtype)
-    slope = sign * is_below.view(*is_below.shape, *[1] * (lam.ndim - 2))
-    return total.clamp(max=MAX_MULTIPLIER), slope
+    multiplier_sum = (sign * lam).reshape(*lam.shape[:2], -1).sum(-1)
+    is_not_clamped = (multiplier_sum <= MAX_MULTIPLIER).to(lam.dtype)
+    derivative = sign * is_not_clamped.view(*is_not_clamped.shape, *[1] * (lam.ndim - 2))
+    return multiplier_sum.clamp(max=MAX_MULTIPLIER), derivative
 
 
 def _sum(values: Tensor) -> Tensor:

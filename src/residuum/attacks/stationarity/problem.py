@@ -1,17 +1,17 @@
 """The loss of an attack as a function of candidates x and multipliers lam, with residuals and gradients.
 
 MLPs use the explicit derivatives of ``engine/explicit.py``. Any other ``nn.Module`` uses automatic
-differentiation of the same equation.
-Shapes: x is (R, m, *shape) for R independent runs, and lam is (R, m, *multiplier_shape).
+differentiation of the same equation. Shapes: x is (R, m, *shape) for R independent runs, and lam is (R, m,
+*multiplier_shape).
 
 For fixed candidates the best multipliers solve a (nonnegative) least-squares problem:
 
     min_{lam >= floor} sum_l w_l || target_l - sum_i lam_i g_i,l ||^2
 
-Here g_i,l is the gradient of candidate i in layer l. A floor is a shift: lam = floor + nu with nu >= 0, and
-the Gram matrix times the floor is subtracted from the right side of the normal equations. The gradient of the
-loss in lam gives the right side and the columns of the Gram matrix. The method therefore works for every
-objective that is linear in lam.
+Here g_i,l is the gradient of candidate i in layer l, and floor is the smallest permitted multiplier. With lam
+= floor + nu, the constraint becomes nu >= 0. The product of the Gram matrix and the floor is then subtracted
+from the right side of the normal equations. The gradient of the loss in lam gives the right side and the
+columns of the Gram matrix. The method therefore works for every objective that is linear in lam.
 """
 
 from __future__ import annotations
@@ -68,12 +68,13 @@ class Problem:
         normalize: Whether to divide the squared residual of each layer by ||target_l||^2.
         layers: Layers whose residuals enter the loss. "first" is the first layer only. "auto" is the first
             layer for MLPs and all layers for other networks. For a weight update, "auto" is every layer that
-            moved. Frozen layers never enter the loss, because training did not follow their gradients.
+            training changed. Frozen layers never enter the loss, because training did not follow their
+            gradients.
         dtype: Number format of the search.
         device: Where the loss is computed, such as "cpu" or "cuda".
 
     Raises:
-        InputError: If ``layers`` selects only layers that did not move.
+        InputError: If training did not change any of the layers that ``layers`` selects.
     """
 
     def __init__(
@@ -90,25 +91,26 @@ class Problem:
         device: str = "cpu",
     ) -> None:
         require_known(surrogate, (*SURROGATES, "none"), "No surrogate")
-        base = copy.deepcopy(model).to(device, dtype).requires_grad_(False)
-        points = []
+        converted_model = copy.deepcopy(model).to(device, dtype).requires_grad_(False)
+        models_at_points = []
         for name in objective.gradient_points():
-            point = copy.deepcopy(base)
+            model_at_point = copy.deepcopy(converted_model)
             if name == "theta0":
                 assert knowledge.theta0 is not None
                 theta0 = {n: t.to(device, dtype) for n, t in knowledge.theta0.items()}
                 # The initial weights come without buffers, so the buffers of the released network are kept.
-                point.load_state_dict({**point.state_dict(), **theta0})
-            points.append(point)
+                model_at_point.load_state_dict({**model_at_point.state_dict(), **theta0})
+            models_at_points.append(model_at_point)
         self.objective = objective
-        chain = dense_chain(base)
+        chain = dense_chain(converted_model)
         is_smooth = chain is not None and not isinstance(chain.activation, nn.ReLU)
         # A smooth activation needs no surrogate, because surrogates replace the derivatives of ReLUs.
         self.surrogate = "none" if is_smooth else surrogate
         self.labels = labels.to(device)
-        # The target has the search's number format. The released numbers decide which layers moved.
+        # The target is converted to the number format of the search.
+        # Whether training changed a layer is decided before this conversion, from the released weights.
         surface = objective.create_surface(parameters(model), knowledge)
-        self.target = objective.create_surface(parameters(base), knowledge).target
+        self.target = objective.create_surface(parameters(converted_model), knowledge).target
         self.groups = by_layer(self.target)
         self.scales = self.squares(self.target).tolist()
         # Above the first layer, an MLP's weights stay near their initialization and reveal little.
@@ -120,25 +122,29 @@ class Problem:
         ]
         if not any(is_fitted):
             raise InputError(
-                "The attack fits the first layer only, and the first layer did not move.",
+                "The attack fits the first layer only, and training did not change the first layer.",
                 'Pass layers="all" to fit the other layers.',
             )
         self.layer_weights = [
             (1 / scale if normalize and scale > 0 else 1.0) if fitted else 0.0
             for fitted, scale in zip(is_fitted, self.scales, strict=True)
         ]
-        scales = [scale if scale > 0 else 1.0 for scale in self.scales]
-        self._scales = torch.tensor(scales, dtype=dtype, device=device)
+        divisors = [scale if scale > 0 else 1.0 for scale in self.scales]
+        self._scales = torch.tensor(divisors, dtype=dtype, device=device)
         self.weights = torch.tensor(self.layer_weights, dtype=dtype, device=device)
         self.explicit: ExplicitEquation | None = None
-        chains = [chain for point in points if (chain := dense_chain(point)) is not None]
+        chains = [
+            chain
+            for model_at_point in models_at_points
+            if (chain := dense_chain(model_at_point)) is not None
+        ]
         if chains:
             self.explicit = ExplicitEquation(chains, self.target, self.layer_weights)
             self.true_activation = chains[0].activation
         else:
-            self.points = points
+            self.points = models_at_points
             groups = list(self.groups.values())
-            self.generic = GenericEquation(points, self.target, groups, self.weights)
+            self.generic = GenericEquation(models_at_points, self.target, groups, self.weights)
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -161,7 +167,7 @@ class Problem:
 
         Args:
             x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
+            lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
             sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
                 softplus), (R, 1, 1) if runs differ.
             measure: Whether to compute the loss and the residuals. If False, only the gradients are valid.
@@ -182,10 +188,10 @@ class Problem:
         return Evaluation(squares @ self.weights, squares / self._scales, grad_x, grad_lam)
 
     def with_labels(self, labels: Tensor) -> Problem:
-        """Return the same problem for candidates with other labels. All other data are shared."""
-        other = copy.copy(self)
-        other.labels = labels.to(self.labels.device)
-        return other
+        """Return a copy of the problem with other labels for the candidates. The copy shares all tensors."""
+        relabeled_problem = copy.copy(self)
+        relabeled_problem.labels = labels.to(self.labels.device)
+        return relabeled_problem
 
     def labels_of(self, run: int) -> Tensor:
         """Return the labels (m,) of the candidates of one run."""
@@ -202,7 +208,7 @@ class Problem:
 
         Args:
             x: Candidates (R, m, *shape): m samples in each of R runs.
-            lam: Multipliers of the candidates (R, m, ...), not divided by the solver's scale.
+            lam: Multipliers of the candidates (R, m, ...), as they appear in the equation.
 
         Returns:
             The candidates, with flattened samples, multipliers and labels.
@@ -211,10 +217,10 @@ class Problem:
 
     def _evaluate_generic(self, x: Tensor, lam: Tensor, sharpness: float | Tensor) -> Evaluation:
         """Evaluate the loss by automatic differentiation, run by run if the runs differ in sharpness."""
-        is_varied = isinstance(sharpness, Tensor) and sharpness.ndim > 0
+        differs_by_run = isinstance(sharpness, Tensor) and sharpness.ndim > 0
         results = []
-        for run in range(len(x)) if is_varied else (0,):
-            runs = slice(run, run + 1) if is_varied else slice(None)
+        for run in range(len(x)) if differs_by_run else (0,):
+            runs = slice(run, run + 1) if differs_by_run else slice(None)
             labels = self.labels if self.labels.ndim == 1 else self.labels[runs]
             candidates = Candidates(x[runs], lam[runs], labels)
             models = self.build_models(sharpness, run)
@@ -223,7 +229,9 @@ class Problem:
         return Evaluation(squares @ self.weights, squares / self._scales, *gradients)
 
     def build_models(self, sharpness: float | Tensor, run: int) -> list[nn.Module]:
-        """Build the network with each of the weights where gradients are taken, and the surrogate of one run.
+        """Build one network for each of the weights at which gradients are taken.
+
+        The ReLUs of the networks have the surrogate derivative of one run, with the sharpness of this run.
 
         Args:
             sharpness: Sharpness of the smooth surrogate of the ReLU (alpha of the sigmoid, beta of the
@@ -248,7 +256,7 @@ class Problem:
         Args:
             models: One network for each of the weights where gradients are taken.
             x: Candidates (m, *shape) of one run.
-            lam: Multipliers of the candidates (m, ...), not divided by the solver's scale.
+            lam: Multipliers of the candidates (m, ...), as they appear in the equation.
             labels: Labels of the candidates (m,).
 
         Returns:
@@ -276,23 +284,24 @@ class Problem:
             model: The network with the weights at which gradients are taken.
             point: Index of the weights at which the gradients are taken (theta or theta0).
             x: Candidates (m, *shape) of one run.
-            lam: Multipliers of the candidates (m, ...), not divided by the solver's scale.
+            lam: Multipliers of the candidates (m, ...), as they appear in the equation.
             labels: Labels of the candidates (m,).
 
         Returns:
             The sum of gradients by parameter name.
         """
         fixed_weights = parameters(model)
-        leaves = {name: t.clone().requires_grad_() for name, t in fixed_weights.items()}
-        # For u, the weights require no gradient, so that only Phi is differentiated in theta.
+        leaf_weights = {name: t.clone().requires_grad_() for name, t in fixed_weights.items()}
+        # u is computed with weights that require no gradient.
+        # The derivative in theta therefore treats u as a constant.
         u = self.objective.covectors(
             point, functional_call(model, fixed_weights, (x,)), labels, lam
         )
-        inner_product = (u * functional_call(model, leaves, (x,))).sum()
-        grads = torch.autograd.grad(
-            inner_product, list(leaves.values()), create_graph=True, materialize_grads=True
+        inner_product = (u * functional_call(model, leaf_weights, (x,))).sum()
+        gradients = torch.autograd.grad(
+            inner_product, list(leaf_weights.values()), create_graph=True, materialize_grads=True
         )
-        return dict(zip(leaves, grads, strict=True))
+        return dict(zip(leaf_weights, gradients, strict=True))
 
 
 def fit_multipliers(
@@ -322,7 +331,7 @@ def fit_multipliers(
     unknown_count, fitted_runs = lam[0].numel(), []
     if unknown_count > MAX_UNKNOWNS:
         return lam
-    units = torch.eye(unknown_count, dtype=x.dtype, device=x.device)
+    unit_vectors = torch.eye(unknown_count, dtype=x.dtype, device=x.device)
     for candidates, current in zip(x[:, None], lam[:, None], strict=True):
 
         def gradient(
@@ -331,17 +340,23 @@ def fit_multipliers(
             result = problem.evaluate(candidates, values.view_as(current) * scale, sharpness)
             return result.grad_lam.flatten().double() * scale
 
-        # For the matrix G of gradients, the loss is |target - G lam|^2 with layer weights, and its gradient
-        # is 2 (G'G lam - G'target). The gradient at lam = 0 gives the right side G'target. The gradient at
-        # the i-th unit vector gives the i-th column of the Gram matrix G'G.
+        # For the matrix G of gradients, the loss is |target - G lam|^2 with layer weights.
+        # The gradient of the loss is 2 (G'G lam - G'target).
+        # The gradient at lam = 0 gives the right side G'target.
+        # The gradient at the i-th unit vector gives the i-th column of the Gram matrix G'G.
         right_side = -gradient(torch.zeros_like(current)) / 2
-        gram, shift = torch.stack([gradient(e) / 2 + right_side for e in units]).cpu(), floor or 0.0
+        gram, shift = (
+            torch.stack([gradient(e) / 2 + right_side for e in unit_vectors]).cpu(),
+            floor or 0.0,
+        )
         if not bool(gram.isfinite().all()) or float(gram.trace()) <= 0:
             fitted_runs.append(current)
             continue
         # With lam = floor + nu, the contribution of the floor is subtracted from the right side.
-        factor = factor_gram(gram, right_side.cpu() - shift * gram.sum(1))
-        fitted_runs.append((shift + solve(factor, free=floor is None)).to(lam).view_as(current))
+        gram_factor = factor_gram(gram, right_side.cpu() - shift * gram.sum(1))
+        fitted_runs.append(
+            (shift + solve(gram_factor, free=floor is None)).to(lam).view_as(current)
+        )
     return torch.cat(fitted_runs)
 
 
@@ -360,10 +375,12 @@ def balancing_scale(problem: Problem, x: Tensor, shape: tuple[int, ...], sharpne
         The multiplier, 1 if the sum of gradients is zero.
     """
     ones = torch.ones(*x.shape[:2], *shape, dtype=x.dtype, device=x.device)
-    # With a common multiplier s, the residual is target - s T. Three values of s give the norm of the sum T.
+    # With a common multiplier s, the residual is target - s T for a sum of gradients T.
+    # The squared residuals at s = -1, 0 and 1 give the norm of T.
     first_layer = next((i for i, weight in enumerate(problem.layer_weights) if weight > 0), 0)
-    values = [
+    squared_residuals = [
         problem.evaluate(x, s * ones, sharpness).layers[0, first_layer] for s in (-1.0, 0.0, 1.0)
     ]
-    squared_ratio = float((values[0] + values[2]) / 2 - values[1])  # |T|^2 / |target|^2
+    minus, zero, plus = squared_residuals
+    squared_ratio = float((minus + plus) / 2 - zero)  # |T|^2 / |target|^2
     return 1 / math.sqrt(squared_ratio) if squared_ratio > 0 else 1.0

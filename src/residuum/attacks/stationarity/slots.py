@@ -80,13 +80,17 @@ def place_newcomers(
     if not any(newcomers):
         return state, [[] for _ in newcomers]
     population, m = get_population(state), state.x.shape[1]
-    sizes = [int(a.sum()) + len(new) for a, new in zip(population.active, newcomers, strict=True)]
-    state = add_slots(state, max(m, *sizes))
+    needed_slots = [
+        int(a.sum()) + len(new) for a, new in zip(population.active, newcomers, strict=True)
+    ]
+    state = add_slots(state, max(m, *needed_slots))
     population = get_population(state)
     tensors = {name: getattr(state, name).clone() for name in ("x", "lam")}
     moments = {name: t.clone() for name, t in state.moments.items()}
-    entries = {name: getattr(population, name).clone() for name in ("labels", "active", "ident")}
-    used_numbers = list(population.born)
+    slot_fields = {
+        name: getattr(population, name).clone() for name in ("labels", "active", "ident")
+    }
+    used_counts = list(population.born)
     numbers: list[list[tuple[int, ...]]] = []
     for run, new in enumerate(newcomers):
         empty_slots = (~population.active[run]).nonzero()[:, 0].tolist()
@@ -94,19 +98,22 @@ def place_newcomers(
         for slot, newcomer in zip(empty_slots, new, strict=False):
             parent = newcomer.parent
             tensors["x"][run, slot], tensors["lam"][run, slot] = newcomer.x, newcomer.lam
-            entries["labels"][run, slot], entries["active"][run, slot] = newcomer.label, True
-            entries["ident"][run, slot] = used_numbers[run]
-            newcomer_numbers: tuple[int, ...] = (used_numbers[run],)
+            slot_fields["labels"][run, slot], slot_fields["active"][run, slot] = (
+                newcomer.label,
+                True,
+            )
+            slot_fields["ident"][run, slot] = used_counts[run]
+            newcomer_numbers: tuple[int, ...] = (used_counts[run],)
             if parent is not None and newcomer.parent_x is not None:
                 tensors["x"][run, parent] = newcomer.parent_x
                 tensors["lam"][run, parent] = newcomer.lam
-                entries["ident"][run, parent] = used_numbers[run] + 1
-                newcomer_numbers = (used_numbers[run] + 1, used_numbers[run])
+                slot_fields["ident"][run, parent] = used_counts[run] + 1
+                newcomer_numbers = (used_counts[run] + 1, used_counts[run])
             for moment in moments.values():
                 moment[run, slot] = 0.0 if parent is None else moment[run, parent]
-            used_numbers[run] += len(newcomer_numbers)
+            used_counts[run] += len(newcomer_numbers)
             numbers[run].append(newcomer_numbers)
-    population = population.replace(**entries, born=tuple(used_numbers))
+    population = population.replace(**slot_fields, born=tuple(used_counts))
     return state.replace(**tensors, moments=moments, population=population), numbers
 
 
@@ -153,9 +160,9 @@ def add_slots(state: SolverState, slots: int) -> SolverState:
         )
 
     population = get_population(state)
-    entries = {name: pad(getattr(population, name)) for name in POPULATION_FIELDS}
+    padded_fields = {name: pad(getattr(population, name)) for name in POPULATION_FIELDS}
     return state.replace(
         **{name: pad(getattr(state, name)) for name in STATE_FIELDS},
         moments={name: pad(t) for name, t in state.moments.items()},
-        population=population.replace(**entries),
+        population=population.replace(**padded_fields),
     )

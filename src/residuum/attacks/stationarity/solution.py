@@ -1,9 +1,10 @@
 """The candidates of an attack as one solution of its equation, and how well an attack fits the weights.
 
-The set ``selected`` holds the selection of the attack. If several restarts agree on some candidates, the set
-holds only those. Each image has the multiplier of the candidate that represents the image. The set ``best``
-holds all candidates of the restart with the smallest loss, largest multiplier first. Together the candidates
-of ``best`` are one solution of the stationarity equation.
+The set ``selected`` holds the candidates that the attack selected. If several restarts agree on some of these
+candidates, the set holds only the candidates with agreement. A selected candidate is the mean of a group, and
+it has the multiplier of the candidate with the largest weight in this group. The set ``best`` holds all
+candidates of the restart with the smallest loss, largest multiplier first. Together the candidates of
+``best`` are one solution of the stationarity equation.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Solution:
     """A set of candidates that approximately solves the stationarity equation of an attack.
 
     Attributes:
-        kkt: The candidates with their multipliers.
+        kkt: The candidates with their multipliers, and the residual of their stationarity equation.
         index: Row numbers of the k candidates in the reconstruction (k,).
         support: Number of restarts that found each candidate (k,), None unless the set is "selected".
         confidence: Confidence of each candidate (k,), None unless the set is "selected".
@@ -74,22 +75,24 @@ def build_solution(
     if which == "selected" and selection is not None and len(selection):
         has_agreement = selection.support > 1
         is_kept = has_agreement if bool(has_agreement.any()) else torch.ones_like(has_agreement)
-        rows = selection.index[is_kept]
-        kkt = build_kkt_set(
+        row_numbers = selection.index[is_kept]
+        candidate_set = build_kkt_set(
             model,
             reconstruction,
             selection.x[is_kept],
             selection.labels[is_kept],
-            reconstruction.lam[rows],
+            reconstruction.lam[row_numbers],
         )
-        return Solution(kkt, rows, selection.support[is_kept], selection.confidence[is_kept])
-    best = select_best_rows(reconstruction)
-    if best is None:
+        return Solution(
+            candidate_set, row_numbers, selection.support[is_kept], selection.confidence[is_kept]
+        )
+    best_rows = select_best_rows(reconstruction)
+    if best_rows is None:
         raise InputError(
             "A solution needs finite candidates with nonzero multipliers; the reconstruction has none.",
             "Run the attack again.",
         )
-    return Solution(_kkt_set_of_rows(model, reconstruction, best), best)
+    return Solution(_kkt_set_of_rows(model, reconstruction, best_rows), best_rows)
 
 
 def select_best_rows(reconstruction: Reconstruction) -> Tensor | None:
@@ -107,9 +110,13 @@ def select_best_rows(reconstruction: Reconstruction) -> Tensor | None:
         return None
     weight = reconstruction.weight
     is_finite = reconstruction.x.flatten(1).isfinite().all(1)
-    mask = (reconstruction.run == run) & is_finite & (weight > 0)
-    rows = mask.nonzero().flatten()
-    return rows[weight[rows].argsort(descending=True, stable=True)] if len(rows) else None
+    is_in_best_restart = (reconstruction.run == run) & is_finite & (weight > 0)
+    row_numbers = is_in_best_restart.nonzero().flatten()
+    return (
+        row_numbers[weight[row_numbers].argsort(descending=True, stable=True)]
+        if len(row_numbers)
+        else None
+    )
 
 
 def find_best_residual(
@@ -122,22 +129,25 @@ def find_best_residual(
         reconstructions: Results of attacks.
 
     Returns:
-        Residuals of the layers at the best restart of this attack, {} if no attack can be compared.
+        Residuals of the layers at the best restart of this attack. The result is {} if no attack solves an
+        equation for the released weights with fixed multipliers.
     """
-    best: dict[str, float] = {}
+    best_residuals: dict[str, float] = {}
     for reconstruction in reconstructions:
-        rows = select_best_rows(reconstruction)
-        if rows is None:
+        row_numbers = select_best_rows(reconstruction)
+        if row_numbers is None:
             continue
         objective = restore_objective(model, reconstruction)
         if objective.follows_outputs:
             continue
-        kkt = _kkt_set_of_rows(model, reconstruction, rows)
-        layer = next(iter(kkt.layer_residuals))
+        candidate_set = _kkt_set_of_rows(model, reconstruction, row_numbers)
+        layer = next(iter(candidate_set.layer_residuals))
         is_comparable = objective.surface == BinaryKKT.surface
-        if is_comparable and (not best or kkt.layer_residuals[layer] < best[layer]):
-            best = kkt.layer_residuals
-    return best
+        if is_comparable and (
+            not best_residuals or candidate_set.layer_residuals[layer] < best_residuals[layer]
+        ):
+            best_residuals = candidate_set.layer_residuals
+    return best_residuals
 
 
 def restore_objective(model: nn.Module, reconstruction: Reconstruction) -> Objective:
@@ -164,15 +174,15 @@ def build_kkt_set(
 ) -> KKTSet:
     """Build the set of candidates that solves the equation of an attack, with a residual per layer.
 
-    The set has float64 numbers and the network's true activations, because a certificate describes the
-    network and not the smooth surrogate that the attack used.
+    The residuals are computed in float64 and with the true activations of the network. The attack may have
+    used smooth surrogates, but a certificate (a proof about the candidates) must describe the network itself.
 
     Args:
         model: The network that is attacked.
         reconstruction: The result of the attack, with its knowledge and settings.
         x: Candidates (k, *shape).
         labels: Labels (k,).
-        lam: Multipliers of the candidates (k, ...), not divided by the solver's scale.
+        lam: Multipliers of the candidates (k, ...), as they appear in the equation.
 
     Returns:
         The set of candidates with multipliers, target and residuals.
@@ -185,7 +195,8 @@ def build_kkt_set(
     knowledge = reconstruction.knowledge
     if objective.follows_outputs:
         raise InputError(
-            "The certificate needs fixed multipliers; the multipliers of this attack are tied to the loss.",
+            "A certificate needs fixed multipliers; this attack computes the multipliers from the loss "
+            "at each candidate.",
             "Run the attack without --weight-decay.",
         )
     model = copy.deepcopy(model).double().requires_grad_(False)
@@ -225,12 +236,18 @@ class WeightFit(Record):
     @property
     def worst(self) -> float | None:
         """Largest residual of the judged layers, None if a judged layer was not measured."""
-        values = [self.residuals[name] for name in self.judged if name in self.residuals]
-        return max(values) if len(values) == len(self.judged) and values else None
+        judged_residuals = [self.residuals[name] for name in self.judged if name in self.residuals]
+        return (
+            max(judged_residuals)
+            if len(judged_residuals) == len(self.judged) and judged_residuals
+            else None
+        )
 
 
 def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
-    """Measure how well the best restart of an attack fits the weights, in float64 with its surrogate.
+    """Measure how well the best restart of an attack fits the weights.
+
+    The computation uses float64 and the surrogate derivatives with which the attack ran.
 
     The residual of layer l is r_l = || target_l - sum_i grad_l <u_i, Phi(x_i)> || / || target_l ||. The best
     restart has the smallest residual of all restarts that did not diverge.
@@ -243,30 +260,35 @@ def measure_fit(surface: Surface, reconstruction: Reconstruction) -> WeightFit:
         The residuals by layer, which are empty if all restarts diverged.
     """
     judged_layers = surface.layers
-    best = _best_restart(reconstruction, judged_layers)
-    if best is None:
+    best_record = _best_restart(reconstruction, judged_layers)
+    if best_record is None:
         return WeightFit({}, judged_layers)
     attack = rebuild_attack(reconstruction)
     if not isinstance(attack, Stationarity):
         # An attack in closed form records a single residual, that of all equations together.
-        return WeightFit({reconstruction.layer_names[0]: best[2]}, reconstruction.layer_names[:1])
-    run, step, _ = best
+        return WeightFit(
+            {reconstruction.layer_names[0]: best_record[2]}, reconstruction.layer_names[:1]
+        )
+    run, step, _ = best_record
     objective = attack.objective.from_settings(attack, reconstruction.knowledge)
-    mask = reconstruction.run == run
+    is_in_best_restart = reconstruction.run == run
     problem = Problem(
         surface.copy_module(),
         objective,
         reconstruction.knowledge,
-        reconstruction.labels[mask],
+        reconstruction.labels[is_in_best_restart],
         surrogate=attack.surrogate,
         layers="all",
         dtype=torch.float64,
     )
-    x, lam = reconstruction.x[mask].double()[None], reconstruction.lam[mask].double()[None]
-    squares = problem.evaluate(x, lam, sharpness_at(attack, step)).layers[0].tolist()
-    values = dict(zip(problem.layer_names, squares, strict=True))
+    x, lam = (
+        reconstruction.x[is_in_best_restart].double()[None],
+        reconstruction.lam[is_in_best_restart].double()[None],
+    )
+    squared_residuals = problem.evaluate(x, lam, sharpness_at(attack, step)).layers[0].tolist()
+    squares_by_layer = dict(zip(problem.layer_names, squared_residuals, strict=True))
     finite_residuals = {
-        name: math.sqrt(max(v, 0.0)) for name, v in values.items() if math.isfinite(v)
+        name: math.sqrt(max(v, 0.0)) for name, v in squares_by_layer.items() if math.isfinite(v)
     }
     return WeightFit(finite_residuals, judged_layers)
 
@@ -283,15 +305,21 @@ def _best_restart(
     Returns:
         The tuple (restart, step, residual), None if all restarts diverged.
     """
-    names = reconstruction.layer_names
-    layers = [i for i, name in enumerate(names) if name in judged] or [0]
-    best: tuple[int, int, float] | None = None
+    layer_names = reconstruction.layer_names
+    judged_indices = [i for i, name in enumerate(layer_names) if name in judged] or [0]
+    best_record: tuple[int, int, float] | None = None
     for run, status in enumerate(reconstruction.status):
         if status == "diverged" or not reconstruction.loss.shape[1]:
             continue
         loss = reconstruction.loss[run].nan_to_num(nan=math.inf)
-        index = int(loss.argmin())
-        largest_square = float(reconstruction.layers[run, index, layers].max())
-        if math.isfinite(largest_square) and (best is None or largest_square < best[2] ** 2):
-            best = run, int(reconstruction.steps[index]), math.sqrt(max(largest_square, 0.0))
-    return best
+        best_step = int(loss.argmin())
+        largest_square = float(reconstruction.layers[run, best_step, judged_indices].max())
+        if math.isfinite(largest_square) and (
+            best_record is None or largest_square < best_record[2] ** 2
+        ):
+            best_record = (
+                run,
+                int(reconstruction.steps[best_step]),
+                math.sqrt(max(largest_square, 0.0)),
+            )
+    return best_record

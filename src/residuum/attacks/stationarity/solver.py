@@ -115,9 +115,13 @@ class Population(Record):
 
     def keep_best(self, better: Tensor) -> Population:
         """Record the current candidates as the best point of the runs in the mask ``better`` (R,)."""
-        now = {f"best_{name}": getattr(self, name) for name in ("labels", "active", "ident")}
-        best = {n: torch.where(better[:, None], t, getattr(self, n)) for n, t in now.items()}
-        return self.replace(**best)
+        current_fields = {
+            f"best_{name}": getattr(self, name) for name in ("labels", "active", "ident")
+        }
+        best_fields = {
+            n: torch.where(better[:, None], t, getattr(self, n)) for n, t in current_fields.items()
+        }
+        return self.replace(**best_fields)
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +168,7 @@ class SolverState(Record):
 
     @property
     def moving(self) -> Tensor:
-        """Mask of the runs (R,), or of their candidates (R, m), that optimization steps may change."""
+        """Mask of the runs (R,), or of the candidates (R, m), that optimization steps may change."""
         if self.population is None:
             return self.alive
         return self.alive[:, None] & self.population.active
@@ -206,8 +210,9 @@ class Solver:
         configs = [config, *self.settings.runs]
         self.fingerprint = compute_fingerprint(model, objective, knowledge, configs, candidates)
         self.problem = self._problem(model, candidates)
-        # If the box is set, candidates are projected into its value range after every step.
         is_projected = config.constraint == "project" and knowledge.value_range is not None
+        # Knowledge of the value range, into which candidates are projected after every step.
+        # None: no projection.
         self.box = knowledge if is_projected else None
         self.sizes = (config.restarts, candidates)
         self.lam_shape = objective.multiplier_shape(outputs)
@@ -253,13 +258,13 @@ class Solver:
         if not state.steps:  # the attack starts, and its initial point is evaluated
             state = self._evaluate(state)
         while not state.stopped and state.step < until:
-            end = state.step + self._affordable_steps(state)
-            end = min(self.next_evaluation_step(state.step), until, end)
-            start = time.monotonic()
-            x, lam, moments = self.advance(state, end - state.step)
-            self.step_seconds = (time.monotonic() - start) / (end - state.step)
-            state = self._evaluate(state.replace(x=x, lam=lam, moments=moments, step=end))
-            if end == config.steps or not bool(state.alive.any()):
+            end_step = state.step + self._affordable_steps(state)
+            end_step = min(self.next_evaluation_step(state.step), until, end_step)
+            start_time = time.monotonic()
+            x, lam, moments = self.advance(state, end_step - state.step)
+            self.step_seconds = (time.monotonic() - start_time) / (end_step - state.step)
+            state = self._evaluate(state.replace(x=x, lam=lam, moments=moments, step=end_step))
+            if end_step == config.steps or not bool(state.alive.any()):
                 state = state.replace(stopped="finished")
             if time.monotonic() >= self.deadline:
                 break
@@ -268,16 +273,18 @@ class Solver:
     def _affordable_steps(self, state: SolverState) -> int:
         """Return how many optimization steps fit before the deadline, at least one.
 
-        For a large network, a whole interval between evaluation steps would exceed the deadline. The first
-        call times one step and discards its result, so that the evaluation steps do not change.
+        For a large network, a whole interval between evaluation steps can exceed the deadline. The first call
+        therefore measures the time of one step. The result of this step is discarded, so that the search does
+        not depend on the measurement.
         """
-        on_gpu = self.config.device.startswith("cuda")  # on a GPU, steps are fast and captured
+        # On a GPU, steps are fast, and a CUDA graph runs many steps at once.
+        on_gpu = self.config.device.startswith("cuda")
         if on_gpu or self.deadline == math.inf:
             return self.config.steps
         if not self.step_seconds:
-            start = time.monotonic()
+            start_time = time.monotonic()
             self.advance(state, 1)
-            self.step_seconds = time.monotonic() - start
+            self.step_seconds = time.monotonic() - start_time
         return max(1, int((self.deadline - time.monotonic()) / self.step_seconds))
 
     def advance(
@@ -293,8 +300,8 @@ class Solver:
         Returns:
             The candidates, the stored multipliers and the optimizer state after the steps.
         """
-        end = state.step + count
-        fast = self.is_fast(end) if fast is None else fast
+        end_step = state.step + count
+        fast = self.is_fast(end_step) if fast is None else fast
         with self.precision(fast):
             if self.config.device.startswith("cuda"):
                 if self._closed_form_due(state.step):
@@ -302,7 +309,7 @@ class Solver:
                 return self._static.run(state, count, fast)
             x, lam = state.x.clone(), state.lam.clone()
             moments = {name: moment.clone() for name, moment in state.moments.items()}
-            for step in range(state.step, end):
+            for step in range(state.step, end_step):
                 if self._closed_form_due(step):
                     lam = self._closed_form(x, lam, step)
                 self.step(x, lam, moments, step, state.moving)
@@ -326,9 +333,11 @@ class Solver:
         _, _, gx, gl = self.gradients(x, lam, step, measure=False)
         rate, updates = rate_at(self.config, step), []
         for name, variable, gradient in (("x", x, gx), ("lam", lam, gl)):
-            mask = _expand(moving, variable)
-            direction = self._direction(name, gradient.masked_fill_(~mask, 0.0), moments, step)
-            updates.append((variable, torch.where(mask, direction, 0.0), self.rates[name]))
+            may_change = _expand(moving, variable)
+            direction = self._direction(
+                name, gradient.masked_fill_(~may_change, 0.0), moments, step
+            )
+            updates.append((variable, torch.where(may_change, direction, 0.0), self.rates[name]))
         for variable, direction, variable_rate in updates:
             variable.sub_(direction.mul_(variable_rate * rate))
         if self.config.constraint != "project":
@@ -353,11 +362,11 @@ class Solver:
         Returns:
             The number of the evaluation step.
         """
-        end = min(step + self.check_every, self.config.steps)
+        next_step = min(step + self.check_every, self.config.steps)
         lam_every = self.config.lam_every
         if lam_every and self.config.device.startswith("cuda"):
-            end = min(end, (step // lam_every + 1) * lam_every)
-        return end
+            next_step = min(next_step, (step // lam_every + 1) * lam_every)
+        return next_step
 
     def is_fast(self, step: int) -> bool:
         """Return True if matrix products may use tf32 or bf16 precision up to this step.
@@ -381,9 +390,11 @@ class Solver:
                 return list(x)
             return [x[run][population.active[run]] for run in range(len(x))]
 
-        names = self.problem.layer_names
+        layer_names = self.problem.layer_names
         loss, layers = state.loss[-1], state.layers[-1]
-        return AttackProgress(state.step, self.config.steps, loss, layers, names, active_candidates)
+        return AttackProgress(
+            state.step, self.config.steps, loss, layers, layer_names, active_candidates
+        )
 
     def multipliers(self, lam: Tensor) -> Tensor:
         """Return the multipliers of the gradients: stored multipliers times the solver's scale."""
@@ -422,10 +433,10 @@ class Solver:
         return x.mul_(sigma)
 
     def _adopt(self, state: SolverState) -> None:
-        """Use the labels and the number of candidates of a state in the next steps.
+        """Prepare the solver for the labels and the number of candidates of a state.
 
-        An empty slot holds a candidate of zeros. The priors' penalty on such candidates is subtracted from
-        the loss.
+        An empty slot holds zeros instead of a candidate. The penalty of the priors on empty slots is
+        subtracted from the loss.
         """
         population = state.population
         if population is None or population.active is self.active:  # no slot changed
@@ -444,7 +455,7 @@ class Solver:
         loss_limit = DIVERGED * first_loss.clamp(min=self.problem.empty_loss)
         is_fine = torch.isfinite(loss) & (loss <= loss_limit)
         is_better = state.alive & is_fine & (loss < state.best_loss)
-        # If the time limit stopped the attack at this step, the evaluation of this step is replaced.
+        # If this step was already evaluated before an interruption, the new record replaces the old record.
         population = state.population
         kept_count = len(state.steps) - (state.step in state.steps[-1:])
         return state.replace(
@@ -465,15 +476,15 @@ class Solver:
     @contextmanager
     def precision(self, fast: bool) -> Iterator[None]:
         """Multiply matrices in the precision of the settings if ``fast``, otherwise in full precision."""
-        equation = self.problem.explicit
-        if equation is not None:
-            equation.half = fast and self.config.precision == "bf16"
+        explicit_equation = self.problem.explicit
+        if explicit_equation is not None:
+            explicit_equation.half = fast and self.config.precision == "bf16"
         try:
             with matmul_precision(fast):
                 yield
         finally:
-            if equation is not None:
-                equation.half = False
+            if explicit_equation is not None:
+                explicit_equation.half = False
 
     def gradients(
         self, x: Tensor, lam: Tensor, step: Step, measure: bool = True
@@ -495,12 +506,12 @@ class Solver:
             lam.
         """
         share, sharpness = share_at(self.config, step), self.sharpness_at(step)
-        result = self.problem.evaluate(x, lam * self.scale, sharpness, measure)
-        loss, gx, gl = result.loss, result.grad_x, result.grad_lam * self.scale
+        evaluation = self.problem.evaluate(x, lam * self.scale, sharpness, measure)
+        loss, gx, gl = evaluation.loss, evaluation.grad_x, evaluation.grad_lam * self.scale
         if self.priors:
             total, prior_x, prior_lam = derivatives(self.priors, x, lam, share)
             gx, gl, loss = gx.add_(prior_x), gl.add_(prior_lam), loss + (total - self.padding)
-        return loss, result.layers, gx, gl
+        return loss, evaluation.layers, gx, gl
 
     def _direction(self, name: str, g: Tensor, moments: Moments, step: Step) -> Tensor:
         """Return the descent direction of one variable, by SGD with momentum or by Adam.
@@ -536,20 +547,20 @@ class Solver:
 
         The least-squares problems are solved run by run, because runs can differ in candidates and settings.
         """
-        best = lam.clone()
+        best_lam = lam.clone()
         for run in range(len(x)):
             settings = self.settings.for_run(run)
-            slots = slice(None) if self.active is None else self.active[run]
+            active_slots = slice(None) if self.active is None else self.active[run]
             scale = self.scale if isinstance(self.scale, float) else float(self.scale[run].max())
-            best[run, slots] = fit_multipliers(
-                self.problem.with_labels(self.problem.labels_of(run)[slots]),
-                x[run, slots][None],
-                lam[run, slots][None],
+            best_lam[run, active_slots] = fit_multipliers(
+                self.problem.with_labels(self.problem.labels_of(run)[active_slots]),
+                x[run, active_slots][None],
+                lam[run, active_slots][None],
                 settings.lam_min if self.objective.nonnegative else None,
                 scale,
                 sharpness_at(settings, step),
             )[0]
-        return best
+        return best_lam
 
     def sharpness_at(self, step: Step) -> Step:
         """Return the sharpness of the ReLU's surrogate at a step, a tensor if runs differ."""
@@ -680,9 +691,9 @@ class StaticSteps:
             The candidates, the stored multipliers and the optimizer state after the steps.
         """
         buffers, moments = self.buffers, self.moments
-        now = {"x": state.x, "lam": state.lam, "moving": state.moving}
+        inputs = {"x": state.x, "lam": state.lam, "moving": state.moving}
         if not buffers:
-            for name, tensor in now.items():
+            for name, tensor in inputs.items():
                 buffers[name] = torch.empty_like(tensor)
             buffers["step"] = torch.zeros((), dtype=self.dtype, device=self.config.device)
         if fast not in self.repeaters:  # a captured CUDA graph has a fixed precision
@@ -693,14 +704,14 @@ class StaticSteps:
                 buffers["step"].add_(1)
 
             self.repeaters[fast] = Repeater(take_step, self.config.device, self.chunk)
-        for name, tensor in now.items():
+        for name, tensor in inputs.items():
             buffers[name].copy_(tensor)
         buffers["step"].fill_(state.step)
         for name, moment in state.moments.items():
             moments.setdefault(name, torch.empty_like(moment)).copy_(moment)
         self.repeaters[fast].run(count)
-        copies = {name: moment.clone() for name, moment in moments.items()}
-        return buffers["x"].clone(), buffers["lam"].clone(), copies
+        moment_copies = {name: moment.clone() for name, moment in moments.items()}
+        return buffers["x"].clone(), buffers["lam"].clone(), moment_copies
 
 
 def _where(runs: Tensor, new: Tensor, old: Tensor) -> Tensor:
@@ -758,18 +769,21 @@ class PerRun:
         """
         if name not in self._tensors:
             return getattr(self.for_run(0), name)
-        tensor = self._tensors[name]
-        return tensor.view(-1, *[1] * (ndim - 1))
+        run_values = self._tensors[name]
+        return run_values.view(-1, *[1] * (ndim - 1))
 
     def priors(self) -> list[tuple[str, float | Tensor]]:
         """Return the priors of all runs with their weights: a number, or a tensor (R,) if runs differ."""
         if len({run.priors for run in self.runs}) < 2:
             return list(self.for_run(0).priors or ())
-        by_run = [dict(run.priors or ()) for run in self.runs]
-        names = dict.fromkeys(name for priors in by_run for name in priors)
+        priors_by_run = [dict(run.priors or ()) for run in self.runs]
+        prior_names = dict.fromkeys(name for priors in priors_by_run for name in priors)
         return [
-            (name, torch.tensor([priors.get(name, 0.0) for priors in by_run], **self._numbers))
-            for name in names
+            (
+                name,
+                torch.tensor([priors.get(name, 0.0) for priors in priors_by_run], **self._numbers),
+            )
+            for name in prior_names
         ]
 
     def for_run(self, run: int) -> StationaritySettings:

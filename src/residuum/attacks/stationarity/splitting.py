@@ -40,7 +40,7 @@ from residuum.networks import Polynomial, SigmoidReLU, Softplus
 from residuum.theory.multipliers import factor_dense, solve
 
 MAX_HALVINGS = 14  # number of step lengths in a line search, each half of the previous one
-# Sharpness times pre-activation above which the curvature of a surrogate is practically zero.
+# If sharpness times pre-activation exceeds this value, the second derivative of a surrogate is almost zero.
 MAX_CURVED = 20.0
 
 
@@ -48,8 +48,9 @@ class SampleSplitting(GrowthStrategy):
     """Split the most unstable candidates of every run along their smallest eigenvectors.
 
     A candidate is unstable if the smallest eigenvalue of its splitting matrix is below minus a threshold. The
-    threshold is absolute, as published, or relative to the loss over the candidates' squared length, because
-    eigenvalues have this unit. If the loss of a run would not fall, no candidate of the run is split.
+    published threshold is a fixed number. The relative threshold is this number times the loss, divided by
+    the squared length of the candidates, because eigenvalues have this unit. If the loss of a run would not
+    fall, no candidate of the run is split.
     """
 
     event: ClassVar[str] = "split"
@@ -72,27 +73,27 @@ class SampleSplitting(GrowthStrategy):
         """Return one new candidate per split. The other half of the split replaces its parent."""
         settings, is_exact = now.config, has_exact_degree(now.solver.model)
         curvature = Curvature(now.problem, now.x, now.lam, now.sharpness)
-        lowest = find_lowest_pairs(curvature, now.noise, now.free)
-        values = lowest.values.masked_fill(~now.active, torch.inf)
-        values = torch.where(torch.isfinite(values) | ~now.active, values, torch.inf)
+        lowest_pairs = find_lowest_pairs(curvature, now.noise, now.free)
+        eigenvalues = lowest_pairs.values.masked_fill(~now.active, torch.inf)
+        eigenvalues = torch.where(torch.isfinite(eigenvalues) | ~now.active, eigenvalues, torch.inf)
         threshold = now.x.new_full((now.runs,), settings.split_threshold)
         if settings.split_relative:
             loss = now.problem.evaluate(now.x, now.lam, now.sharpness).loss
             threshold = threshold * loss / now.median_length().square().clamp(min=1e-12)
-        rank = values.argsort(1).argsort(1)  # 0 for the smallest eigenvalue of a run
+        rank = eigenvalues.argsort(1).argsort(1)  # 0 for the smallest eigenvalue of a run
         quota = torch.tensor(now.quota, device=now.x.device)
-        is_chosen = (values < -threshold[:, None]) & (rank < quota[:, None])
+        is_chosen = (eigenvalues < -threshold[:, None]) & (rank < quota[:, None])
         max_step = torch.full_like(threshold, torch.inf) if is_exact else now.median_length() / 2
         if settings.split_eta > 0:
             max_step = torch.full_like(threshold, settings.split_eta)
-        curvatures = values.nan_to_num(posinf=0.0)
-        step = joint_step(
-            curvature, lowest.vectors, curvatures, is_chosen, max_step, is_exact, now.clamp
+        curvatures = eigenvalues.nan_to_num(posinf=0.0)
+        split_step = joint_step(
+            curvature, lowest_pairs.vectors, curvatures, is_chosen, max_step, is_exact, now.clamp
         )
         newcomers: list[list[Newcomer]] = [[] for _ in range(now.runs)]
-        for run, slot in step.eta.nonzero().tolist():
-            eta, value = step.eta[run, slot], values[run, slot]
-            x, shift = now.x[run, slot], eta * lowest.vectors[run, slot]
+        for run, slot in split_step.eta.nonzero().tolist():
+            eta, value = split_step.eta[run, slot], eigenvalues[run, slot]
+            x, shift = now.x[run, slot], eta * lowest_pairs.vectors[run, slot]
             plus, minus = (now.clamp((x + sign * shift)[None, None])[0, 0] for sign in (1, -1))
             half, label = now.lam[run, slot] / 2, now.problem.labels_of(run)[slot]
             predicted_change = eta**2 * value / 2
@@ -103,26 +104,32 @@ class SampleSplitting(GrowthStrategy):
             }
             newcomers[run].append(Newcomer(minus, half, label, slot, plus, figures))
         return Proposal(
-            newcomers, step.before, step.after, values.amin(1), note_vanishing_curvature(now)
+            newcomers,
+            split_step.before,
+            split_step.after,
+            eigenvalues.amin(1),
+            note_vanishing_curvature(now),
         )
 
 
 def note_vanishing_curvature(now: Round) -> str:
     """Return a note for users if the surrogate is too sharp for most candidates to split, "" otherwise."""
-    equation = now.problem.explicit
-    if equation is None:
+    explicit_equation = now.problem.explicit
+    if explicit_equation is None:
         return ""
     surrogate = now.problem.activation(now.sharpness)
     if not isinstance(surrogate, SigmoidReLU | Softplus):
         return ""
-    hidden = equation.pre_activations(now.x.flatten(2), surrogate)
-    nearest = torch.stack([(z * now.sharpness).abs().amin(2) for z in hidden]).amin(0)
-    is_flat = nearest[now.active] > MAX_CURVED
-    if not bool(is_flat.double().mean() > 0.5):
+    pre_activations = explicit_equation.pre_activations(now.x.flatten(2), surrogate)
+    smallest_inputs = torch.stack(
+        [(z * now.sharpness).abs().amin(2) for z in pre_activations]
+    ).amin(0)
+    has_no_curvature = smallest_inputs[now.active] > MAX_CURVED
+    if not bool(has_no_curvature.double().mean() > 0.5):
         return ""
     return (
-        f"splitting: at step {now.step} the surrogate is so sharp that {int(is_flat.sum())} of "
-        f"{len(is_flat)} candidates have no curvature and cannot split (sharpness times the nearest "
+        f"splitting: at step {now.step} the surrogate is so sharp that {int(has_no_curvature.sum())} of "
+        f"{len(has_no_curvature)} candidates have no curvature and cannot split (sharpness times the nearest "
         f"pre-activation is above {MAX_CURVED:g}); pass a smaller --sharpness to split them"
     )
 
@@ -174,30 +181,35 @@ def joint_step(
         clamp: Projects candidates into the value range that the attacker knows.
 
     Returns:
-        The step lengths of the splits. They are 0 in runs whose loss would not fall.
+        The step lengths of the splits. If the loss of a run would not fall, its step lengths are 0.
     """
     x, lam, problem = curvature.x, curvature.lam, curvature.problem
     descent = (-bend).clamp(min=0) * chosen
     if exact:
-        base = torch.stack([_closed_form(curvature, run, v, chosen[run]) for run in range(len(x))])
-        base = torch.minimum(base, longest[:, None])
+        longest_steps = torch.stack(
+            [_closed_form(curvature, run, v, chosen[run]) for run in range(len(x))]
+        )
+        longest_steps = torch.minimum(longest_steps, longest[:, None])
     else:
         largest_descent = descent.amax(1, keepdim=True)
-        base = (
+        longest_steps = (
             longest[:, None]
             * (descent / torch.where(largest_descent > 0, largest_descent, 1.0)).sqrt()
         )
-    before = problem.evaluate(x, lam, curvature.sharpness).loss
-    best, eta = before.clone(), torch.zeros_like(base)
+    loss_before = problem.evaluate(x, lam, curvature.sharpness).loss
+    best, eta = loss_before.clone(), torch.zeros_like(longest_steps)
     for halving in range(MAX_HALVINGS):
-        trial = base / 2**halving
-        pair = split_candidates(problem, x, lam, v, trial, clamp)
-        loss = pair[2].evaluate(pair[0], pair[1], curvature.sharpness).loss
-        is_better = (loss < best) & (trial > 0).any(1)
-        best, eta = torch.where(is_better, loss, best), torch.where(is_better[:, None], trial, eta)
+        trial_steps = longest_steps / 2**halving
+        split_result = split_candidates(problem, x, lam, v, trial_steps, clamp)
+        loss = split_result[2].evaluate(split_result[0], split_result[1], curvature.sharpness).loss
+        is_better = (loss < best) & (trial_steps > 0).any(1)
+        best, eta = (
+            torch.where(is_better, loss, best),
+            torch.where(is_better[:, None], trial_steps, eta),
+        )
         if exact and bool((is_better | ~chosen.any(1)).all()):
-            break  # these step lengths minimize the loss, so shorter ones are not tried
-    return JointStep(eta, before, best)
+            break  # these step lengths minimize the loss, so shorter steps are not tried
+    return JointStep(eta, loss_before, best)
 
 
 def split_candidates(
@@ -226,11 +238,11 @@ def split_candidates(
     """
     shift = eta.view(*eta.shape, *[1] * (x.ndim - 2)) * v
     is_split = (eta > 0).view(*eta.shape, *[1] * (lam.ndim - 2))
-    half = lam / 2
+    half_lam = lam / 2
     labels = problem.labels.expand(len(x), -1)
     return (
         torch.cat([clamp(x + shift), clamp(x - shift)], 1),
-        torch.cat([torch.where(is_split, half, lam), torch.where(is_split, half, 0.0)], 1),
+        torch.cat([torch.where(is_split, half_lam, lam), torch.where(is_split, half_lam, 0.0)], 1),
         problem.with_labels(torch.cat([labels, labels], 1)),
     )
 
@@ -238,10 +250,8 @@ def split_candidates(
 def _closed_form(curvature: Curvature, run: int, v: Tensor, chosen: Tensor) -> Tensor:
     """Find the step lengths of the splits of one run by nonnegative least squares.
 
-    This holds if the gradients f are polynomials of degree at most 3 in a sample x.
-
-    For such polynomials, f''[v, v] = f(x + v) + f(x - v) - 2 f(x) exactly. Each candidate is evaluated as a
-    separate run.
+    The gradients f must be polynomials of degree at most 3 in a sample x. For such polynomials, f''[v, v] =
+    f(x + v) + f(x - v) - 2 f(x) exactly. The function evaluates each candidate as a separate run.
 
     Args:
         curvature: The splitting matrices S, with the candidates and their multipliers.
@@ -266,6 +276,6 @@ def _closed_form(curvature: Curvature, run: int, v: Tensor, chosen: Tensor) -> T
     run_problem = problem.with_labels(labels[None])
     run_x, run_lam = curvature.x[run][None], curvature.lam[run][None]
     target = weighted_residuals(run_problem, run_x, run_lam, curvature.sharpness)[0]
-    squares = solve(factor_dense(columns.cpu().double(), target.cpu().double()), free=False)
-    eta[index] = squares.clamp(min=0).sqrt().to(eta)
+    squared_steps = solve(factor_dense(columns.cpu().double(), target.cpu().double()), free=False)
+    eta[index] = squared_steps.clamp(min=0).sqrt().to(eta)
     return eta

@@ -1,11 +1,12 @@
 """Corners: recover rows of a table as points where more activation boundaries meet than expected by chance.
 
 The activation boundary of a neuron in the first layer is the hyperplane w_j x + b_j = 0. Training moves these
-hyperplanes, and the boundaries of the layers above, onto training samples (*kinks*). Any d hyperplanes meet
-in a point in d dimensions. A further hyperplane through the same point is unlikely by chance. The attack
-needs neither labels nor multipliers:
+hyperplanes, and the boundaries of the layers above, onto training samples. A training sample on a boundary is
+called a kink. Any d hyperplanes meet in a point in d dimensions. A further hyperplane through the same point
+is unlikely by chance. The attack needs neither labels nor multipliers:
 
-    draw    d - 1 of the hyperplanes closest to a random point of the known range. They meet in a line.
+    draw    d - 1 of the hyperplanes closest to a random point of the known range. These hyperplanes meet in a
+    line.
             Hyperplanes through the same two samples contain the line between the samples. Let l be the number
             of further hyperplanes that contain the line.
     cross   the line with the other hyperplanes nearby. If m hyperplanes cross the line within WIDTH of each
@@ -50,22 +51,24 @@ EPS = (1e-4, 3e-4, 1e-3)
 GROUP = 3  # minimum number of hyperplanes that cross a line at the same point (a corner)
 # Maximum distance between the first and the last of the crossings of a line that form a corner.
 WIDTH = 4e-4
-SPARE = 7  # lines are drawn from the d + SPARE hyperplanes closest to a random point, in d columns
+SPARE = 7  # the d - 1 hyperplanes of a line are drawn from the d + SPARE closest to a random point
 CROSSING = 60  # number of close hyperplanes whose crossings with a line are computed
 DRAWS = 8  # number of lines near each random point
 BATCH = 500  # number of random points in each batch
 RATE = 60_000  # lines per second on one core; fixed, so that results do not depend on the machine
-# Maximum numbers of lines and of scored corners, which bound the time and the memory.
+# Maximum number of lines, to limit the time, and of scored corners, to limit the memory.
 MAX_LINES, MAX_POINTS = 3_000_000, 30_000
 LINES_PER_POINT = 40  # lines for each scored corner, so that scoring takes no longer than drawing
-FLAT = 0.05  # minimum sine of the angle between a line and a hyperplane with a reliable crossing
+FLAT = (
+    0.05  # crossings count if the sine of the angle between line and hyperplane exceeds this value
+)
 # Maximum sine of the angle between a line and a hyperplane that contains the line.
 CONTAINING = 5e-3
-MAX_DISTANCE = 1.5  # maximum distance of a crossing from the origin of its line
+MAX_DISTANCE = 1.5  # maximum distance |t| of a crossing x + t u from the start x of its line
 NO_CROSSING = 1e9  # position on a line that marks a missing crossing
-STEEP = 1e-3  # minimum determinant of the unit normals of hyperplanes that define a corner
+STEEP = 1e-3  # d hyperplanes define a corner if the determinant of their unit normals exceeds this value
 DEAD = 1e-3  # neurons with weights shorter than this share of the longest weight vector are dead
-SAME = 1e-4  # maximum of 1 - cosine for two equal hyperplanes
+SAME = 1e-4  # two hyperplanes count as equal if 1 - cosine of their normals is below this value
 CELL = 0.01  # side of a grid cell; the search scores at most one corner in each cell
 MIN_SEPARATION = 0.05  # minimum difference of two distinct corners in at least one column
 OUTSIDE = 0.02  # distance by which a recovered row may lie outside the value range
@@ -75,10 +78,11 @@ OUTSIDE = 0.02  # distance by which a recovered row may lie outside the value ra
 MARGIN_PENALTY, MAX_DEVIATION = 20.0, 0.5
 BEST_CORNERS, SHARED_MARGIN = 12, 0.15
 CANDIDATES = 240  # maximum number of returned candidates
-# Constants (a, b) of the probability that a corner is within 5% of a table row in every column. This
-# probability is sigmoid(a + b s), where s is the score of the corner. The constants were fitted on 960
-# corners of four networks (80 rows of five columns) that appear in no published result. Of the 29 corners
-# with a probability above 0.95, 28 were rows.
+# Constants (a, b) of the probability that a corner is within 5% of a table row in every column.
+# This probability is sigmoid(a + b s), where s is the score of the corner.
+# The constants were fitted on 960 corners of four networks (80 rows of five columns) that appear in no
+# published result.
+# Of the 29 corners with a probability above 0.95, 28 were rows.
 CONFIDENCE = (-5.2, 0.18)
 ASSUMES = (
     "corners assumes that training moved the activation boundaries of a ReLU network onto training samples. "
@@ -113,13 +117,13 @@ class Planes:
         """
         is_alive = weight.norm(dim=1) > DEAD * weight.norm(dim=1).max()
         weight, bias = weight[is_alive], bias[is_alive]
-        rows = torch.cat([weight * (high - low), (bias + weight @ low)[:, None]], 1)
-        rows = rows / rows[:, :-1].norm(dim=1, keepdim=True).clamp(min=1e-30)
-        unit = F.normalize(rows)
-        is_equal = (unit @ unit.T).abs() > 1 - SAME
+        plane_rows = torch.cat([weight * (high - low), (bias + weight @ low)[:, None]], 1)
+        plane_rows = plane_rows / plane_rows[:, :-1].norm(dim=1, keepdim=True).clamp(min=1e-30)
+        unit_rows = F.normalize(plane_rows)
+        is_equal = (unit_rows @ unit_rows.T).abs() > 1 - SAME
         # Keep only the first of several equal hyperplanes.
-        first = is_equal.int().argmax(1) == torch.arange(len(rows))
-        return cls(rows[first, :-1], rows[first, -1])
+        is_first = is_equal.int().argmax(1) == torch.arange(len(plane_rows))
+        return cls(plane_rows[is_first, :-1], plane_rows[is_first, -1])
 
     def distances(self, x: Tensor) -> Tensor:
         """Return the distances (n, N) of points (n, d) from all N hyperplanes."""
@@ -153,14 +157,23 @@ class Planes:
         return x[is_inside(x)]
 
     def settle(self, x: Tensor) -> Tensor:
-        """Move points (n, d) by least squares onto the hyperplanes nearby, which are closer in each round."""
+        """Move points (n, d) by least squares onto nearby hyperplanes.
+
+        The function runs three rounds. In each round, only hyperplanes within a smaller distance count as
+        nearby.
+
+        Returns:
+            The moved points (n, d).
+        """
         d, widest = x.shape[1], EPS[-1]
-        squares = (self.normals[:, :, None] * self.normals[:, None]).flatten(1)
+        outer_products = (self.normals[:, :, None] * self.normals[:, None]).flatten(1)
         for share in (1, 2, 3):
-            distance = x @ self.normals.T + self.offsets
-            is_close = (distance.abs() < widest / share).double()
-            normal = (is_close @ squares).reshape(-1, d, d) + 1e-4 * torch.eye(d, dtype=x.dtype)
-            step = torch.linalg.solve(normal, -(is_close * distance) @ self.normals)
+            distances = x @ self.normals.T + self.offsets
+            is_close = (distances.abs() < widest / share).double()
+            normal_matrix = (is_close @ outer_products).reshape(-1, d, d) + 1e-4 * torch.eye(
+                d, dtype=x.dtype
+            )
+            step = torch.linalg.solve(normal_matrix, -(is_close * distances) @ self.normals)
             x = x + step.clamp(-widest, widest)
         return x
 
@@ -190,21 +203,22 @@ def make_upper_counter(chain: MLP, low: Tensor, high: Tensor) -> Counter:
         )
         for layer in chain.linears[:-1]
     ]
-    leaving = [layer.weight.detach().double().norm(dim=0) for layer in chain.linears[1:]]
+    outgoing_norms = [layer.weight.detach().double().norm(dim=0) for layer in chain.linears[1:]]
 
     def counts(x: Tensor) -> list[Tensor]:
         if len(x) > BATCH:
             batches = [counts(batch) for batch in x.split(BATCH)]
             return [torch.cat(layer) for layer in zip(*batches, strict=True)]
-        (first, bias), result = layers[0], []
-        z = (low + (high - low) * x) @ first.T + bias
-        slope = (first * (high - low)).expand(len(x), *first.shape)
-        for (weight, bias), out in zip(layers[1:], leaving[1:], strict=True):
-            slope = weight @ (slope * (z > 0)[..., None])
+        (first_weight, bias), result = layers[0], []
+        z = (low + (high - low) * x) @ first_weight.T + bias
+        z_gradient = (first_weight * (high - low)).expand(len(x), *first_weight.shape)
+        for (weight, bias), outgoing_norm in zip(layers[1:], outgoing_norms[1:], strict=True):
+            z_gradient = weight @ (z_gradient * (z > 0)[..., None])
             z = z.relu() @ weight.T + bias
-            size = weight.norm(dim=1) * out
-            distance = (z.abs() / slope.norm(dim=2).clamp(min=1e-30))[:, size > DEAD * size.max()]
-            result.append(torch.stack([(distance < eps).sum(1) for eps in EPS], 1))
+            importance = weight.norm(dim=1) * outgoing_norm
+            is_live = importance > DEAD * importance.max()
+            distances = (z.abs() / z_gradient.norm(dim=2).clamp(min=1e-30))[:, is_live]
+            result.append(torch.stack([(distances < eps).sum(1) for eps in EPS], 1))
         return result
 
     return counts
@@ -243,19 +257,19 @@ def search_corners(
         lines: Minimum number of random lines to draw.
         seed: Seed of the random lines.
         count_upper: Function that counts the boundaries of the layers above (:func:`make_upper_counter`).
-        margin: Function from points (n, d) to margins (n,) of the network. Without it, margins do not change
-            the score.
+        margin: Function from points (n, d) to margins (n,) of the network. If None, margins do not change the
+            score.
 
     Returns:
         The distinct corners, best first.
     """
     generator, lines_drawn, d = stream("corners", seed), 0, planes.normals.shape[1]
-    points = [planes.normals[:0]]
+    crossings = [planes.normals[:0]]
     while lines_drawn < lines:
-        around = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
-        points.append(find_crossings(planes, around, generator))
+        random_points = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
+        crossings.append(find_crossings(planes, random_points, generator))
         lines_drawn += BATCH * DRAWS
-    x = _thin(planes, torch.cat(points), min(MAX_POINTS, lines_drawn // LINES_PER_POINT))
+    x = _thin(planes, torch.cat(crossings), min(MAX_POINTS, lines_drawn // LINES_PER_POINT))
     x = planes.settle(x)
     x = x[is_inside(x)]
 
@@ -266,26 +280,38 @@ def search_corners(
     score = torch.zeros(len(x), dtype=torch.float64)
     for counts, chance in zip(count_layers(x), chance_counts, strict=True):
         # Training samples among the random corners would raise the mean, so large counts are clamped.
-        rates = chance.clamp(max=3).double().sum(0) / max(1, len(chance))
+        chance_rates = chance.clamp(max=3).double().sum(0) / max(1, len(chance))
         # The tail is the probability that a Poisson variable with the chance rate reaches the count.
-        tails = torch.from_numpy(gammainc(counts.numpy(), rates.clamp(min=1e-6).numpy()))
-        score -= tails.log().amin(1).clamp(min=-700.0)
+        tail_probabilities = torch.from_numpy(
+            gammainc(counts.numpy(), chance_rates.clamp(min=1e-6).numpy())
+        )
+        score -= tail_probabilities.log().amin(1).clamp(min=-700.0)
     if margin is not None and len(x):
-        margin_of_x, best = margin(x), _select_distinct(x, score)[:BEST_CORNERS]
-        deviation = (margin_of_x / margin_of_x[best].median().clamp(min=1e-30) - 1).abs()
-        if deviation[best].median() < SHARED_MARGIN:
-            score -= MARGIN_PENALTY * deviation.clamp(max=MAX_DEVIATION)
-    index = _select_distinct(x, score)
-    return Corners(x[index], score[index], lines_drawn)
+        margin_of_x, best_corners = margin(x), _select_distinct(x, score)[:BEST_CORNERS]
+        margin_deviation = (
+            margin_of_x / margin_of_x[best_corners].median().clamp(min=1e-30) - 1
+        ).abs()
+        if margin_deviation[best_corners].median() < SHARED_MARGIN:
+            score -= MARGIN_PENALTY * margin_deviation.clamp(max=MAX_DEVIATION)
+    distinct_index = _select_distinct(x, score)
+    return Corners(x[distinct_index], score[distinct_index], lines_drawn)
 
 
 def _thin(planes: Planes, x: Tensor, max_points: int) -> Tensor:
-    """Return the point on most hyperplanes in each grid cell, because many lines find the same point."""
-    passing = [(planes.distances(batch) < EPS[-1]).sum(1) for batch in x.split(20 * BATCH)]
-    x = x[torch.cat(passing).argsort(descending=True, stable=True)]
-    cell = (x / CELL).floor().unique(dim=0, return_inverse=True)[1]
-    best = torch.full((len(x),), len(x)).scatter_reduce(0, cell, torch.arange(len(x)), "amin")
-    return x[best[best < len(x)].sort().values[:max_points]]
+    """Return one point of each grid cell, because many lines find the same point.
+
+    The returned point lies on more hyperplanes than the other points of the cell.
+
+    Returns:
+        The points (k, d), at most ``max_points``.
+    """
+    plane_counts = [(planes.distances(batch) < EPS[-1]).sum(1) for batch in x.split(20 * BATCH)]
+    x = x[torch.cat(plane_counts).argsort(descending=True, stable=True)]
+    cell_numbers = (x / CELL).floor().unique(dim=0, return_inverse=True)[1]
+    first_in_cell = torch.full((len(x),), len(x)).scatter_reduce(
+        0, cell_numbers, torch.arange(len(x)), "amin"
+    )
+    return x[first_in_cell[first_in_cell < len(x)].sort().values[:max_points]]
 
 
 def count_excess(planes: Planes, x: Tensor) -> Tensor:
@@ -315,17 +341,19 @@ def sample_chance_corners(planes: Planes, generator: torch.Generator) -> Tensor:
         (k, d) corners.
     """
     d = planes.normals.shape[1]
-    around = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
-    close = planes.nearest(around, CROSSING)
-    order = [torch.rand(close.shape, generator=generator).argsort(1)[:, :d] for _ in range(DRAWS)]
-    return torch.cat([planes.intersect(close.gather(1, index)) for index in order])
+    random_points = torch.rand(BATCH, d, generator=generator, dtype=torch.float64)
+    near_planes = planes.nearest(random_points, CROSSING)
+    random_orders = [
+        torch.rand(near_planes.shape, generator=generator).argsort(1)[:, :d] for _ in range(DRAWS)
+    ]
+    return torch.cat([planes.intersect(near_planes.gather(1, index)) for index in random_orders])
 
 
 def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -> Tensor:
     """Find the points at which several hyperplanes cross a random line close to each other.
 
-    A line x + t u is the intersection of d - 1 hyperplanes. Its origin x is the point on the line whose
-    offset from the given point is orthogonal to a random direction.
+    A line x + t u is the intersection of d - 1 hyperplanes near a given point. The function chooses x as the
+    point on the line for which the vector from the given point is orthogonal to a random direction.
 
     Args:
         planes: Hyperplanes of the first layer.
@@ -336,36 +364,40 @@ def find_crossings(planes: Planes, around: Tensor, generator: torch.Generator) -
         (k, d) points inside the value range.
     """
     n, d = around.shape
-    close = planes.nearest(around, CROSSING)
-    A = planes.normals[close]
+    near_planes = planes.nearest(around, CROSSING)
+    A = planes.normals[near_planes]
     # The offsets c are relative to the points in ``around``.
-    c = planes.offsets[close] + (A @ around[..., None])[..., 0]
-    spare = min(d + SPARE, close.shape[1])
-    picked = torch.rand(n, DRAWS, spare, generator=generator).topk(d - 1, 2).indices
-    point = torch.arange(n)[:, None, None]
-    across = torch.randn(n, DRAWS, 1, d, generator=generator, dtype=torch.float64)
-    sides = torch.zeros(n, DRAWS, d, 2, dtype=torch.float64)
-    sides[:, :, :-1, 0], sides[:, :, -1, 1] = -c[point, picked], 1
-    line = torch.linalg.solve_ex(torch.cat([A[point, picked], across], 2), sides).result
-    x, u = line[..., 0], F.normalize(line[..., 1], dim=2)
+    c = planes.offsets[near_planes] + (A @ around[..., None])[..., 0]
+    choice_count = min(d + SPARE, near_planes.shape[1])
+    chosen_planes = torch.rand(n, DRAWS, choice_count, generator=generator).topk(d - 1, 2).indices
+    point_index = torch.arange(n)[:, None, None]
+    random_direction = torch.randn(n, DRAWS, 1, d, generator=generator, dtype=torch.float64)
+    right_sides = torch.zeros(n, DRAWS, d, 2, dtype=torch.float64)
+    right_sides[:, :, :-1, 0], right_sides[:, :, -1, 1] = -c[point_index, chosen_planes], 1
+    solutions = torch.linalg.solve_ex(
+        torch.cat([A[point_index, chosen_planes], random_direction], 2), right_sides
+    ).result
+    x, u = solutions[..., 0], F.normalize(solutions[..., 1], dim=2)
     slope, distance = u @ A.mT, x @ A.mT + c[:, None]
     contains_line = (slope.abs() < CONTAINING) & (distance.abs() < EPS[-1])
-    containing = contains_line.sum(2) - (d - 1)
+    containing_count = contains_line.sum(2) - (d - 1)
     t = -distance / slope
     # Missing crossings get positions far from each other, so that they form no group.
-    missing = NO_CROSSING * (1 + torch.arange(t.shape[2], dtype=torch.float64))
-    crosses = (slope.abs() > FLAT) & (t.abs() < MAX_DISTANCE)
-    t = torch.where(crosses, t, missing).sort(2).values
-    points = [around[:0]]
+    missing_positions = NO_CROSSING * (1 + torch.arange(t.shape[2], dtype=torch.float64))
+    is_crossing = (slope.abs() > FLAT) & (t.abs() < MAX_DISTANCE)
+    t = torch.where(is_crossing, t, missing_positions).sort(2).values
+    corner_points = [around[:0]]
     for crossing in range(1, GROUP + 1):
-        i, k = (crossing + containing.clamp(min=0) >= GROUP).nonzero(as_tuple=True)
-        first = t[i, k][:, : t.shape[2] + 1 - crossing]
-        last = t[i, k][:, crossing - 1 :]
-        row, j = ((last - first < WIDTH) & (first < MAX_DISTANCE)).nonzero(as_tuple=True)
-        middle = (first[row, j] + last[row, j]) / 2
+        i, k = (crossing + containing_count.clamp(min=0) >= GROUP).nonzero(as_tuple=True)
+        first_crossing = t[i, k][:, : t.shape[2] + 1 - crossing]
+        last_crossing = t[i, k][:, crossing - 1 :]
+        row, j = (
+            (last_crossing - first_crossing < WIDTH) & (first_crossing < MAX_DISTANCE)
+        ).nonzero(as_tuple=True)
+        middle = (first_crossing[row, j] + last_crossing[row, j]) / 2
         i, k = i[row], k[row]
-        points.append(around[i] + x[i, k] + u[i, k] * middle[:, None])
-    x = torch.cat(points)
+        corner_points.append(around[i] + x[i, k] + u[i, k] * middle[:, None])
+    x = torch.cat(corner_points)
     return x[is_inside(x)]
 
 
@@ -445,12 +477,12 @@ class Hyperplanes(OneShotAttack):
         """
         chain, shape = surface.chain, surface.sample_shape(knowledge)
         assert chain is not None
-        first = chain.linears[0]
-        assert first.bias is not None
+        first_layer = chain.linears[0]
+        assert first_layer.bias is not None
         box = knowledge.box(torch.zeros(shape, dtype=torch.float64))
         assert box is not None
         low, high = (bound.flatten().expand(math.prod(shape)) for bound in box)
-        weight, bias = first.weight.detach().double(), first.bias.detach().double()
+        weight, bias = first_layer.weight.detach().double(), first_layer.bias.detach().double()
         planes = Planes.from_layer(weight, bias, low, high)
         model = surface.copy_module().double()
 
@@ -461,19 +493,21 @@ class Hyperplanes(OneShotAttack):
         def margin(x: Tensor) -> Tensor:
             return margins(out := outputs(x), predict_labels(out).long()).amin(1)
 
-        lines = int(min(MAX_LINES, RATE * self.seconds))
-        shared_margin = margin if surface.task != "regression" else None
+        line_count = int(min(MAX_LINES, RATE * self.seconds))
+        margin_function = margin if surface.task != "regression" else None
         count_upper = make_upper_counter(chain, low, high)
-        corners = search_corners(planes, lines, self.seed, count_upper, shared_margin)
+        corners = search_corners(planes, line_count, self.seed, count_upper, margin_function)
         if not len(corners.x):
             raise InputError(
                 "The corners attack found no point at which enough activation boundaries meet.",
                 "Use another attack.",
             )
-        limit = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES
-        x = (low + (high - low) * corners.x[:limit]).reshape(-1, *shape)
-        labels = predict_labels(outputs(corners.x[:limit]))
-        confidence = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * corners.score[:limit]).float()
+        max_candidates = 3 * knowledge.sample_count if knowledge.sample_count else CANDIDATES
+        x = (low + (high - low) * corners.x[:max_candidates]).reshape(-1, *shape)
+        labels = predict_labels(outputs(corners.x[:max_candidates]))
+        confidence = torch.sigmoid(
+            CONFIDENCE[0] + CONFIDENCE[1] * corners.score[:max_candidates]
+        ).float()
         selection = Selection.from_candidates(x, labels, torch.arange(len(x)), confidence)
         note = (
             f"corners drew {corners.lines} lines from {len(planes.offsets)} hyperplanes. According to "

@@ -41,8 +41,9 @@ CONFIDENCE, BASE_RATE = (-2.8, 5.4), 0.56
 # images. With 400 and 250 images and 150 neurons, the runs agreed on 6.2% and 7.9% of the rank, and 14 of
 # these 20 candidates were training images.
 AGREED = 0.055
-# Minimum number of values of a sample for which a confidence is shown. On 20 and 60 digits of 64 values, 1 of
-# 40 candidates was a training sample, although the confidence predicted 26.
+# Minimum number of values of a sample for which a confidence is shown.
+# On 20 and 60 digits of 64 values, 1 of 40 candidates was a training sample, although the confidence
+# predicted 26.
 CONFIDENT_VALUES = 784
 SMALL = (
     f"no confidence is shown. For samples with fewer than {CONFIDENT_VALUES} values, repeated runs of the "
@@ -103,7 +104,8 @@ def runs_disagree(share: Tensor, runs: int, rank: int) -> bool:
 def choose_effort(seconds: float, rank: int, values: int, device: str) -> Effort:
     """Choose the largest amount of computation that should finish within the time limit.
 
-    The choice uses a fixed speed for each kind of device and never measures time, so it is reproducible.
+    The function assumes a fixed speed for each kind of device and measures no time, so the choice is
+    reproducible.
 
     Args:
         seconds: Time limit.
@@ -117,8 +119,8 @@ def choose_effort(seconds: float, rank: int, values: int, device: str) -> Effort
     work_limit = seconds * SPEED["cuda" if device.startswith("cuda") else "cpu"]
 
     def work(effort: Effort) -> float:
-        r = [share * rank for share in effort.ranks]
-        work_per_iteration = sum(4 * values * k**2 + 40 * values * k + 60 * k**3 for k in r)
+        ranks = [share * rank for share in effort.ranks]
+        work_per_iteration = sum(4 * values * r**2 + 40 * values * r + 60 * r**3 for r in ranks)
         iterations = len(effort.strengths) * effort.starts * effort.rounds * effort.iterations
         return work_per_iteration * iterations * (1 + len(effort.partitions) / 4)
 
@@ -129,9 +131,10 @@ def choose_effort(seconds: float, rank: int, values: int, device: str) -> Effort
 def apply_settings(settings: UnmixSettings, effort: Effort) -> Effort:
     """Apply the rank, the strength and the number of starts that a user has set.
 
-    The value 0 means "not set". If the user sets a single rank or strength, too few runs remain that could
-    agree. The attack then makes ``restarts`` runs with different random starts. If the time limit leaves no
-    time for clusters of neurons, the attack uses no clusters for an overfull layer either.
+    The value 0 means "not set". The attack usually makes one run for each rank and strength, and a source on
+    which several runs agree is reliable. If the user sets a single rank or strength, too few runs remain. The
+    attack then makes ``restarts`` runs with different random starts. If the time limit leaves no time for
+    clusters of neurons, the attack uses no clusters, even if the layer mixes too many samples.
 
     Args:
         settings: Settings of the attack.
@@ -158,7 +161,9 @@ def apply_settings(settings: UnmixSettings, effort: Effort) -> Effort:
 def estimate_signs_and_sizes(
     sources: Sources, layer: InputLayer, knowledge: Knowledge, centers: Tensor
 ) -> tuple[Tensor, Tensor, str]:
-    """Estimate the sign and the size of each source (separated candidate), which separation leaves open.
+    """Estimate the sign and the size of each source (separated candidate).
+
+    The separation into sources determines each source only up to its sign and its size.
 
     The network, the bias and the known value range vote on the sign. The size follows from the value range,
     or else from the bias.
@@ -176,14 +181,14 @@ def estimate_signs_and_sizes(
     X = sources.x[centers].double()
     # The sources are in float32, so singular values below SOUND times the largest one are rounding errors.
     C = torch.linalg.lstsq(X.T, layer.rows.double().T, rcond=SOUND, driver="gelsd").solution.T
-    activation = (C.square() * (layer.weight.double() @ X.T)).sum(0)
-    votes, voters = 1.5 * activation.sign(), ["the network"]
-    size = torch.ones(len(X), dtype=torch.float64)
+    weighted_activation = (C.square() * (layer.weight.double() @ X.T)).sum(0)
+    votes, voters = 1.5 * weighted_activation.sign(), ["the network"]
+    sizes = torch.ones(len(X), dtype=torch.float64)
     if layer.bias is not None:
         b = layer.bias.double()[:, None]
-        inverse = torch.linalg.lstsq(C, b, rcond=SOUND, driver="gelsd").solution[:, 0]
-        votes, size = votes + inverse.sign(), 1 / inverse.abs().clamp(min=1e-12)
-        size = size.clamp(size.median() / 3, 3 * size.median())
+        inverse_size = torch.linalg.lstsq(C, b, rcond=SOUND, driver="gelsd").solution[:, 0]
+        votes, sizes = votes + inverse_size.sign(), 1 / inverse_size.abs().clamp(min=1e-12)
+        sizes = sizes.clamp(sizes.median() / 3, 3 * sizes.median())
         voters.append("the bias")
     size_note = (
         f"sizes from {voters[-1]}" if len(voters) > 1 else "sizes not known, set to length 1"
@@ -191,21 +196,21 @@ def estimate_signs_and_sizes(
     box = knowledge.box(torch.zeros(layer.shape, dtype=torch.float64)) if layer.is_sample else None
     if box is not None:
         up, down = find_largest_factors(X, *box), find_largest_factors(-X, *box)
-        votes, size = votes + (up - down).sign(), torch.maximum(up, down)
+        votes, sizes = votes + (up - down).sign(), torch.maximum(up, down)
         voters.append("the value range")
         size_note = "sizes from the value range"
     sign = torch.where(votes < 0, -1.0, 1.0)
     # A version of a source gets the sign of the first version, times the sign of their inner product.
-    relative = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
+    sign_to_center = (sources.x * sources.x[centers][sources.group]).sum(1).sign()
     evidence = f"signs from {', '.join(voters)}; {size_note}"
-    return relative * sign[sources.group], size[sources.group], evidence
+    return sign_to_center * sign[sources.group], sizes[sources.group], evidence
 
 
 def find_largest_factors(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """Find the largest factor for each source that keeps almost all its values within bounds.
 
-    The bounds of a pixel that is always dark are close to the mean of the pixel, so noise would leave the
-    bounds. The function therefore widens the bounds a little.
+    If the data were centered, the lower bound of a pixel that is dark in all samples is close to 0. Noise in
+    this pixel would then violate the bounds, so the function widens the bounds a little.
 
     Args:
         x: (k, d) sources.
@@ -281,8 +286,8 @@ class Unmix(UnmixSettings, OneShotAttack):
         layer = read_input_layer(surface, knowledge)
         assert isinstance(layer, InputLayer)
         domain = choose_domain(self.domain, layer.shape)
-        values = DOMAINS[domain](torch.zeros(1, *layer.shape)).shape[1]
-        effort = choose_effort(self.seconds, layer.rank, values, self.device)
+        domain_values = DOMAINS[domain](torch.zeros(1, *layer.shape)).shape[1]
+        effort = choose_effort(self.seconds, layer.rank, domain_values, self.device)
         effort = apply_settings(self, effort)
         sources = unmix(
             layer.rows.to(self.device), layer.shape, effort, domain=domain, seed=self.seed
@@ -292,22 +297,22 @@ class Unmix(UnmixSettings, OneShotAttack):
         x = (sources.x * (sign * size)[:, None]).reshape(-1, *layer.shape).double()
         labels = torch.zeros(len(x))
         run_count = sources.support * sources.runs[0] + sources.cluster_support * sources.runs[1]
-        runs = sum(sources.runs)
-        share = run_count / runs
-        values = math.prod(layer.shape)
-        confidence = confidence_by_share(share[centers], runs, values, sources.rank)
+        total_runs = sum(sources.runs)
+        run_share = run_count / total_runs
+        value_count = math.prod(layer.shape)
+        confidence = confidence_by_share(run_share[centers], total_runs, value_count, sources.rank)
         support = run_count[centers].round().long()
         selection = Selection.from_candidates(x, labels, centers, confidence, support=support)
         notes = self._notes(layer, sources, domain, evidence)
-        if values < CONFIDENT_VALUES:
+        if value_count < CONFIDENT_VALUES:
             notes += (f"{self.name}: {SMALL}",)
-        elif runs > 1 and runs_disagree(share[centers], runs, sources.rank):
+        elif total_runs > 1 and runs_disagree(run_share[centers], total_runs, sources.rank):
             notes += (f"{self.name}: {DISAGREEING}",)
         result = Reconstruction.from_candidates(self.name, x, labels, torch.ones(len(x)), knowledge)
         return result.replace(
-            status=("finished",) * runs,
-            loss=torch.zeros(runs, 0),
-            layers=torch.zeros(runs, 0, 0),
+            status=("finished",) * total_runs,
+            loss=torch.zeros(total_runs, 0),
+            layers=torch.zeros(total_runs, 0, 0),
             selection=selection,
             notes=notes,
         )
@@ -322,13 +327,13 @@ class Unmix(UnmixSettings, OneShotAttack):
                 ", because the shape of the samples is not known. For images, pass their shape. For time "
                 "series, set the domain to series"
             )
-        runs = (
+        run_note = (
             f"{self.name}: {sources.rank} directions above the noise, {sources.runs[0]} runs on the layer, "
             f"{sources.runs[1]} runs on clusters of neurons; {evidence}"
         )
         if layer.initial_share != 1:
-            runs += f"; {layer.initial_share:.3g} times the initial weights were subtracted"
-        return assumption, runs
+            run_note += f"; {layer.initial_share:.3g} times the initial weights were subtracted"
+        return assumption, run_note
 
 
 class UnmixOptimizerState(Unmix):

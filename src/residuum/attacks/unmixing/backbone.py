@@ -1,9 +1,9 @@
 """Trunk: recover training images whose features lie in the span of the first dense layer.
 
-Convolutions and pooling form the backbone t of a network. Behind it, the rows of the first dense layer mix
-the features of training images, in the same way as the rows of an input layer mix samples (``ica.py``). This
-holds for the weights minus their initial weights, and for an optimizer state. The rows span only a few dozen
-of thousands of directions:
+Convolutions and pooling form the backbone t of a network. Behind the backbone, the rows of the first dense
+layer mix the features of training images, in the same way as the rows of an input layer mix samples
+(``ica.py``). These mixtures appear in the weights minus their initial weights, and in an optimizer state. The
+features have thousands of directions, but the rows span only a few dozen of these directions:
 
     rows = C t(X),     t(x_i) in span(V),   V (r, D) the leading right singular vectors
 
@@ -48,14 +48,15 @@ from residuum.errors import InputError
 from residuum.records import Knowledge, Reconstruction, Selection
 from residuum.surfaces.surface import MOMENT, WEIGHTS, Surface
 
-# The attack unmixes the leading singular directions of the first dense layer. Their singular values exceed
-# this share of the largest singular value.
+# The attack unmixes the leading singular directions of the first dense layer.
+# Their singular values exceed this share of the largest singular value.
 LEADING = 0.03
-# The attack then moves images onto a wider span, because the features of an image changed during training.
-# This span contains the directions with singular values above this share of the largest singular value.
+# The features of an image change during training, so the trained features lie in a wider span of directions.
+# The last step of the attack moves images onto this span.
+# The span contains the directions with singular values above this share of the largest singular value.
 DRIFT = 3e-4
-# Maximum number of leading singular directions, as a share of the number of neurons of the layer. In layers
-# with more leading directions, the samples cannot be separated.
+# Maximum number of leading singular directions, as a share of the number of neurons of the layer.
+# In layers with more leading directions, the samples cannot be separated.
 MAX_RANK_SHARE = 0.5
 CANDIDATES = 32  # maximum number of separated feature vectors that the attack inverts to images
 UNMIXING = 0.3  # share of the time limit that the attack spends on unmixing
@@ -154,10 +155,10 @@ class _FeatureMaps(TorchFunctionMode):
         self.maps: list[Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        if type(out) is Tensor and out.ndim == 4 and min(out.shape[2:]) > 1:
-            self.maps.append(out)
-        return out
+        output = func(*args, **(kwargs or {}))
+        if type(output) is Tensor and output.ndim == 4 and min(output.shape[2:]) > 1:
+            self.maps.append(output)
+        return output
 
 
 def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
@@ -173,7 +174,7 @@ def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
         The name of the layer, and the shape of the feature maps that form its input. The result is ("", ())
         if the network has no dense layer behind a backbone.
     """
-    probe = torch.randn(2, *shape, generator=stream("probe")).to(next(model.parameters()))
+    random_samples = torch.randn(2, *shape, generator=stream("probe")).to(next(model.parameters()))
     inputs: dict[str, Tensor] = {}
 
     def record(name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
@@ -186,15 +187,18 @@ def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
     ]
     try:
         with torch.no_grad(), _FeatureMaps() as recorded:
-            model(probe)
+            model(random_samples)
     finally:
         for hook in hooks:
             hook.remove()
     for name, x in inputs.items():
-        # The rows of a layer on tokens mix several vectors of each sample.
-        if x.ndim != 2 or len(x) != len(probe):
+        # Skip layers that receive several vectors for each sample, such as one vector for each token of a
+        # text.
+        if x.ndim != 2 or len(x) != len(random_samples):
             continue
-        if x.numel() == probe.numel() and torch.equal(x.flatten(), probe.flatten()):
+        if x.numel() == random_samples.numel() and torch.equal(
+            x.flatten(), random_samples.flatten()
+        ):
             return "", ()
         for feature_map in reversed(recorded.maps):
             if feature_map.numel() == x.numel() and torch.equal(feature_map.flatten(), x.flatten()):
@@ -203,7 +207,7 @@ def find_dense_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
     return "", ()
 
 
-@lru_cache(maxsize=2)  # an attack reads the layer twice: to decide whether to run, and to run
+@lru_cache(maxsize=2)  # why_not and find both read the layer
 def read_backbone_layer(surface: Surface, knowledge: Knowledge) -> BackboneLayer | str:
     """Read the dense layer behind the backbone and subtract its initial weights.
 
@@ -237,9 +241,9 @@ def read_backbone_layer(surface: Surface, knowledge: Knowledge) -> BackboneLayer
         )
     initial_share, theta0 = 1.0, knowledge.theta0
     if theta0 is not None and surface.name == WEIGHTS:
-        initial = theta0[f"{name}.weight"].to(rows)
-        initial_share, size = estimate_initial_share(rows, initial), rows.norm()
-        rows = rows - initial_share * initial
+        initial_weights = theta0[f"{name}.weight"].to(rows)
+        initial_share, size = estimate_initial_share(rows, initial_weights), rows.norm()
+        rows = rows - initial_share * initial_weights
         if rows.norm() <= 10 * ROUNDING * size:
             return "the first dense layer equals its initial weights up to a factor and rounding"
     if not bool(rows.any()):
@@ -283,11 +287,11 @@ def invert_features(
     x = x.detach().clone().requires_grad_()
     ones, adam = x.new_ones(1, len(x)), torch.optim.Adam([x], descent.rate)
     for step in range(descent.steps):
-        share = step / descent.steps
-        cosine = (1 + math.cos(math.pi * share)) / 2
-        adam.param_groups[0]["lr"] = descent.rate * (0.1 + 0.9 * cosine)
-        weight = descent.prior * PRIOR_DECAY**share
-        loss = distance(backbone(x)).mean() + weight * prior.penalty(x[None], ones)[0]
+        progress = step / descent.steps
+        cosine_factor = (1 + math.cos(math.pi * progress)) / 2
+        adam.param_groups[0]["lr"] = descent.rate * (0.1 + 0.9 * cosine_factor)
+        prior_weight = descent.prior * PRIOR_DECAY**progress
+        loss = distance(backbone(x)).mean() + prior_weight * prior.penalty(x[None], ones)[0]
         adam.zero_grad()
         loss.backward(inputs=[x])
         adam.step()
@@ -300,8 +304,8 @@ def invert_features(
 
 def distance_from_source(source: Tensor) -> Callable[[Tensor], Tensor]:
     """Return a distance function of features: 1 - NCC(f, source) for each pair of rows f and source."""
-    target = F.normalize(source - source.mean(1, keepdim=True))
-    return lambda f: 1 - (F.normalize(f - f.mean(1, keepdim=True)) * target).sum(1)
+    unit_source = F.normalize(source - source.mean(1, keepdim=True))
+    return lambda f: 1 - (F.normalize(f - f.mean(1, keepdim=True)) * unit_source).sum(1)
 
 
 def distance_from_span(V: Tensor) -> Callable[[Tensor], Tensor]:
@@ -356,13 +360,14 @@ class BehindBackbone(OneShotAttack):
         assert isinstance(layer, BackboneLayer)
         shape, device = surface.sample_shape(knowledge), self.device
         rows = layer.rows.to(device)
-        values = 2 * math.prod(layer.shape)
-        effort = choose_effort(UNMIXING * self.seconds, layer.rank, values, device)
+        value_count = 2 * math.prod(layer.shape)
+        effort = choose_effort(UNMIXING * self.seconds, layer.rank, value_count, device)
         separated = unmix(rows, layer.shape, effort, rank=layer.rank, seed=self.seed)
         centers = separated.centers
         is_version = torch.ones(len(separated.x), dtype=torch.bool)
         is_version[centers] = False
-        # The mean of each source comes first, and then the other versions.
+        # Each source has several versions, one of them a mean.
+        # The means come first, and then the other versions.
         order = torch.cat([centers, is_version.nonzero().flatten()])
         sources = orient_sources(separated.x[order[:CANDIDATES]].to(device))
         model = surface.copy_module().to(device, torch.float32).requires_grad_(False)
@@ -372,14 +377,14 @@ class BehindBackbone(OneShotAttack):
         x = torch.randn(len(sources), *shape, generator=stream("trunk", self.seed)).to(device)
         x = INVERT.noise * (high - low) * x
         box = knowledge.box(x[0])
-        distances = {
+        distance_functions = {
             INVERT: distance_from_source(sources),
             SETTLE: distance_from_span(layer.span.to(device)),
         }
-        share = self._share_of_steps(backbone, x)
-        for descent, distance in distances.items():
-            shorter = replace(descent, steps=max(1, int(share * descent.steps)))
-            x, share_outside = invert_features(backbone, x, distance, shorter, prior, box)
+        step_share = self._share_of_steps(backbone, x)
+        for descent, distance in distance_functions.items():
+            shortened_descent = replace(descent, steps=max(1, int(step_share * descent.steps)))
+            x, share_outside = invert_features(backbone, x, distance, shortened_descent, prior, box)
         share_outside, order = share_outside.double().cpu().clamp(min=1e-12).sort()
         x = x.double().cpu()[order]
         with torch.no_grad():
@@ -398,21 +403,21 @@ class BehindBackbone(OneShotAttack):
             backbone(images).sum().backward(inputs=[images])
 
         speed = REFERENCE["cuda" if self.device.startswith("cuda") else "cpu"]
-        cost = (INVERT.steps + SETTLE.steps) * count_work(step).seconds(speed)
-        return min(1.0, (1 - UNMIXING) * self.seconds / cost)
+        full_seconds = (INVERT.steps + SETTLE.steps) * count_work(step).seconds(speed)
+        return min(1.0, (1 - UNMIXING) * self.seconds / full_seconds)
 
     def _notes(
         self, layer: BackboneLayer, runs: tuple[int, int], share_outside: Tensor
     ) -> tuple[str, ...]:
-        maps = "x".join(map(str, layer.shape))
-        directions = (
-            f"{self.name}: {layer.name} receives features {maps}, which span {len(layer.span)} "
+        feature_shape = "x".join(map(str, layer.shape))
+        span_note = (
+            f"{self.name}: {layer.name} receives features {feature_shape}, which span {len(layer.span)} "
             f"directions, {layer.rank} of them leading; unmix ran {runs[0]} times on the leading directions"
         )
         if layer.initial_share != 1:
-            directions += f"; {layer.initial_share:.3g} times the initial weights were subtracted"
+            span_note += f"; {layer.initial_share:.3g} times the initial weights were subtracted"
         return (
-            directions,
+            span_note,
             f"{self.name}: the features of the recovered images have at least "
             f"{float(share_outside[0]):.1e} of their energy outside the span of {layer.name}, "
             f"{float(share_outside.median()):.1e} in the median",
@@ -437,11 +442,11 @@ def select_images(x: Tensor, labels: Tensor, share_outside: Tensor) -> Selection
     Returns:
         The selection. Images with the smallest ``share_outside`` come first.
     """
-    unit = F.normalize(x.flatten(1))
-    index = find_distinct(unit, SAME)
-    members = torch.zeros(len(index), dtype=torch.long)
-    nearest = (unit @ unit[index].T).abs().argmax(1)
-    members.index_add_(0, nearest, torch.ones_like(nearest))
-    log_share = share_outside[index].log10()
+    unit_images = F.normalize(x.flatten(1))
+    distinct = find_distinct(unit_images, SAME)
+    member_counts = torch.zeros(len(distinct), dtype=torch.long)
+    nearest = (unit_images @ unit_images[distinct].T).abs().argmax(1)
+    member_counts.index_add_(0, nearest, torch.ones_like(nearest))
+    log_share = share_outside[distinct].log10()
     confidence = torch.sigmoid(CONFIDENCE[0] + CONFIDENCE[1] * log_share).float()
-    return Selection.from_candidates(x, labels, index, confidence, members=members)
+    return Selection.from_candidates(x, labels, distinct, confidence, members=member_counts)

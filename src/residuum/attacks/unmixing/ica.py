@@ -1,8 +1,8 @@
 """Unmix: recover training samples from one weight matrix by independent component analysis.
 
-Every step of gradient descent adds multiples of training samples to the rows of the input layer. This
-holds for every loss, for all labels and for all layers above. Momentum and Adam store averages of such
-steps. If the initial weights are small or known, the rows are therefore mixtures of samples:
+Every step of gradient descent adds multiples of training samples to the rows of the input layer, whatever the
+loss, the labels and the layers above. Momentum and Adam store averages of such steps. If the initial weights
+are small or known, the rows are therefore mixtures of samples:
 
     W - c W0 = C X,   b - c b0 = C 1       c = 1, or less if weight decay shrank the initial weights
 
@@ -18,8 +18,7 @@ Hyvarinen 1999.
 
 The attack assumes only the span of the rows and the sparse differences of the samples. If there are more
 samples than singular directions above the noise (*clean directions*), the rows separate incompletely or not
-at all. The attack then separates
-clusters of neurons one by one, because each cluster mixes fewer samples.
+at all. The attack then separates clusters of neurons one by one, because each cluster mixes fewer samples.
 
 ``estimate_signs_and_sizes`` chooses the sign and the size of each source. Three votes decide the sign: the
 network (a sample enters the rows of the neurons that it activates), the bias (C 1 contains positive multiples
@@ -73,7 +72,8 @@ class Effort:
         ranks: Ranks of the runs, as shares of the number of singular directions above the noise.
         strengths: Strengths a of the contrast log cosh(a y). Large values suit images with sharp edges.
         starts: Number of starting points of a run.
-        rounds: Number of rounds of a run. After each round, the starting points exchange sources.
+        rounds: Number of rounds of a run. Each round after the first starts from combinations of the sources
+            that the starting points of the previous round found.
         iterations: Number of FastICA iterations in each round.
         partitions: Numbers of clusters into which the attack divides the neurons.
         cluster_ranks: Ranks of the runs on clusters, as shares of the rank of the clusters. The attack uses
@@ -112,7 +112,8 @@ class Sources:
             agree come first.
         support: (k,) share of the runs on the whole layer that contain the source.
         cluster_support: (k,) share of the runs on clusters of neurons that contain the source.
-        group: (k,) number of the distinct source of which each row of ``x`` is a version.
+        group: (k,) number of the distinct source to which each row of ``x`` belongs. Several rows can be
+            versions of one distinct source: a mean over runs, and the source of a single run.
         runs: Number of runs on the whole layer, and number of runs on clusters.
         rank: Number of singular directions of the layer above the noise.
         edge: Largest singular value of the noise, as a share of the largest singular value of the layer.
@@ -129,8 +130,8 @@ class Sources:
     @property
     def centers(self) -> Tensor:
         """Indices (groups,) of the first version of each distinct source: the mean of all its versions."""
-        numbers = range(int(self.group.max()) + 1)
-        return torch.stack([(self.group == g).nonzero()[0, 0] for g in numbers])
+        group_numbers = range(int(self.group.max()) + 1)
+        return torch.stack([(self.group == g).nonzero()[0, 0] for g in group_numbers])
 
 
 def unmix(
@@ -170,7 +171,7 @@ def unmix(
     layer = replace(layer, rank=rank or layer.rank)
     if layer.rank < 2:
         raise InputError(
-            f"Unmixing needs at least two singular directions above the noise; this layer has {layer.rank}.",
+            f"Unmixing needs at least two singular values above the noise; this layer has {layer.rank}.",
             "Pass the initial weights, or use another attack.",
         )
     separate = partial(_separate, shape=shape, domain=sparse_domain, effort=effort)
@@ -188,23 +189,27 @@ def unmix(
             )
             clusters = [rows[neurons] for neurons in cluster_neurons(layer, k, generator)]
             layers = [Layer.from_rows(cluster) for cluster in clusters if bool(cluster.any())]
-            # All clusters of a partition count as one run for each strength, because they share samples.
+            # The clusters of a partition can contain the same samples, so they are not independent runs.
+            # All clusters together count as one run for each strength.
             if sources := separate(layers, share, strengths, generator):
-                step = len(strengths)
-                sources_by_run += [torch.cat(sources[i::step]) for i in range(step)]
+                stride = len(strengths)
+                sources_by_run += [torch.cat(sources[i::stride]) for i in range(stride)]
     versions, run = torch.cat(sources_by_run), _run_numbers(sources_by_run)
-    # An overfull layer yields unseparated mixtures, which are smooth.
+    # If the layer mixes too many samples (more partitions than planned), some sources are mixtures.
+    # Mixtures are smooth, so the attack drops smooth sources.
     if len(partitions) > len(effort.partitions):
-        rough = roughness(versions.reshape(-1, *shape), sparse_domain)
-        is_rough = rough >= SMOOTH * rough.nanmedian()  # False if a source is zero
+        source_roughness = roughness(versions.reshape(-1, *shape), sparse_domain)
+        is_rough = (
+            source_roughness >= SMOOTH * source_roughness.nanmedian()
+        )  # False if a source is zero
         versions, run = versions[is_rough], run[is_rough.cpu()]
-    sparse = sparseness(sparse_domain(versions.reshape(-1, *shape)))
-    x, group = merge_sources(versions, run, sparse, effort.max_sources * layer.rank)
+    sparseness_ratios = sparseness(sparse_domain(versions.reshape(-1, *shape)))
+    x, group = merge_sources(versions, run, sparseness_ratios, effort.max_sources * layer.rank)
     in_run = match_runs(x.to(versions), versions, run).cpu().float()
-    runs = layer_runs, len(sources_by_run) - layer_runs
+    run_counts = layer_runs, len(sources_by_run) - layer_runs
     support = in_run[:, :layer_runs].sum(1) / layer_runs
-    cluster_support = in_run[:, layer_runs:].sum(1) / max(1, runs[1])
-    return Sources(x, support, cluster_support, group, runs, layer.rank, layer.edge)
+    cluster_support = in_run[:, layer_runs:].sum(1) / max(1, run_counts[1])
+    return Sources(x, support, cluster_support, group, run_counts, layer.rank, layer.edge)
 
 
 def _choose_partitions(
@@ -212,31 +217,35 @@ def _choose_partitions(
 ) -> tuple[list[tuple[float, int, int]], tuple[float, ...]]:
     """Choose how the attack divides the neurons into clusters, and the strengths of the contrast.
 
-    The less the runs on the whole layer agree, the more partitions and strengths are used.
+    A partition divides the neurons into clusters. The less the runs on the whole layer agree, the more
+    partitions and strengths are used.
 
     Args:
         effort: Amount of computation.
         sources_by_run: Sources of every run on the whole layer.
 
     Returns:
-        The partitions, each as (share of the rank, number of clusters, number of the repeat), and the
-        strengths.
+        The partitions and the strengths. Each partition is a tuple of the rank (as a share of the rank of the
+        clusters), the number of clusters, and the index of the repetition.
     """
-    first = [(effort.cluster_ranks[0], k, 0) for k in effort.partitions]
+    base_partitions = [(effort.cluster_ranks[0], k, 0) for k in effort.partitions]
     versions, first_strength = torch.cat(sources_by_run), effort.strengths[:1]
-    count = match_runs(versions, versions, _run_numbers(sources_by_run)).sum(1)
-    agreed = float((count >= max(2, len(sources_by_run) / 2)).float().mean())
-    if len(sources_by_run) < 2 or agreed >= effort.overfull:
-        return first, first_strength
-    is_lost = agreed < effort.lost and bool(effort.partitions)
-    counts = (*effort.partitions, *effort.overfull_partitions)
+    run_counts = match_runs(versions, versions, _run_numbers(sources_by_run)).sum(1)
+    agreed_share = float((run_counts >= max(2, len(sources_by_run) / 2)).float().mean())
+    if len(sources_by_run) < 2 or agreed_share >= effort.overfull:
+        return base_partitions, first_strength
+    has_no_agreement = agreed_share < effort.lost and bool(effort.partitions)
+    cluster_counts = (*effort.partitions, *effort.overfull_partitions)
     partitions = [
         (share, k, repeat)
-        for repeat in range(1 + is_lost)
-        for share, k in product(effort.cluster_ranks, counts)
+        for repeat in range(1 + has_no_agreement)
+        for share, k in product(effort.cluster_ranks, cluster_counts)
     ]
-    added = [partition for partition in partitions if partition not in first]
-    return first + added, effort.strengths if is_lost else first_strength
+    added_partitions = [partition for partition in partitions if partition not in base_partitions]
+    return (
+        base_partitions + added_partitions,
+        effort.strengths if has_no_agreement else first_strength,
+    )
 
 
 def _run_numbers(sources_by_run: list[Tensor]) -> Tensor:
@@ -279,12 +288,12 @@ def _separate(
     layers = [layer for layer in layers if len(layer.U) > r]
     if not layers:
         return []
-    white = [whiten(layer.V[:r].reshape(-1, *shape), domain) for layer in layers]
-    Z = torch.stack([Z for Z, _ in white for _ in strengths])
+    whitened = [whiten(layer.V[:r].reshape(-1, *shape), domain) for layer in layers]
+    Z = torch.stack([Z for Z, _ in whitened for _ in strengths])
     a = torch.tensor(strengths * len(layers)).to(Z)
     Q = iter(run_population(Z, a, effort.starts, effort.rounds, effort.iterations, generator))
     sources = []
-    for layer, (_, K) in zip(layers, white, strict=True):
+    for layer, (_, K) in zip(layers, whitened, strict=True):
         V, A = layer.V[:r], (layer.U[:, :r] * layer.S[:r]).to(layer.V)
         for _ in strengths:
             B = next(Q) @ K
@@ -346,8 +355,9 @@ def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
     """Estimate how many singular values of a layer come from training samples.
 
     Singular values count if they exceed the largest singular value of the noise (the noise edge) and the
-    rounding errors. An optimizer state or a weight update contains no noise of the initialization. In
-    this case, the count ends at the largest ratio of two successive values, if that ratio is at least ten.
+    rounding errors. An optimizer state or a weight update contains no noise of the initialization, so their
+    singular values can fall abruptly. If the largest ratio of two successive values is at least ten, only the
+    values before this fall count.
 
     Args:
         values: Singular values, largest first.
@@ -359,17 +369,23 @@ def estimate_clean_rank(values: Tensor, h: int, d: int) -> tuple[int, float]:
         value.
     """
     rank, edge = noise_edge(values, h, d)
-    floor = ROUNDING * float(values[0])
-    rank = min(rank, int((values > floor).sum()))
-    seen = values.clamp(min=floor)[1 : rank + 1]
-    falls = seen[:-1] / seen[1:]
-    if len(falls) and float(falls.max()) >= CLIFF:
-        rank = 2 + int(falls.argmax())
+    rounding_threshold = ROUNDING * float(values[0])
+    rank = min(rank, int((values > rounding_threshold).sum()))
+    clamped = values.clamp(min=rounding_threshold)[1 : rank + 1]
+    ratios = clamped[:-1] / clamped[1:]
+    if len(ratios) and float(ratios.max()) >= CLIFF:
+        rank = 2 + int(ratios.argmax())
     return rank, edge
 
 
 def differences(x: Tensor) -> Tensor:
-    """Return the first differences (k, N) of samples (k, *shape) along the last two axes or single axis."""
+    """Return the first differences (k, N) of samples (k, *shape) along the last two axes.
+
+    If samples have a single axis, the differences are along this axis.
+
+    Returns:
+        The differences along all axes, as one row for each sample.
+    """
     by_axis = [x.diff(dim=axis).flatten(1) for axis in range(-1, -min(x.ndim - 1, 2) - 1, -1)]
     return torch.cat(by_axis, 1)
 
@@ -443,17 +459,17 @@ def polar(P: Tensor, tolerance: float = 1e-4, max_iterations: int = 40) -> Tenso
     """
     if P.device.type == "cpu":
         squares, vectors = torch.linalg.eigh(P @ P.mT)
-        floor = torch.finfo(P.dtype).eps * squares[..., -1:]
-        scaled = vectors * torch.maximum(squares, floor).rsqrt()[..., None, :]
-        return scaled @ (vectors.mT @ P)
+        smallest_square = torch.finfo(P.dtype).eps * squares[..., -1:]
+        scaled_vectors = vectors * torch.maximum(squares, smallest_square).rsqrt()[..., None, :]
+        return scaled_vectors @ (vectors.mT @ P)
     norms = torch.linalg.matrix_norm(P, 1) * torch.linalg.matrix_norm(P, math.inf)
     Q = P / norms.sqrt()[..., None, None]
     identity = torch.eye(P.shape[-1], dtype=P.dtype, device=P.device)
     for k in range(max_iterations):
-        square = Q.mT @ Q
-        if k % 4 == 3 and float((square - identity).abs().max()) < tolerance:
+        gram = Q.mT @ Q
+        if k % 4 == 3 and float((gram - identity).abs().max()) < tolerance:
             break
-        Q = 1.5 * Q - 0.5 * Q @ square
+        Q = 1.5 * Q - 0.5 * Q @ gram
     return Q
 
 
@@ -474,9 +490,9 @@ def fastica(Z: Tensor, Q: Tensor, a: Tensor, iterations: int, tolerance: float =
     for _ in range(iterations):
         g = (Z @ (a * Q).mT).tanh_()  # (P, B, N, r)
         slope = a * (1 - g.square().mean(2, keepdim=True))
-        new = polar(g.mT @ Z / N - slope.mT * Q)
-        change = float(((new * Q).sum(3).abs() - 1).abs().max())
-        Q = new
+        new_Q = polar(g.mT @ Z / N - slope.mT * Q)
+        change = float(((new_Q * Q).sum(3).abs() - 1).abs().max())
+        Q = new_Q
         if change < tolerance:
             break
     return Q
@@ -518,12 +534,14 @@ def run_population(
     Q = torch.linalg.qr(torch.randn(P, starts, r, r, generator=generator))[0].to(Z)
     for remaining in reversed(range(rounds)):
         Q = fastica(Z, Q, a, iterations)
-        sparse = contrast(Z, Q, a)
+        contrasts = contrast(Z, Q, a)
         if remaining and starts > 1:
-            pairs = zip(Q.cpu(), sparse.cpu(), strict=True)
-            children = torch.stack([cross_solutions(q, s, generator) for q, s in pairs])
-            Q = polar(children.to(Z), max_iterations=100)
-    return Q[torch.arange(P, device=Q.device), sparse.sum(2).argmin(1)]
+            solutions_with_contrasts = zip(Q.cpu(), contrasts.cpu(), strict=True)
+            new_starts = torch.stack(
+                [cross_solutions(q, s, generator) for q, s in solutions_with_contrasts]
+            )
+            Q = polar(new_starts.to(Z), max_iterations=100)
+    return Q[torch.arange(P, device=Q.device), contrasts.sum(2).argmin(1)]
 
 
 def cross_solutions(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Tensor:
@@ -543,17 +561,17 @@ def cross_solutions(Q: Tensor, sparse: Tensor, generator: torch.Generator) -> Te
     """
     B, r, _ = Q.shape
     pool, score = Q.reshape(B * r, r), sparse.flatten()
-    owner = torch.arange(B).repeat_interleave(r)
-    children = []
+    solution_of_source = torch.arange(B).repeat_interleave(r)
+    new_starts = []
     for b in range(B):
-        parents = torch.rand(B, generator=generator) < 0.6
-        parents[b] = True
-        index = parents[owner].nonzero().flatten()
-        index = index[score[index].argsort()]
-        rows = pool[index[find_distinct(pool[index], DISTINCT)[:r]]]
-        noise = 0.01 * torch.randn(r - len(rows), r, generator=generator)
-        children.append(torch.cat([rows, noise]))
-    return torch.stack(children)
+        is_parent = torch.rand(B, generator=generator) < 0.6
+        is_parent[b] = True
+        pool_index = is_parent[solution_of_source].nonzero().flatten()
+        pool_index = pool_index[score[pool_index].argsort()]
+        sources = pool[pool_index[find_distinct(pool[pool_index], DISTINCT)[:r]]]
+        noise = 0.01 * torch.randn(r - len(sources), r, generator=generator)
+        new_starts.append(torch.cat([sources, noise]))
+    return torch.stack(new_starts)
 
 
 def find_distinct(rows: Tensor, similarity: float) -> Tensor:
@@ -567,12 +585,12 @@ def find_distinct(rows: Tensor, similarity: float) -> Tensor:
         Indices of the selected rows, in ascending order.
     """
     is_similar = ((rows @ rows.T).abs() >= similarity).numpy()
-    selected, is_selectable = [], np.ones(len(rows), dtype=bool)
+    selected_rows, is_selectable = [], np.ones(len(rows), dtype=bool)
     for i in range(len(rows)):
         if is_selectable[i]:
-            selected.append(i)
+            selected_rows.append(i)
             is_selectable &= ~is_similar[i]
-    return torch.tensor(selected)
+    return torch.tensor(selected_rows)
 
 
 def cluster_neurons(layer: Layer, k: int, generator: torch.Generator) -> list[Tensor]:
@@ -629,9 +647,10 @@ def match_runs(x: Tensor, versions: Tensor, run: Tensor) -> Tensor:
     Returns:
         (k, runs) Whether each run contains a source that is similar to each source in ``x``.
     """
-    member = torch.nn.functional.one_hot(run).to(versions)
+    one_hot_runs = torch.nn.functional.one_hot(run).to(versions)
     in_run = [
-        ((block @ versions.T).abs() >= SAME).to(versions) @ member > 0 for block in x.split(4096)
+        ((block @ versions.T).abs() >= SAME).to(versions) @ one_hot_runs > 0
+        for block in x.split(4096)
     ]
     return torch.cat(in_run)
 
@@ -642,8 +661,8 @@ def merge_sources(
     """Merge similar sources (separated candidates) of several runs and sort the results, best first.
 
     The function groups similar sources greedily. Each group starts with the ungrouped source that most runs
-    contain, and if several do, with the sparsest of these sources. The group takes all ungrouped sources that
-    are similar to the first one. The result lists, in this order:
+    contain. If there is a tie, the group starts with the sparsest of the tied sources. All ungrouped sources
+    that are similar to the first source join the group. The result lists, in this order:
 
     - the mean of each group from at least two runs, unless the mean is similar to an earlier mean;
     - the sparsest source of each of these groups, because means are blurred;
@@ -666,19 +685,26 @@ def merge_sources(
     for i in order.tolist():
         if not is_ungrouped[i]:
             continue
-        index = (is_ungrouped & (cosines[i].abs() >= SAME)).nonzero().flatten()
-        is_ungrouped[index] = False
+        group_index = (is_ungrouped & (cosines[i].abs() >= SAME)).nonzero().flatten()
+        is_ungrouped[group_index] = False
         if support[i] < 2:
             singles.append(x[i])
             continue
-        sign = cosines[i, index].sign()  # the majority of the sources decides the sign of the group
-        rows = x[index] * (sign * (1.0 if sign.sum() >= 0 else -1.0))[:, None]
-        mean, n = torch.nn.functional.normalize(rows.mean(0), dim=0), len(members)
-        if n and float((means[:n] @ mean).abs().max()) >= SAME:
+        sign = cosines[
+            i, group_index
+        ].sign()  # the majority of the sources decides the sign of the group
+        aligned_sources = x[group_index] * (sign * (1.0 if sign.sum() >= 0 else -1.0))[:, None]
+        mean = torch.nn.functional.normalize(aligned_sources.mean(0), dim=0)
+        group_count = len(members)
+        if group_count and float((means[:group_count] @ mean).abs().max()) >= SAME:
             continue
-        means[n] = mean
-        members.append(rows[sparse[index].argmin()])
-    n = len(members)
-    group = [*range(n), *range(n), *range(n, n + len(singles))]
-    x = torch.stack([*means[:n], *members, *singles][:max_sources])
-    return x, torch.tensor(group[:max_sources])
+        means[group_count] = mean
+        members.append(aligned_sources[sparse[group_index].argmin()])
+    group_count = len(members)
+    group_numbers = [
+        *range(group_count),
+        *range(group_count),
+        *range(group_count, group_count + len(singles)),
+    ]
+    x = torch.stack([*means[:group_count], *members, *singles][:max_sources])
+    return x, torch.tensor(group_numbers[:max_sources])

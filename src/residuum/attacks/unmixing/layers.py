@@ -51,7 +51,7 @@ class InputLayer:
     initial_share: float
 
 
-@lru_cache(maxsize=2)  # an attack reads the layer twice: to decide whether to run, and to run
+@lru_cache(maxsize=2)  # why_not and find both read the layer
 def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -> InputLayer | str:
     """Read the layer that receives the input and subtract its initial weights.
 
@@ -80,20 +80,23 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
     theta, theta0 = surface.checkpoint.theta, knowledge.theta0
     rows = surface.target[f"{name}.weight"].flatten(1).float()
     bias = surface.target.get(f"{name}.bias")
-    values = DOMAINS[choose_domain(domain, shape)](torch.zeros(1, *shape)).shape[1]
-    if (needed := estimate_layer_bytes(*rows.shape)) > MAX_BYTES:
-        return _describe_excess(needed)
+    domain_values = DOMAINS[choose_domain(domain, shape)](torch.zeros(1, *shape)).shape[1]
+    if (layer_bytes := estimate_layer_bytes(*rows.shape)) > MAX_BYTES:
+        return _describe_excess(layer_bytes)
     initial_share = 1.0
     if theta0 is not None and surface.name == WEIGHTS:
-        initial = theta0[f"{name}.weight"].to(rows).flatten(1)
-        initial_share, size = estimate_initial_share(rows, initial), rows.norm()
-        rows = rows - initial_share * initial
+        initial_weights = theta0[f"{name}.weight"].to(rows).flatten(1)
+        initial_share, size = estimate_initial_share(rows, initial_weights), rows.norm()
+        rows = rows - initial_share * initial_weights
         if rows.norm() <= 10 * ROUNDING * size:
             return "the first layer equals its initial weights up to a factor and rounding"
         bias = None if bias is None else bias - initial_share * theta0[f"{name}.bias"].to(bias)
-    largest = float(rows.abs().max())
-    if largest and not MIN_WEIGHT <= largest <= MAX_WEIGHT:
-        return f"the largest weight of the first layer is {largest:.1g}: its square would overflow or vanish"
+    largest_weight = float(rows.abs().max())
+    if largest_weight and not MIN_WEIGHT <= largest_weight <= MAX_WEIGHT:
+        return (
+            f"the largest weight of the first layer is {largest_weight:.1g}: its square would overflow or "
+            "vanish"
+        )
     layer = Layer.from_rows(rows) if bool(rows.any()) else None  # all rows of a frozen layer are 0
     if layer is None or layer.rank < 2:
         return TOO_FEW_DIRECTIONS
@@ -102,10 +105,10 @@ def read_input_layer(surface: Surface, knowledge: Knowledge, domain: str = "") -
             f"{LARGE_INITIALIZATION}: their noise reaches "
             f"{layer.edge:.0%} of the largest singular value"
         )
-    full = Effort()
-    needed = 12 * len(full.strengths) * full.starts * values * layer.rank
-    if needed > MAX_BYTES:
-        return _describe_excess(needed)
+    full_effort = Effort()
+    needed_bytes = 12 * len(full_effort.strengths) * full_effort.starts * domain_values * layer.rank
+    if needed_bytes > MAX_BYTES:
+        return _describe_excess(needed_bytes)
     weight = theta[f"{name}.weight"].flatten(1).to(rows)
     bias = None if bias is None else bias.to(rows)
     return InputLayer(rows, bias, weight, shape, is_sample, layer.rank, initial_share)
@@ -123,8 +126,8 @@ def estimate_layer_bytes(h: int, d: int) -> int:
     Returns:
         The number of bytes.
     """
-    block = 16 * min(h, d) * min(max(h, d), COLUMNS)
-    return 8 * h * d + block + 24 * min(h, d) ** 2 + (8 * h * d if h > d else 0)
+    block_bytes = 16 * min(h, d) * min(max(h, d), COLUMNS)
+    return 8 * h * d + block_bytes + 24 * min(h, d) ** 2 + (8 * h * d if h > d else 0)
 
 
 def _describe_excess(needed: int) -> str:
@@ -149,12 +152,14 @@ def find_input_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
         The name of the layer, the shape of the samples or patches that its rows mix, and whether the rows
         mix complete samples. The name is "" if no layer receives the samples.
     """
-    probe = torch.randn(2, *shape, generator=stream("probe")).to(next(model.parameters()))
+    random_samples = torch.randn(2, *shape, generator=stream("probe")).to(next(model.parameters()))
     shapes: dict[str, tuple[int, ...]] = {}
 
     def compare_input(name: str, layer: nn.Linear | nn.Conv2d, inputs: tuple[Any, ...]) -> None:
         x = inputs[0]
-        if x.numel() != probe.numel() or not torch.equal(x.flatten(), probe.flatten()):
+        if x.numel() != random_samples.numel() or not torch.equal(
+            x.flatten(), random_samples.flatten()
+        ):
             return
         if isinstance(layer, nn.Linear):
             shapes.setdefault(name, (layer.in_features,))
@@ -170,7 +175,7 @@ def find_input_layer(model: nn.Module, shape: tuple[int, ...]) -> tuple[str, tup
     ]
     try:
         with torch.no_grad():
-            model(probe)
+            model(random_samples)
     finally:
         for hook in hooks:
             hook.remove()
@@ -195,15 +200,15 @@ def estimate_initial_share(rows: Tensor, initial: Tensor) -> float:
     Returns:
         The share c.
     """
-    orthogonal, c = initial, math.nan
+    orthogonal_part, c = initial, math.nan
     for _ in range(4):
-        inner = (rows * orthogonal).sum(dtype=torch.float64)
-        square = orthogonal.square().sum(dtype=torch.float64)
-        last, c = c, float(inner / square.clamp(min=1e-30))
-        update = rows - c * initial
-        if abs(c - last) < 1e-6 or update.norm() <= 10 * ROUNDING * rows.norm():
+        inner_product = (rows * orthogonal_part).sum(dtype=torch.float64)
+        squared_norm = orthogonal_part.square().sum(dtype=torch.float64)
+        last, c = c, float(inner_product / squared_norm.clamp(min=1e-30))
+        weight_update = rows - c * initial
+        if abs(c - last) < 1e-6 or weight_update.norm() <= 10 * ROUNDING * rows.norm():
             break
-        layer = Layer.from_rows(update)
+        layer = Layer.from_rows(weight_update)
         V = layer.V[: min(layer.rank, len(layer.V) - 1)]
-        orthogonal = initial - (initial @ V.T) @ V
+        orthogonal_part = initial - (initial @ V.T) @ V
     return c

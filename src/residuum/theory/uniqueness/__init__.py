@@ -1,4 +1,4 @@
-"""Certificate of how unique a reconstruction is, and estimate of what the certificate costs."""
+"""Certify how unique a reconstruction is, and estimate how long the certificate takes."""
 
 from residuum.theory.uniqueness.certificate import SHARE, Cost, estimate_cost, uniqueness
 

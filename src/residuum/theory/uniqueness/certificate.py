@@ -1,29 +1,33 @@
-"""How much of each candidate image all training sets have in common that fit the weights equally well.
+"""Certify how unique each reconstructed image is, if other training sets fit the weights equally well.
 
-We consider training sets with the same weighted sum of gradients as the candidates, so that they fit the
-weights equally well. Every sample of such a set lies in the activation pattern of a candidate with the same
-label and a positive multiplier.
+The reconstructed images are called candidates. A training set fits the weights as well as the candidates if
+it has the same sum of gradients, weighted by multipliers. We consider all such sets whose samples lie in the
+activation patterns of candidates with the same label and a positive multiplier. The certificate bounds how
+different an image can be that replaces a candidate in such a set.
 
-A group has all candidates with the same pattern and label. The weights may determine the group's mass L,
-which is its sum of multipliers, and its moment M, the sum of its images times multipliers
-(residuum.theory.uniqueness.sums). Let K be the closed cell of the pattern within the value range. Then an
-image x' can carry w = t lam_i, a share t of the multiplier of candidate i, if and only if
+A group consists of all candidates with the same activation pattern and label. The mass L of a group is the
+sum of its multipliers. Its moment M is the sum of its images times multipliers. The weights may determine L
+and M, depending on the network (residuum.theory.uniqueness.sums). Let K be the set of all images within the
+value range that have the pattern of the group (with its boundary). An image x' replaces candidate i if it
+gets the multiplier w = t lam_i in an alternative set, for a given share t. This is possible if and only if
 
     x' in K   and   (M - w x') / (L - w) in K.
 
-Every affine function r with r >= 0 on K (an activation boundary, or a margin above the smallest margin) then
-obeys 0 <= r(x') <= sum_j lam_j r(x_j) / w. Splits of samples, exchanges between samples and shifted
-multipliers are all included. For a group of one sample, t = 1/2 is the pair x +- a, and t -> 0 is the whole
-cell. If the weights do not determine L and M, we only know that x' is in K. With several rival classes, L and
-M are totals over the rivals. The condition is then necessary, and sufficient if multipliers are proportional.
+Let r be an affine function with r >= 0 on K, for example the distance from an activation boundary, or a
+margin minus the smallest margin. Then 0 <= r(x') <= sum_j lam_j r(x_j) / w. The condition covers sets in
+which samples are split, samples exchange parts, or multipliers change. For a group of one sample x, t = 1/2
+allows the pairs x +- a, and in the limit t -> 0 every image of K is allowed. If the weights do not determine
+L and M, we only know that x' is in K. With several rival classes, L and M are totals over the rivals. The
+condition is then necessary, and it is sufficient if the multipliers of the rivals are proportional.
 
-    determined_at_least   |x'|^2 >= this |x_i|^2 for every such x' that carries t of lam_i: proved
-    determined_energy     the smallest example found, for which the set and its residual are computed
+    determined_at_least   proved: |x'|^2 >= this number times |x_i|^2, for every x' that replaces candidate i
+    determined_energy     |x'|^2 / |x_i|^2 of the smallest x' that was found. Its training set is computed,
+                          and so is the residual of this set
     full_...              the same for sets that also keep the margins (full KKT, not only stationary)
-    radius_most, pixels   how far x' can be at most: proved from the value range and the sums alone
+    radius_most, pixels   proved: the largest distance of x' from x_i that value range and sums allow
 
-Some sets are not covered and can beat the bounds: samples with new patterns, and canceling pairs of
-opposite labels (docs/uniqueness.md).
+The bounds do not hold for sets with samples in other activation patterns. They also do not hold for sets with
+pairs of samples of opposite labels whose gradients cancel (docs/uniqueness.md).
 """
 
 from __future__ import annotations
@@ -49,19 +53,23 @@ from residuum.theory.patterns import compute_slope_matrix
 from residuum.theory.uniqueness.polytope import Polytope, eliminates_rows, minimize_energy
 from residuum.theory.uniqueness.sums import Groups, Pinned, across_patterns, find_pinned_sums
 
-# An image counts as another sample if it carries at least this share of a candidate's multiplier.
+# By default, an image replaces a candidate if it has at least this share of the candidate's multiplier.
 SHARE = 0.1
 MIN_MULTIPLIER = 1e-9  # candidates with less than this share of the largest multiplier are ignored
-# An image counts as exactly on an activation boundary below this share of slope times (1 + |image|).
+# An image lies on an activation boundary if the value of the boundary's function is at most this number times
+# the function's slope times (1 + norm of the image).
 KINK_TOLERANCE = 1e-10
-WIDE_GAP = 0.05  # a note tells how many candidates have a larger gap between bound and best example
-PROPORTIONAL = (
-    1e-9  # covectors are proportional if they differ by less than this share of their length
-)
+# A note counts the candidates whose best example has a relative energy that exceeds the proved lower bound by
+# more than this number.
+WIDE_GAP = 0.05
+# The output weights (covectors) of two candidates count as equal if they differ by less than this share of
+# their length.
+PROPORTIONAL = 1e-9
 ENTRIES = {"cpu": 2**21, "cuda": 2**25}  # largest number of entries in the constraints of one batch
 SIDE = 512  # number of rows of the square matrices whose product measures the speed of the machine
 REPEATS = 3  # number of products that are timed to measure the speed of the machine
-# The interior-point method takes about 13 steps per candidate without margins, and 13 with margins.
+# Expected number of steps of the interior-point method per candidate. About 13 steps solve the problem
+# without constraints on margins, and 13 more steps solve the problem with these constraints.
 FACTORS = 26
 OVERHEAD = 0.01  # seconds per candidate for everything except products and factorizations
 Watch = Callable[[int, int], None]
@@ -78,16 +86,18 @@ def uniqueness(
     device: str = "cpu",
     watch: Watch | None = None,
 ) -> Uniqueness:
-    """Certify how much of each candidate image all training sets share that fit the weights equally well.
+    """Certify how much of each candidate image is common to all training sets that fit the weights as well.
 
     Args:
-        kkt_set: Candidates, multipliers and network. Candidates without a positive multiplier are ignored.
+        kkt_set: Reconstructed images (candidates), multipliers and network. Candidates without a positive
+            multiplier are ignored.
         box: Lowest and highest value of a pixel as the network receives it, or None.
-        share: Smallest share of a candidate's multiplier that another image must take over to replace it.
-        samples: Number of candidates to certify, from the first one on. By default all candidates.
+        share: Smallest share of a candidate's multiplier that an image must have to replace the candidate.
+        samples: Number of candidates to certify. The first candidates are chosen. By default all candidates.
         seconds: Time limit. No further batch starts after this time, and finished batches are kept.
         device: Device to compute on.
-        watch: Called before each batch with the number of finished candidates and their total.
+        watch: Called before each batch with the number of finished candidates and the number of all
+            candidates.
 
     Returns:
         The certificate of the candidates that were finished.
@@ -99,7 +109,9 @@ def uniqueness(
     start_time = time.monotonic()
     if not 0 < share < 1:
         raise InputError(
-            f"The share of a multiplier must lie between 0 and 1; got {share}.", "Pass --share 0.1."
+            "The share of a candidate's multiplier that an image must have to replace the candidate must lie "
+            f"between 0 and 1; got {share}.",
+            "Pass --share 0.1.",
         )
     if not norm(kkt_set.target):
         raise InconclusiveError(
@@ -117,29 +129,31 @@ def uniqueness(
         if watch is not None:
             watch(int(indices[0]), requested_count)
         batches.append(_certify(cells, indices, start_time + seconds))
-    record = _collect(cells, batches, active_index)
-    notes = _notes(kkt_set, record, cells, requested_count)
-    return record.replace(notes=notes, seconds=time.monotonic() - start_time)
+    certificate = _collect(cells, batches, active_index)
+    notes = _notes(kkt_set, certificate, cells, requested_count)
+    return certificate.replace(notes=notes, seconds=time.monotonic() - start_time)
 
 
 @dataclass(frozen=True)
 class Cells:
     """The constraints that an image must meet to replace a candidate, for each of m candidates.
 
-    A group has all candidates with the same activation pattern and label. Its sums are its total multiplier
-    and its total of images times multipliers.
+    A candidate is a reconstructed image. A group consists of all candidates with the same activation pattern
+    and label. The sums of a group are its mass (sum of multipliers) and its moment (sum of images times
+    multipliers).
 
     Attributes:
         kkt_set: The candidates.
         groups: Candidates grouped by pattern and label.
         sums: Which sums of the groups are determined by the weights.
         pinned: (m,) whether the weights determine the sums of the candidate's group.
-        share: Share of a candidate's multiplier that an image must take over to replace it.
-        switches: Number of activation boundaries, which are the first columns of ``values``.
-        values: (m, J) values at the candidates of J functions that must stay nonnegative: distances from
-            activation boundaries, then margins above the smallest margin.
-        moves_alone: (m,) whether an example moves this candidate alone, because the members of its group
-            have different rivals.
+        share: Share of a candidate's multiplier that an image must have to replace the candidate.
+        switches: Number of activation boundaries. They belong to the first columns of ``values``.
+        values: (m, J) values at the candidates of J functions that must stay nonnegative. The first functions
+            are the absolute values of pre-activations (and of differences in pooling windows). The other
+            functions are margins minus the smallest margin.
+        moves_alone: (m,) whether the group has candidates with different covectors (weights of the outputs).
+            Then an example replaces only this candidate and not the group.
         low: (m, d) lowest values of the pixels, widened to contain all candidates of the group.
         high: (m, d) highest values of the pixels, widened to contain all candidates of the group.
         beyond: Number of candidates outside the value range, for which the range was widened.
@@ -163,13 +177,12 @@ class Cells:
     def build(cls, kkt_set: KKTSet, share: float, box: Box | None) -> Cells:
         """Group the candidates, and compute the sums and the value range of each group.
 
-        The value range of a group is widened to contain all its members. Otherwise no image could replace a
-        candidate outside the range. If the members of a group have different covectors, their weighted sum of
-        gradients is not a multiple of one gradient.
+        The value range of a group is widened to contain all candidates of the group. Otherwise no image could
+        replace a candidate that lies outside the range.
 
         Args:
             kkt_set: The candidates.
-            share: Share of a candidate's multiplier that an image must take over to replace it.
+            share: Share of a candidate's multiplier that an image must have to replace the candidate.
             box: Lowest and highest value of a pixel, or None.
 
         Returns:
@@ -177,36 +190,36 @@ class Cells:
         """
         groups, flat = Groups.build(kkt_set), kkt_set.x.flatten(1)
         sums = find_pinned_sums(kkt_set, groups)
-        values = [kkt_set.switches.values.abs()]
+        value_blocks = [kkt_set.switches.values.abs()]
         if kkt_set.margins is not None:
-            values.append(kkt_set.margins - kkt_set.margins.min())
+            value_blocks.append(kkt_set.margins - kkt_set.margins.min())
         covectors = kkt_set.covectors.flatten(1)
-        has_other_covector = (covectors - covectors[groups.first][groups.index]).norm(dim=1)
-        has_other_covector = (
-            groups.total((has_other_covector > PROPORTIONAL * covectors.norm(dim=1)).double()) > 0
-        )
+        # If the covectors in a group differ, its weighted sum of gradients is not a multiple of one gradient.
+        covector_differences = (covectors - covectors[groups.first][groups.index]).norm(dim=1)
+        differs_from_first = covector_differences > PROPORTIONAL * covectors.norm(dim=1)
+        has_several_covectors = groups.total(differs_from_first.double()) > 0
         low, high = torch.full_like(flat, -torch.inf), torch.full_like(flat, torch.inf)
         outside_count = 0
         if box is not None:
             options: dict[str, Any] = {"dtype": flat.dtype, "device": flat.device}
-            ends = [
+            range_ends = [
                 torch.as_tensor(end, **options).expand_as(kkt_set.x[0]).flatten() for end in box
             ]
-            outside_count = int(((flat < ends[0]) | (flat > ends[1])).any(1).sum())
+            outside_count = int(((flat < range_ends[0]) | (flat > range_ends[1])).any(1).sum())
             index, first_rows = groups.index[:, None].expand_as(flat), flat[: len(groups)]
             lowest = first_rows.scatter_reduce(0, index, flat, "amin", include_self=False)
             highest = first_rows.scatter_reduce(0, index, flat, "amax", include_self=False)
-            low = torch.minimum(lowest, ends[0])[groups.index]
-            high = torch.maximum(highest, ends[1])[groups.index]
+            low = torch.minimum(lowest, range_ends[0])[groups.index]
+            high = torch.maximum(highest, range_ends[1])[groups.index]
         return cls(
             kkt_set,
             groups,
             sums,
             sums.groups[groups.index],
             share,
-            values[0].shape[1],
-            torch.cat(values, 1),
-            has_other_covector[groups.index],
+            value_blocks[0].shape[1],
+            torch.cat(value_blocks, 1),
+            has_several_covectors[groups.index],
             low,
             high,
             outside_count,
@@ -219,33 +232,36 @@ class Cells:
         return self.values.shape[1] * self.low.shape[1]
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Return the (b, J, d) gradients, at b candidates, of the J functions that must stay nonnegative."""
-        side = torch.where(self.kkt_set.switches.pattern[indices], 1.0, -1.0).to(self.values)
+        """Return the gradients of the J nonnegative functions in ``values`` at b candidates, (b, J, d)."""
+        signs = torch.where(self.kkt_set.switches.pattern[indices], 1.0, -1.0).to(self.values)
         slopes = torch.stack(
             [compute_slope_matrix(self.kkt_set.models, x) for x in self.kkt_set.x[indices]]
         )
-        blocks = [side[:, :, None] * slopes]
+        gradient_blocks = [signs[:, :, None] * slopes]
         if self.kkt_set.margins is not None:
-            blocks.append(self.kkt_set.margin_slopes[indices])
-        return torch.cat(blocks, 1)
+            gradient_blocks.append(self.kkt_set.margin_slopes[indices])
+        return torch.cat(gradient_blocks, 1)
 
     def polytope(
         self, indices: Tensor, rows: Tensor, free: Tensor, moves_alone: Tensor
     ) -> Polytope:
-        """Return the images that can replace a candidate, as polytopes around the candidates.
+        """Return the sets of images that can replace the candidates, as polytopes.
 
         Args:
-            indices: (b,) numbers of the candidates.
+            indices: (b,) indices of the candidates.
             rows: (b, J, d) gradients of the functions that must stay nonnegative.
-            free: (b,) whether the sums of the candidate's group are unknown, so that only its activation
-                pattern and the value range limit an image.
-            moves_alone: (b,) whether to use the sums of the candidate alone, without its group.
+            free: (b,) whether the weights do not determine the sums (mass and moment) of the candidate's
+                group. Then only the activation pattern and the value range limit an image.
+            moves_alone: (b,) whether to use the mass and moment of the candidate instead of those of its
+                group.
 
         Returns:
-            A polytope for each candidate, in terms of the difference of image and candidate.
+            A polytope for each candidate. Its points are differences between an image and the candidate.
         """
-        # For every function r that must stay nonnegative, 0 <= r(x') <= sum_j lam_j r(x_j) / w.
-        # The image x' and the rest of the group, (M - w x') / (L - w), lie in the value range.
+        # An image x' with multiplier w must meet two conditions. First, 0 <= r(x') <= sum_j lam_j r(x_j) / w
+        # for every nonnegative function r and the candidates x_j of the group. Second, x' and the weighted
+        # mean of the rest of the group, (M - w x') / (L - w) with moment M and mass L, must lie in the value
+        # range.
         count, lam = rows.shape[1], self.kkt_set.lam[:, None]
         r, x = self.values[indices, :count], self.kkt_set.x[indices].flatten(1)
         g, w = self.groups.index[indices], self.share * lam[indices]
@@ -254,13 +270,15 @@ class Cells:
             group_total = self.groups.total(lam * values)[g]
             return torch.where(moves_alone[:, None], lam[indices] * values[indices], group_total)
 
-        # With a = x' - x and rows of length 1, r(x') = r + <row, a>, so -r <= <row, a> <= total / w - r.
-        # An activation boundary whose slope is zero gives no constraint.
+        # Let a = x' - x be the difference of image and candidate. With rows of length 1, the value of a
+        # function is r(x') = r + <row, a>. So the first condition is -r <= <row, a> <= total / w - r. An
+        # activation boundary whose slope is zero gives no constraint.
         slopes = rows.norm(dim=2)
         has_slope = slopes > 0
         unit_lengths = torch.where(has_slope, slopes, 1.0)
-        high = torch.where(free[:, None], torch.inf, total(self.values[:, :count]) / w)
-        # The inequality low <= (M - w x') / (L - w) <= high is solved for x'.
+        largest_values = torch.where(free[:, None], torch.inf, total(self.values[:, :count]) / w)
+        # The second condition, low <= (M - w x') / (L - w) <= high, is solved for x'. M is the moment, L is
+        # the mass of the group, and w is the multiplier of the image x'.
         moment, remaining_weight = total(self.kkt_set.x.flatten(1)), total(torch.ones_like(lam)) - w
         low_x, high_x = self.low[indices], self.high[indices]
         lower = torch.where(
@@ -273,7 +291,7 @@ class Cells:
             rows / unit_lengths[..., None],
             x,
             torch.where(has_slope, -r / unit_lengths, -torch.inf),
-            torch.where(has_slope, (high - r).clamp(min=0) / unit_lengths, torch.inf),
+            torch.where(has_slope, (largest_values - r).clamp(min=0) / unit_lengths, torch.inf),
             (lower - x).clamp(max=0),
             (upper - x).clamp(min=0),
         )
@@ -284,38 +302,42 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
 
     Args:
         cells: The constraints of all candidates.
-        indices: (b,) numbers of the candidates in the batch.
-        end: Value of the monotonic clock after which no moves across activation patterns are searched.
+        indices: (b,) indices of the candidates in the batch.
+        end: Value of the monotonic clock after which the search for examples that change the sums of several
+            groups is skipped.
 
     Returns:
-        Name and value of every field of the certificate, with flat images.
+        Name and value of every field of the certificate. Images are flat vectors.
     """
     rows = cells.rows(indices)
     x = cells.kkt_set.x[indices].flatten(1)
     energy = x.square().sum(1).clamp(min=1e-300)
     free, moves_alone = ~cells.pinned[indices], cells.moves_alone[indices]
-    none_selected = torch.zeros_like(free)
+    all_false = torch.zeros_like(free)
 
     def solve(count: int) -> tuple[Tensor, Tensor]:
-        """Return a lower bound of the energy under the first constraints, and the best example image.
+        """Return a lower bound of the relative energy of images that can replace candidates, and examples.
 
-        The example belongs to a training set that exists.
+        Only the first ``count`` constraints are used. For each example, a training set exists that contains
+        it and fits the weights as well.
         """
-        bounds = minimize_energy(cells.polytope(indices, rows[:, :count], free, none_selected))
-        special = (free | moves_alone).nonzero()[:, 0]
-        if len(special):
-            inner = cells.polytope(
-                indices[special],
-                rows[special, :count],
-                none_selected[special],
-                moves_alone[special],
+        minimum = minimize_energy(cells.polytope(indices, rows[:, :count], free, all_false))
+        needs_example = (free | moves_alone).nonzero()[:, 0]
+        if len(needs_example):
+            inner_polytope = cells.polytope(
+                indices[needs_example],
+                rows[needs_example, :count],
+                all_false[needs_example],
+                moves_alone[needs_example],
             )
-            bounds.example[special] = minimize_energy(inner).example
-        return bounds.bound / energy, x + bounds.example
+            minimum.example[needs_example] = minimize_energy(inner_polytope).example
+        return minimum.bound / energy, x + minimum.example
 
     bound, images = solve(cells.switches)
-    widest_polytope = cells.polytope(indices, rows[:, :0], free, none_selected).widened()
-    full_result = solve(rows.shape[1]) if rows.shape[1] > cells.switches else (bound, images)
+    widest_polytope = cells.polytope(indices, rows[:, :0], free, all_false).widened()
+    result_with_margins = (
+        solve(rows.shape[1]) if rows.shape[1] > cells.switches else (bound, images)
+    )
     changes = [_relative_change(cells, int(i), x) for i, x in zip(indices, images, strict=True)]
     for k in free.nonzero()[:, 0].tolist():
         remaining = end - time.monotonic()
@@ -330,8 +352,8 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
     return {
         "determined_at_least": bound,
         "determined_energy": images.square().sum(1) / energy,
-        "full_at_least": full_result[0],
-        "full_energy": full_result[1].square().sum(1) / energy,
+        "full_at_least": result_with_margins[0],
+        "full_energy": result_with_margins[1].square().sum(1) / energy,
         "least": images,
         "change": x.new_tensor(changes),
         "radius": (images - x).norm(dim=1),
@@ -343,41 +365,44 @@ def _certify(cells: Cells, indices: Tensor, end: float) -> dict[str, Tensor]:
 
 
 def _relative_change(cells: Cells, i: int, image: Tensor) -> float:
-    """Return how much the sum of gradients changes if an image replaces a candidate. It is 0 up to rounding.
+    """Check that an image can replace a candidate without a change of the weighted sum of gradients.
 
-    The image takes over a share of the candidate's multiplier. A second image takes over everything else of
-    the candidate's group.
+    The image gets a share of the candidate's multiplier. A second image replaces the rest of the candidate's
+    group.
 
     Args:
         cells: The constraints of all candidates.
-        i: Number of the candidate.
+        i: Index of the candidate.
         image: (d,) image that replaces the candidate.
 
     Returns:
-        The norm of the change over the norm of the target, i.e. of the vector that the sum must equal.
+        The norm of the change of the sum over the norm of the target, i.e. of the vector that the sum must
+        equal. Without rounding errors, the value is 0.
     """
     kkt_set = cells.kkt_set
     group = cells.groups.members(int(cells.groups.index[i]))
     members = group[group == i] if bool(cells.moves_alone[i]) else group
     w, lam = cells.share * kkt_set.lam[i], kkt_set.lam[members]
-    remainder = (lam @ kkt_set.x[members].flatten(1) - w * image) / (lam.sum() - w)
-    images = torch.stack([image, remainder]).reshape(2, *kkt_set.x.shape[1:])
-    weights = torch.stack([w, lam.sum() - w])[:, None, None] * kkt_set.covectors[[i, i]]
-    samples, u = torch.cat([kkt_set.x[members], images]), torch.cat([-kkt_set.u[members], weights])
-    terms = [weighted_gradient(model, samples, u[:, p]) for p, model in enumerate(kkt_set.models)]
-    sum_change = {n: torch.stack([term[n] for term in terms]).sum(0) for n in kkt_set.target}
+    mean_of_others = (lam @ kkt_set.x[members].flatten(1) - w * image) / (lam.sum() - w)
+    images = torch.stack([image, mean_of_others]).reshape(2, *kkt_set.x.shape[1:])
+    new_u = torch.stack([w, lam.sum() - w])[:, None, None] * kkt_set.covectors[[i, i]]
+    samples, u = torch.cat([kkt_set.x[members], images]), torch.cat([-kkt_set.u[members], new_u])
+    gradients = [
+        weighted_gradient(model, samples, u[:, p]) for p, model in enumerate(kkt_set.models)
+    ]
+    sum_change = {n: torch.stack([term[n] for term in gradients]).sum(0) for n in kkt_set.target}
     return norm(sum_change) / norm(kkt_set.target)
 
 
 def _select_active(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
-    """Return the set of candidates with a positive multiplier, and their numbers in the given set."""
+    """Return the set of candidates with a positive multiplier, and their indices in ``kkt_set``."""
     is_active = (
         kkt_set.lam > MIN_MULTIPLIER * kkt_set.lam.max() if len(kkt_set) else kkt_set.lam > 0
     )
     if not bool(is_active.any()):
         raise InputError(
-            "A uniqueness certificate needs candidates with positive multipliers; got none.",
-            "Check the reconstruction.",
+            "A uniqueness certificate needs candidates with positive multipliers; got no such candidate.",
+            "Check that the reconstruction belongs to this network.",
         )
     active_index = is_active.nonzero()[:, 0]
     return dataclasses.replace(kkt_set.take(active_index), parent=None), active_index
@@ -386,20 +411,28 @@ def _select_active(kkt_set: KKTSet) -> tuple[KKTSet, Tensor]:
 def _move_to_device(kkt_set: KKTSet, device: str) -> KKTSet:
     if torch.device(device) == kkt_set.x.device:
         return kkt_set
-    moved = {name: getattr(kkt_set, name).to(device) for name in ("x", "y", "lam", "covectors")}
+    moved_tensors = {
+        name: getattr(kkt_set, name).to(device) for name in ("x", "y", "lam", "covectors")
+    }
     models = tuple(copy.deepcopy(model).to(device) for model in kkt_set.models)
     target = {name: t.to(device) for name, t in kkt_set.target.items()}
-    return dataclasses.replace(kkt_set, models=models, target=target, parent=None, **moved)
+    return dataclasses.replace(kkt_set, models=models, target=target, parent=None, **moved_tensors)
 
 
-def _notes(kkt_set: KKTSet, record: Uniqueness, cells: Cells, requested: int) -> tuple[str, ...]:
+def _notes(
+    kkt_set: KKTSet, certificate: Uniqueness, cells: Cells, requested: int
+) -> tuple[str, ...]:
     ignored_count = len(kkt_set) - len(cells.kkt_set)
-    wide_gap_count = int((record.determined_energy - record.determined_at_least > WIDE_GAP).sum())
-    unpinned_count = int((~record.pinned).sum())
-    kink_count = int((record.kinks > 0).sum())
-    counts = {
+    wide_gap_count = int(
+        (certificate.determined_energy - certificate.determined_at_least > WIDE_GAP).sum()
+    )
+    unpinned_count = int((~certificate.pinned).sum())
+    kink_count = int((certificate.kinks > 0).sum())
+    counts_by_note = {
         f"{ignored_count} candidates without a positive multiplier were ignored": ignored_count,
-        f"time budget exhausted: {len(record)} of {requested} candidates certified": len(record)
+        f"time budget exhausted: {len(certificate)} of {requested} candidates certified": len(
+            certificate
+        )
         < requested,
         "no value range was given: only activation boundaries bound an image": not cells.boxed,
         f"{cells.beyond} candidates are outside the value range, which was widened": cells.beyond,
@@ -409,22 +442,27 @@ def _notes(kkt_set: KKTSet, record: Uniqueness, cells: Cells, requested: int) ->
         f"the bound and the best example of {wide_gap_count} candidates differ by more than "
         f"{WIDE_GAP:g}": wide_gap_count,
     }
-    return tuple(text for text, count in counts.items() if count)
+    return tuple(text for text, count in counts_by_note.items() if count)
 
 
 def _collect(cells: Cells, batches: list[dict[str, Tensor]], active_index: Tensor) -> Uniqueness:
-    """Join the results of all batches into a certificate on the CPU."""
+    """Concatenate the results of all batches to one certificate on the CPU."""
     kkt_set, groups = cells.kkt_set, cells.groups
     fields: dict[str, Any] = {
         name: torch.cat([batch[name] for batch in batches]).cpu() for name in batches[0]
     }
-    k = len(fields["least"])
+    finished_count = len(fields["least"])
     for name in ("least", "low", "high"):
-        fields[name] = fields[name].reshape(k, *kkt_set.x.shape[1:])
-    members = groups.total(torch.ones_like(kkt_set.lam))[groups.index].long()
-    columns = {"labels": kkt_set.y, "lam": kkt_set.lam, "members": members, "pinned": cells.pinned}
+        fields[name] = fields[name].reshape(finished_count, *kkt_set.x.shape[1:])
+    group_sizes = groups.total(torch.ones_like(kkt_set.lam))[groups.index].long()
+    columns = {
+        "labels": kkt_set.y,
+        "lam": kkt_set.lam,
+        "members": group_sizes,
+        "pinned": cells.pinned,
+    }
     columns |= {"index": active_index, "size": kkt_set.x.flatten(1).norm(dim=1)}
-    fields |= {name: value[:k].cpu() for name, value in columns.items()}
+    fields |= {name: value[:finished_count].cpu() for name, value in columns.items()}
     return Uniqueness(
         task=kkt_set.task,
         samples=len(kkt_set),
@@ -466,16 +504,17 @@ def estimate_cost(
 ) -> Cost:
     """Estimate the cost of a uniqueness certificate from the size of its problems and the machine's speed.
 
-    Let K be the number of activation boundaries and k the number of pixels that can change. Let s = K if
-    there are few boundaries, and s = k otherwise. Each candidate needs the gradients of the boundaries, then
-    ``FACTORS`` steps with a product of K s^2 operations and a factorization of s^3 operations. If there are
-    few boundaries, a basis of K^2 k operations is also needed: in every step if a value range limits the
-    pixels, and once otherwise.
+    Let K be the number of activation boundaries, and let k be the number of pixels that can change. The
+    solver factorizes s x s matrices, with s = K if there are few boundaries (:func:`eliminates_rows`), and s
+    = k otherwise. For each candidate, the gradients of the boundaries are computed. Then follow ``FACTORS``
+    steps, each with a product of K s^2 operations and a factorization of s^3 operations. If there are few
+    boundaries, an orthonormal basis of their gradients needs K^2 k further operations. This basis is computed
+    in every step if a value range limits the pixels, and once otherwise.
 
     Args:
         kkt_set: The candidates.
         box: Lowest and highest value of a pixel, or None.
-        samples: Number of candidates to certify, by default all.
+        samples: Number of candidates to certify, by default all candidates.
         device: Device to compute on.
 
     Returns:
@@ -489,34 +528,38 @@ def estimate_cost(
         movable_pixels = (
             int(((kkt_set.x > low) & (kkt_set.x < high)).flatten(1).double().sum(1).mean()) + 1
         )
-    chains = [chain for model in kkt_set.models if (chain := dense_chain(model)) is not None]
-    widths = [[layer.out_features for layer in chain.linears[:-1]] for chain in chains]
+    dense_networks = [
+        chain for model in kkt_set.models if (chain := dense_chain(model)) is not None
+    ]
+    widths = [[layer.out_features for layer in chain.linears[:-1]] for chain in dense_networks]
     gradient_operations = (
         2.0 * d * sum(a * b for layer_widths in widths for a, b in itertools.pairwise(layer_widths))
     )
-    eliminated = eliminates_rows(rows, movable_pixels, walled=box is not None)
-    side, bases = (rows, 2 if box is None else FACTORS) if eliminated else (movable_pixels, 0)
+    are_rows_eliminated = eliminates_rows(rows, movable_pixels, walled=box is not None)
+    side, bases = (
+        (rows, 2 if box is None else FACTORS) if are_rows_eliminated else (movable_pixels, 0)
+    )
     step_operations = (
         FACTORS * (2.0 * rows * side**2 + side**3) + bases * 4.0 * rows**2 * movable_pixels
     )
     operations = candidate_count * (gradient_operations + step_operations)
     speed = _speed(device)
-    entries = max(ENTRIES[torch.device(device).type], rows * d)
+    batch_entries = max(ENTRIES[torch.device(device).type], rows * d)
     return Cost(
         candidate_count,
         operations,
         operations / speed + OVERHEAD * candidate_count,
-        8 * 5 * entries,
+        8 * 5 * batch_entries,
     )
 
 
 def _speed(device: str) -> float:
     """Time float64 matrix products for a few milliseconds, and return the operations per second."""
-    a = torch.rand(SIDE, SIDE, dtype=torch.float64, device=device)
+    matrix = torch.rand(SIDE, SIDE, dtype=torch.float64, device=device)
     least_seconds = float("inf")
     for _ in range(REPEATS):
         start = time.perf_counter()
-        a @ a
+        matrix @ matrix
         if device.startswith("cuda"):
             torch.cuda.synchronize()
         least_seconds = min(least_seconds, time.perf_counter() - start)

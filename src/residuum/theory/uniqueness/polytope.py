@@ -1,19 +1,23 @@
-"""The image of least energy in a polytope, with a lower bound that is proved even if the solver fails.
+"""Find the image of least energy in a polytope, with a lower bound that is proved even if the solver fails.
 
-    minimize |x|^2   over   low <= rows (x - x0) <= high,   lower <= x - x0 <= upper,   0 inside all of them
+    minimize |x|^2   over   low <= rows (x - x0) <= high   and   lower <= x - x0 <= upper
 
-For ANY vector nu, every x of the polytope satisfies <nu, rows (x - x0)> <= s(nu) = sum_k max(nu_k low_k,
-nu_k high_k). So by weak duality
+The energy of an image x is |x|^2. The image x0 lies in the polytope, i.e. all lower limits are at most 0 and
+all upper limits are at least 0. For any vector nu, every x of the polytope satisfies <nu, rows (x - x0)> <=
+s(nu) = sum_k max(nu_k low_k, nu_k high_k). So by weak duality
 
     |x|^2 / 2  >=  min_{lower <= z - x0 <= upper} |z|^2 / 2 + <rows^T nu, z - x0>  -  s(nu).
 
-The minimum separates into pixels: z = clamp(-rows^T nu). The bound needs no feasible point, and an
-allowance for rounding is subtracted. The vectors nu come from a primal-dual interior-point method
-(Mehrotra). Its points are pulled towards x0 until they lie inside, and then serve as examples. The method
-takes about twelve factorizations of d x d matrices, or of K x K matrices if there are few rows, for a batch
-of images at once. Switches that nearly touch the image stall first-order methods, but not this method.
+The minimum is computed for each pixel separately: z - x0 = clamp(-rows^T nu - x0, lower, upper). The bound
+holds for every nu, and an allowance for rounding errors is subtracted. The vectors nu come from a primal-dual
+interior-point method (Mehrotra). The points of this method may lie outside the polytope. They are moved
+towards x0 until they lie inside, and then serve as examples of images with little energy.
 
-Shapes: rows (b, K, d), x0 (b, d), low, high (b, K), lower, upper (b, d). Ends may be infinite.
+The method takes about twelve factorizations of d x d matrices, or of K x K matrices if there are few rows. It
+treats a batch of images at once. First-order methods stall if an image is very close to a wall of its
+polytope, but this method does not.
+
+Shapes: rows (b, K, d), x0 (b, d), low, high (b, K), lower, upper (b, d). Limits may be infinite.
 """
 
 from __future__ import annotations
@@ -24,37 +28,41 @@ import torch
 from torch import Tensor
 
 STEPS = 60  # maximum number of interior-point steps
-# The method has converged if the gap between bound and example is below this share of the image's energy.
+# The method has converged if the difference between the energy of the best example and the lower bound is
+# below this share of the image's energy.
 GAP = 1e-6
-STALL_TOLERANCE = 1e-8  # a step that shrinks the gap by less than this share of the energy is idle
-PATIENCE = 8  # this many idle steps in a row end the method
-START_COMPLEMENTARITY = (
-    1e-2  # product of each distance from a wall and its multiplier at the beginning
-)
-STEP_FRACTION = 0.995  # a step takes this share of the way to the nearest wall
-# Rounding may misplace a wall of the polytope by this share of the image's norm.
+# A step is idle if it reduces the difference between example and bound by less than this share of the energy.
+STALL_TOLERANCE = 1e-8
+PATIENCE = 8  # the method stops after this number of idle steps in a row
+# A wall is a linear inequality of the polytope. At the beginning, the distance from each wall times the
+# wall's multiplier has this value.
+START_COMPLEMENTARITY = 1e-2
+STEP_FRACTION = 0.995  # share of the longest step that keeps all distances and multipliers positive
+# Rounding errors may move a linear inequality of the polytope by this share of the image's norm.
 WALL_ROUNDING = 1e-12
-ROUNDING = 1e-12  # rounding may change a bound by this share of its terms
-# The solver fixes pixels that can change by less than this share of the image's norm, but the bound does not.
+# Rounding errors may change a bound by this share of the sum of its absolute terms.
+ROUNDING = 1e-12
+# If a pixel can change by less than this share of the image's norm, the solver keeps it constant. The proved
+# bound still allows it to change.
 PINNED_TOLERANCE = 1e-9
-# Examples keep this distance from the walls, because rounding would decide on which side they are.
+# Examples are moved towards the inside of the polytope by this factor, because a rounding error could move a
+# point on the boundary to the outside.
 INSIDE_FRACTION = 1 - 1e-9
-MAX_STIFFNESS = (
-    1e20  # limit of weights, which keeps a factorization finite if a distance becomes zero
-)
+# Largest ratio of a multiplier and a distance. The limit keeps matrices finite if a distance becomes zero.
+MAX_STIFFNESS = 1e20
 
 
 @dataclass(frozen=True)
 class Polytope:
-    """The images x near x0 with low <= rows a <= high and lower <= a <= upper, where a = x - x0.
+    """The images x with low <= rows a <= high and lower <= a <= upper, where a = x - x0.
 
     Attributes:
-        rows: (b, K, d) rows of length 1, for a batch of b polytopes.
+        rows: (b, K, d) vectors of length 1, one for each linear inequality, for a batch of b polytopes.
         x0: (b, d) images inside the polytopes.
-        low: (b, K) lower ends of the products with the rows.
-        high: (b, K) upper ends of the products with the rows.
-        lower: (b, d) lower ends of the changes of the pixels.
-        upper: (b, d) upper ends of the changes of the pixels.
+        low: (b, K) lower limits of the products of rows and a.
+        high: (b, K) upper limits of the products of rows and a.
+        lower: (b, d) lower limits of a, the change of the pixels.
+        upper: (b, d) upper limits of a, the change of the pixels.
     """
 
     rows: Tensor
@@ -70,15 +78,15 @@ class Polytope:
         return self.x0.norm(dim=1, keepdim=True).clamp(min=1e-150)
 
     def widened(self) -> Polytope:
-        """Return a slightly larger polytope that contains this polytope despite rounding errors."""
-        room = WALL_ROUNDING * self.size
+        """Return a polytope with slightly wider limits, which contains this one despite rounding errors."""
+        margin = WALL_ROUNDING * self.size
         return Polytope(
             self.rows,
             self.x0,
-            self.low - room,
-            self.high + room,
-            self.lower - room,
-            self.upper + room,
+            self.low - margin,
+            self.high + margin,
+            self.lower - margin,
+            self.upper + margin,
         )
 
     def bound(self, nu: Tensor) -> Tensor:
@@ -87,11 +95,11 @@ class Polytope:
         a = torch.minimum(torch.maximum(-linear_terms - self.x0, self.lower), self.upper)
         x = self.x0 + a
         terms = torch.cat([x.square() / 2, linear_terms * a, -_support(nu, self.low, self.high)], 1)
-        rounding = nu.abs().sum(1) * (a.norm(dim=1) + self.size[:, 0]) + terms.abs().sum(1)
-        return 2 * (terms.sum(1) - ROUNDING * rounding)
+        rounding_scale = nu.abs().sum(1) * (a.norm(dim=1) + self.size[:, 0]) + terms.abs().sum(1)
+        return 2 * (terms.sum(1) - ROUNDING * rounding_scale)
 
     def room(self, a: Tensor) -> Tensor:
-        """Return the (b,) largest factors s such that x0 + s a is inside, infinite without a limit."""
+        """Return the (b,) largest factors s for which x0 + s a lies in the polytope, may be infinite."""
         return torch.minimum(
             _room(_ahead(self.rows, a), self.low, self.high), _room(a, self.lower, self.upper)
         )
@@ -111,12 +119,12 @@ class EnergyMinimum:
 
 
 def minimize_energy(polytope: Polytope) -> EnergyMinimum:
-    """Find the image of least energy in each polytope, and a lower bound of the energy.
+    """Find the image of least energy |x|^2 in each polytope, and a lower bound of the energy.
 
     Every step of the interior-point method gives a dual vector and a point. Any dual vector proves a lower
-    bound. The point, pulled back a little into the polytope, is an example. The best bound and the best
-    example are stored, so an early stop makes the bound weaker but not wrong. Bounds are computed for a
-    slightly larger polytope, so that they hold despite rounding errors.
+    bound. The point is an example after it was moved into the polytope. The best bound and the best example
+    of all steps are returned, so an early stop makes the bound weaker but not wrong. Bounds are computed for
+    a slightly larger polytope, so that they hold despite rounding errors.
 
     Args:
         polytope: A batch of polytopes.
@@ -124,18 +132,17 @@ def minimize_energy(polytope: Polytope) -> EnergyMinimum:
     Returns:
         The bounds and examples.
     """
-    widened = polytope.widened()
-    state = _State(widened)
+    widened_polytope = polytope.widened()
+    solver = _State(widened_polytope)
     energy = polytope.x0.square().sum(1)
     best_bound, least_energy = torch.zeros_like(energy), energy
     best_example, gap, idle_steps = torch.zeros_like(polytope.x0), energy, 0
     for _ in range(STEPS):
-        state.step()
-        bound = widened.bound(state.nu)
-        best_bound = torch.where(
-            bound > best_bound, bound, best_bound
-        )  # a bound that is NaN is not larger
-        a = state.point()
+        solver.step()
+        bound = widened_polytope.bound(solver.nu)
+        # A comparison with NaN is False, so this line ignores bounds that are NaN.
+        best_bound = torch.where(bound > best_bound, bound, best_bound)
+        a = solver.point()
         a = a * (INSIDE_FRACTION * polytope.room(a).clamp(max=1))[:, None]
         energies = (polytope.x0 + a).square().sum(1)
         is_better = energies < least_energy
@@ -146,16 +153,17 @@ def minimize_energy(polytope: Polytope) -> EnergyMinimum:
             0 if bool((previous_gap - gap > STALL_TOLERANCE * energy).any()) else idle_steps + 1
         )
         has_converged = bool((gap <= GAP * energy).all())
-        if has_converged or idle_steps == PATIENCE or not bool(state.is_moving.any()):
+        if has_converged or idle_steps == PATIENCE or not bool(solver.is_moving.any()):
             break
     return EnergyMinimum(torch.minimum(best_bound, energy), best_example)
 
 
 def eliminates_rows(rows: int, pixels: int, *, walled: bool) -> bool:
-    """Return True if a matrix over rows is factorized in each step, and False for a matrix over pixels.
+    """Decide whether each step factorizes a matrix with the size of the rows or with the size of the pixels.
 
-    If a value range limits the pixels, every step needs a new basis of the rows. This costs as much as the
-    matrix over pixels if there are half as many rows as pixels.
+    The matrix with the size of the rows also needs an orthonormal basis of the rows. If a value range limits
+    the pixels, this basis changes in every step. Then this matrix is cheaper only if there are fewer than
+    half as many rows as pixels.
 
     Args:
         rows: Number of rows of the polytope.
@@ -163,7 +171,7 @@ def eliminates_rows(rows: int, pixels: int, *, walled: bool) -> bool:
         walled: Whether a value range limits the pixels.
 
     Returns:
-        Whether the smaller cost is that of the matrix over rows.
+        True if the matrix with the size of the rows is cheaper.
     """
     return (2 * rows if walled else rows) < pixels
 
@@ -171,9 +179,9 @@ def eliminates_rows(rows: int, pixels: int, *, walled: bool) -> bool:
 class _State:
     """State of the interior-point method for one batch of polytopes, in units of |x0|.
 
-    The constraint values z = G a are the products with all rows, then the changes of all pixels. Their
-    distances from both ends are p = z - low and q = high - z, with the multipliers alpha and beta. Pixels
-    that can hardly change are fixed.
+    The unknown a = x - x0 is the change of the image. The constraint values z = G a are the products of all
+    rows with a, followed by a. The distances from the limits are p = z - low, with multipliers alpha, and q =
+    high - z, with multipliers beta. Pixels whose limits are closer than ``PINNED_TOLERANCE`` are constant.
     """
 
     def __init__(self, polytope: Polytope) -> None:
@@ -219,7 +227,8 @@ class _State:
 
     def step(self) -> None:
         """Take one predictor-corrector step of the interior-point method (Mehrotra)."""
-        # At the solution a + x0 = G'(alpha - beta), and p and q are the distances of z = G a from its ends.
+        # At the solution, a + x0 = G'(alpha - beta), p = G a - low and q = high - G a. The differences of
+        # both sides are the errors that the step reduces.
         constraint_values = self._ahead(self.a)
         self.stationarity_error = self.x0 + self.a - self._back(self.alpha - self.beta)
         self.p_error = self.has_low * (constraint_values - self.low - self.p)
@@ -227,51 +236,57 @@ class _State:
         failures = self._factorize(
             (self.alpha / self.p + self.beta / self.q).clamp(max=MAX_STIFFNESS)
         )
-        # The predictor step aims at complementarity zero, and its length decides how much to center.
-        # The corrector step compensates the second-order term of the predictor step.
+        # Complementarity is the mean product of a distance and its multiplier, which is zero at the solution.
+        # The predictor step aims at zero. The value that it reaches sets the target of the corrector step.
+        # The corrector step also compensates the second-order term of the predictor step.
         complementarity = self._complementarity(0, (self.a,) * 5)
-        newton_step = self._solve(0.0, 0.0)
-        predicted_complementarity = self._complementarity(self._longest(newton_step), newton_step)
+        direction = self._solve(0.0, 0.0)
+        predicted_complementarity = self._complementarity(self._longest(direction), direction)
         centering = (predicted_complementarity / complementarity).clamp(0, 1) ** 3 * complementarity
-        newton_step = self._solve(
-            centering - newton_step[1] * newton_step[3], centering - newton_step[2] * newton_step[4]
+        direction = self._solve(
+            centering - direction[1] * direction[3], centering - direction[2] * direction[4]
         )
-        step_length = STEP_FRACTION * self._longest(newton_step)
-        is_valid = torch.stack([component.isfinite().all(1) for component in newton_step]).all(
-            0
-        ) & (failures == 0)
+        step_length = STEP_FRACTION * self._longest(direction)
+        is_valid = torch.stack([component.isfinite().all(1) for component in direction]).all(0) & (
+            failures == 0
+        )
         self.is_moving = is_valid[:, None] & (complementarity > 0)
         step_length = torch.where(self.is_moving, step_length, 0.0)
-        for name, component in zip(("a", "p", "q", "alpha", "beta"), newton_step, strict=True):
+        for name, component in zip(("a", "p", "q", "alpha", "beta"), direction, strict=True):
             new_value = getattr(self, name) + step_length * component.nan_to_num(0.0, 0.0, 0.0)
             setattr(self, name, new_value)
 
-    def _solve(self, lower: Tensor | float, upper: Tensor | float) -> tuple[Tensor, ...]:
-        """Return the Newton step towards alpha p = lower and beta q = upper.
+    def _solve(self, alpha_p: Tensor | float, beta_q: Tensor | float) -> tuple[Tensor, ...]:
+        """Return the Newton step towards products alpha p and beta q with given values.
+
+        Args:
+            alpha_p: Target of the products of p (distances from the lower limits) and alpha.
+            beta_q: Target of the products of q (distances from the upper limits) and beta.
 
         Returns:
             The changes of a, p, q, alpha and beta.
         """
-        need_p = self.has_low * ((lower - self.alpha * self.p) / self.p)
-        need_q = self.has_high * ((upper - self.beta * self.q) / self.q)
+        alpha_change = self.has_low * ((alpha_p - self.alpha * self.p) / self.p)
+        beta_change = self.has_high * ((beta_q - self.beta * self.q) / self.q)
         by_p, by_q = self.alpha / self.p, self.beta / self.q
-        target = (
-            self._back(need_p - by_p * self.p_error - need_q + by_q * self.q_error)
+        right_side = (
+            self._back(alpha_change - by_p * self.p_error - beta_change + by_q * self.q_error)
             - self.stationarity_error
         )
-        a = self._inverse(target)
+        a = self._inverse(right_side)
         z = self._ahead(a)
         p, q = self.has_low * (z + self.p_error), self.has_high * (self.q_error - z)
-        return a, p, q, need_p - by_p * p, need_q - by_q * q
+        return a, p, q, alpha_change - by_p * p, beta_change - by_q * q
 
     def _factorize(self, stiff: Tensor) -> Tensor:
         """Factorize the matrix H = D + R'SR of a Newton step.
 
-        R are the K rows of the polytope, S is the diagonal matrix of their stiffness, and D is the identity
-        plus the stiffness of the pixels. If there are few rows, a K x K matrix is factorized. Let D^-1/2 R' =
-        QT, where Q has orthonormal columns. Then H^-1 = D^-1/2 (I - QQ' + Q (I + TST')^-1 Q') D^-1/2. Nothing
-        cancels in this formula, unlike in Woodbury's formula for stiff rows. It also avoids products of rows
-        that may be nearly parallel.
+        The stiffness of a constraint is alpha / p + beta / q. The matrix R has the K rows of the polytope, S
+        is the diagonal matrix of their stiffness, and D is the identity plus the stiffness of the pixels. If
+        there are few rows, a K x K matrix is factorized. Let D^-1/2 R' = QT, where Q has orthonormal columns.
+        Then H^-1 = D^-1/2 (I - QQ' + Q (I + TST')^-1 Q') D^-1/2. If rows have a large stiffness, this formula
+        is more accurate than Woodbury's formula, because no large numbers cancel. It also avoids the inner
+        products of rows, which lose accuracy if rows are nearly parallel.
 
         Args:
             stiff: (b, K + k) stiffness alpha / p + beta / q of all K rows and k pixels.
@@ -281,54 +296,56 @@ class _State:
         """
         k = self.rows.shape[1]
         self.row_stiffness, self.diagonal = stiff[:, :k], 1 + stiff[:, k:]
-        # If no value range limits the pixels, D is the identity in every step, and one basis suffices.
+        # If no value range limits the pixels, D is the identity in every step. Then the basis Q never
+        # changes.
         if self.eliminates_rows and (self.has_pixel_walls or not hasattr(self, "basis")):
             scaled_rows = (self.rows * self.diagonal.rsqrt()[:, None]).mT
             self.basis, self.triangular = torch.linalg.qr(scaled_rows)
-        rows = self.triangular.mT if self.eliminates_rows else self.rows
-        matrix = rows.mT @ (self.row_stiffness[..., None] * rows)
+        reduced_rows = self.triangular.mT if self.eliminates_rows else self.rows
+        matrix = reduced_rows.mT @ (self.row_stiffness[..., None] * reduced_rows)
         matrix.diagonal(dim1=1, dim2=2).add_(1.0 if self.eliminates_rows else self.diagonal)
         self.factor, failures = torch.linalg.cholesky_ex(matrix)
         return failures
 
     def _inverse(self, target: Tensor) -> Tensor:
-        """Return (b, d) solutions of the factorized Newton equations with the right-hand side ``target``."""
+        """Return the (b, d) solutions of the factorized equations H a = ``target``."""
         if not self.eliminates_rows:
             return torch.cholesky_solve(target[..., None], self.factor)[..., 0]
         solution = self._through_rows(target)
-        # The rounding errors of the basis may be large for stiff pixels.
-        # So the equations are solved once more for the residual.
+        # If pixels have a large stiffness, the basis has large rounding errors. So the error of the solution
+        # is computed, and a second solve corrects it.
         product = self.diagonal * solution + _back(
             self.rows, self.row_stiffness * _ahead(self.rows, solution)
         )
         return solution + self._through_rows(target - product)
 
     def _through_rows(self, target: Tensor) -> Tensor:
-        outside = (target * self.diagonal.rsqrt())[..., None]
-        inside_coordinates = self.basis.mT @ outside
-        outside = outside - self.basis @ inside_coordinates
-        # With stiff rows the difference is mostly rounding errors, so we project it again.
-        correction = self.basis.mT @ outside
-        outside = outside - self.basis @ correction
-        solution = outside + self.basis @ torch.cholesky_solve(
-            inside_coordinates + correction, self.factor
+        outside_span = (target * self.diagonal.rsqrt())[..., None]
+        inside_coordinates = self.basis.mT @ outside_span
+        outside_span = outside_span - self.basis @ inside_coordinates
+        # If rows have a large stiffness, this difference consists mostly of rounding errors. So it is
+        # projected again.
+        second_projection = self.basis.mT @ outside_span
+        outside_span = outside_span - self.basis @ second_projection
+        solution = outside_span + self.basis @ torch.cholesky_solve(
+            inside_coordinates + second_projection, self.factor
         )
         return solution[..., 0] * self.diagonal.rsqrt()
 
     def _longest(self, move: tuple[Tensor, ...]) -> Tensor:
-        """Return the (b, 1) longest steps, at most 1, that keep all distances and multipliers positive."""
+        """Return the (b, 1) step lengths, at most 1, that keep all distances and multipliers nonnegative."""
         pairs = zip((self.p, self.q, self.alpha, self.beta), move[1:], strict=True)
-        ends = [torch.where(d < 0, -v / d, 1.0).amin(1, keepdim=True) for v, d in pairs]
-        return torch.cat(ends, 1).amin(1, keepdim=True).clamp(max=1)
+        longest_steps = [torch.where(d < 0, -v / d, 1.0).amin(1, keepdim=True) for v, d in pairs]
+        return torch.cat(longest_steps, 1).amin(1, keepdim=True).clamp(max=1)
 
     def _complementarity(self, length: Tensor | float, move: tuple[Tensor, ...]) -> Tensor:
         if isinstance(length, (int, float)):
-            total = self.alpha * self.p * self.has_low + self.beta * self.q * self.has_high
+            products = self.alpha * self.p * self.has_low + self.beta * self.q * self.has_high
         else:
             _, p, q, alpha, beta = (length * component for component in move)
-            total = (self.alpha + alpha) * (self.p + p) * self.has_low
-            total = total + (self.beta + beta) * (self.q + q) * self.has_high
-        return total.sum(1, keepdim=True) / self.end_count
+            products = (self.alpha + alpha) * (self.p + p) * self.has_low
+            products = products + (self.beta + beta) * (self.q + q) * self.has_high
+        return products.sum(1, keepdim=True) / self.end_count
 
     def _ahead(self, a: Tensor) -> Tensor:
         return torch.cat([_ahead(self.rows, a), a], 1)
@@ -347,7 +364,7 @@ def _back(rows: Tensor, y: Tensor) -> Tensor:
 
 
 def _support(nu: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """Return the (b, K) maxima of nu_k z_k over low_k <= z_k <= high_k, which are 0 if nu_k is 0."""
+    """Return the (b, K) maxima of nu_k z_k over low_k <= z_k <= high_k. If nu_k is 0, the maximum is 0."""
     return torch.where(nu > 0, nu * high, torch.where(nu < 0, nu * low, 0.0))
 
 

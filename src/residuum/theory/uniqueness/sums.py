@@ -1,24 +1,28 @@
-"""The sums over samples that the weights determine: the mass and the moment of every activation pattern.
+"""Find which sums over training samples the weights determine: the mass and the moment of every group.
 
-A *group* g has all candidates with the same activation pattern and label. Inside a group the gradient is
-affine in x. So samples x_j with multipliers lam_j enter the KKT equation only through the mass L_g = sum
-lam_j and the moment M_g = sum lam_j x_j. With several classes there is one such pair of sums for each rival
-class. A linear map leads from these sums to the weights. If this map has no null space, the weights determine
-the sums of every group. If it has a null space, mass and moment can move across patterns. There are two
-tests:
+Candidates are reconstructed samples. A *group* g consists of all candidates with the same activation pattern
+and label. Inside a pattern, the gradient is affine in x. So the samples x_j of a group, with multipliers
+lam_j, influence the weights only through two sums: the mass L_g = sum lam_j and the moment M_g = sum lam_j
+x_j. With several classes there is one such pair of sums for each rival class.
 
-    first layer   the map to the first layer is D^T (M, L), where D has the backward signals of one row per
-                  group and rival. The sums of group g are fixed if its indicator lies in the range of D.
+The weights are a linear function of these sums. If this linear map has no null space, the weights determine
+the sums of every group, i.e. the sums are fixed. If the map has a null space, other training sets with the
+same patterns can have other sums. There are two tests:
+
+    first layer   the map to the first layer is D^T (M, L), where D has one row of backward signals for each
+                  pair of group and rival class. The sums of group g are fixed if the vector that is 1 in the
+                  rows of g and 0 elsewhere (its indicator) lies in the range of D.
     dense         a singular value decomposition of the full map, if it fits into memory
 
 A sum counts as not fixed unless one of the two tests shows that it is fixed.
 
-Moves across patterns: if the system has a null space, a set with the same patterns may take mass and moment
-from some groups and give them to others. Let N be a basis of the null space. Then the sums are S + N z, each
-must stay in the cone of its cell, and the image x' takes w of its own group's sums. All this is linear in
-(x', z). So the smallest image that can be reached this way solves another quadratic program (Clarabel). It
-serves as an example: the set is computed, and its sum of gradients is measured. The proved bound does not
-depend on it.
+If the map has a null space, an image x' may replace a candidate in a training set with other sums. Let N be a
+basis of the null space. The sums of such a set are S + N z, with the sums S of the candidates. The sums of
+each group must belong to samples that have the pattern of the group, i.e. they must lie in a cone. The image
+x' has a share of the sums of its own group. All these conditions are linear in (x', z). So the image with the
+smallest norm is the solution of a quadratic program, which Clarabel solves. This image is only an example.
+Its training set is computed, and the sum of gradients of this set is checked. The proved bound does not use
+the example.
 """
 
 from __future__ import annotations
@@ -42,27 +46,26 @@ from residuum.theory.patterns import compute_switches
 if TYPE_CHECKING:
     from residuum.theory.uniqueness.certificate import Cells
 
-RANK_TOLERANCE = (
-    1e-10  # singular values below this share of the largest singular value count as zero
-)
-FIXED_TOLERANCE = (
-    1e-8  # a group is fixed if at most this share of its indicator is outside the range
-)
-MAX_UNKNOWNS, MAX_ENTRIES = (
-    3000,
-    5 * 10**7,
-)  # linear maps with more columns or entries are not decomposed
+# Singular values below this share of the largest singular value count as zero.
+RANK_TOLERANCE = 1e-10
+# The indicator of a group is 1 in the rows of the group and 0 elsewhere. The sums of a group are fixed if at
+# most this share of its indicator lies outside the range of the backward signals.
+FIXED_TOLERANCE = 1e-8
+# The linear map from sums to weights is not decomposed if it has more than 3000 columns or 5e7 entries.
+MAX_UNKNOWNS, MAX_ENTRIES = 3000, 5 * 10**7
 MAX_MATRIX_ENTRIES = 4 * 10**6  # largest number of entries in the matrix of the quadratic program
-# A move of the sums changes a row if its entries there exceed this share of the length of the move.
+# A basis vector of the null space changes the sums of a group if its entries for the group exceed this
+# number.
 TOUCHED_TOLERANCE = 1e-9
-STEP_FRACTION = (
-    1 - 1e-7
-)  # share of the longest possible step that is taken, so that no wall is touched
-WALL_TOLERANCE = 1e-9  # the solver may place an image outside a wall by this much
-EMPTY_TOLERANCE = (
-    1e-12  # a group is empty if its mass is below this share of the largest multiplier
-)
-SIGNED = ("binary", "multiclass")  # tasks whose multipliers are nonnegative
+# Share of the longest possible step that is taken. It is below 1, so that the image stays inside its
+# activation pattern despite rounding errors.
+STEP_FRACTION = 1 - 1e-7
+# A constraint may be violated by this amount because of rounding errors. For limits of pixels, the amount is
+# relative to the norm of the image.
+WALL_TOLERANCE = 1e-9
+# A group has no samples if its mass (sum of multipliers) is below this share of the largest multiplier.
+EMPTY_TOLERANCE = 1e-12
+NONNEGATIVE_TASKS = ("binary", "multiclass")  # tasks whose multipliers are nonnegative
 
 
 @dataclass(frozen=True)
@@ -70,8 +73,8 @@ class Groups:
     """Candidates grouped by activation pattern and label.
 
     Attributes:
-        index: (m,) number of each candidate's group.
-        first: (G,) number of the first candidate of each group.
+        index: (m,) index of each candidate's group.
+        first: (G,) index of the first candidate of each group.
     """
 
     index: Tensor
@@ -79,8 +82,17 @@ class Groups:
 
     @classmethod
     def build(cls, kkt_set: KKTSet) -> Groups:
-        """Group candidates by pattern and label, or only by pattern if multipliers may be negative."""
-        labels = kkt_set.y if kkt_set.task in SIGNED else torch.zeros_like(kkt_set.lam)
+        """Group candidates by activation pattern and label.
+
+        If multipliers may be negative, candidates are grouped only by pattern.
+
+        Args:
+            kkt_set: The candidates.
+
+        Returns:
+            The groups.
+        """
+        labels = kkt_set.y if kkt_set.task in NONNEGATIVE_TASKS else torch.zeros_like(kkt_set.lam)
         keys = torch.cat([kkt_set.switches.pattern.double(), labels[:, None].double()], 1)
         index = torch.unique(keys, dim=0, return_inverse=True)[1]
         group_count = int(index.max()) + 1
@@ -97,7 +109,7 @@ class Groups:
         return values.new_zeros(len(self), *values.shape[1:]).index_add(0, self.index, values)
 
     def members(self, g: int) -> Tensor:
-        """Return the numbers of the candidates in group ``g``."""
+        """Return the indices of the candidates in group ``g``."""
         return (self.index == g).nonzero()[:, 0]
 
 
@@ -105,13 +117,13 @@ class Groups:
 class Pinned:
     """Which groups of candidates have sums that the weights determine.
 
-    The sums of a group are its mass, i.e. its total multiplier, and its moment, i.e. its total of images
-    times multipliers.
+    A group consists of all candidates with the same activation pattern and label. The sums of a group are its
+    mass (sum of multipliers) and its moment (sum of images times multipliers).
 
     Attributes:
-        groups: (G,) whether every training set with these patterns has the same sums in the group.
-        what: Record of how many sums are determined, and how this was shown.
-        rows: Q constraints, one for each group and rival class. Their index is the group.
+        groups: (G,) True for a group whose sums are the same in every training set with these patterns.
+        what: The number of determined sums, and the test that shows this.
+        rows: Q constraints, one for each pair of group and rival class. ``rows.index`` is the group.
         null: (Q (d + 1), k) basis of the changes of the sums that change no weight, or None if this basis was
             not computed.
     """
@@ -125,10 +137,11 @@ class Pinned:
 def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
     """Find the groups whose sums are fixed, i.e. every change of these sums changes the weights.
 
-    The first test is cheap: if the first layer has a bias, its backward signals may show that all sums are
-    fixed. Otherwise the full linear map from sums to weights is decomposed if it fits into memory. It has one
-    column for each number in the sums of every group. The sums of a group are fixed if no vector of the null
-    space changes them. Multipliers of either sign can cancel, so they fix nothing.
+    The sums of a group are its mass (sum of multipliers) and its moment (sum of images times multipliers). If
+    the first layer has a bias, a cheap test of its backward signals may show that all sums are fixed.
+    Otherwise the full linear map from sums to weights is decomposed if it fits into memory. The sums of a
+    group are fixed if no vector in the null space of this map changes them. If multipliers may be negative,
+    no sums count as fixed, because samples with multipliers of opposite signs can cancel.
 
     Args:
         kkt_set: The candidates.
@@ -138,7 +151,7 @@ def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
         The groups with fixed sums.
     """
     group_count = len(groups)
-    if kkt_set.task not in SIGNED:
+    if kkt_set.task not in NONNEGATIVE_TASKS:
         none_pinned = torch.zeros(group_count, dtype=torch.bool, device=kkt_set.x.device)
         return Pinned(none_pinned, Sums(group_count, 0, None, None, "multipliers of either sign"))
     rows = _rows(kkt_set, groups)
@@ -147,9 +160,9 @@ def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
         return Pinned(
             is_fixed, Sums(group_count, group_count, 0, least_singular_value, "first layer"), rows
         )
-    unknowns = len(rows) * (kkt_set.x[0].numel() + 1)
+    unknown_count = len(rows) * (kkt_set.x[0].numel() + 1)
     parameter_count = sum(t.numel() for t in kkt_set.target.values())
-    if unknowns > MAX_UNKNOWNS or unknowns * parameter_count > MAX_ENTRIES:
+    if unknown_count > MAX_UNKNOWNS or unknown_count * parameter_count > MAX_ENTRIES:
         return Pinned(
             is_fixed,
             Sums(group_count, int(is_fixed.sum()), None, least_singular_value, "first layer"),
@@ -157,18 +170,18 @@ def find_pinned_sums(kkt_set: KKTSet, groups: Groups) -> Pinned:
         )
     null_basis, least_singular_value = null_space(kkt_set, groups, rows)
     null_by_row = null_basis.reshape(len(rows), kkt_set.x[0].numel() + 1, null_basis.shape[1])
-    row_moves = null_by_row.new_zeros(group_count, *null_by_row.shape[1:]).index_add(
+    group_changes = null_by_row.new_zeros(group_count, *null_by_row.shape[1:]).index_add(
         0, rows.index, null_by_row
     )
-    is_fixed = row_moves.flatten(1).norm(dim=1) <= FIXED_TOLERANCE
-    sums_record = Sums(
+    is_fixed = group_changes.flatten(1).norm(dim=1) <= FIXED_TOLERANCE
+    determined_sums = Sums(
         group_count, int(is_fixed.sum()), null_basis.shape[1], least_singular_value, "dense"
     )
-    return Pinned(is_fixed, sums_record, rows, null_basis)
+    return Pinned(is_fixed, determined_sums, rows, null_basis)
 
 
 def _rows(kkt_set: KKTSet, groups: Groups) -> Rows:
-    """Return a constraint for each group, or for each group and rival class. Its index is the group."""
+    """Return a constraint for each group (and rival class). The index of a constraint is the group."""
     y, outputs = kkt_set.y[groups.first], kkt_set.outputs.shape[1]
     if kkt_set.task == "binary":
         return Rows(torch.arange(len(groups), device=y.device), y[:, None])
@@ -182,7 +195,9 @@ def _rows(kkt_set: KKTSet, groups: Groups) -> Rows:
 def _by_first_layer(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, float | None]:
     """Find the groups whose sums are fixed by the first layer alone.
 
-    These are the groups whose indicator lies in the range of the backward signals at the first layer.
+    The matrix of backward signals has a row for each constraint. The indicator of a group is the vector that
+    is 1 for the constraints of the group and 0 for all others. The sums of a group are fixed if its indicator
+    lies in the range of this matrix.
 
     Args:
         kkt_set: The candidates.
@@ -190,34 +205,36 @@ def _by_first_layer(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor
         rows: A constraint for each group and rival class.
 
     Returns:
-        (G,) whether the sums of each group are fixed, and the smallest nonzero singular value of the backward
-        signals relative to the largest, or None if the first layer has no bias or no active neuron.
+        (G,) whether the sums of each group are fixed. Then the smallest nonzero singular value of the
+        backward signals relative to the largest. It is None if the first layer has no bias or no active
+        neuron.
     """
     chain = dense_chain(kkt_set.models[0])
     if chain is None or chain.linears[0].bias is None:
         return torch.zeros(len(groups), dtype=torch.bool, device=kkt_set.x.device), None
-    trace = chain.trace(kkt_set.x[groups.first])
+    activations = chain.trace(kkt_set.x[groups.first])
     left_vectors, singular_values, _ = torch.linalg.svd(
-        chain.signals(trace, rows.covectors, rows.index)[0].detach(), full_matrices=False
+        chain.signals(activations, rows.covectors, rows.index)[0].detach(), full_matrices=False
     )
     is_nonzero = singular_values > RANK_TOLERANCE * singular_values[0]
-    if not bool(is_nonzero.any()):  # no neuron is active for any candidate
+    if not bool(is_nonzero.any()):  # No neuron is active for any candidate.
         return torch.zeros(len(groups), dtype=torch.bool, device=kkt_set.x.device), None
-    basis = left_vectors[:, is_nonzero]
-    indicators = torch.nn.functional.one_hot(rows.index, len(groups)).to(basis)
-    outside_range = (indicators - basis @ (basis.T @ indicators)).norm(dim=0) / indicators.norm(
+    range_basis = left_vectors[:, is_nonzero]
+    indicators = torch.nn.functional.one_hot(rows.index, len(groups)).to(range_basis)
+    outside_range = (indicators - range_basis @ (range_basis.T @ indicators)).norm(
         dim=0
-    )
+    ) / indicators.norm(dim=0)
     return outside_range <= FIXED_TOLERANCE, float(
         singular_values[is_nonzero].min() / singular_values[0]
     )
 
 
 def null_space(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, float]:
-    """Return the changes of the groups' sums that change no weight.
+    """Return the changes of the groups' sums that do not change the weights.
 
-    Each constraint has d coordinates for M - L x and one coordinate for L, where M and L are moment and mass
-    of the group, and x is its first member.
+    The sums of a group are its mass L (sum of multipliers) and its moment M (sum of images times
+    multipliers). Each constraint has d + 1 coordinates: the d entries of M - L x, where x is the first
+    candidate of the group, and then L.
 
     Args:
         kkt_set: The candidates.
@@ -231,28 +248,28 @@ def null_space(kkt_set: KKTSet, groups: Groups, rows: Rows) -> tuple[Tensor, flo
     model, theta = kkt_set.models[0], parameters(kkt_set.models[0])
     x = kkt_set.x[groups.first][rows.index].flatten(1)
 
-    def total(x: Tensor, lam: Tensor) -> Tensor:
+    def weighted_gradients(x: Tensor, lam: Tensor) -> Tensor:
         def value(t: Theta) -> Tensor:
             outputs = functional_call(model, t, (x.reshape(len(x), *kkt_set.x.shape[1:]),))
             return (lam * rows.covectors * outputs).sum()
 
         return torch.cat([gradient.flatten() for gradient in grad(value)(theta).values()])
 
-    ones = torch.ones(len(rows), 1, dtype=x.dtype, device=x.device)
+    unit_multipliers = torch.ones(len(rows), 1, dtype=x.dtype, device=x.device)
     unit_moves = torch.eye(x.numel() + len(x), dtype=x.dtype, device=x.device)
-    moves = unit_moves.reshape(
-        len(unit_moves), len(x), -1
-    )  # for each row: d entries of the moment, one of the mass
+    # Each unit change has d entries for the moment and one entry for the mass of every constraint.
+    moves = unit_moves.reshape(len(unit_moves), len(x), -1)
 
     def parameter_change(move: Tensor) -> Tensor:
-        return jvp(total, (x, ones), (move[:, :-1], move[:, -1:]))[1]
+        return jvp(weighted_gradients, (x, unit_multipliers), (move[:, :-1], move[:, -1:]))[1]
 
-    linear_map = vmap(parameter_change, chunk_size=64)(moves).T  # (P, Q (d + 1))
-    triangular = torch.linalg.qr(linear_map, mode="r")[
-        1
-    ]  # has the same singular values and right vectors as the map
+    # The linear map from sums to weights, (P, Q (d + 1)) for P weights and Q constraints.
+    linear_map = vmap(parameter_change, chunk_size=64)(moves).T
+    # The triangular factor is smaller than the linear map, and has the same singular values and right
+    # vectors.
+    triangular_factor = torch.linalg.qr(linear_map, mode="r")[1]
     _, singular_values, right_vectors = torch.linalg.svd(
-        triangular, full_matrices=len(triangular) < triangular.shape[1]
+        triangular_factor, full_matrices=len(triangular_factor) < triangular_factor.shape[1]
     )
     rank = int((singular_values > RANK_TOLERANCE * singular_values[0]).sum())
     return right_vectors[rank:].T, float(
@@ -264,19 +281,21 @@ Array = np.ndarray[Any, Any]
 
 
 def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Tensor, float] | None:
-    """Find the image of least energy that can replace candidate i if sums may move across patterns.
+    """Find the image of least norm that can replace candidate i if the sums of several groups may change.
 
-    The sums (moment, mass) of several groups may change together without a change of the weights. The
-    unknowns are the image, relative to its group's first member, and k coordinates of these changes. The sums
-    of every group, minus what the image takes from its group, must be sums of samples inside the group's
-    cell. For the pair (moment, mass) this is a cone, so the constraints are linear in the unknowns.
+    The mass and the moment of several groups may change together without a change of the weights. The
+    unknowns are the image minus the first candidate of its group, and k coordinates of such changes. The
+    image has a share of the sums of its group. The remaining sums of every group must be sums of samples that
+    have the activation pattern of the group. The pairs (moment, mass) of such samples form a cone, so the
+    constraints are linear in the unknowns.
 
-    The result is an example and not a bound. The example is computed and checked from scratch. If the time
-    limit stops the search, the result is still an example, but not the smallest.
+    The result is an example and not a bound. The sum of gradients of its training set is computed and
+    compared with the original sum. If the time limit stops the search, the result is still an example, but
+    its norm is not the smallest.
 
     Args:
         cells: The constraints of all candidates.
-        i: Number of the candidate.
+        i: Index of the candidate.
         seconds: Time limit of the solver.
 
     Returns:
@@ -287,35 +306,45 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
     if null_basis is None or rows is None or not null_basis.shape[1]:
         return None
     d = cells.low.shape[1]
-    basis = null_basis.reshape(len(rows), d + 1, -1).cpu().numpy()
-    group = rows.index.cpu().numpy()
+    basis_by_row = null_basis.reshape(len(rows), d + 1, -1).cpu().numpy()
+    group_of_row = rows.index.cpu().numpy()
     own_group = int(cells.groups.index[i])
     moved_rows = np.flatnonzero(
-        (np.abs(basis).max((1, 2)) > TOUCHED_TOLERANCE) | (group == own_group)
+        (np.abs(basis_by_row).max((1, 2)) > TOUCHED_TOLERANCE) | (group_of_row == own_group)
     )
-    cones = {int(g): _cone(cells, int(g)) for g in np.unique(group[moved_rows])}
-    k = basis.shape[2]
-    if sum(len(cones[int(g)]) for g in group[moved_rows]) * (d + k) > MAX_MATRIX_ENTRIES:
+    cones_by_group = {
+        int(row_group): _cone(cells, int(row_group))
+        for row_group in np.unique(group_of_row[moved_rows])
+    }
+    k = basis_by_row.shape[2]
+    if (
+        sum(len(cones_by_group[int(row_group)]) for row_group in group_of_row[moved_rows]) * (d + k)
+        > MAX_MATRIX_ENTRIES
+    ):
         return None
     first_images = {
-        g: cells.kkt_set.x[cells.groups.first[g]].flatten().cpu().numpy() for g in cones
+        row_group: cells.kkt_set.x[cells.groups.first[row_group]].flatten().cpu().numpy()
+        for row_group in cones_by_group
     }
-    # This is the share of candidate i's multipliers that the image takes, for each row of its group.
-    taken_shares = {
+    # The multiplier of the image for each constraint of its group: a share of the multiplier of candidate i.
+    image_multipliers = {
         int(q): cells.share * float(_row_multipliers(cells.kkt_set, i, rows.covectors[q]))
-        for q in np.flatnonzero(group == own_group)
+        for q in np.flatnonzero(group_of_row == own_group)
     }
     unchanged_image = cells.kkt_set.x[i].flatten().cpu().numpy() - first_images[own_group]
     constraint_blocks, constant_blocks, row_sums = [], [], {}
     for q in moved_rows.tolist():
-        g = int(group[q])
-        cone, total = cones[g], _total(cells, g, rows.covectors[q])
+        row_group = int(group_of_row[q])
+        cone, total = cones_by_group[row_group], _total(cells, row_group, rows.covectors[q])
         row_sums[q] = total
-        # The image takes moment and mass from the rows of its own group only.
-        image_weight = taken_shares[q] if g == own_group else 0.0
-        constraint_blocks.append(np.concatenate([-image_weight * cone[:, :-1], cone @ basis[q]], 1))
+        # The image has a multiplier only for the constraints of its own group.
+        image_weight = image_multipliers[q] if row_group == own_group else 0.0
+        constraint_blocks.append(
+            np.concatenate([-image_weight * cone[:, :-1], cone @ basis_by_row[q]], 1)
+        )
         constant_blocks.append(cone @ total - image_weight * cone[:, -1])
-    cone = cones[own_group]  # the image itself must lie in the cell of its group
+    # The image must have the activation pattern of its group.
+    cone = cones_by_group[own_group]
     constraint_blocks.append(np.concatenate([cone[:, :-1], np.zeros((len(cone), k))], 1))
     constant_blocks.append(cone[:, -1])
     solution = _solve(
@@ -328,52 +357,61 @@ def across_patterns(cells: Cells, i: int, seconds: float = math.inf) -> tuple[Te
     )
     images, u = (
         [first_images[own_group] + solution[:d]],
-        [sum(taken_shares[q] * rows.covectors[q] for q in taken_shares)],
+        [sum(image_multipliers[q] * rows.covectors[q] for q in image_multipliers)],
     )
     for q in moved_rows.tolist():
-        g = int(group[q])
-        image_weight = taken_shares[q] if g == own_group else 0.0
+        row_group = int(group_of_row[q])
+        image_weight = image_multipliers[q] if row_group == own_group else 0.0
         remaining_sums = (
-            row_sums[q] + basis[q] @ solution[d:] - image_weight * np.append(solution[:d], 1.0)
+            row_sums[q]
+            + basis_by_row[q] @ solution[d:]
+            - image_weight * np.append(solution[:d], 1.0)
         )
         if remaining_sums[-1] > EMPTY_TOLERANCE * float(cells.kkt_set.lam.max()):
-            images.append(first_images[g] + remaining_sums[:-1] / remaining_sums[-1])
+            images.append(first_images[row_group] + remaining_sums[:-1] / remaining_sums[-1])
             u.append(remaining_sums[-1] * rows.covectors[q])
-    return _check_example(cells, np.array(sorted(cones)), images, u)
+    return _check_example(cells, np.array(sorted(cones_by_group)), images, u)
 
 
 def _cone(cells: Cells, g: int) -> Array:
-    """Return the linear inequalities that the sums of all samples in a group's cell obey.
+    """Return the linear inequalities that the mass and the moment of a group must obey.
 
-    The cell of a group has all samples with its activation pattern within the value range. These samples obey
-    linear inequalities. Added up with multipliers, each of them becomes a homogeneous inequality for the
-    moment M - L x about the group's first member x and the mass L. So an empty group obeys the inequalities
-    too. Rows have length 1 to suit the tolerances of the solver.
+    All samples of the group have its activation pattern and lie within the value range, so each sample obeys
+    linear inequalities. The sum of these inequalities, weighted with the multipliers, is a homogeneous
+    inequality for M - L x and L. Here M is the moment (sum of samples times multipliers), L is the mass (sum
+    of multipliers), and x is the first candidate of the group. If the group has no samples, M and L are zero,
+    and the inequalities hold. Rows are scaled to length 1 to suit the tolerances of the solver.
 
     Args:
         cells: The constraints of all candidates.
-        g: Number of the group.
+        g: Index of the group.
 
     Returns:
         (c, d + 1) rows H with H (M - L x, L) >= 0.
     """
     member = cells.groups.first[g : g + 1]
     rows = cells.rows(member)[0, : cells.switches].cpu().numpy()
-    values = cells.values[member][0, : cells.switches].cpu().numpy()
+    boundary_values = cells.values[member][0, : cells.switches].cpu().numpy()
     x = cells.kkt_set.x[member].flatten().cpu().numpy()
-    blocks = [np.concatenate([rows, values[:, None]], 1)]
+    inequality_blocks = [np.concatenate([rows, boundary_values[:, None]], 1)]
     for sign, end in ((1, cells.low), (-1, cells.high)):
         if cells.boxed:
-            ends = sign * (x - end[member][0].cpu().numpy())
-            blocks.append(np.concatenate([sign * np.eye(len(x)), ends[:, None]], 1))
-    blocks.append(np.append(np.zeros(len(x)), 1.0)[None])
-    cone = np.concatenate(blocks)
+            distances_from_limit = sign * (x - end[member][0].cpu().numpy())
+            inequality_blocks.append(
+                np.concatenate([sign * np.eye(len(x)), distances_from_limit[:, None]], 1)
+            )
+    inequality_blocks.append(np.append(np.zeros(len(x)), 1.0)[None])
+    cone = np.concatenate(inequality_blocks)
     row_lengths = np.linalg.norm(cone, axis=1)
     return cone[row_lengths > 0] / row_lengths[row_lengths > 0, None]
 
 
 def _total(cells: Cells, g: int, covector: Tensor) -> Array:
-    """Return the (d + 1,) sums of a group for one constraint: moment about the first member, then mass."""
+    """Return the (d + 1,) sums of a group for one constraint.
+
+    The first d entries are the moment M - L x, where x is the first candidate of the group. The last entry is
+    the mass L.
+    """
     members, kkt_set = cells.groups.members(g), cells.kkt_set
     lam = _row_multipliers(kkt_set, members, covector)
     offsets = kkt_set.x[members].flatten(1) - kkt_set.x[cells.groups.first[g]].flatten()
@@ -388,7 +426,7 @@ def _row_multipliers(kkt_set: KKTSet, samples: Tensor | int, covector: Tensor) -
 
     Args:
         kkt_set: The candidates.
-        samples: Numbers of the candidates.
+        samples: Indices of the candidates.
         covector: (C,) covector of the constraint, which is negative at the rival class.
 
     Returns:
@@ -400,18 +438,19 @@ def _row_multipliers(kkt_set: KKTSet, samples: Tensor | int, covector: Tensor) -
 
 
 def _solve(a: Array, b: Array, x: Array, start: Array, k: int, seconds: float) -> Array:
-    """Find the image of least energy under linear constraints.
+    """Find the image of least norm under linear constraints.
 
-    The unknowns y have shape (d + k,): the image relative to x, then coordinates of a change of sums. The
-    solver may return a point that lies outside by rounding, and then a sample would leave its pattern. So the
-    step from the unchanged image ends a little before the first constraint would be violated.
+    The unknowns y have shape (d + k,). The first d unknowns are the image minus x. The other k unknowns are
+    coordinates of a change of the groups' sums. The solver may violate constraints by rounding errors, and
+    then a sample would leave its activation pattern. So the result lies on the line from the unchanged image
+    to the solver's point, a little before the first constraint would be violated.
 
     Args:
         a: (c, d + k) matrix of the constraints a y + b >= 0.
         b: (c,) constants of the constraints.
-        x: (d,) first member of the group.
-        start: (d,) unchanged image, relative to x.
-        k: Number of coordinates of the change of sums.
+        x: (d,) first candidate of the group.
+        start: (d,) unchanged image minus x.
+        k: Number of coordinates of the change of the groups' sums.
         seconds: Time limit of the solver.
 
     Returns:
@@ -425,9 +464,9 @@ def _solve(a: Array, b: Array, x: Array, start: Array, k: int, seconds: float) -
     settings.tol_gap_abs = settings.tol_gap_rel = settings.tol_feas = 1e-10
     quadratic_term = sparse.block_diag([sparse.identity(len(x)), sparse.csc_matrix((k, k))], "csc")
     linear_term = np.concatenate([x, np.zeros(k)])
-    cone = [clarabel.NonnegativeConeT(len(b))]
+    cones = [clarabel.NonnegativeConeT(len(b))]
     solver = clarabel.DefaultSolver(
-        quadratic_term, linear_term, sparse.csc_matrix(-a), b, cone, settings
+        quadratic_term, linear_term, sparse.csc_matrix(-a), b, cones, settings
     )
     origin = np.concatenate([start, np.zeros(k)])
     full_step = np.nan_to_num(np.asarray(solver.solve().x)) - origin
@@ -445,7 +484,7 @@ def _check_example(
 
     Args:
         cells: The constraints of all candidates.
-        groups: Numbers of the groups whose candidates are replaced.
+        groups: Indices of the groups whose candidates are replaced.
         images: (d,) new images.
         u: (C,) products of multiplier and covector of each new image.
 
@@ -454,21 +493,25 @@ def _check_example(
         activation patterns or the value range.
     """
     kkt_set = cells.kkt_set
-    replaced = torch.isin(cells.groups.index, torch.as_tensor(groups).to(cells.groups.index))
+    is_replaced = torch.isin(cells.groups.index, torch.as_tensor(groups).to(cells.groups.index))
     x = torch.as_tensor(np.stack(images)).to(kkt_set.x).reshape(-1, *kkt_set.x.shape[1:])
-    allowed_patterns = {row.tobytes() for row in kkt_set.switches.pattern[replaced].cpu().numpy()}
+    allowed_patterns = {
+        row.tobytes() for row in kkt_set.switches.pattern[is_replaced].cpu().numpy()
+    }
     patterns = compute_switches(kkt_set.models, x).pattern.cpu().numpy()
     if any(row.tobytes() not in allowed_patterns for row in patterns):
         return None
-    low, high = (end[replaced] for end in (cells.low, cells.high))
-    tolerance = WALL_TOLERANCE * x.flatten(1).norm(dim=1).max()
+    low, high = (end[is_replaced] for end in (cells.low, cells.high))
+    range_tolerance = WALL_TOLERANCE * x.flatten(1).norm(dim=1).max()
     if bool(
-        (x.flatten(1) < low.amin(0) - tolerance).any()
-        | (x.flatten(1) > high.amax(0) + tolerance).any()
+        (x.flatten(1) < low.amin(0) - range_tolerance).any()
+        | (x.flatten(1) > high.amax(0) + range_tolerance).any()
     ):
         return None
-    weights = torch.cat(
-        [-kkt_set.u[replaced, 0], torch.stack([torch.as_tensor(v) for v in u]).to(kkt_set.u)]
+    weighted_covectors = torch.cat(
+        [-kkt_set.u[is_replaced, 0], torch.stack([torch.as_tensor(v) for v in u]).to(kkt_set.u)]
     )
-    sum_change = weighted_gradient(kkt_set.models[0], torch.cat([kkt_set.x[replaced], x]), weights)
+    sum_change = weighted_gradient(
+        kkt_set.models[0], torch.cat([kkt_set.x[is_replaced], x]), weighted_covectors
+    )
     return x[0].flatten(), norm(sum_change) / norm(kkt_set.target)

@@ -1,0 +1,113 @@
+"""Find what the trees of a release determine about its training table, by recovering the table.
+
+A scan has no data. It recovers the table of a forest (:mod:`residuum.trees.recovery`) and reports how many
+targets, cells and rows the file determines. An attacker who knows the ranges of the columns recovers more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from residuum.trees.bootstrap import bootstrap_counts
+from residuum.trees.forest import AVERAGE, Forest
+from residuum.trees.labels import find_labels
+from residuum.trees.recovery import recover_table
+
+# A scan recovers the tables of forests with at most this many nodes, which takes some seconds.
+MAX_NODES = 500_000
+# Labels are recovered from at most this many trees times records, because a linear program takes long.
+MAX_LABEL_WORK = 100_000
+ADVICE = (
+    "Do not release this file. Train again with at least 5 records in every leaf (min_samples_leaf=5) and "
+    "with fewer trees than records, and remove the seeds (random_state) and impurities of the trees before "
+    "saving. Removing seeds, counts, impurities or inner values alone does not help."
+)
+LIMIT_LEAVES = (
+    "Train with at least 5 records in every leaf (min_samples_leaf=5) and with fewer trees than records. "
+    "Bagging and removing the counts do not help."
+)
+
+
+@dataclass(frozen=True)
+class TreeFinding:
+    """What the trees of a model determine.
+
+    Attributes:
+        reveals_records: Whether targets or values of training records are determined.
+        what: What was found, in a few words.
+        reason: What the trees reveal.
+        count: Number of records with a determined target, None if it was not measured.
+    """
+
+    reveals_records: bool
+    what: str
+    reason: str
+    count: int | None = None
+
+
+def describe_trees(name: str, forest: Forest) -> Iterator[TreeFinding]:
+    """Yield what the trees of a model determine about its training table.
+
+    Args:
+        name: Class of the model.
+        forest: The trees.
+
+    Yields:
+        One finding, or none if the forest is too large for a scan.
+    """
+    node_count = sum(len(tree.left) for tree in forest.trees)
+    if forest.kind != AVERAGE or node_count > MAX_NODES:
+        return
+    if forest.is_classifier:
+        yield _describe_classifier(name, forest)
+    else:
+        yield _describe_regressor(name, forest)
+
+
+def _describe_regressor(name: str, forest: Forest) -> TreeFinding:
+    table = recover_table(forest)
+    targets = int((~np.isnan(table.y)).sum())
+    if not targets:
+        return TreeFinding(
+            False,
+            f"decision trees of {name}",
+            "Thresholds lie between two values of training records. The targets of single records could not "
+            "be recovered",
+        )
+    stated = table.is_exact | table.is_likely | table.is_missing
+    certainty = "likely" if table.is_likely.any() else "exact"
+    records = forest.records or len(table.y)
+    order = " in the order of the training table" if table.has_row_order else ""
+    reason = f"The file determines the targets of {targets} of {records} training records{order}"
+    if stated.any():
+        rows = int(stated.all(1).sum())
+        reason += (
+            f". {stated.mean():.1%} of all cells of the training table follow from the thresholds "
+            f"({certainty} values), and {rows} rows are known in every column. An attacker who knows the "
+            "smallest and largest value of each column recovers more"
+        )
+    return TreeFinding(True, f"the training table in the trees of {name}", reason, targets)
+
+
+def _describe_classifier(name: str, forest: Forest) -> TreeFinding:
+    counts = bootstrap_counts(forest)
+    known_labels = 0
+    if counts is not None and counts.size <= MAX_LABEL_WORK:
+        known_labels = int((find_labels(forest, counts) >= 0).sum())
+    if known_labels:
+        assert counts is not None
+        return TreeFinding(
+            True,
+            f"training labels in the roots of {name}",
+            f"The seeds and the roots of the trees determine the labels of {known_labels} of "
+            f"{counts.shape[1]} training records, in the order of the training table",
+            known_labels,
+        )
+    return TreeFinding(
+        False,
+        f"decision trees of {name}",
+        "Thresholds lie between two values of training records, and leaves count their records",
+    )
