@@ -370,8 +370,8 @@ class Walk:
         segments = Segments.build(choices, choices.cuts())
         cumulative = self.cumulative_densities(members)
         row = segments.member, segments.column
-        start = _at(cumulative, *row, self.scales.u[segments.column, segments.first])
-        end = _at(cumulative, *row, self.scales.u[segments.column, segments.last + 1])
+        start = _value_at(cumulative, *row, self.scales.u[segments.column, segments.first])
+        end = _value_at(cumulative, *row, self.scales.u[segments.column, segments.last + 1])
         noise = self.rng.gumbel(size=len(start))
         costs = -np.log(np.maximum(end - start, MIN_MASS)) - noise
         effort = Effort(
@@ -433,7 +433,7 @@ class Walk:
         self.places[members] = self.leaves.place(intervals)
 
 
-def _at(cumulative: Floats, member: Integers, column: Integers, u: Floats) -> Floats:
+def _value_at(cumulative: Floats, member: Integers, column: Integers, u: Floats) -> Floats:
     """Return the values of distribution functions at coordinates."""
     position = u * BINS
     index = np.clip(position.astype(np.int64), 0, BINS - 1)
