@@ -84,7 +84,9 @@ NEAR_COLUMNS, NEAR = (
 MIN_CONTROL_SAMPLES = 20  # a positive control has at least this many training samples
 ITS_TREES = "the file holds the trees, from which the training table is computed"
 CONTROL_SUBJECT = "forests of as many fully grown trees"
-CLASSIFIER_ROWS = "the attack recovers labels of classification forests and no values of columns"
+CLASSIFIER_ROWS = (
+    "an audit compares the labels of classification forests, as their rows are estimates"
+)
 
 
 def plan_attack(model: NamedForest) -> AttackOutcome:
@@ -100,7 +102,7 @@ def recover_tables(audit: Audit) -> Audit:
     row = plan_attack(case.forest)
     if not row.ran:
         return replace(audit, attacks=AttackResults((row,)))
-    attack = ForestAttack(seed=audit.request.seed)
+    attack = ForestAttack(seed=audit.request.seed, rows=False)
     table = attack.run(case.forest, case.knowledge, audit.listener.message)
     row = row.replace(
         reason=" ".join(table.lines),
@@ -465,7 +467,7 @@ def _test_control(
     assert audit.case.forest is not None
     model = train_control(audit.case.forest, members, seed)
     knowledge = _knowledge_of_control(audit.case.knowledge, members)
-    table = ForestAttack(seed=audit.request.seed).run(model, knowledge)
+    table = ForestAttack(seed=audit.request.seed, rows=False).run(model, knowledge)
     level = audit.negative_controls.level
     if table.is_classifier:
         y = members.y.double().numpy()

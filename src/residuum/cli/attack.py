@@ -31,7 +31,14 @@ from cyclopts import App, Parameter
 
 from residuum.cli import options
 from residuum.cli.options import SETTINGS, options_from, with_options
-from residuum.cli.output import attack_progress, format_number, print_line, print_notes, print_table
+from residuum.cli.output import (
+    attack_progress,
+    format_number,
+    print_line,
+    print_notes,
+    print_table,
+    show_progress,
+)
 from residuum.errors import InputError, did_you_mean
 from residuum.settings import AUTO, MODELS, PRESETS, AttackSettings
 
@@ -123,7 +130,7 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
     ) -> None:
         from residuum.attacks import estimate, make_attack
         from residuum.attacks.registry import adapt_to_surface
-        from residuum.attacks.trees.forest import read_forest
+        from residuum.attacks.trees.forest import ForestAttack, read_forest
         from residuum.errors import InconclusiveError
         from residuum.io.attacker_knowledge import build_knowledge, parse_shape
         from residuum.io.forests import read_forests
@@ -134,7 +141,9 @@ def make_command(name: str, settings_model: type[AttackSettings]) -> Callable[..
 
         check_preset(name, preset)
         attack = options.make_from_options(
-            lambda **values: make_attack(AUTO if name == FOREST else name, preset, **values),
+            lambda **values: (
+                ForestAttack(**values) if name == FOREST else make_attack(name, preset, **values)
+            ),
             settings or {},
         )
         options.check_device(attack.device)
@@ -339,7 +348,11 @@ def _attack_forest(
     if out is None:
         raise InputError("An attack needs a folder to write.", "Pass --out runs/a.")
     knowledge = known_by_attacker(forest_facts, Knowledge(), None, None)
-    table = attack_forest(release, knowledge, ForestAttack(seed=attack.seed), out)
+    forest_attack = ForestAttack.from_json(
+        {k: v for k, v in attack.to_json().items() if k in ForestAttack.model_fields}
+    )
+    with show_progress("forest", lambda text: (0, 0, text), output.visible) as watch:
+        table = attack_forest(release, knowledge, forest_attack, out, watch or (lambda text: None))
     from residuum.records.rundir import read_json
 
     def show_table() -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from residuum.cli.output import format_number, print_line, print_table
 
-EXTRAS = {"cluster": "ray", "dp": "opacus", "onnx": "onnx"}
+EXTRAS = {"cluster": "ray", "dp": "opacus", "onnx": "onnx", "trees": "ortools"}
 DATASETS = ("digits", "mnist", "cifar10")
 # The self-test runs the default attack on this network, with this number of candidates.
 # It measures the time of one step, for MEASURED seconds.

@@ -30,6 +30,8 @@ class RecoveredTable(Record):
         names: Names of the columns, () if the file stores no names.
         seconds: Run time in seconds.
         notes: Remarks for the reader.
+        values: (records, columns) estimates of values that are not exact, NaN for no estimate. None if the
+            middle of each interval is the estimate.
     """
 
     model: str
@@ -46,6 +48,7 @@ class RecoveredTable(Record):
     names: tuple[str, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = field(default_factory=tuple)
+    values: Tensor | None = None
 
     @property
     def records(self) -> int:
@@ -83,7 +86,7 @@ class RecoveredTable(Record):
         return "likely" if bool(self.is_likely.any()) else "exact"
 
     def estimate(self, low: Tensor, width: Tensor) -> Tensor:
-        """Return one value for each cell: the middle of its interval.
+        """Return one value for each cell: its estimate, or the middle of its interval.
 
         Args:
             low: (columns,) smallest value of each column.
@@ -96,6 +99,8 @@ class RecoveredTable(Record):
         upper = torch.minimum(self.high, (low + width).expand_as(self.high))
         middle = (lower + upper) / 2
         stated = self.is_exact | self.is_likely
+        if self.values is not None:
+            middle = torch.where(self.values.isnan(), middle, self.values)
         middle = torch.where(stated, (self.low + self.high) / 2, middle)
         return torch.where(self.is_missing, torch.nan, middle)
 

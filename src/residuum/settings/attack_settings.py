@@ -321,6 +321,16 @@ class ModelInversionSettings(SearchSettings):
     steps: int = Field(default=200, gt=0, description="Number of steps of gradient ascent.")
 
 
+class ForestSettings(AttackSettings):
+    """Settings of the attack that recovers the training table of a forest."""
+
+    rows: bool = Field(
+        default=True,
+        description="Estimate the values of the columns of classification forests, not only the labels. The "
+        "search takes at most 60 seconds and needs the extra trees.",
+    )
+
+
 # Settings of the attacks of this package, by the name of the attack.
 MODELS: dict[str, type[AttackSettings]] = {
     "auto": StationaritySettings,
@@ -338,7 +348,7 @@ MODELS: dict[str, type[AttackSettings]] = {
     "invert-moment": RestartSettings,
     "geiping2020": RestartSettings,
     "geiping2020-moment": RestartSettings,
-    "forest": AttackSettings,
+    "forest": ForestSettings,
     "corners": AttackSettings,
     "polynomial": AttackSettings,
     "model-inversion": ModelInversionSettings,

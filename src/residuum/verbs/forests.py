@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +24,30 @@ SUMMARY, TABLE, RECORD = "attack.json", "table.csv", "table.safetensors"
 
 
 def attack_forest(
-    release: Release, knowledge: Knowledge, attack: ForestAttack, out: Path
+    release: Release,
+    knowledge: Knowledge,
+    attack: ForestAttack,
+    out: Path,
+    progress: Callable[[str], None] = lambda text: None,
 ) -> RecoveredTable:
     """Recover the training table of a forest and write it to a folder.
 
     ``table.csv`` has one row per record. A cell that the file does not determine has the ends of its
-    interval, such as ``[1.5, 2]``. ``table.safetensors`` is a saved ``RecoveredTable``.
+    interval, such as ``[1.5, 2]``, or an estimate, such as ``~1.7``. ``table.safetensors`` is a saved
+    ``RecoveredTable``.
 
     Args:
         release: The release that holds the forest.
         knowledge: What the attacker knows.
         attack: The attack with its settings.
         out: The folder.
+        progress: Function that receives lines of text.
 
     Returns:
         The recovered table.
     """
     refuse_foreign(out, "an attack on a forest", {SUMMARY})
-    table = attack.run(read_forest(release), knowledge)
+    table = attack.run(read_forest(release), knowledge, progress)
     write_atomic(out / ".gitignore", "*\n")
     table.save(out / RECORD)
     write_atomic(out / TABLE, to_csv(table))
@@ -66,7 +73,7 @@ def forest_exposure(release: Release, data: Path, out: Path | None) -> ForestExp
     knowledge = Knowledge(
         column_ranges=torch.stack([low, low + width]), provenance={"column_ranges": "train"}
     )
-    ranking = rank_records(ForestAttack().run(read_forest(release), knowledge), train)
+    ranking = rank_records(ForestAttack(rows=False).run(read_forest(release), knowledge), train)
     if out is not None:
         refuse_foreign(out, "an exposure of a forest", {EXPOSURE})
         write_atomic(out / ".gitignore", "*\n")
@@ -104,17 +111,22 @@ def to_csv(table: RecoveredTable) -> str:
     writer.writerow([*names, *target_names])
     stated = (table.is_exact | table.is_likely).tolist()
     low, high, missing = table.low.tolist(), table.high.tolist(), table.is_missing.tolist()
-    for i, values in enumerate(table.targets.tolist()):
+    unknown = [math.nan] * table.columns
+    values = [unknown] * table.records if table.values is None else table.values.tolist()
+    for i, target in enumerate(table.targets.tolist()):
         cells = [
-            _cell(low[i][j], high[i][j], stated[i][j], missing[i][j]) for j in range(table.columns)
+            _cell(low[i][j], high[i][j], stated[i][j], missing[i][j], values[i][j])
+            for j in range(table.columns)
         ]
-        writer.writerow([*cells, *("" if math.isnan(y) else f"{y:.10g}" for y in values)])
+        writer.writerow([*cells, *("" if math.isnan(y) else f"{y:.10g}" for y in target)])
     return text.getvalue()
 
 
-def _cell(low: float, high: float, is_stated: bool, is_missing: bool) -> str:
+def _cell(low: float, high: float, is_stated: bool, is_missing: bool, value: float) -> str:
     if is_missing:
         return "missing"
     if is_stated:
         return f"{(low + high) / 2:.7g}"
+    if not math.isnan(value):
+        return f"~{value:.7g}"
     return "" if math.isinf(low) and math.isinf(high) else f"[{low:.7g}, {high:.7g}]"

@@ -14,21 +14,26 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from residuum.errors import InputError
+from residuum.errors import InputError, MissingExtraError
 from residuum.io.forests import NamedForest, read_forests
 from residuum.io.release import Release, open_release
 from residuum.records import Knowledge
 from residuum.records.recovered_table import RecoveredTable
-from residuum.settings import AttackSettings
+from residuum.settings.attack_settings import ForestSettings
 from residuum.trees.bootstrap import bootstrap_counts
-from residuum.trees.forest import BOOSTING, ISOLATION, Floats, Forest
+from residuum.trees.class_tables import SECONDS, ClassTable, recover_class_table, why_no_rows
+from residuum.trees.forest import BOOSTING, ISOLATION, Floats, Forest, Integers
 from residuum.trees.labels import find_labels
 from residuum.trees.recovery import recover_table
 
 NAME, SURFACE = "forest", "trees"
+MANY_TABLES = (
+    "Many tables fit the same forest; the values are estimates. They are averages over {} fitting tables, "
+    "and the intervals are what these tables covered."
+)
 
 
-class ForestAttack(AttackSettings):
+class ForestAttack(ForestSettings):
     """Recover the training table of a random forest from its trees."""
 
     def run(
@@ -65,7 +70,8 @@ class ForestAttack(AttackSettings):
         ranges = known_ranges(knowledge or Knowledge(), model.forest.columns)
         start = time.monotonic()
         if model.forest.is_classifier:
-            table = recover_labels(model)
+            seconds = min(self.seconds, SECONDS) if self.rows else 0.0
+            table = recover_labels(model, ranges, seconds, self.seed, progress)
         else:
             table = recover_regression(model, ranges, progress)
         return table.replace(seconds=round(time.monotonic() - start, 3))
@@ -164,25 +170,40 @@ def recover_regression(
     )
 
 
-def recover_labels(model: NamedForest) -> RecoveredTable:
-    """Recover the labels of a classification forest, if its seeds determine them.
+def recover_labels(
+    model: NamedForest,
+    ranges: tuple[Floats, Floats] | None = None,
+    seconds: float = SECONDS,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda text: None,
+) -> RecoveredTable:
+    """Recover the labels of a classification forest, if its seeds determine them, and estimate its rows.
 
     Args:
         model: The forest.
+        ranges: Smallest and largest value of each column, if they are known to the attacker.
+        seconds: Time of the search for rows. 0: recover the labels alone.
+        seed: Seed of the search for rows.
+        progress: Function that receives lines of text.
 
     Returns:
-        A table without values of columns.
+        A table without exact values. Its values are estimates, or unknown if no rows were found.
     """
     forest = model.forest
     counts = bootstrap_counts(forest)
     labels = np.full(0, -1) if counts is None else find_labels(forest, counts)
+    progress(f"{int((labels >= 0).sum())} of {len(labels)} labels are known")
+    rows, note = None, ""
+    if counts is not None and seconds > 0:
+        rows, note = _estimate_rows(forest, counts, labels, ranges, seconds, seed, progress)
     shape = (len(labels), forest.columns)
     nothing = torch.zeros(shape, dtype=torch.bool)
+    low, high = torch.full(shape, -torch.inf), torch.full(shape, torch.inf)
     return RecoveredTable(
         model=model.name,
         trees=len(forest.trees),
-        low=torch.full(shape, -torch.inf, dtype=torch.float64),
-        high=torch.full(shape, torch.inf, dtype=torch.float64),
+        low=low.double() if rows is None else torch.from_numpy(rows.low),
+        high=high.double() if rows is None else torch.from_numpy(rows.high),
         is_exact=nothing,
         is_likely=nothing,
         is_missing=nothing,
@@ -191,4 +212,30 @@ def recover_labels(model: NamedForest) -> RecoveredTable:
         is_classifier=True,
         records_in_file=forest.records,
         names=forest.names,
+        notes=(note,) if note else (),
+        values=None if rows is None else torch.from_numpy(rows.values),
     )
+
+
+def _estimate_rows(
+    forest: Forest,
+    counts: Integers,
+    labels: Integers,
+    ranges: tuple[Floats, Floats] | None,
+    seconds: float,
+    seed: int,
+    progress: Callable[[str], None],
+) -> tuple[ClassTable | None, str]:
+    """Return estimates of the rows of a classification forest, and a note for the reader."""
+    if reason := why_no_rows(forest, labels):
+        return None, f"The values of the columns were not estimated: {reason}."
+    try:
+        rows = recover_class_table(forest, counts, labels, ranges, seconds, seed, progress)
+    except MissingExtraError as problem:
+        return None, f"The values of the columns were not estimated. {problem}"
+    if rows is None:
+        return None, (
+            f"The values of the columns were not estimated: no table that fits the forest was found in "
+            f"{seconds:.3g} seconds."
+        )
+    return rows, MANY_TABLES.format(rows.tables)
