@@ -113,8 +113,8 @@ def test_the_command_line_continues_an_audit_from_python(
     out = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
         rs.audit(**inputs, out=out, listener=InterruptAt("scores"))
-    kept = sorted(path.name for path in (out / "work").glob("stage-*"))
-    assert kept == [
+    stored_files = sorted(path.name for path in (out / "work").glob("stage-*"))
+    assert stored_files == [
         f"stage-{name}.safetensors" for name in ("attacks", "membership", "negative-controls")
     ]
     code = main(
@@ -134,8 +134,8 @@ def test_a_finished_audit_is_returned_and_another_one_refused(
 ) -> None:
     quick = {**inputs, **QUICK}
     first = rs.audit(**quick, out=tmp_path / "run")
-    again = rs.audit(**quick, out=tmp_path / "run", listener=InterruptAt("attacks"))
-    assert again.created == first.created
+    repeated = rs.audit(**quick, out=tmp_path / "run", listener=InterruptAt("attacks"))
+    assert repeated.created == first.created
     with pytest.raises(InputError, match="other settings or inputs"):
         rs.audit(**{**quick, "seed": 1}, out=tmp_path / "run", listener=SILENT)
 

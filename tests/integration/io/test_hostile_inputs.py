@@ -100,20 +100,20 @@ mutations = st.lists(
 
 
 def mutate(data: bytes, changes: list[tuple[float, str, bytes]]) -> bytes:
-    for where, how, extra in changes:
-        at = int(where * max(0, len(data) - 1))
-        if how == "cut":
-            data = data[:at]
-        elif how == "flip":
+    for where, change_kind, extra in changes:
+        position = int(where * max(0, len(data) - 1))
+        if change_kind == "cut":
+            data = data[:position]
+        elif change_kind == "flip":
             data = (
-                data[:at]
-                + bytes(b ^ 255 for b in data[at : at + 1 + len(extra)])
-                + data[at + 1 + len(extra) :]
+                data[:position]
+                + bytes(b ^ 255 for b in data[position : position + 1 + len(extra)])
+                + data[position + 1 + len(extra) :]
             )
-        elif how == "insert":
-            data = data[:at] + extra + data[at:]
+        elif change_kind == "insert":
+            data = data[:position] + extra + data[position:]
         else:
-            data = data[:at] + data[at : at + 64] + data[at:]
+            data = data[:position] + data[position : position + 64] + data[position:]
     return data
 
 
@@ -243,9 +243,9 @@ def test_numbers_count_as_float64_and_texts_as_objects(
 def test_damaged_data_are_refused(tmp_path: Path) -> None:
     for save in (np.savez, np.savez_compressed):
         save(tmp_path / "d.npz", x=np.arange(4000.0).reshape(40, 100), y=np.zeros(40))
-        whole = bytearray((tmp_path / "d.npz").read_bytes())
-        whole[1000:1400] = bytes(400)
-        (tmp_path / "d.npz").write_bytes(whole)
+        content = bytearray((tmp_path / "d.npz").read_bytes())
+        content[1000:1400] = bytes(400)
+        (tmp_path / "d.npz").write_bytes(content)
         with pytest.raises(DataError, match="reading it failed"):
             Dataset.from_npz(tmp_path / "d.npz")
 

@@ -72,16 +72,16 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> rs.attacks.Attack:
 
 def why_not(model: nn.Module, knowledge: rs.Knowledge, name: str) -> str:
     checkpoint = as_network(model, shape=SHAPE)
-    one = every_attack()[name]()
-    kind = "weights" if knowledge.moment is None else one.surface
-    return one.why_not(SURFACES[kind](checkpoint, knowledge), knowledge)
+    attack = every_attack()[name]()
+    kind = "weights" if knowledge.moment is None else attack.surface
+    return attack.why_not(SURFACES[kind](checkpoint, knowledge), knowledge)
 
 
 def layer_of(model: nn.Module, knowledge: rs.Knowledge) -> BackboneLayer:
     surface = SURFACES["moment"](as_network(model, shape=SHAPE), knowledge)
-    found = read_backbone_layer(surface, knowledge)
-    assert isinstance(found, BackboneLayer)
-    return found
+    layer = read_backbone_layer(surface, knowledge)
+    assert isinstance(layer, BackboneLayer)
+    return layer
 
 
 def test_features_are_what_the_first_dense_layer_is_given_maps_and_all() -> None:
@@ -118,14 +118,16 @@ def test_images_come_back_from_the_moment_of_a_layer_behind_a_trunk(
     quick: rs.attacks.Attack,
 ) -> None:
     model, knowledge, x = planted()
-    found = rs.attack(model, knowledge, quick)
-    near = ncc(found.x, x.double()).amax(0)
-    assert int((near > 0.9).sum()) >= 3
-    assert float(near.min()) > 0.7
-    assert float(ncc(found.x, blocks(6, seed=7).double()).max()) < 0.5
-    assert found.selection is not None
-    assert float(ncc(found.selection.x[:4], x.double()).amax(1).min()) > 0.7  # least outside first
-    assert "span 6 directions" in found.notes[0]
+    reconstruction = rs.attack(model, knowledge, quick)
+    similarity = ncc(reconstruction.x, x.double()).amax(0)
+    assert int((similarity > 0.9).sum()) >= 3
+    assert float(similarity.min()) > 0.7
+    assert float(ncc(reconstruction.x, blocks(6, seed=7).double()).max()) < 0.5
+    assert reconstruction.selection is not None
+    assert (
+        float(ncc(reconstruction.selection.x[:4], x.double()).amax(1).min()) > 0.7
+    )  # least outside first
+    assert "span 6 directions" in reconstruction.notes[0]
 
 
 def test_a_moment_of_nothing_gives_no_confidence(quick: rs.attacks.Attack) -> None:
@@ -142,11 +144,11 @@ def test_a_moment_of_nothing_gives_no_confidence(quick: rs.attacks.Attack) -> No
 
 def test_the_share_outside_orders_what_is_chosen() -> None:
     x = blocks(3).double()
-    found = select_images(
+    chosen = select_images(
         torch.cat([x, x]), torch.zeros(6), torch.tensor([1e-5, 5e-4, 1e-2] * 2).double()
     )
-    assert found.members.tolist() == [2, 2, 2]
-    assert found.confidence[0] > 0.9 > found.confidence[1] > 0.5 > found.confidence[2]
+    assert chosen.members.tolist() == [2, 2, 2]
+    assert chosen.confidence[0] > 0.9 > chosen.confidence[1] > 0.5 > chosen.confidence[2]
 
 
 def test_a_descent_takes_its_steps() -> None:
@@ -156,10 +158,10 @@ def test_a_descent_takes_its_steps() -> None:
         seen.append(len(x))
         return x.flatten(1)
 
-    x, how = blocks(2), Descent(50, 0.01, 0.0)
+    x, descent = blocks(2), Descent(50, 0.01, 0.0)
     prior = SparseGradients(1.0, knowledge=rs.Knowledge(shape=SHAPE))
     missed = distance_from_span(torch.eye(1728)[:4])
-    invert_features(features, x, missed, how, prior, None)
+    invert_features(features, x, missed, descent, prior, None)
     assert len(seen) == 51  # and once more for what is left
 
 
@@ -171,9 +173,9 @@ def test_few_seconds_of_a_reference_machine_shorten_both_descents(
     steps: list[int] = []
 
     def spy(
-        _: Backbone, x: Tensor, __: object, how: Descent, *___: object
+        _: Backbone, x: Tensor, __: object, descent: Descent, *___: object
     ) -> tuple[Tensor, Tensor]:
-        steps.append(how.steps)
+        steps.append(descent.steps)
         return x, torch.ones(len(x))
 
     monkeypatch.setattr(trunk, "invert_features", spy)
