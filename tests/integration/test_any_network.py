@@ -23,7 +23,7 @@ from residuum.cli.main import main
 from residuum.engine.generic import GRAPH_FACTOR
 from residuum.errors import ArchitectureError, CheckpointError, InputError
 from residuum.io.checkpoints import as_network
-from residuum.io.modules import _wrap_module
+from residuum.io.modules import wrap_module
 from residuum.io.trusted_code import build_network, load_with_code
 from residuum.networks import ConvNet, Kinks, SigmoidReLU, Softplus, dense_chain, with_surrogate
 from residuum.networks.probing import probe
@@ -345,7 +345,7 @@ def test_an_all_relu_convnet_is_attacked_as_its_string() -> None:
     torch.manual_seed(0)
     model = ConvNet((1, 4, 4), (3, 4), 1)
     config = rs.attacks.Auto(steps=100, restarts=1, candidates=5, dtype="float64")
-    wrapped_result = rs.attack(_wrap_module(model, (1, 4, 4)), SHAPE, config)
+    wrapped_result = rs.attack(wrap_module(model, (1, 4, 4)), SHAPE, config)
     other = rs.attack(model, SHAPE, config)
     assert rs.checkpoint_from_module(model).arch == "convnet:1x4x4-3-4-1"
     torch.testing.assert_close(wrapped_result.loss, other.loss, rtol=1e-8, atol=0)
@@ -358,7 +358,7 @@ def test_the_engine_equals_the_generic_path_for_every_activation(name: str) -> N
     model = rs.Architecture.parse(f"mlp:16-7-5-1,bias=all,activation={name}").build()
     assert dense_chain(model) is not None
     modules = [module for layer in model.linears for module in (layer, model.activation)][:-1]
-    wrapped = _wrap_module(nn.Sequential(*modules), (16,))
+    wrapped = wrap_module(nn.Sequential(*modules), (16,))
     assert dense_chain(wrapped.copy_module()) is None
     config = rs.attacks.Auto(steps=100, restarts=1, candidates=5, layers="all", dtype="float64")
     wrapped_result = rs.attack(wrapped, None, config)
@@ -458,7 +458,7 @@ def test_a_network_of_functions_gives_its_sample_back_at_an_exact_point() -> Non
         steps=600, restarts=1, candidates=1, lr_x=0.03, layers="all", priors=()
     )
     knowledge = SHAPE.replace(label_balance=(0.0, 1.0))
-    reconstruction = rs.attack(_wrap_module(One(), (1, 4, 4)), knowledge, config)
+    reconstruction = rs.attack(wrap_module(One(), (1, 4, 4)), knowledge, config)
     assert float(F.cosine_similarity(reconstruction.x.flatten(1), x.double().flatten(1))) > 0.999
     assert BinaryKKT.name == reconstruction.attack
 

@@ -189,7 +189,8 @@ def test_points_in_a_plane_are_pooled_by_distance() -> None:
     pool = Pool()
     for row in (x[:1], x[1:2], x[2:]):
         pool.add(reconstruction(row, torch.ones(1), torch.ones(1, dtype=torch.float64)))
-    assert sorted(pool._groups["support"].tolist()) == [1, 2]
+    assert len(pool) == 2
+    assert pool.selection()[0].support.tolist() == [2], "the other group is of one run"
 
 
 def test_parallel_coordinates_lie_on_their_axes() -> None:

@@ -229,24 +229,24 @@ def test_batches_cover_every_sample_once_an_epoch() -> None:
     method = descent(10, 4)
     epochs = []
     for epoch in range(3):
-        batches = [method._batch(3 * epoch + i) for i in range(3)]
+        batches = [method.select_batch(3 * epoch + i) for i in range(3)]
         assert [len(x) for x, _ in batches] == [4, 4, 2]
         assert all(torch.equal(x[:, 0], y) for x, y in batches)
         epochs.append(torch.cat([y for _, y in batches]))
         assert sorted(epochs[-1].tolist()) == list(range(10))
     assert not torch.equal(epochs[0], epochs[1])
     repeated, other = descent(10, 4), descent(10, 4, seed=1)
-    assert torch.equal(repeated._batch(5)[1], method._batch(5)[1])
-    assert not torch.equal(torch.cat([other._batch(i)[1] for i in range(3)]), epochs[0])
-    assert torch.equal(descent(4, 9)._batch(3)[1], torch.arange(4.0).double())
+    assert torch.equal(repeated.select_batch(5)[1], method.select_batch(5)[1])
+    assert not torch.equal(torch.cat([other.select_batch(i)[1] for i in range(3)]), epochs[0])
+    assert torch.equal(descent(4, 9).select_batch(3)[1], torch.arange(4.0).double())
 
 
 def test_batches_are_the_same_in_every_process() -> None:
     code = (
         "from tests.integration.training.test_training import descent;"
-        "print([descent(10, 4, seed=3)._batch(i)[1].tolist() for i in range(7)])"
+        "print([descent(10, 4, seed=3).select_batch(i)[1].tolist() for i in range(7)])"
     )
-    here = str([descent(10, 4, seed=3)._batch(i)[1].tolist() for i in range(7)])
+    here = str([descent(10, 4, seed=3).select_batch(i)[1].tolist() for i in range(7)])
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -342,7 +342,7 @@ def test_rescaling_changes_neither_direction_nor_objective() -> None:
     lowest = float(method.model(method.x).detach().min())
     assert lowest > method.MARGIN_CAP
     theta, before = flatten(parameters(method.model)).clone(), naive_objective(method)
-    method._rescale(lowest)
+    method.rescale(lowest)
     scaled = flatten(parameters(method.model))
     torch.testing.assert_close(scaled / scaled.norm(), theta / theta.norm(), rtol=1e-14, atol=1e-16)
     assert scaled.norm() < theta.norm()
@@ -350,7 +350,7 @@ def test_rescaling_changes_neither_direction_nor_objective() -> None:
         method.MARGIN_BACK_TO, rel=1e-12
     )
     assert naive_objective(method) == pytest.approx(before, rel=1e-12)
-    method._rescale(5.0)
+    method.rescale(5.0)
     assert torch.equal(flatten(parameters(method.model)), scaled)
 
 

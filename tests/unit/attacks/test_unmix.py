@@ -220,15 +220,12 @@ def test_signs_are_told_though_sources_outnumber_the_directions_they_span():
     assert (sign[:40] == -1).all()  # with every direction 19 of 40: a coin toss
 
 
-def test_sources_that_fall_together_are_no_error(monkeypatch):
-    """As happens in clusters of a few neurons: both are given, equal, and no others are lost."""
+def test_sources_that_coincide_are_no_error():
+    """As happens in clusters of a few neurons: both are returned, equal, and no others are lost."""
     generator = torch.Generator().manual_seed(0)
     layer = ica.Layer.from_rows(torch.randn(6, 8, generator=generator))
-    together = torch.tensor([[[1.0, 0.0], [1.0, 0.0]]])
-    monkeypatch.setattr(ica, "run_population", lambda *_: together)
-    effort, domain = ica.Effort(), ica.DOMAINS["coordinates"]
-    (unmixed,) = ica._separate(
-        [replace(layer, rank=2)], 1.0, (1.0,), generator, shape=(8,), domain=domain, effort=effort
-    )
+    V, A = layer.V[:2], layer.U[:, :2] * layer.S[:2]
+    _, K = ica.whiten(V, ica.DOMAINS["coordinates"])
+    unmixed = ica.orient_sources(torch.tensor([[1.0, 0.0], [1.0, 0.0]]).to(K) @ K, A.to(V), V)
     assert torch.allclose(unmixed.norm(dim=1), torch.ones(2))
     assert torch.allclose(unmixed[0], unmixed[1])

@@ -26,7 +26,7 @@ from residuum.evaluation.matching import (
 )
 from residuum.evaluation.scoring import (
     CandidatePool,
-    _Cost,
+    PermutationTestCost,
     all_candidates,
     join_pools,
     margins,
@@ -471,14 +471,16 @@ def test_a_large_held_out_set_is_sampled(limit, size, monkeypatch):
 
 
 def test_a_control_is_cut_to_the_time_there_is_and_no_further_than_it_may():
-    cost = _Cost(setup=1.0, per_set=0.01)
+    cost = PermutationTestCost(setup=1.0, per_set=0.01)
     assert cost.seconds_for(500) == pytest.approx(11)
     assert cost.count_subsets(500, 11.1) == 500
     assert cost.count_subsets(500, 9.05) == 402  # 1 + 2 x 402 x 0.01 = 9.04
     assert cost.count_subsets(500, 0.5) == 200
     assert cost.count_subsets(150, 0.5) == 150
-    assert _Cost(5.0, 0.0).count_subsets(300, 1.0) == 200  # a pilot that says nothing buys nothing
-    assert _Cost(0.5, 0.0).count_subsets(300, 1.0) == 300
+    assert (
+        PermutationTestCost(5.0, 0.0).count_subsets(300, 1.0) == 200
+    )  # a pilot that says nothing buys nothing
+    assert PermutationTestCost(0.5, 0.0).count_subsets(300, 1.0) == 300
 
 
 def test_what_a_set_costs_is_timed_beforehand(monkeypatch):

@@ -14,7 +14,7 @@ import residuum as rs
 from residuum.attacks.stationarity.objectives import OBJECTIVES
 from residuum.attacks.stationarity.problem import Problem
 from residuum.errors import ArchitectureError
-from residuum.io.modules import _wrap_module
+from residuum.io.modules import wrap_module
 from residuum.networks import KINDS, MLP, Architecture, Kind, dense_chain
 from residuum.records import Dataset
 
@@ -170,7 +170,7 @@ def test_a_live_module_is_the_network_it_computes() -> None:
     """The generic path on a kept module against the explicit engine on the same function."""
     torch.manual_seed(0)
     chain = MLP((12, 9, 1)).double()
-    wrapped = _wrap_module(Wide(chain), (12,))
+    wrapped = wrap_module(Wide(chain), (12,))
     assert dense_chain(wrapped.copy_module()) is None
     config = rs.attacks.Auto(steps=100, restarts=2, candidates=6, layers="all", dtype="float64")
     wrapped_result, other = (

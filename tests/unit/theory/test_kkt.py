@@ -24,7 +24,7 @@ from residuum.stationarity import (
     weighted_gradient,
 )
 from residuum.theory import certify
-from residuum.theory.kkt import _columns, find_kinks, fit_multipliers
+from residuum.theory.kkt import compute_kink_columns, find_kinks, fit_multipliers
 from residuum.theory.rows import constraint_rows, normalize_labels
 from tests.cases import multiclass_point, relu_point
 from tests.reference import dense_nnls, row_gradients, theta_vector
@@ -235,7 +235,7 @@ def test_opened_gates_equal_a_naive_gradient(layer):
     rows, trace = binary_rows(y), model.trace(x)
     pairs = find_kinks(model, trace, rows, layer, tolerance=0.1)
     assert 0 < len(pairs) < 42
-    index, signals = _columns(model, trace, rows, pairs)
+    index, signals = compute_kink_columns(model, trace, rows, pairs)
     weights = torch.cat([torch.full((6,), 2.0), torch.rand(len(pairs))]).double()
     opened = torch.zeros(6, model.linears[layer].out_features, dtype=torch.float64)
     opened[pairs.row, pairs.neuron] = weights[6:] / 2

@@ -16,7 +16,12 @@ from residuum.networks import MLP, ConvNet, Linear, Polynomial
 from residuum.stationarity import Rows, weighted_gradient
 from residuum.theory.directions import DIRECTIONS
 from residuum.theory.kkt_sets import KKTSet
-from residuum.theory.patterns import HypothesisError, compute_slope_matrix, compute_switches
+from residuum.theory.patterns import (
+    HypothesisError,
+    compute_slope_matrix,
+    compute_switches,
+    record_switches,
+)
 from tests.cases import multiclass_point, ntk_point, relu_point
 from tests.reference import row_gradients, theta_vector
 
@@ -332,9 +337,7 @@ def test_the_slope_matrix_is_the_jacobian_of_the_switches(build):
 
 
 def _values(model, z):
-    from residuum.theory.patterns import _record_switches
-
-    return torch.cat([v for _, v in _record_switches(model, z[None])], 1)[0]
+    return torch.cat([v for _, v in record_switches(model, z[None])], 1)[0]
 
 
 def test_linear_networks_can_be_split_without_end_and_polynomial_ones_not_at_all():

@@ -42,7 +42,7 @@ from residuum.theory.kkt import certify
 from residuum.theory.kkt_sets import KKTSet
 from residuum.theory.patterns import compute_slope_matrix, compute_switches
 from residuum.theory.uniqueness import estimate_cost, uniqueness
-from residuum.theory.uniqueness.polytope import Polytope, _State, minimize_energy
+from residuum.theory.uniqueness.polytope import InteriorPoint, Polytope, minimize_energy
 from residuum.theory.uniqueness.sums import Groups, find_pinned_sums
 from residuum.training import TrainingConfig, train
 from tests.cases import multiclass_point, ntk_point
@@ -313,19 +313,26 @@ def test_sums_of_independent_patterns_are_fixed() -> None:
         )
 
 
-def test_dense_and_first_layer_agree(monkeypatch: pytest.MonkeyPatch) -> None:
-    from residuum.theory.uniqueness import sums
+class Wrapped(nn.Module):
+    """A network that is no chain of dense layers, so that no layer of it is analyzed on its own."""
 
-    point = multiclass_point(3, 2, 9)
-    cases = (relu_point(3, 3, 2).set, KKTSet.from_samples(point.model, point.x, point.y, point.lam))
-    fast = [find_pinned_sums(kkt, Groups.build(kkt)) for kkt in cases]
-    monkeypatch.setattr(
-        sums,
-        "_by_first_layer",
-        lambda kkt, groups, rows: (torch.zeros(len(groups), dtype=torch.bool), None),
-    )
-    for kkt, fast_result in zip(cases, fast, strict=True):
-        dense_result = find_pinned_sums(kkt, Groups.build(kkt))
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.model(x)
+
+
+def test_dense_and_first_layer_agree() -> None:
+    for point in (relu_point(3, 3, 2), multiclass_point(3, 2, 9)):
+        fast, dense = (
+            KKTSet.from_samples(model, point.x, point.y, point.lam)
+            for model in (point.model, Wrapped(point.model))
+        )
+        fast_result, dense_result = (
+            find_pinned_sums(kkt, Groups.build(kkt)) for kkt in (fast, dense)
+        )
         assert dense_result.what.method == "dense"
         assert fast_result.what.method == "first layer"
         assert torch.equal(dense_result.groups, fast_result.groups)
@@ -351,13 +358,13 @@ def test_few_rows_and_many_are_eliminated_alike(rows: int) -> None:
     d, wide = 9, torch.full((1, 9), 50.0).double()
     matrix = torch.randn(1, rows, d, generator=generator, dtype=torch.float64)
     walls = torch.ones(1, rows).double()
-    state = _State(Polytope(matrix, wide / 50, -walls, walls, -wide, wide))
+    state = InteriorPoint(Polytope(matrix, wide / 50, -walls, walls, -wide, wide))
     stiff = 10 ** (12 * torch.rand(1, rows + d, generator=generator, dtype=torch.float64) - 4)
     stiff[:, 0] = stiff[:, -1] = 0.0
-    assert int(state._factorize(stiff)) == 0
+    assert int(state.factorize(stiff)) == 0
     dense = matrix[0].T @ torch.diag(stiff[0, :rows]) @ matrix[0] + torch.diag(1 + stiff[0, rows:])
     right = torch.randn(1, d, generator=generator, dtype=torch.float64)
-    residual = dense @ state._inverse(right)[0] - right[0]
+    residual = dense @ state.apply_inverse(right)[0] - right[0]
     assert float(residual.norm() / right.norm()) < 1e-7
     assert state.factor.shape[-1] == min(rows, d)
 
@@ -366,19 +373,20 @@ def test_few_rows_and_many_are_eliminated_alike(rows: int) -> None:
 def dense(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     """From its call on, every programme is solved by the matrix of all pixels."""
 
-    def factorize(state: _State, stiff: Tensor) -> Tensor:
+    def factorize(state: InteriorPoint, stiff: Tensor) -> Tensor:
         k = state.rows.shape[1]
         matrix = state.rows.mT @ (stiff[:, :k, None] * state.rows)
         matrix.diagonal(dim1=1, dim2=2).add_(1 + stiff[:, k:])
         state.factor, failed = torch.linalg.cholesky_ex(matrix)
         return failed
 
-    def inverse(state: _State, right: Tensor) -> Tensor:
+    def inverse(state: InteriorPoint, right: Tensor) -> Tensor:
         return torch.cholesky_solve(right[..., None], state.factor)[..., 0]
 
+    # No argument of a certificate chooses the way of solving, so the methods of the solver are replaced.
     def turn() -> None:
-        monkeypatch.setattr(_State, "_factorize", factorize)
-        monkeypatch.setattr(_State, "_inverse", inverse)
+        monkeypatch.setattr(InteriorPoint, "factorize", factorize)
+        monkeypatch.setattr(InteriorPoint, "apply_inverse", inverse)
 
     return turn
 
