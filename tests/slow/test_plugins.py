@@ -289,10 +289,10 @@ def test_plug_ins_are_imported_once_and_the_variable_turns_them_off(
     count = "import pathlib; f = pathlib.Path(__file__).with_suffix('.n'); f.open('a').write('x')"
     install(tmp_path, "counted", "counted_import", count, version="2.5")
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(plugins, "_loaded", None)
+    plugins.forget()
     monkeypatch.setenv(plugins.OFF, "1")
     assert plugins.load() == ()
-    monkeypatch.setattr(plugins, "_loaded", None)
+    plugins.forget()
     monkeypatch.delenv(plugins.OFF)
     assert plugins.Plugin("counted", "2.5") in plugins.load()
     plugins.load()
@@ -339,7 +339,7 @@ def test_a_plug_in_that_would_replace_a_built_in_part_fails_and_leaves_nothing(
         f"from residuum.{module} import {table}\n{table}['another'] = {code}",
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(plugins, "_loaded", None)
+    plugins.forget()
     errors = {plugin.name: plugin.error for plugin in plugins.load()}
     assert "'taker'" in errors["taker"]
     assert f"{sort} {name!r} of residuum." in errors["taker"]
@@ -357,7 +357,7 @@ def test_an_attack_of_another_package_cannot_take_the_name_of_an_objective(
     install(tmp_path, "one", "takes_one", source.format("ATTACKS", "ntk"))
     install(tmp_path, "two", "takes_two", source.format("OBJECTIVES", "polynomial"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(plugins, "_loaded", None)
+    plugins.forget()
     errors = {plugin.name: plugin.error for plugin in plugins.load()}
     assert "'ntk'" in errors["one"]
     assert "'polynomial'" in errors["two"]
@@ -379,7 +379,7 @@ def test_a_plug_in_that_registers_no_class_of_attacks_is_left_out(
     source = f"from residuum.attacks import ATTACKS, OBJECTIVES, OneShotAttack; {wrong}"
     install(tmp_path, "old", f"old_{len(wrong)}_{wrong[0]}", source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(plugins, "_loaded", None)
+    plugins.forget()
     (error,) = [plugin.error for plugin in plugins.load() if plugin.name == "old"]
     assert "must be a subclass of" in error
     assert "register the class" in error

@@ -26,12 +26,12 @@ from residuum.report.figures import selected_figure
 from residuum.similarity import ncc
 from residuum.surfaces.surface import SURFACES, build_surfaces
 from tests import schemas
-from tests.unit.attacks.test_unmix import QUICK as EVERY_RANK
 from tests.unit.attacks.test_unmix import SHAPE, blocks
 from tests.victims import knowledge, leaky
 
 ARCH = "mlp:1728-120-1"
 QUICK = rs.attacks.Unmix(seconds=0.01)
+FULL_RANK = rs.attacks.Unmix(rank=1.0, strength=2.0, starts=2, restarts=2)
 
 
 def planted(n: int = 10) -> tuple[rs.Network, Tensor]:
@@ -63,10 +63,9 @@ def why_not(checkpoint: rs.Network, knowledge: rs.Knowledge, name: str = "unmix"
     return attack.why_not(surfaces.get(attack.surface, surfaces["weights"]), knowledge)
 
 
-def test_images_come_back_with_their_sign_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unmixing, "LADDER", (EVERY_RANK,))
+def test_images_come_back_with_their_sign_and_size() -> None:
     checkpoint, x = planted()
-    reconstruction = rs.attack(checkpoint, rs.Knowledge(value_range=(-1, 1)), QUICK)
+    reconstruction = rs.attack(checkpoint, rs.Knowledge(value_range=(-1, 1)), FULL_RANK)
     signed = ncc(reconstruction.x, x).amax(0)
     assert (signed > 0.9).sum() >= 8
     assert (ncc(reconstruction.x, blocks(10, seed=7).double()).abs().amax(0) < 0.8).all()
@@ -92,10 +91,7 @@ def test_the_bias_alone_gives_sizes_and_without_it_they_are_one() -> None:
     )
 
 
-def test_a_known_start_is_taken_off_as_far_as_decay_left_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(unmixing, "LADDER", (EVERY_RANK,))
+def test_a_known_start_is_taken_off_as_far_as_decay_left_it() -> None:
     checkpoint, x = planted()
     start = start_of(checkpoint)
     mixed = checkpoint.replace(theta={n: t + 0.9 * start[n] for n, t in checkpoint.theta.items()})
@@ -103,7 +99,7 @@ def test_a_known_start_is_taken_off_as_far_as_decay_left_it(
         mixed.theta["layers.0.weight"], start["layers.0.weight"]
     ) == pytest.approx(0.9, abs=1e-5)
     assert "neither small nor known" in why_not(mixed, rs.Knowledge())
-    reconstruction = rs.attack(mixed, rs.Knowledge(theta0=start), QUICK)
+    reconstruction = rs.attack(mixed, rs.Knowledge(theta0=start), FULL_RANK)
     assert (ncc(reconstruction.x, x).abs().amax(0) > 0.9).sum() >= 8
     assert "0.9 times the initial weights were subtracted" in reconstruction.notes[1]
 

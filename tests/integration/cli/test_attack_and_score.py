@@ -309,11 +309,7 @@ def test_absurd_learning_rates_diverge(
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-def test_every_preset_runs(
-    preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
-) -> None:
-    for figure in ("selected_figure", "loss_figure"):  # drawn often enough elsewhere
-        monkeypatch.setattr(f"residuum.report.figures.{figure}", lambda _: None)
+def test_every_preset_runs(preset: str, tmp_path: Path, capsys: Capture) -> None:
     outputs = 3 if "multiclass" in preset else 1
     for seed, name in enumerate(("model", "init")):
         torch.manual_seed(seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from residuum.cli.main import main
-from residuum.defenses import DEFENSES, catalog
+from residuum.defenses import DEFENSES
 from tests.program import interrupt, listing, printed
 
 TINY = [
@@ -176,7 +177,7 @@ def test_what_is_missing_is_named(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_the_list_names_every_defense(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(catalog, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "opacus", None)  # as if it were not installed
     assert main(["defend", "--list", "--json"]) == 0
     rows = printed(capsys)["defenses"]
     assert [row["name"] for row in rows] == list(DEFENSES)

@@ -31,6 +31,7 @@ from residuum.io.checkpoints import load_checkpoint, save_checkpoint
 from residuum.networks import Architecture
 from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge, Reconstruction, read_npz
+from residuum.records.inputs import SMALL_BYTES
 from residuum.surfaces.inspection import inspect_network
 from tests.program import listing
 
@@ -227,16 +228,13 @@ def test_compressed_digits_are_read_and_compressed_nothing_is_not(
     assert Dataset.from_npz(saved).x.shape == black.shape
 
 
-def test_numbers_count_as_float64_and_texts_as_objects(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("residuum.records.inputs.MAX_GROWTH", 0)
-    for x, held in ((np.zeros(100, np.uint8), 800), (np.zeros(10, "U2"), 720)):
-        np.savez(tmp_path / "d.npz", x=x)
-        monkeypatch.setattr("residuum.records.inputs.SMALL_BYTES", held)
+def test_numbers_count_as_float64_and_texts_as_objects(tmp_path: Path) -> None:
+    for dtype, item_bytes in ((np.uint8, 8), ("U2", 72)):
+        count = SMALL_BYTES // item_bytes
+        np.savez_compressed(tmp_path / "d.npz", x=np.zeros(count, dtype))
         read_npz(tmp_path / "d.npz")
-        monkeypatch.setattr("residuum.records.inputs.SMALL_BYTES", held - 1)
-        with pytest.raises(UnsafeFileError, match=f"claims {held}"):
+        np.savez_compressed(tmp_path / "d.npz", x=np.zeros(count + 1, dtype))
+        with pytest.raises(UnsafeFileError, match=f"claims {(count + 1) * item_bytes}"):
             read_npz(tmp_path / "d.npz")
 
 

@@ -26,14 +26,12 @@ from residuum.networks.network import Network
 from residuum.records import Dataset, Knowledge
 from residuum.records.exposure import COLUMNS, Exposure
 from residuum.risk import canaries, gradients
-from residuum.risk import groups as grouping
-from residuum.risk import run as exposing
 from residuum.risk.canaries import compute_epsilon_bound, count_guesses, find_best_bound
 from residuum.risk.case import Case, compute_covectors
 from residuum.risk.conformal import rank_p_values
 from residuum.risk.fit import compute_informed_estimate
 from residuum.risk.gradients import AnyGradients, ChainGradients, compute_gradients
-from residuum.risk.groups import mean_interval
+from residuum.risk.groups import MAX_GROUPS, mean_interval
 from residuum.risk.probability import score_records
 from residuum.risk.row_space import RIDGE, SOFT, RowSpace
 from residuum.risk.run import expose
@@ -153,9 +151,7 @@ def test_several_classes_have_a_multiplier_per_tied_rival() -> None:
 
 
 @pytest.mark.parametrize("free", [False, True])
-def test_descent_without_a_gram_matrix_finds_the_exact_multipliers(
-    free: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_descent_without_a_gram_matrix_finds_the_exact_multipliers(free: bool) -> None:
     torch.manual_seed(2)
     model = MLP((12, 30, 1)).double().requires_grad_(False)
     x = torch.randn(15, 12, dtype=DOUBLE)
@@ -163,9 +159,8 @@ def test_descent_without_a_gram_matrix_finds_the_exact_multipliers(
     target = {n: torch.randn_like(p) for n, p in model.named_parameters()}
     computed = compute_gradients(model, x, rows, ("layers.0", "layers.1"))
     exact = gradients.fit_multipliers(computed, target, 15, free)
-    monkeypatch.setattr(gradients, "MAX_EXACT_ROWS", 0)
-    monkeypatch.setattr(gradients, "ITERATIONS", 5000)
-    descent = gradients.fit_multipliers(computed, target, 15, free)
+    too_many = gradients.MAX_EXACT_ROWS + 1  # rows are said to be so many that descent is chosen
+    descent = gradients.fit_multipliers(computed, target, too_many, free)
     assert (exact.method, descent.method) == ("exact", "descent")
     assert exact.gap < 1e-10
     assert descent.gap < 1e-3
@@ -605,15 +600,19 @@ def test_a_regression_has_no_margin_and_no_groups() -> None:
 
 
 def test_groups_of_another_number_and_too_many_are_refused_before_any_work(
-    digits: tuple[Network, rs.Split, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+    digits: tuple[Network, rs.Split, dict[str, Tensor]],
 ) -> None:
     checkpoint, split, _ = digits
-    monkeypatch.setattr(exposing, "measure_outputs", lambda case: pytest.fail("work was done"))
+
+    def fail(*_: object) -> None:
+        pytest.fail("work was done")
+
     with pytest.raises(DataError, match="Every record needs the name of a group"):
-        expose(checkpoint, split.train, groups=["a"] * 29)
-    monkeypatch.setattr(grouping, "MAX_GROUPS", 20)
-    with pytest.raises(DataError, match="20 different names"):
-        expose(checkpoint, split.train, groups=[str(i) for i in range(30)])
+        expose(checkpoint, split.train, groups=["a"] * 29, watch=fail)
+    names = [str(i) for i in range(MAX_GROUPS + 1)]
+    records = split.holdout.take(torch.arange(len(names)))
+    with pytest.raises(DataError, match=f"{MAX_GROUPS} different names"):
+        expose(checkpoint, records, groups=names, watch=fail)
 
 
 def test_what_an_attack_found_stands_beside(
@@ -736,24 +735,28 @@ def test_the_state_of_an_optimizer_in_the_file_is_what_is_looked_at(tmp_path: Pa
 def test_an_interrupted_run_goes_on_after_its_finished_stages(
     digits: tuple[Network, rs.Split, dict[str, Tensor]],
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     checkpoint, split, _ = digits
     uninterrupted = rs.exposure(checkpoint, split.train, split.holdout)
+    inputs, out = (checkpoint, split.train, split.holdout), tmp_path / "e"
+    multipliers, written = out / "work" / "multipliers.safetensors", []
 
-    def interrupt(case: Case) -> None:
-        raise KeyboardInterrupt
+    def interrupt(done: int, total: int, stage: str) -> None:
+        if stage == "kinks":
+            raise KeyboardInterrupt
 
-    with monkeypatch.context() as broken:
-        broken.setattr(exposing, "count_kinks", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            rs.exposure(checkpoint, split.train, split.holdout, out=tmp_path / "e")
-    assert (tmp_path / "e" / "work" / "span.safetensors").is_file()
-    assert not (tmp_path / "e" / "exposure.json").exists()
-    with monkeypatch.context() as spent:
-        spent.setattr(exposing, "fit_records", lambda *_, **__: pytest.fail("made a second time"))
-        resumed = rs.exposure(checkpoint, split.train, split.holdout, out=tmp_path / "e")
-        repeated = rs.exposure(checkpoint, split.train, split.holdout, out=tmp_path / "e")
+    def observe(done: int, total: int, stage: str) -> None:
+        if stage == "kinks":
+            written.append(multipliers.stat().st_mtime_ns)
+
+    with pytest.raises(KeyboardInterrupt):
+        rs.exposure(*inputs, out=out, watch=interrupt)
+    assert (out / "work" / "span.safetensors").is_file()
+    assert not (out / "exposure.json").exists()
+    before = multipliers.stat().st_mtime_ns
+    resumed = rs.exposure(*inputs, out=out, watch=observe)
+    assert written == [before], "the multipliers are not computed a second time"
+    repeated = rs.exposure(*inputs, out=out, watch=lambda *_: pytest.fail("computed again"))
     assert torch.equal(resumed.score, uninterrupted.score)
     assert resumed.to_json() == repeated.to_json()
     files = {path.name for path in (tmp_path / "e").iterdir()}

@@ -9,6 +9,7 @@ import os
 import pathlib
 import pickle
 import random
+import shutil
 import struct
 import sys
 import zipfile
@@ -32,8 +33,8 @@ from residuum.errors import CheckpointError, InputError, MissingExtraError, Unsa
 from residuum.io.adapters import find_adapter_pairs
 from residuum.io.inert import Block, InertObject
 from residuum.io.release import open_release
-from residuum.scanning import scan as scanning
 from residuum.scanning.findings import KINDS, findings
+from residuum.scanning.scan import MAX_DEPTH, MAX_FILES
 from tests import estimators, schemas
 from tests.confined import confined
 from tests.program import Capture, one_line, printed
@@ -300,14 +301,14 @@ def test_a_folder_is_walked_and_links_in_it_are_left_alone(
     assert result.exit_code == 1  # what is stored weighs more than what cannot be read
 
 
-def test_limits_of_a_folder(
-    pickles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(scanning, "MAX_FILES", 3)
-    with pytest.raises(InputError, match="3 models"):
-        rs.scan(pickles["newest"])
-    monkeypatch.setattr(scanning, "MAX_DEPTH", 2)
-    deep = tmp_path / "1" / "2" / "3"
+def test_limits_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "many").mkdir()
+    for i in range(MAX_FILES + 1):
+        (tmp_path / "many" / f"{i}.pt").touch()
+    with pytest.raises(InputError, match=f"{MAX_FILES} models"):
+        rs.scan(tmp_path / "many")
+    shutil.rmtree(tmp_path / "many")
+    deep = tmp_path.joinpath(*map(str, range(1, MAX_DEPTH + 2)))
     deep.mkdir(parents=True)
     torch.save({"w": torch.zeros(2)}, tmp_path / "w.pt")
     torch.save({"w": torch.zeros(2)}, deep / "w.pt")

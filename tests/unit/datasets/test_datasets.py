@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 from residuum.datasets import DATASETS, load_dataset
+from residuum.datasets.files import MAX_PIXELS
 from residuum.datasets.formats import read_cifar_batch, read_idx
 from residuum.datasets.selection import spread_quotas
 from residuum.errors import DataError, UnsafeFileError
@@ -681,10 +682,13 @@ def test_images_that_are_none_or_too_large(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(DataError, match="8 bits"):
         load_dataset(tmp_path)
     victim.write_bytes(content)
-    monkeypatch.setattr("residuum.datasets.files.MAX_PIXELS", 64)
-    load_dataset(tmp_path)
-    monkeypatch.setattr("residuum.datasets.files.MAX_PIXELS", 63)
-    for limit in (64, 40, 10):  # PIL warns above its own limit and raises above twice that
+    width = 4000
+    Image.new("L", (width, MAX_PIXELS // width)).save(victim)
+    load_dataset(tmp_path, 2, size=(8, 8), gray=True)
+    pixels = width * (MAX_PIXELS // width + 1)
+    Image.new("L", (width, pixels // width)).save(victim)
+    # PIL warns above its own limit and raises above twice that.
+    for limit in (pixels, pixels * 2 // 3, pixels // 3):
         monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-        with pytest.raises(UnsafeFileError, match="at most 63 pixels"):
+        with pytest.raises(UnsafeFileError, match=f"at most {MAX_PIXELS} pixels"):
             load_dataset(tmp_path)

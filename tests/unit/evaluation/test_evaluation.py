@@ -18,6 +18,7 @@ from residuum import similarity
 from residuum.errors import DataError, InconclusiveError, InputError
 from residuum.evaluation import MATCHINGS, METRICS, Metric, calibrate, score
 from residuum.evaluation.matching import (
+    MAX_HOLDOUT,
     display,
     greedy,
     match_greedily_in_sets,
@@ -457,16 +458,25 @@ def test_a_control_that_is_no_control_is_noticed():
         score(torch.zeros(2, 7), train, holdout)
 
 
-@pytest.mark.parametrize(("limit", "size"), [(200, 200), (199, 199), (120, 120), (50, 80)])
-def test_a_large_held_out_set_is_sampled(limit, size, monkeypatch):
-    """As many as the limit, or four for each training sample where that is more; here 4 x 20."""
-    monkeypatch.setattr("residuum.evaluation.matching.MAX_HOLDOUT", limit)
-    monkeypatch.setattr("residuum.evaluation.matching.MIN_HOLDOUT", 80)
-    candidates, train, holdout = planted()
-    first, second = (score(candidates, train, holdout, metrics=(), subsets=200) for _ in range(2))
+@pytest.mark.parametrize(
+    ("n", "pool", "size"),
+    [
+        (20, MAX_HOLDOUT, MAX_HOLDOUT),
+        (20, MAX_HOLDOUT + 1, MAX_HOLDOUT),
+        (20, MAX_HOLDOUT + 80, MAX_HOLDOUT),
+        (MAX_HOLDOUT // 4 + 5, MAX_HOLDOUT + 80, MAX_HOLDOUT + 20),
+    ],
+)
+def test_a_large_held_out_set_is_sampled(n, pool, size):
+    """As many as the limit, or four for each training sample where that is more."""
+    train, holdout = victim(0, n, pool)
+    first, second = (
+        score(train.x[:6] + 0.05 * noise(9, 6), train, holdout, metrics=(), subsets=200)
+        for _ in range(2)
+    )
     assert first.pool == size
-    note = f"{size} of 200 held-out samples are used, drawn at random"
-    assert first.notes == ((note,) if size < 200 else ())
+    note = f"{size} of {pool} held-out samples are used, drawn at random"
+    assert first.notes == ((note,) if size < pool else ())
     assert same(first, second)
 
 
