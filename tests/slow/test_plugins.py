@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from itertools import cycle
 from pathlib import Path
 from typing import Any
@@ -283,13 +284,21 @@ def test_whatever_an_attack_of_another_package_does_the_command_names_it(
     assert (tmp_path / "run" / "attack.json").exists() == (not message)
 
 
+@pytest.fixture
+def fresh_plugins() -> Iterator[None]:
+    """Import the installed plug-ins anew, in the test and after it."""
+    plugins.forget()
+    yield
+    plugins.forget()
+
+
+@pytest.mark.usefixtures("fresh_plugins")
 def test_plug_ins_are_imported_once_and_the_variable_turns_them_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = "import pathlib; f = pathlib.Path(__file__).with_suffix('.n'); f.open('a').write('x')"
     install(tmp_path, "counted", "counted_import", count, version="2.5")
     monkeypatch.syspath_prepend(str(tmp_path))
-    plugins.forget()
     monkeypatch.setenv(plugins.OFF, "1")
     assert plugins.load() == ()
     plugins.forget()
@@ -314,6 +323,7 @@ PARTS = {  # these tables take classes of their own alone
 }
 
 
+@pytest.mark.usefixtures("fresh_plugins")
 @pytest.mark.parametrize(
     ("sort", "registration"),
     [
@@ -339,7 +349,6 @@ def test_a_plug_in_that_would_replace_a_built_in_part_fails_and_leaves_nothing(
         f"from residuum.{module} import {table}\n{table}['another'] = {code}",
     )
     monkeypatch.syspath_prepend(str(tmp_path))
-    plugins.forget()
     errors = {plugin.name: plugin.error for plugin in plugins.load()}
     assert "'taker'" in errors["taker"]
     assert f"{sort} {name!r} of residuum." in errors["taker"]
@@ -349,6 +358,7 @@ def test_a_plug_in_that_would_replace_a_built_in_part_fails_and_leaves_nothing(
     assert dict(registry) == before
 
 
+@pytest.mark.usefixtures("fresh_plugins")
 def test_an_attack_of_another_package_cannot_take_the_name_of_an_objective(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -357,12 +367,12 @@ def test_an_attack_of_another_package_cannot_take_the_name_of_an_objective(
     install(tmp_path, "one", "takes_one", source.format("ATTACKS", "ntk"))
     install(tmp_path, "two", "takes_two", source.format("OBJECTIVES", "polynomial"))
     monkeypatch.syspath_prepend(str(tmp_path))
-    plugins.forget()
     errors = {plugin.name: plugin.error for plugin in plugins.load()}
     assert "'ntk'" in errors["one"]
     assert "'polynomial'" in errors["two"]
 
 
+@pytest.mark.usefixtures("fresh_plugins")
 @pytest.mark.parametrize(
     "wrong",
     [
@@ -379,7 +389,6 @@ def test_a_plug_in_that_registers_no_class_of_attacks_is_left_out(
     source = f"from residuum.attacks import ATTACKS, OBJECTIVES, OneShotAttack; {wrong}"
     install(tmp_path, "old", f"old_{len(wrong)}_{wrong[0]}", source)
     monkeypatch.syspath_prepend(str(tmp_path))
-    plugins.forget()
     (error,) = [plugin.error for plugin in plugins.load() if plugin.name == "old"]
     assert "must be a subclass of" in error
     assert "register the class" in error

@@ -209,7 +209,7 @@ def test_the_gallery_is_bounded_and_says_so() -> None:
     assert len(text.encode()) < 3_000_000
     assert "120 of 500 shown, best first. 380 are left out" in Elements(text).text
     assert text.count('data-card="') == 120
-    few = render(pages.audited(40, (3, 100, 100), recovered_every=1))  # large pictures
+    few = render(pages.audited(40, (3, 150, 150), recovered_every=1))  # large pictures
     card_count = few.count('data-card="')
     assert 1 <= card_count < 20
     assert f"{card_count} of 40 shown" in Elements(few).text
