@@ -121,7 +121,7 @@ def test_a_class_that_computes_another_function_is_kept(activation: Any) -> None
     assert rs.checkpoint_from_module(Net(activation)).arch == "module:16-3,class=Net"
 
 
-def test_strides_are_told_from_pooling_by_what_they_compute() -> None:
+def test_strides_are_distinguished_from_pooling_by_what_they_compute() -> None:
     """The shapes are the same."""
     torch.manual_seed(0)
     like = ConvNet((1, 8, 8), (3, 4), 2, "all")

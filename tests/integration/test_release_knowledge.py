@@ -202,7 +202,7 @@ def test_the_moment_of_samples_is_explained_by_those_samples_and_by_no_others() 
         assert float(problem.evaluate(-x[None], lam[None]).loss) > 1e-2
 
 
-def test_attacks_on_a_file_use_what_lies_beside_the_weights(
+def test_attacks_on_a_file_use_what_is_stored_with_the_weights(
     tmp_path: Path, capsys: Capture
 ) -> None:
     model = network()

@@ -176,7 +176,7 @@ def test_tables_are_what_the_files_of_results_say() -> None:
         assert results.filled(text) == text, "run: python -m benchmarks.pages"
 
 
-def test_every_table_stands_on_a_page() -> None:
+def test_every_table_is_on_a_page() -> None:
     tables_shown = {
         n for page in PAGES for n in re.findall(r"<!-- table: (\S+) -->", page.read_text("utf-8"))
     }

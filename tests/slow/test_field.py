@@ -136,7 +136,7 @@ def program(site: Path, *words: str) -> str:
     return done.stdout
 
 
-def test_an_attack_of_another_package_is_run_and_stands_in_the_page(
+def test_an_attack_of_another_package_is_run_and_shown_on_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By its entry point and one command, beside the attacks of the table; what is done is not done again."""
@@ -209,7 +209,7 @@ def test_an_attack_of_another_package_has_what_its_surface_needs_and_harms_no_ot
     assert folder.exists()
 
 
-def test_parts_from_before_a_change_of_settings_are_told_from_those_after_it(
+def test_results_from_before_a_change_of_settings_are_distinguished_from_those_after_it(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "parts").mkdir()

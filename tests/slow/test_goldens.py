@@ -99,7 +99,7 @@ def test_a_tolerance_is_relative_and_for_numbers_that_are_not_counts():
     assert versions.compare(result([float("nan")]), result([float("nan")])) == {"a": ""}
 
 
-def test_scenarios_run_under_the_code_that_they_are_told():
+def test_scenarios_run_with_the_code_that_is_passed():
     chosen = ["--only", "mlp: grown by curvature", "--steps", "60"]
     ((name, output),) = versions.run(ROOT, chosen).items()
     assert name == "mlp: grown by curvature"

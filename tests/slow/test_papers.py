@@ -144,7 +144,7 @@ def test_the_list_names_every_figure_and_table(capsys):
 # Haim et al. 2022
 
 
-def test_the_circle_comes_back_and_a_turned_one_does_not(make_figure):
+def test_the_circle_is_recovered_and_a_turned_one_is_not(make_figure):
     done = make_figure("haim2022:fig2")
     assert done["published"]["recovered"] == 20
     assert done["recovered"] == done["measured"]["recovered"] >= 18
@@ -165,7 +165,7 @@ def test_the_multiplier_filter_counts_duplicates_together():
     assert heavy.tolist() == [True] * 11 + [False]
 
 
-def test_images_come_back_beyond_chance(make_figure):
+def test_more_images_are_recovered_than_by_chance(make_figure):
     done = make_figure("haim2022:fig1")
     (run,) = runs_of(done).values()
     ncc = run["attacks"]["residuum"]["ncc"]
@@ -457,7 +457,7 @@ def test_polynomial_points_are_kkt_points(alpha):
 # Buzaglo et al. 2023, Loo et al. 2024
 
 
-def test_classes_come_back_and_one_multiplier_per_sample_fits_them_worse(make_figure):
+def test_classes_are_recovered_and_one_multiplier_per_sample_fits_them_worse(make_figure):
     done = make_figure("buzaglo2023:multiclass")
     (run,) = runs_of(done).values()
     assert len(run["attacks"]) == 2
@@ -476,7 +476,7 @@ def test_a_known_weight_decay_helps(make_figure):
     assert tied["recovered"] >= free["recovered"]
 
 
-def test_initial_weights_bring_images_back(make_figure):
+def test_initial_weights_allow_recovery_of_images(make_figure):
     scores = [
         run["attacks"]["residuum"]["ncc"] for run in runs_of(make_figure("loo2024:ntk")).values()
     ]
@@ -777,7 +777,7 @@ def none_published(context: Context) -> Outcome:
     return outcome
 
 
-def test_results_of_other_scales_stay_and_say_what_stands_for_images(tmp_path, capsys, monkeypatch):
+def test_results_of_other_scales_stay_and_say_what_replaces_images(tmp_path, capsys, monkeypatch):
     monkeypatch.delenv("RESIDUUM_DATA", raising=False)
     monkeypatch.setitem(FIGURES, "haim2022:fig1", Figure("CIFAR", none_published))
     for more in (["tiny"], ["small"], ["small", "--root", "data"], ["paper", "--root", "data"]):

@@ -212,7 +212,7 @@ def test_a_network_kind_that_cannot_recognize_its_own_is_named(
     assert "must begin with a known network kind" in unknown.stderr
 
 
-def test_an_attack_by_name_finds_a_plug_in_unless_told_not_to(
+def test_an_attack_by_name_finds_a_plug_in_unless_plug_ins_are_off(
     victims: Path, tmp_path: Path
 ) -> None:
     install_example(tmp_path / "site", "equal-kkt")
@@ -409,7 +409,7 @@ WRONG = {
 }
 
 
-def test_what_an_attack_of_another_package_returns_is_looked_at() -> None:
+def test_what_an_attack_of_another_package_returns_is_validated() -> None:
     surface = build_weights_surface(CHECKPOINT, Knowledge())
     assert validate_output(GOOD, surface, Knowledge()) is GOOD
     for name, (value, words) in WRONG.items():

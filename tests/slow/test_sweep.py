@@ -267,7 +267,7 @@ def test_a_job_out_of_memory_is_tried_in_halves_then_reported(
     assert {t.reason for t in alone.trials} == {"out of memory: no more"}
 
 
-def test_a_driver_killed_outright_goes_on(tmp_path: Path) -> None:
+def test_a_killed_driver_continues(tmp_path: Path) -> None:
     done, summary = killed_and_resumed(tmp_path, "--engine", "processes", "--workers", "1")
     assert 12 - summary["session"]["trials"] in (done - 1, done, done + 1)
 

@@ -291,7 +291,7 @@ class Cubes(nn.Module):
         return ((x @ self.w.T) ** 3 @ self.a + (x @ self.v.T) ** 3 @ self.b)[:, None]
 
 
-def test_samples_of_an_exact_point_come_back_unless_its_weights_are_shuffled():
+def test_samples_of_an_exact_point_are_recovered_unless_its_weights_are_shuffled():
     """Directions, since an odd power leaves the length to the multiplier and the sign to the label."""
     point = polynomial_point(3, 8, 3)
     weight, coefficient = point.model.weight.detach(), point.model.coefficient.detach()
@@ -313,7 +313,7 @@ def test_samples_of_an_exact_point_come_back_unless_its_weights_are_shuffled():
     assert other_least < 0.9
 
 
-def test_digits_come_back_from_a_trained_network_and_not_from_one_never_trained():
+def test_digits_are_recovered_from_a_trained_network_and_not_from_an_untrained_one():
     recovered = {}
     for name in ("leaky", "untrained"):
         checkpoint, split = victims.VICTIMS[name]()

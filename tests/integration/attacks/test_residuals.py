@@ -191,7 +191,7 @@ def test_weights_that_equal_their_start_leave_nothing_to_explain() -> None:
         attack(checkpoint, Knowledge(theta0=dict(checkpoint.theta)), rs.attacks.NTK())
 
 
-def test_surfaces_are_what_is_released_and_what_is_granted() -> None:
+def test_surfaces_follow_from_the_release_and_attacker_knowledge() -> None:
     checkpoint = small()
     alone = build_surfaces(checkpoint, Knowledge())
     assert list(alone) == [WEIGHTS]

@@ -63,7 +63,7 @@ def why_not(checkpoint: rs.Network, knowledge: rs.Knowledge, name: str = "unmix"
     return attack.why_not(surfaces.get(attack.surface, surfaces["weights"]), knowledge)
 
 
-def test_images_come_back_with_their_sign_and_size() -> None:
+def test_images_are_recovered_with_their_sign_and_size() -> None:
     checkpoint, x = planted()
     reconstruction = rs.attack(checkpoint, rs.Knowledge(value_range=(-1, 1)), FULL_RANK)
     signed = ncc(reconstruction.x, x).amax(0)
@@ -168,7 +168,7 @@ def test_the_layer_on_the_input_is_found_by_what_it_is_given(
     assert find_input_layer(model, (3, 4, 4)) == expected
 
 
-def test_patches_of_a_convolution_come_back_and_an_audit_leaves_them_out() -> None:
+def test_patches_of_a_convolution_are_recovered_and_left_out_of_audits() -> None:
     x = blocks(6)[:, :, 4:20, 4:20].reshape(6, 3, 2, 8, 2, 8).permute(0, 2, 4, 1, 3, 5)
     patches = x.reshape(-1, 3, 8, 8).double()
     patches = patches[patches.flatten(1).std(1) > 0.3][:8]

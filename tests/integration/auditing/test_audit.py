@@ -397,7 +397,7 @@ def test_a_mean_of_another_size_is_2_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_a_request_without_work_stands_in_nobodys_way(
+def test_a_request_without_work_blocks_no_later_request(
     files: dict[str, list[str]], tmp_path: Path
 ) -> None:
     out = tmp_path / "run"
@@ -452,7 +452,7 @@ def test_a_control_of_training_samples_is_called_that(
     assert result["next_step"]["text"].startswith("Pass other held-out samples (--holdout)")
 
 
-def test_stages_are_told_as_they_begin() -> None:
+def test_stages_are_reported_when_they_begin() -> None:
     begun: list[str] = []
 
     class Names(AuditListener):
@@ -711,7 +711,7 @@ def test_ctrl_c_is_130_and_the_same_command_goes_on(
     assert listing(out) == FILES
 
 
-def test_a_state_left_beside_its_finished_batch_stands_in_nobodys_way(tmp_path: Path) -> None:
+def test_a_leftover_state_of_a_finished_batch_is_harmless(tmp_path: Path) -> None:
     """A stop between the two halves of ``save`` leaves the state of a batch that is done."""
     run = AuditRun(tmp_path)
     first, second = Batch("binary-kkt", 1, 20, 0), Batch("binary-kkt", 1, 20, 1)

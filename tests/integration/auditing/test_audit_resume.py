@@ -140,7 +140,7 @@ def test_a_finished_audit_is_returned_and_another_one_refused(
         rs.audit(**{**quick, "seed": 1}, out=tmp_path / "run", listener=SILENT)
 
 
-def test_samples_in_memory_are_told_apart(inputs: dict[str, Any], tmp_path: Path) -> None:
+def test_samples_in_memory_are_distinguished(inputs: dict[str, Any], tmp_path: Path) -> None:
     """An audit of arrays has no files to hash. Its run directory still refuses other samples."""
     quick = {**inputs, **QUICK}
     train = rs.Dataset.from_npz(inputs["data"])

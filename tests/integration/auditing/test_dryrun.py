@@ -175,7 +175,7 @@ def test_the_table_of_what_applies_is_the_same_in_result_report_and_terminal(
     assert rs.AuditResult.load(tmp_path / "a").applies[0].what == "network"
 
 
-def test_moved_layers_are_counted_where_a_start_is_granted(
+def test_moved_layers_are_counted_if_initial_weights_are_known(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     checkpoint = rs.load_checkpoint(folder / "m.safetensors")

@@ -116,7 +116,7 @@ def test_a_regression_is_attacked_as_one(tmp_path: Path, capsys) -> None:
     assert not ran & {"binary-kkt", "multiclass-kkt"}
 
 
-def test_an_assumed_activation_stands_on_the_terminal_and_in_the_verdict(
+def test_an_assumed_activation_is_shown_on_the_terminal_and_in_the_verdict(
     tmp_path: Path, capsys
 ) -> None:
     checkpoint = leaky()[0]

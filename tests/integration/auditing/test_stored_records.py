@@ -144,7 +144,7 @@ def network() -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("is_training_data", [True, False], ids=["these", "others"])
-def test_an_array_beside_a_network_counts_where_samples_stand_in_it(
+def test_an_array_stored_with_a_network_counts_if_it_contains_samples(
     is_training_data: bool,
     network: dict[str, Tensor],
     samples: Samples,

@@ -88,7 +88,7 @@ def test_an_attack_directory(run: Path, victim: Path) -> None:
         assert Image.open(run / name).size[0] > 300
 
 
-def test_what_is_granted_is_recorded_and_shown(
+def test_attacker_knowledge_is_recorded_and_shown(
     victim: Path, tmp_path: Path, capsys: Capture
 ) -> None:
     np.save(tmp_path / "mean.npy", np.full((1, 8, 8), 0.3))
@@ -432,7 +432,7 @@ def test_bad_attack_requests(
     assert not out.exists()
 
 
-def test_bad_files_granted(victim: Path, tmp_path: Path, capsys: Capture) -> None:
+def test_bad_files_of_attacker_knowledge(victim: Path, tmp_path: Path, capsys: Capture) -> None:
     released, out = str(tmp_path / "alone.safetensors"), tmp_path / "r"
     shutil.copy(victim / "model.safetensors", released)
     np.savez(tmp_path / "x.npz", x=np.ones((3, 64)))

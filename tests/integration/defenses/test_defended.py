@@ -174,7 +174,7 @@ def test_what_cannot_be_run_is_refused(
     assert not list(tmp_path.iterdir())
 
 
-def test_what_is_there_is_told_and_not_made_again(
+def test_finished_rows_are_listed_and_not_computed_again(
     tmp_path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(benchmark, "ProcessPoolExecutor", None)  # nothing may be run

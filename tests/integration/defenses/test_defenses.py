@@ -228,7 +228,7 @@ def test_an_outcome_is_kept_whole_and_published_without_its_secret(tmp_path: Pat
     assert "data:image/png" in page
 
 
-def test_counts_stand_beside_their_threshold_and_shares_beside_their_bound() -> None:
+def test_counts_are_shown_with_their_threshold_and_shares_with_their_bound() -> None:
     outcome = undefended()[1]
     rule, least = outcome.unaware.rule, outcome.determined_at_least
     assert rule.startswith("ncc > 0.")
@@ -277,7 +277,7 @@ def test_the_strongest_attack_counts_and_pays_for_the_others() -> None:
     assert outcome.replace(attacks=tuple(attacks[:4])).informed is None, "nobody was told anything"
 
 
-def test_one_who_was_told_is_shown_where_it_made_a_difference() -> None:
+def test_the_informed_attacker_is_shown_if_knowledge_made_a_difference() -> None:
     attacks = (attacked("unaware", 1, 0.4), attacked("unmix", 9, 0.004), attacked("told", 3, 0.05))
     outcome = undefended()[1].replace(attacks=attacks)
     informed, line = outcome.informed, "strongest attack that also knows the shift"
@@ -346,7 +346,9 @@ def test_what_unmixing_breaks_is_said_to_be_broken_by_it() -> None:
         assert line in page
 
 
-def test_ways_stand_in_order_and_only_where_they_apply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_strategies_are_ordered_and_listed_only_if_they_apply(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     weights, now = undefended()[0], setting()
     start = {name: torch.zeros_like(t) for name, t in weights.theta.items()}
 
@@ -567,7 +569,7 @@ def test_the_most_exposed_records_are_left_out_of_the_second_training() -> None:
 
 
 @pytest.mark.parametrize("cap", [1.1, 1e9])
-def test_a_record_that_pulled_too_much_stands_still(cap: float) -> None:
+def test_a_record_beyond_the_cap_is_not_trained_on(cap: float) -> None:
     """One record at a time, against the loop; without a limit it is gradient descent."""
     data, config = setting().split.train, setting().training.descent.changed(steps=25)
     state, training_facts = train_capped(Job(ARCH, data, config, "binary"), cap=cap)

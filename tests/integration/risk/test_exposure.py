@@ -121,7 +121,7 @@ def test_a_record_adds_its_column_times_itself_to_the_layer_on_the_input(kind: s
 
 
 @pytest.mark.parametrize("depth", [2, 3])
-def test_an_exact_point_gives_back_its_multipliers_and_every_record(depth: int) -> None:
+def test_an_exact_point_reveals_its_multipliers_and_every_record(depth: int) -> None:
     point = relu_point(depth, groups=3, size=2)
     case = case_of(point.model, point.x, point.y)
     figures = fit_records(case).figures
@@ -170,7 +170,7 @@ def test_descent_without_a_gram_matrix_finds_the_exact_multipliers(free: bool) -
     assert free == bool((exact.lam < 0).any())
 
 
-def test_what_training_added_to_a_start_and_a_moment_are_explained_likewise() -> None:
+def test_a_weight_update_and_an_optimizer_state_are_fitted_like_weights() -> None:
     torch.manual_seed(3)
     model = MLP((9, 20, 12, 3)).double().requires_grad_(False)
     x, y = torch.randn(8, 9, dtype=DOUBLE), torch.arange(8) % 3
@@ -615,7 +615,7 @@ def test_groups_of_another_number_and_too_many_are_refused_before_any_work(
         expose(checkpoint, records, groups=names, watch=fail)
 
 
-def test_what_an_attack_found_stands_beside(
+def test_candidates_of_an_attack_are_shown_with_the_records(
     digits: tuple[Network, rs.Split, dict[str, Tensor]],
 ) -> None:
     checkpoint, split, _ = digits
@@ -661,7 +661,7 @@ def test_canaries_are_treated_alike_whether_inserted_or_left_out(tmp_path: Path)
         rs.exposure(checkpoint, data_inserted, canaries=(all_canaries, other))
 
 
-def test_an_audit_shows_the_exposure_beside_its_verdict(
+def test_an_audit_shows_the_exposure_with_its_verdict(
     digits: tuple[Network, rs.Split, dict[str, Tensor]],
 ) -> None:
     checkpoint, split, _ = digits
@@ -706,7 +706,7 @@ def test_a_network_whose_records_see_each_other_is_inconclusive() -> None:
     assert refused.value.exit_code in (2, 3)
 
 
-def test_the_state_of_an_optimizer_in_the_file_is_what_is_looked_at(tmp_path: Path) -> None:
+def test_the_optimizer_state_in_the_file_is_examined(tmp_path: Path) -> None:
     torch.manual_seed(14)
     x, y = torch.randn(12, 6), torch.where(torch.arange(12) % 2 == 0, 1.0, -1.0)
     model = nn.Sequential(nn.Linear(6, 20), nn.ReLU(), nn.Linear(20, 1))
@@ -841,7 +841,7 @@ def test_wrong_inputs_are_refused(
     assert main(["exposure", model, "--data", str(tmp_path / "other.npz")]) == 2
 
 
-def test_a_refused_request_stands_in_nobodys_way(
+def test_a_refused_request_blocks_no_later_request(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     held = rs.load_dataset("digits", 20, holdout=150).holdout
@@ -923,7 +923,7 @@ def test_ties_do_not_raise_the_rate_of_false_alarms() -> None:
     assert alarms <= 33
 
 
-def test_a_statistic_without_ties_is_sorted_and_tells_what_it_told() -> None:
+def test_a_statistic_without_ties_is_sorted_and_gives_the_same_bound() -> None:
     inserted = listed(False)
     values = torch.arange(100.0)
     assert count_guesses(values, inserted, 1.0) == (100, 100)

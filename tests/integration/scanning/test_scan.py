@@ -80,7 +80,9 @@ def test_every_estimator_shows_its_surfaces(
         assert len(stored) == sum(kind == "stored" for kind, _ in expected)
 
 
-def test_records_are_counted_and_come_back_as_they_were_given(pickles: dict[str, Path]) -> None:
+def test_stored_records_are_counted_and_equal_the_training_records(
+    pickles: dict[str, Path],
+) -> None:
     release = open_release(pickles["newest"] / "knn.pkl")
     (finding,) = (f for f in findings(release) if f.kind == "stored")
     assert (finding.count, finding.where, finding.severity) == (
@@ -179,7 +181,7 @@ def checkpoints() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("zipped", [True, False])
-def test_training_checkpoints_show_their_optimizer_and_what_lies_beside(
+def test_training_checkpoints_show_their_optimizer_and_other_contents(
     tmp_path: Path, zipped: bool
 ) -> None:
     expected = {
@@ -238,7 +240,7 @@ def test_a_whole_module_and_a_torchscript_archive_are_read_by_their_tensors(
         )
 
 
-def test_an_adapter_is_told_by_its_names(tmp_path: Path) -> None:
+def test_an_adapter_is_recognized_by_its_names(tmp_path: Path) -> None:
     a, b = torch.randn(2, 8), torch.randn(6, 2)
     prefix = "base_model.model.fc1.lora_"
     save_file({f"{prefix}A.weight": a, f"{prefix}B.weight": b}, tmp_path / "adapter.safetensors")
@@ -251,7 +253,7 @@ def test_an_adapter_is_told_by_its_names(tmp_path: Path) -> None:
     assert torch.equal(found_b.tensor(), b)
 
 
-def test_metadata_of_safetensors_are_looked_through(tmp_path: Path) -> None:
+def test_metadata_of_safetensors_are_searched(tmp_path: Path) -> None:
     metadata = {"dataset": "/home/me/records.csv", "note": "a network", "seed": "1"}
     save_file({"w": torch.zeros(2)}, tmp_path / "m.safetensors", metadata=metadata)
     assert {kind for kind, _ in found_in(tmp_path / "m.safetensors")} == {"paths"}

@@ -116,7 +116,7 @@ def naive(reconstructions: list[Reconstruction], similarity: float = 0.9) -> lis
     return groups
 
 
-def test_pooling_is_its_naive_twin() -> None:
+def test_pooling_equals_its_naive_reference() -> None:
     true, reconstructions = planted(12)
     slow = sorted(naive(reconstructions), key=lambda g: (-len(g["runs"]), -g["weight"]))
     pool = Pool()

@@ -114,7 +114,7 @@ def test_training_images_lie_in_the_span_and_others_do_not() -> None:
         assert float(distance_from_span(layer.span)(features(blocks(6, seed=7))).min()) > 0.02
 
 
-def test_images_come_back_from_the_moment_of_a_layer_behind_a_trunk(
+def test_images_are_recovered_from_the_optimizer_state_of_a_layer_behind_a_backbone(
     quick: rs.attacks.Attack,
 ) -> None:
     model, knowledge, x = planted()

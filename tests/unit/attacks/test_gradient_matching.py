@@ -96,7 +96,7 @@ def test_the_change_of_the_weights_is_turned_into_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("name", ["invert-moment", "geiping2020-moment"])
-def test_a_sample_comes_back_from_its_gradient(name: str) -> None:
+def test_a_sample_is_recovered_from_its_gradient(name: str) -> None:
     model, x, y = network(), smooth(1), torch.tensor([1])  # one candidate has the middle label
     knowledge = granted(model, x, y)
     config = rs.attacks.make_attack(name, candidates=1, restarts=2, steps=150, lr_x=0.03, seed=3)

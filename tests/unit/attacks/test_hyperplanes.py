@@ -54,7 +54,7 @@ def hits(points_found: Tensor, rows: Tensor, tolerance: float = 0.05) -> int:
 CONFIG = rs.attacks.Hyperplanes(seconds=1)
 
 
-def test_rows_on_which_hyperplanes_meet_come_back_and_are_no_accident() -> None:
+def test_rows_on_which_hyperplanes_meet_are_recovered_and_are_no_accident() -> None:
     weight, bias, x = planted(5)
     reconstruction = rs.attack(network(weight, bias), rs.Knowledge(value_range=(0, 1)), CONFIG)
     assert hits(reconstruction.x, x, 1e-3) == 5

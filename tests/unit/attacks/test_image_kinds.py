@@ -36,7 +36,7 @@ def strokes(n=30, side=20):
     return images - images.mean(0)
 
 
-def test_photographs_are_told_from_small_digits():
+def test_photographs_are_distinguished_from_small_digits():
     photos, digits = trained("photos", 30), trained("digits", 30)
     seen = measure_appearance(photos.theta["layers.0.weight"], (3, 32, 32))
     assert seen.are_images
@@ -48,7 +48,7 @@ def test_photographs_are_told_from_small_digits():
     assert resolved.priors == ()
 
 
-def test_multipliers_of_free_sign_keep_their_rate_beside_a_weaker_prior():
+def test_multipliers_of_free_sign_keep_their_rate_with_a_weaker_prior():
     photos = trained("photos", 30)
     for objective, weight in (("binary-kkt", SPARSE), ("weight-decay", SIGNED_SPARSE)):
         resolved = rs.attacks.make_attack(objective).resolve_settings(photos, rs.Knowledge())

@@ -293,7 +293,7 @@ def legal_rows():
     return rows.view_as(x) - MEAN, lam
 
 
-def test_rows_of_the_granted_types_cost_nothing_and_those_between_do():
+def test_rows_of_the_known_types_cost_nothing_and_those_between_do():
     x, lam = legal_rows()
     assert prior("columns").penalty(x, lam).max() < 1e-25
     for column, step in ((0, 0.2), (3, 0.2), (6, 0.2 / 9), (10, 0.4)):

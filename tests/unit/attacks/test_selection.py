@@ -83,7 +83,7 @@ def permuted(candidates, order):
 
 @pytest.mark.parametrize("shape", [(DIM,), (1, 5, 6)])
 @pytest.mark.parametrize("radius", [None, 0.5])
-def test_planted_clusters_come_back(radius, shape):
+def test_planted_clusters_are_recovered(radius, shape):
     candidates, cluster = planted(shape=shape)
     chosen = select(candidates, radius=radius)
     order = clusters_of(chosen, cluster)

@@ -95,7 +95,7 @@ def test_noise_has_no_clean_direction_and_is_refused() -> None:
         unmix(rows, SHAPE, QUICK)
 
 
-def test_noise_with_a_forced_rank_gives_back_no_image() -> None:
+def test_noise_with_a_forced_rank_gives_no_image() -> None:
     rows = torch.randn(60, 1728, generator=torch.Generator().manual_seed(3))
     sources = unmix(rows, SHAPE, QUICK, rank=12)
     assert (best(sources.x, blocks(12)) < 0.6).all()
@@ -199,13 +199,13 @@ HARD = Effort(
     [(0.055, (2,), 16), (0.0, (2,), 4), (0.055, (), 2)],
     ids=["every strength, twice", "one strength, once", "no time for clusters"],
 )
-def test_where_runs_agree_on_nothing_clusters_are_looked_at_harder(lost, partitions, runs):
+def test_if_runs_agree_on_nothing_more_clusters_are_separated(lost, partitions, runs):
     noise = torch.randn(60, 64, generator=stream("noise"))  # no sparse source: runs find other ones
     setting = replace(HARD, lost=lost, partitions=partitions)
     assert unmix(noise, (8, 8), setting, rank=30).runs == (4, runs)
 
 
-def test_signs_are_told_though_sources_outnumber_the_directions_they_span():
+def test_signs_are_estimated_if_sources_outnumber_the_directions_they_span():
     generator = stream("signs")
     x = blocks(40).flatten(1)
     x = torch.nn.functional.normalize(x - x.mean(0))

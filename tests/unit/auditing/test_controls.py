@@ -143,7 +143,7 @@ def test_a_pool_that_repeats_the_training_set_is_no_control() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_zeros_and_ones_among_all_digits_are_told_apart_and_others_are_not(seed: int) -> None:
+def test_zeros_and_ones_among_all_digits_are_distinguished_and_others_are_not(seed: int) -> None:
     zeros_and_ones = run_controls(
         SampleSets(*digits(seed, 40, 500, (0, 1))), Knowledge(), seed, 1000
     )
@@ -164,7 +164,7 @@ def test_few_samples_do_not_scatter_into_an_alarm() -> None:
     assert compare_distributions(*digits(0, 9, 300), rng) == (None, None)
 
 
-def test_what_was_granted_makes_candidates_and_nothing_else_does() -> None:
+def test_known_facts_make_candidates_and_nothing_else_does() -> None:
     train, pool = digits(0, 20, 300)
     rng = np.random.default_rng(0)
     assert make_candidates_from_knowledge(train, pool, Knowledge(), rng) == []
@@ -193,7 +193,7 @@ def test_samples_that_the_grant_brings_back_alone_say_nothing_of_the_network() -
     assert explain_by_knowledge(Controls((row,)), ()) == ()
 
 
-def test_what_a_grant_gives_away_alone_is_said_and_held_out_candidates_decide() -> None:
+def test_what_knowledge_alone_reveals_is_reported_and_held_out_candidates_decide() -> None:
     rng = torch.Generator().manual_seed(0)
     granted_mean_samples = torch.randn(40, generator=rng) + 0.5 * torch.randn(20, 40, generator=rng)
     labels = torch.tensor([-1.0, 1.0])
@@ -254,7 +254,7 @@ def test_a_trained_network_tells_its_samples_from_others_and_a_random_one_does_n
     assert compare_losses(checkpoint, split.train, None, "binary", 0) is None
 
 
-def test_a_network_that_never_saw_the_claim_is_told_no_more_often_than_stated() -> None:
+def test_a_network_that_never_saw_the_samples_is_flagged_no_more_often_than_stated() -> None:
     """At 1%, more than 3 of 40 would happen by chance once in 1500."""
     checkpoint, split = leaky()
     order = torch.randperm(400, generator=torch.manual_seed(1)).reshape(40, 10)

@@ -235,7 +235,7 @@ def test_every_fact_is_printed_once_and_counts_with_what_chance_gives() -> None:
     assert FIT.line not in result.screen.text(80, ("network",))
 
 
-def test_what_was_granted_is_said_in_words_with_its_source() -> None:
+def test_attacker_knowledge_is_shown_in_words_with_its_source() -> None:
     line = dict(pages.audited(3).screen.lines)["attacker knows"]
     for phrase in ("range of values (0 to 1)", "mean of the samples (from the training data"):
         assert phrase in line

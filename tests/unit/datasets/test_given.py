@@ -287,7 +287,7 @@ def test_names_and_scales_of_a_table_are_kept_in_its_file(tmp_path: Path) -> Non
             Dataset(X, Y, **{name: wrong})
 
 
-def test_rows_stand_in_the_report_with_names_units_and_the_nearest_held_out_row() -> None:
+def test_rows_are_reported_with_names_units_and_the_nearest_held_out_row() -> None:
     """Column by column against a plain calculation; none of it in a redacted report."""
     result = pages.audited(12, (5,), recovered_every=1)
     evidence = result.evidence

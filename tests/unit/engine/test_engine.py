@@ -168,7 +168,7 @@ def test_layer_weights(wrap):
                     ).all()  # a layer that drives nothing is reported all the same
 
 
-def test_unless_told_an_mlp_is_attacked_through_its_first_layer_and_others_through_all():
+def test_by_default_an_mlp_is_attacked_through_its_first_layer_and_others_through_all():
     case = attack_case(MLP((5, 6, 4, 1)), BinaryKKT(), 1, (5,))
     for model, expected in ((case.model, "first"), (Wrapped(case.model), "all")):
         inputs = (model, case.objective, case.knowledge, case.labels)
@@ -199,7 +199,7 @@ def test_images_go_through_the_engine_flat():
 
 
 @pytest.mark.parametrize("activation", [Linear(), Polynomial((0.0, 1.0, 0.5))])
-def test_a_surrogate_stands_for_relu_alone(activation):
+def test_a_surrogate_replaces_only_relu(activation):
     """Other activations have derivatives of their own, and keep them."""
     case = attack_case(MLP((5, 6, 4, 1), activation=activation), BinaryKKT(), 1, (5,))
     inputs = (case.objective, case.knowledge, case.labels)

@@ -229,7 +229,7 @@ def test_without_a_fit_control_nothing_is_claimed(pool):
     assert all(row.recovered is None for row in scores.per_sample)
 
 
-def test_the_threshold_stands_beside_every_count():
+def test_the_threshold_is_shown_with_every_count():
     measured = score(*planted(), subsets=200)
     head, *lines = measured.table().splitlines()
     assert head.split()[:2] == ["metric", "recovered"]

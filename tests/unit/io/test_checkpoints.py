@@ -483,7 +483,7 @@ def test_archives_without_checksums_are_refused_with_the_reason(tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_torchscript_is_told_apart_and_its_weights_can_be_taken(tmp_path: Path) -> None:
+def test_torchscript_is_recognized_and_its_weights_can_be_taken(tmp_path: Path) -> None:
     model = MLP((5, 7, 2))
     path = tmp_path / "program.pt"
     torch.jit.trace(model, torch.ones(1, 5)).save(path)

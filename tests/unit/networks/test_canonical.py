@@ -231,7 +231,7 @@ def test_balanced_networks_stay_as_they_are() -> None:
         assert form.theta["layers.0.weight"].dtype == dtype
 
 
-def test_small_changes_are_not_told() -> None:
+def test_small_changes_are_not_reported() -> None:
     form = canonical(random_network("mlp:5-7-6-1"))
     nearly = rescaled(form, 0.01)
     assert canonical(nearly) is not nearly

@@ -180,7 +180,7 @@ def test_a_live_module_is_the_network_it_computes() -> None:
     torch.testing.assert_close(wrapped_result.x, other.x, rtol=0, atol=1e-8)
 
 
-def test_the_shape_of_a_sample_is_granted_or_taken_from_the_data() -> None:
+def test_the_shape_of_a_sample_is_known_or_taken_from_the_data() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Conv2d(1, 3, 3), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten(), nn.Linear(3, 2)

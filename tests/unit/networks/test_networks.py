@@ -157,7 +157,7 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_surrogates_stand_for_every_relu(name: str) -> None:
+def test_surrogates_replace_every_relu(name: str) -> None:
     model, x = MODELS[name]().double(), inputs(4, 9)
     changed = with_surrogate(model, SigmoidReLU(2.0))
     assert torch.equal(changed(x), model(x))
@@ -551,7 +551,7 @@ def test_weights_of_distinct_shapes_need_no_order() -> None:
     assert match_architecture({theirs[n]: t for n, t in reversed(state.items())}, arch) == theirs
 
 
-def test_one_weight_does_not_stand_for_two_layers() -> None:
+def test_one_weight_does_not_serve_two_layers() -> None:
     with pytest.raises(ArchitectureError, match="must fit"):
         match_architecture({"w": torch.ones(4, 4)}, Architecture.parse("mlp:4-4-4,bias=none"))
 

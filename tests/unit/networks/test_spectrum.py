@@ -77,7 +77,7 @@ def test_layers_never_trained_have_no_directions() -> None:
     assert directions_and_meaning(torch.zeros(4, 3))[0] is None
 
 
-def test_directions_below_the_edge_are_not_told_from_noise() -> None:
+def test_directions_below_the_edge_are_not_distinguished_from_noise() -> None:
     shape, scale = (100, 64), 1e-4
     edge = scale * (math.sqrt(shape[0]) + math.sqrt(shape[1]))
     planted = with_spectrum(np.array([1.0, 0.5, 0.2 * edge, 0.1 * edge]), *shape)

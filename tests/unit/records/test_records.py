@@ -560,7 +560,7 @@ def test_errors_say_what_to_do_and_survive_pickling() -> None:
 # Knowledge
 
 
-def test_every_granted_fact_has_a_provenance() -> None:
+def test_every_known_fact_has_a_provenance() -> None:
     knowledge = Knowledge(shape=(3,), sample_count=4, mean=MEAN, provenance={"mean": "train"})
     assert knowledge.known_names == ("shape", "mean", "sample_count")
     assert knowledge.provenance == {"shape": "user", "mean": "train", "sample_count": "user"}
@@ -754,7 +754,7 @@ def test_the_digest_tells_runs_apart_by_value_and_order() -> None:
     assert len({same_values[0], *other_digests}) == 4
 
 
-def test_grants_are_told_apart_by_every_fact_and_its_source() -> None:
+def test_knowledge_is_distinguished_by_every_fact_and_its_source() -> None:
     granted = Knowledge(shape=(2,), value_range=(0.0, 1.0), mean=torch.zeros(2))
     changed = (
         granted.replace(mean=torch.ones(2)),

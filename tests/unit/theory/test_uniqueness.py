@@ -249,7 +249,7 @@ def test_less_weight_allows_more_and_a_range_allows_less() -> None:
     assert (uniqueness(kkt).determined_at_least <= bounds[2] + 2e-6).all()
 
 
-def test_a_granted_mean_moves_the_box() -> None:
+def test_a_known_mean_moves_the_box() -> None:
     """Pixels at the end of the range only because of the mean cannot move."""
     kkt = NETWORKS["two layers"]()
     mean = 0.5 + torch.linspace(0, 1, 6).double()
@@ -507,7 +507,7 @@ def test_multipliers_without_a_sign_leave_the_cell_alone() -> None:
 # Kinks, margins, several classes
 
 
-def test_samples_on_a_kink_are_told_and_bounded() -> None:
+def test_samples_on_a_kink_are_named_and_bounded() -> None:
     kkt = NETWORKS["two layers"]()
     model = kkt.models[0]
     with torch.no_grad():
@@ -734,7 +734,7 @@ def test_same_answer_twice_and_round_trip(tmp_path) -> None:
     assert first.residual == pytest.approx(kkt.layer_residuals)
 
 
-def test_a_gap_is_told() -> None:
+def test_a_gap_is_reported() -> None:
     kkt = steep_point().set
     certificate = uniqueness(kkt, box=(kkt.x.min() - 1, kkt.x.max() + 1))
     wide = int((certificate.determined_energy - certificate.determined_at_least > 0.05).sum())
