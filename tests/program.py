@@ -47,7 +47,7 @@ def interrupt(*arguments: str, once: Path, after: float = 1.2) -> tuple[int, str
 
 
 def printed(capsys: Capture) -> dict[str, Any]:
-    """The one JSON object that a command printed, and nothing beside it."""
+    """The one JSON object that a command printed, and nothing else."""
     out, err = capsys.readouterr()
     assert err == ""
     document = json.loads(out)

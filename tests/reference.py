@@ -1,4 +1,4 @@
-"""Naive twins: the definitions transcribed in float64, one sample at a time, no cleverness."""
+"""Naive references: the definitions transcribed in float64, one sample at a time, no cleverness."""
 
 from __future__ import annotations
 

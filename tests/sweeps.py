@@ -150,7 +150,7 @@ def _alive(process: str) -> bool:
 
 
 def stored_numbers(out: Path) -> list[int]:
-    """Numbers of the trials in the journal, each as often as it stands there."""
+    """Numbers of the trials in the journal, each as often as it occurs."""
     rows = map(json.loads, (out / JOURNAL).read_text().splitlines())
     attributes = (row["user_attrs"].get(TRIAL_ATTRIBUTE) for row in rows if "user_attrs" in row)
     return sorted(trial["number"] for trial in attributes if trial)

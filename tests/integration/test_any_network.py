@@ -441,7 +441,7 @@ def test_kinks_without_a_surrogate_stay_and_are_named(true: Any) -> None:
 
 
 def test_a_network_of_functions_gives_its_sample_back_at_an_exact_point() -> None:
-    """One neuron in use: theta = lam y grad Phi(x) has one solution up to scale, whoever calls relu."""
+    """One neuron in use: theta = lam y grad Phi(x) has one solution up to scale."""
     torch.manual_seed(0)
     x = torch.rand(1, 1, 4, 4) + 0.1
 

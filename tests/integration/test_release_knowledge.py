@@ -1,4 +1,4 @@
-"""What lies beside the weights in a file, and that attacks on the file use it."""
+"""What is stored with the weights in a file, and that attacks on the file use it."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ NOTHING_TO_RUN = {
 
 
 def trained_digits() -> dict[str, Any]:
-    """The names that the audit's page takes for granted."""
+    """The names that the audit's page uses without defining them."""
     split = load_dataset("digits", 20)
     state = train("mlp:64-50-1", split.train, TrainingConfig(steps=300))
     model = make_release(state, "mlp:64-50-1", split.train, "binary")
@@ -62,7 +62,7 @@ def trained_digits() -> dict[str, Any]:
 
 
 def exact_point() -> dict[str, Any]:
-    """The names that the page about other training sets takes for granted."""
+    """The names that the page about other training sets uses without defining them."""
     point = relu_point()
     return {"model": point.model, "x": point.x, "y": point.y}
 

@@ -139,7 +139,7 @@ def program(site: Path, *words: str) -> str:
 def test_an_attack_of_another_package_is_run_and_shown_on_the_page(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """By its entry point and one command, beside the attacks of the table; what is done is not done again."""
+    """By its entry point and one command, with the attacks of the table. Nothing is computed twice."""
     install_example(tmp_path / "site", "first-directions")
     install(tmp_path / "site", "broken", "broken", "import nowhere_to_be_found")
     arguments = ("run", str(tmp_path / "out"), "--rows", "digits-20", "--tiny", "--workers", "1")

@@ -635,7 +635,7 @@ def test_of_two_that_want_the_same_work_one_does_it(tmp_path):
 
 
 def stopped(step: int):
-    """An attack that somebody ends at a step, after whoever watches was told."""
+    """An attack that is interrupted at a step, after its progress was reported."""
     attack = rs.attack
 
     def impatient(*arguments, watch, **options):

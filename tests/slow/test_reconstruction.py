@@ -76,7 +76,7 @@ def knowledge_of(split: Split) -> Knowledge:
 
 
 def found_by(checkpoint: Network, split: Split) -> torch.Tensor:
-    """Candidates of the attack with what ``split`` grants."""
+    """Candidates of the attack with the knowledge that ``split`` gives."""
     return attack(checkpoint, knowledge_of(split), DIGITS_ATTACK).x
 
 

@@ -56,6 +56,7 @@ def test_processes_compute_what_this_one_computes_and_one_that_dies_takes_its_ow
     here = sweep_victim(tmp_path / "a", sweep_plan)
     assert [t.number for t in here.trials] == list(range(7))
     assert {t.state for t in here.trials} == {COMPLETE}
+    # The worker must die in the middle of a job, which no setting of a sweep can bring about.
     monkeypatch.setattr(
         "residuum.sweeping.run.Task", lambda *arguments: Deadly(Task(*arguments), marker, 1)
     )
@@ -232,6 +233,7 @@ def test_diverging_and_crashing_trials_are_remembered_with_their_reason(
             raise RuntimeError("a bad day\nfor sums")
         return real(attack, *target, **options)
 
+    # No setting makes an attack raise an error that depends on its seed.
     monkeypatch.setattr(Attack, "run", sometimes)
     diverging = Auto(
         restarts=2, steps=50, candidates=12, optimizer="sgd", lr_x=1e-6, constraint="penalty"
@@ -259,6 +261,7 @@ def test_a_job_out_of_memory_is_tried_in_halves_then_reported(
             raise torch.OutOfMemoryError("no more")
         return real(attack, *target, **options)
 
+    # The memory of a test machine is not known, so the error is raised by hand.
     monkeypatch.setattr(Attack, "run", small)
     done = sweep_victim(tmp_path / "s", plan(4, batch=4))
     assert sizes == [8, 4, 4]

@@ -55,7 +55,7 @@ def test_the_full_hessian_is_that_of_the_loss_and_bounded_below_by_s():
 
 
 def test_splitting_helps_where_the_hessian_is_positive_definite():
-    """The target is the sum of two samples' gradients, and one candidate stands between them.
+    """The target is the sum of two samples' gradients, and one candidate lies between them.
 
     At its best place the Hessian of the loss is positive definite, so no step of it helps; S is
     negative all the same, and two halves fit better.

@@ -202,7 +202,7 @@ def test_settings_that_cannot_differ_between_runs_are_refused(tmp_path):
 
 
 def test_the_best_snapshot_is_kept(tmp_path):
-    """From beside an exact point, with steps far too long: the start stays the best."""
+    """Near an exact point, with steps that are far too long, the starting point stays the best."""
     point = relu_point(2, groups=2, size=1)
     config = SHORT.changed(restarts=1, lr_x=0.5, lr_lam=0.5, lr_decay=1.0, lam_scale="one")
     s = Solver(point.model, BinaryKKT(), Knowledge(), config, (12,), 1, 2)
@@ -600,7 +600,7 @@ def test_what_an_attack_brings_back_adds_up():
 
 
 def test_the_attack_sees_weights_and_knowledge_and_nothing_else(tmp_path, monkeypatch):
-    """Other data in memory, on disk and in the random state: the same bits come back."""
+    """Other data in memory, on disk and in the random state: the result has the same bits."""
     config, results = SHORT.changed(lam_every=20), []
     for seed in (0, 1):
         folder = tmp_path / str(seed)

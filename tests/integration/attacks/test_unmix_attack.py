@@ -131,6 +131,7 @@ def test_what_would_not_fit_the_memory_is_refused_with_the_figure(
     assert (
         estimate_layer_bytes(4096, 150_528) < layers.MAX_BYTES < estimate_layer_bytes(8192, 150_528)
     )
+    # A layer beyond the real limit takes gigabytes.
     monkeypatch.setattr(layers, "MAX_BYTES", 2**20)
     assert "the attack would need about 0.0 GiB" in why_not(planted()[0], rs.Knowledge())
     assert "the limit is 0 GiB" in why_not(planted()[0], rs.Knowledge())
@@ -140,6 +141,7 @@ def test_a_wide_layer_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = planted()[0].theta["layers.0.weight"]
     for matrix in (rows, rows.T.contiguous()):
         layer = ica.Layer.from_rows(matrix)
+        # A layer with more columns than the real limit takes minutes.
         monkeypatch.setattr(ica, "COLUMNS", 500)
         layer_in_parts = ica.Layer.from_rows(matrix)
         monkeypatch.undo()

@@ -340,6 +340,7 @@ def test_an_internal_error_is_70_and_never_a_leak(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError
 
+    # No input is known to raise an internal error, so a stage is replaced by one that does.
     monkeypatch.setattr("residuum.auditing.run.decide", broken)
     monkeypatch.delenv("RESIDUUM_DEBUG", raising=False)
     assert main([*files["tight"], "--out", str(tmp_path / "run"), "--quiet"]) == 70

@@ -31,7 +31,7 @@ def release(path: Path, texts: list[str]) -> Path:
 
 
 def unattributed(text: str) -> list[str]:
-    """What stands before each claim that does not follow the prefix."""
+    """The text before each claim that does not follow the prefix."""
     segments = " ".join(html.unescape(text).replace("\\", "").split()).split(CLAIM)
     return [segment[-80:] for segment in segments[:-1] if not segment.endswith(PREFIX)]
 

@@ -132,7 +132,7 @@ def test_the_command_says_it_on_the_first_screen(
 
 @pytest.mark.parametrize("form", ["dictionary", "float32", "public"])
 def test_a_mean_of_the_training_samples_is_named_as_such(form: str) -> None:
-    """A training mean makes a stronger attacker, whoever passes it."""
+    """A training mean makes a stronger attacker, also if the user passes it."""
     checkpoint, split = leaky()
     mean = {"float32": split.train.mean.float(), "public": split.holdout.images.mean(0)}
     result = rs.audit(

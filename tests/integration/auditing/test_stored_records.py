@@ -1,4 +1,4 @@
-"""Records that stand in the file itself: an audit says so, and that it needs no attack."""
+"""Records that are stored in the file: an audit reports them, and it needs no attack."""
 
 from __future__ import annotations
 

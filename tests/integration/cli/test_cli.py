@@ -689,6 +689,7 @@ def test_bugs_and_interrupts_have_their_own_codes(
     def fail(*_: object, **__: object) -> None:
         raise problem
 
+    # No input is known to raise an internal error, so a function is replaced by one that does.
     monkeypatch.setattr("residuum.io.release.open_release", fail)
     monkeypatch.delenv("RESIDUUM_DEBUG", raising=False)
     assert main(["attack", "anything"]) == code
@@ -703,6 +704,7 @@ def test_debugging_shows_the_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object, **__: object) -> None:
         raise ZeroDivisionError
 
+    # As above: no input is known to raise an internal error.
     monkeypatch.setattr("residuum.io.release.open_release", fail)
     monkeypatch.setenv("RESIDUUM_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):

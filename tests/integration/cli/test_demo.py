@@ -24,7 +24,7 @@ SMALL = {
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A network that still leaks, in a tenth of the time."""
+    """A network that still leaks, in a tenth of the time. The demo has no options for its sizes."""
     for name, value in SMALL.items():
         monkeypatch.setattr(demo, name, value)
 
@@ -76,6 +76,7 @@ def test_a_demo_that_shows_something_else_says_so(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shrink(monkeypatch)
+    # The demo has no options for its sizes.
     monkeypatch.setattr(demo, "ATTACK_STEPS", 1)
     monkeypatch.setattr(demo, "STEPS", 20)
     assert main(["demo", "--out", str(tmp_path / "d"), "--quiet"]) == 3

@@ -1,4 +1,4 @@
-"""How defended networks are kept and told: what is missing is made, the strongest attack counts."""
+"""How results of defended networks are stored and reported. The strongest attack counts."""
 
 from __future__ import annotations
 

@@ -317,6 +317,7 @@ def test_what_a_strategy_spends_is_charged_to_no_attack(monkeypatch: pytest.Monk
         return run_attacker(way, shape)
 
     monkeypatch.setitem(ADAPTIVE, "follow-mean", slow)
+    # A clock that only strategies and attackers move, so that each second belongs to a strategy or to an attacker.
     monkeypatch.setattr(trial, "run_attacker", timed)
     monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=lambda: now[0]))
     outcome, _, _ = run_trial(setting(), *parse_defense("shift-retrain:0.5"))
@@ -419,7 +420,7 @@ def test_a_shift_of_the_training_data_comes_off_the_rows_exactly() -> None:
 
 
 def test_what_unmixing_is_given_are_mixtures_of_samples_without_the_shift() -> None:
-    """The ways themselves: told-unmix has the span of the samples, plain unmix that of shifted ones."""
+    """The strategies themselves: told-unmix has the span of the samples, plain unmix that of shifted ones."""
     u = torch.linspace(-1, 2, 64, dtype=torch.float64)
     weights, start, _, x = shifted_mixture(u)
     conditions = {"theta0": start, "large": True}
@@ -496,6 +497,7 @@ def test_a_way_that_is_refused_is_said_and_stops_no_other() -> None:
 
 
 def test_where_no_attack_applies_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    # At least one attack applies to every network that can be trained, so all of them are refused by hand.
     monkeypatch.setattr(trial, "run_attacker", lambda way, shape: "the box is empty.")
     with pytest.raises(InputError, match="No attack applies: the box is empty"):
         run_trial(setting())

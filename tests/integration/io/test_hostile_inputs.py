@@ -211,7 +211,10 @@ def test_archives_with_odd_members_write_nothing(
 def test_compressed_digits_are_read_and_compressed_nothing_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a small file may grow to without a question is made small here; the ratio decides."""
+    """The ratio decides for arrays beyond ``SMALL_BYTES``. The limit is made small here.
+
+    Digits beyond the real limit, 128 MiB, would take seconds to compress.
+    """
     monkeypatch.setattr("residuum.records.inputs.SMALL_BYTES", 1000)
     images = load_digits().images
     for x in (images, images.astype(np.uint8), images > 8, np.kron(images, np.ones((3, 3)))):

@@ -74,6 +74,7 @@ def test_gradients_are_those_of_one_backward_pass_per_row(
     kind: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
+    # Gradients that fill more than one block of the real size take gigabytes.
     split_blocks = gradients.split_blocks
     monkeypatch.setattr(gradients, "split_blocks", lambda n, width: split_blocks(n, width, block))
     shape: tuple[int, ...] = (1, 4, 4) if kind == "convolutions" else (7,)
@@ -251,7 +252,7 @@ def test_no_candidate_in_the_clean_directions_exceeds_the_reach(shape: tuple[int
 
 
 def test_a_cliff_in_the_spectrum_hides_no_direction_of_weights() -> None:
-    """Clusters of neurons have cliffs elsewhere: what unmixing leaves out may come back from one."""
+    """Clusters of neurons have cliffs elsewhere: what unmixing leaves out may be recovered from one."""
     generator = torch.Generator().manual_seed(13)
     x = torch.linalg.qr(torch.randn(40, 40, generator=generator, dtype=DOUBLE)).Q[:6]
     size = torch.tensor([1, 0.5, 0.3, 0.01, 0.01, 0.01], dtype=DOUBLE)

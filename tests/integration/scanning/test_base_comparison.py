@@ -1,4 +1,4 @@
-"""Rows of embeddings that training touched, layers that moved, adapters: told from the base."""
+"""Rows of embeddings that training touched, layers that moved, adapters: compared with the base."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_a_table_that_nobody_trained_has_no_touched_rows() -> None:
 
 
 def test_the_curve_is_that_of_the_recursion_itself() -> None:
-    """The naive twin: Adam with coupled decay and no gradient, entry by entry in float64."""
+    """The naive reference: Adam with coupled decay and no gradient, entry by entry in float64."""
     w0 = torch.randn(2000, 8, dtype=torch.float64)
     w, m, v = w0.clone(), torch.zeros_like(w0), torch.zeros_like(w0)
     for t in range(1, 101):

@@ -1,4 +1,4 @@
-"""What a release gives away before any attack: found in every usual file, and nothing in it is run."""
+"""What a release reveals before any attack, in every usual file. Nothing in a file is run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint alone: every bit of them, nothing beside, and never half a file."""
+"""The weights of a checkpoint alone: every bit of them, nothing else, and never half a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pooling over runs against its naive twin, the report, both rankings, and the command."""
+"""Pooling over runs against its naive reference, the report, both rankings, and the command."""
 
 from __future__ import annotations
 

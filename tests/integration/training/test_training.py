@@ -557,6 +557,7 @@ def test_a_state_saved_on_the_way_is_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that is killed goes on from its last checkpoint."""
+    # A state is saved every 20 seconds, and no run of a test is as long.
     monkeypatch.setattr(loop, "SAVE_EVERY", -1.0)
     path = tmp_path / "state"
 

@@ -1,4 +1,4 @@
-"""Images behind a trunk: which layer, what it spans, an exact case and its control."""
+"""Images behind a backbone: which layer, what it spans, an exact case and its control."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import residuum as rs
 from residuum.attacks import every_attack
 from residuum.attacks.stationarity.priors import SparseGradients
-from residuum.attacks.unmixing import backbone as trunk
+from residuum.attacks.unmixing import backbone
 from residuum.attacks.unmixing.backbone import (
     Backbone,
     BackboneLayer,
@@ -62,11 +62,14 @@ def planted(n: int = 6) -> tuple[nn.Module, rs.Knowledge, Tensor]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> rs.attacks.Attack:
-    """Few sources, whatever the clock says, and steps enough that rounding does not decide."""
-    monkeypatch.setattr(trunk, "choose_effort", lambda *_: QUICK)
-    monkeypatch.setattr(trunk, "CANDIDATES", 8)
-    monkeypatch.setattr(trunk, "INVERT", replace(trunk.INVERT, steps=300))
-    monkeypatch.setattr(trunk, "SETTLE", replace(trunk.SETTLE, steps=250))
+    """Few sources, and enough steps that rounding does not decide.
+
+    No setting of the attack bounds the work at once in all three stages, so their constants are replaced.
+    """
+    monkeypatch.setattr(backbone, "choose_effort", lambda *_: QUICK)
+    monkeypatch.setattr(backbone, "CANDIDATES", 8)
+    monkeypatch.setattr(backbone, "INVERT", replace(backbone.INVERT, steps=300))
+    monkeypatch.setattr(backbone, "SETTLE", replace(backbone.SETTLE, steps=250))
     return rs.attacks.BehindBackboneOptimizerState(seed=1)
 
 
@@ -178,7 +181,8 @@ def test_few_seconds_of_a_reference_machine_shorten_both_descents(
         steps.append(descent.steps)
         return x, torch.ones(len(x))
 
-    monkeypatch.setattr(trunk, "invert_features", spy)
+    # The steps are not part of the result, so the descent itself is replaced.
+    monkeypatch.setattr(backbone, "invert_features", spy)
     model, knowledge, _ = planted()
     rs.attack(model, knowledge, quick.changed(seconds=seconds))
     assert steps == ([300, 250] if all_steps else [1, 1])
@@ -204,7 +208,8 @@ def test_what_it_refuses() -> None:
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     model, knowledge, _ = planted()
-    monkeypatch.setattr(trunk, "MAX_BYTES", 2**18)
+    # A layer beyond the real limit takes gigabytes.
+    monkeypatch.setattr(backbone, "MAX_BYTES", 2**18)
     assert "the limit is 0 GiB" in why_not(model, knowledge, "trunk-moment")
 
 

@@ -119,6 +119,7 @@ def test_reference_seconds_count_every_step_and_no_clock():
 
 
 def test_a_dry_run_prints_and_writes_nothing(tmp_path, capsys, monkeypatch):
+    # Each dry run measures for two seconds, and the command has no option for this duration.
     monkeypatch.setattr("residuum.attacks.cost.MEASURING_SECONDS", 0.05)
     path = tmp_path / "m.safetensors"
     save_checkpoint(released(), path)

@@ -1,4 +1,4 @@
-"""Rows where hyperplanes meet: a planted table comes back, an arrangement by accident does not."""
+"""Rows where hyperplanes meet: a planted table is recovered, an accidental arrangement is not."""
 
 from __future__ import annotations
 

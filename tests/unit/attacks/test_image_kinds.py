@@ -1,4 +1,4 @@
-"""What data looks like in a first layer: photographs, strokes, neither."""
+"""Kinds of data in a first layer: photographs, strokes, neither."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Slots of candidates: inheritance, merging what one can stand for, dropping what is unused."""
+"""Slots of candidates: inheritance, merging candidates that one can replace, dropping unused ones."""
 
 from __future__ import annotations
 

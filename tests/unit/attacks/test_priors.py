@@ -283,7 +283,7 @@ def test_smoothness_of_vectors_is_refused(name):
 
 
 def legal_rows():
-    """Rows of the types that are granted, other columns anything."""
+    """Rows of the types that are known, other columns anything."""
     x, lam = candidates()
     rows = (x + MEAN).flatten(2)
     rows[..., 0:3] = torch.eye(3).double()[torch.tensor([[0, 2, 1], [1, 0, 2]])]

@@ -1,4 +1,4 @@
-"""The splitting matrix, its least eigenpair, and joint steps, against dense and exact twins."""
+"""The splitting matrix, its least eigenpair, and joint steps, against dense and exact references."""
 
 from __future__ import annotations
 

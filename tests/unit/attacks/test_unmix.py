@@ -129,10 +129,10 @@ def test_the_iteration_is_that_of_scikit_learn() -> None:
     for a in (1.0, 2.0):
         ours = fastica(Z[None], Q[None, None], torch.tensor([a]).double(), 5, tolerance=0.0)[0, 0]
         with pytest.warns(UserWarning, match="did not converge"):
-            twin = FastICA(
+            reference = FastICA(
                 fun_args={"alpha": a}, max_iter=5, tol=0.0, whiten=False, w_init=Q.numpy()
             ).fit(Z.numpy())
-        theirs = torch.tensor(twin.components_)
+        theirs = torch.tensor(reference.components_)
         assert torch.allclose(ours, theirs, atol=1e-9)
 
 

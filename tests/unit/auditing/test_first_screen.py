@@ -1,4 +1,4 @@
-"""The first screen: what it says of every outcome, the next step, and that its words are explained."""
+"""The first screen: its text for every outcome, the next step, and the glossary of its words."""
 
 from __future__ import annotations
 

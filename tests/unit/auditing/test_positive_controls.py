@@ -115,6 +115,7 @@ def controls(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
         return run
 
+    # Training and testing real controls takes minutes, and their detection cannot be set.
     monkeypatch.setattr(ControlFactory, "make", make)
     monkeypatch.setattr(MembershipOnControl, "run", test("membership"))
     monkeypatch.setattr(AttacksOnControl, "run", test("reconstruction"))
@@ -291,6 +292,7 @@ def test_a_network_that_cannot_be_trained_is_named(
     def make(*_: Any) -> Control:
         raise problem
 
+    # An audit of a network that cannot be trained ends before its controls, so the error is raised by hand.
     monkeypatch.setattr(ControlFactory, "make", make)
     result = reconstruction_of(audit_of(80))
     assert result.sizes == ()

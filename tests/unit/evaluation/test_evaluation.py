@@ -1,4 +1,4 @@
-"""Metrics and matchings against naive twins, and what a score says of whom."""
+"""Metrics and matchings against naive references, and the fields of a score."""
 
 from __future__ import annotations
 
@@ -185,6 +185,7 @@ def test_greedy_equals_the_loop_and_never_beats_the_best_assignment(seed, m, n):
 @pytest.mark.parametrize("m", [30, 12, 7])  # with fewer than 12 it is candidates that propose
 def test_hubs_and_many_sets_at_once(m, state, monkeypatch):
     """One candidate that everybody wants is the worst case of deferred acceptance."""
+    # Sets that fill more than one block of the real size take gigabytes.
     monkeypatch.setattr("residuum.evaluation.matching.MATCHING_CHUNK", state)
     rng = np.random.default_rng(0)
     values = rng.standard_normal((m, 1)) + 0.01 * rng.standard_normal((m, 40))
@@ -501,6 +502,7 @@ def test_what_a_set_costs_is_timed_beforehand(monkeypatch):
         clock[0] += 0.5 + 0.25 * len(sets)
         return match_greedily_in_sets(gain, sets, floor)
 
+    # Durations on a real machine cannot be predicted to a set.
     monkeypatch.setattr("residuum.evaluation.scoring.time.monotonic", lambda: clock[0])
     monkeypatch.setattr("residuum.evaluation.scoring.match_greedily_in_sets", matched)
     scores = score(*planted(), metrics=(), seconds=150.0)

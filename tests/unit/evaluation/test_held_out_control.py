@@ -204,7 +204,7 @@ def test_the_level_holds_over_all_tests():
 
 
 def test_one_finding_among_many_tests_is_found():
-    """8 of 40 come back in one of 12 tests; pooled with eleven that find nothing they could drown."""
+    """8 of 40 are recovered in one of 12 tests; pooled with eleven that find nothing they could drown."""
     for seed in range(8):
         train, holdout = victim(seed, 40, 400)
         rows = [
@@ -221,7 +221,7 @@ def test_a_floor_changes_nothing_and_gives_way_where_it_is_not_safe(monkeypatch)
     gain = rng.standard_normal((60, 40 + 120))
     gain[np.arange(40), np.arange(40)] += 6  # the whole training set comes back
     calibrations = [calibrate(gain, 40, subsets=200, rng=np.random.default_rng(1))]
-    for floor in (-np.inf, 1e9):
+    for floor in (-np.inf, 1e9):  # no similarities lead to an unsafe estimate for sure
         monkeypatch.setattr(
             "residuum.evaluation.null.estimate_floor", lambda *_, floor=floor: floor
         )

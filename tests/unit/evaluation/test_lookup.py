@@ -1,4 +1,4 @@
-"""Embeddings looked up in a pool: those of its records are named, strangers are not."""
+"""Embeddings looked up in a pool: records of the pool are named, non-members are not."""
 
 from __future__ import annotations
 

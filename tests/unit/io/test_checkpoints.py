@@ -497,7 +497,7 @@ def test_torchscript_is_recognized_and_its_weights_can_be_taken(tmp_path: Path) 
 
 
 def test_an_archive_has_one_directory(tmp_path: Path) -> None:
-    """A wide directory beside the narrow one would show two readers different members."""
+    """A wide directory next to the narrow one would show two readers different members."""
     path = write_torch(tmp_path / "m.pt", weights())
     content = bytearray(path.read_bytes())
     position = content.rindex(b"PK\x06\x06")
@@ -557,10 +557,10 @@ def test_overlapping_members(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "a") as archive:
         big = archive.getinfo("a/data/0")
         for i in range(20):
-            twin = zipfile.ZipInfo(f"a/data/{i + 1}")
+            duplicate = zipfile.ZipInfo(f"a/data/{i + 1}")
             for field in ("file_size", "compress_size", "CRC", "header_offset"):
-                setattr(twin, field, getattr(big, field))
-            archive.filelist.append(twin)
+                setattr(duplicate, field, getattr(big, field))
+            archive.filelist.append(duplicate)
         archive._didModify = True
     with pytest.raises(UnsafeFileError, match="claims"):
         load_checkpoint(path)

@@ -1,4 +1,4 @@
-"""Directions of the first layer: planted ones are counted, noise is none, and naive twins agree."""
+"""Directions of the first layer: planted ones are counted, noise is none, and naive references agree."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_noise_above_one_per_cent_is_a_visible_initialization() -> None:
     [(0.8 ** np.arange(64), 21), (1 / np.arange(1.0, 65) ** 1.9, 11), (np.eye(1, 64)[0], 1)],
 )
 def test_a_smooth_spectrum_has_no_noise_edge(values: np.ndarray, count: int) -> None:
-    """Negative control: the rest is smaller than what stands out, and not of the shape of noise."""
+    """Negative control: the other directions are smaller, but do not have the shape of noise."""
     values = np.maximum(values, 1e-9)
     assert directions_and_meaning(with_spectrum(values, 100, 64)) == (
         count,

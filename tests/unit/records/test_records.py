@@ -521,6 +521,7 @@ def test_the_environment_names_extras_only_where_they_are(monkeypatch: pytest.Mo
             raise PackageNotFoundError(name)
         return version(name)
 
+    # The packages are installed on the machine of the test.
     monkeypatch.setattr("residuum.records.rundir.version", bare)
     packages = environment()["packages"]
     assert packages["optuna"] == version("optuna")

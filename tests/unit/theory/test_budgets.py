@@ -1,4 +1,4 @@
-"""Published budgets beside the exact ones, Theorem 9 and its inverse, directions, the KKT loss."""
+"""Published budgets compared with the exact ones, Theorem 9 and its inverse, directions, the KKT loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The certificate on exact points, against its naive twin, and on networks that are no KKT point."""
+"""The certificate on exact points, against its naive reference, and on networks that are no KKT point."""
 
 from __future__ import annotations
 
@@ -194,7 +194,7 @@ def test_clarke_finds_an_exact_point_that_the_plain_residual_misses():
 def test_the_clarke_programme_equals_nnls_over_all_ways_to_set_the_gates(seed):
     """lam_r (g_r + sum_j t_j e_rj) with t in [0, 1]^k is a cone over the corners of that cube.
 
-    So the naive twin has one column per row and subset of its kinks. Without mu <= lam the columns
+    So the naive reference has one column per row and subset of its kinks. Without mu <= lam the columns
     are g_r and e_rj, each with a multiplier of its own, and the optimum lies strictly lower.
     """
     model, x, y = random_network("mlp:4-5-1", 6, seed)

@@ -141,7 +141,7 @@ def test_just_inside_the_exact_budget_and_just_beyond(build, options):
 
 
 def test_budgets_equal_a_walk_along_the_line():
-    """The naive twin: walk in small steps until the pattern changes, on random deep networks."""
+    """The naive reference: walk in small steps until the pattern changes, on random deep networks."""
     torch.manual_seed(0)
     model = MLP((5, 9, 8, 1), bias="all").double().requires_grad_(False)
     s = KKTSet.from_samples(model, torch.randn(4, 5), torch.tensor([1, -1, 1, -1]), torch.ones(4))

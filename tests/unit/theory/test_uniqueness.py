@@ -1,4 +1,4 @@
-"""The uniqueness certificate against naive twins, at exact points, on random and on trained networks."""
+"""The uniqueness certificate against naive references, at exact points, on random and on trained networks."""
 
 from __future__ import annotations
 
@@ -691,7 +691,8 @@ def test_limits_idle_candidates_and_refusals() -> None:
 def test_time_keeps_what_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
     from residuum.theory.uniqueness import certificate
 
-    monkeypatch.setitem(certificate.ENTRIES, "cpu", 1)  # one candidate at a time
+    # One candidate at a time: all candidates of a network of this size fit into one batch.
+    monkeypatch.setitem(certificate.ENTRIES, "cpu", 1)
     late = uniqueness(NETWORKS["two layers"](), seconds=0)
     assert len(late) == 1
     assert any(note.startswith("time budget exhausted: 1 of 5") for note in late.notes)

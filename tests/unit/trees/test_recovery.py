@@ -1,4 +1,4 @@
-"""The training table of a forest: exact where the file determines it, and nothing else claimed."""
+"""The training table of a forest: exact if the file determines it, and nothing else is reported."""
 
 from __future__ import annotations
 
