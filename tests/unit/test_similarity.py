@@ -54,7 +54,7 @@ def test_equals_the_loop(name):
 def test_chunks_change_nothing(name, monkeypatch):
     a, b = batch(0, 9, (3, 4, 4)), batch(1, 5, (3, 4, 4))
     unchunked = FUNCTIONS[name](a, b)
-    # Samples that fill more than one chunk of the real size take gigabytes.
+    # Samples that fill more than one chunk of the real size take more than 128 MiB.
     monkeypatch.setattr(similarity, "CHUNK", 60)
     torch.testing.assert_close(FUNCTIONS[name](a, b), unchunked, rtol=1e-12, atol=1e-12)
 

@@ -317,7 +317,7 @@ def test_what_a_strategy_spends_is_charged_to_no_attack(monkeypatch: pytest.Monk
         return run_attacker(way, shape)
 
     monkeypatch.setitem(ADAPTIVE, "follow-mean", slow)
-    # A clock that only strategies and attackers move, so that each second belongs to a strategy or to an attacker.
+    # Only strategies and attackers move this clock, so each second belongs to one of them.
     monkeypatch.setattr(trial, "run_attacker", timed)
     monkeypatch.setattr(trial, "time", SimpleNamespace(monotonic=lambda: now[0]))
     outcome, _, _ = run_trial(setting(), *parse_defense("shift-retrain:0.5"))
@@ -497,7 +497,7 @@ def test_a_way_that_is_refused_is_said_and_stops_no_other() -> None:
 
 
 def test_where_no_attack_applies_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    # At least one attack applies to every network that can be trained, so all of them are refused by hand.
+    # Some attack applies in this setting, so all attacks are refused by hand.
     monkeypatch.setattr(trial, "run_attacker", lambda way, shape: "the box is empty.")
     with pytest.raises(InputError, match="No attack applies: the box is empty"):
         run_trial(setting())

@@ -74,7 +74,7 @@ def test_gradients_are_those_of_one_backward_pass_per_row(
     kind: str, block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
-    # Gradients that fill more than one block of the real size take gigabytes.
+    # Gradients that fill more than one block of the real size take more than 128 MiB.
     split_blocks = gradients.split_blocks
     monkeypatch.setattr(gradients, "split_blocks", lambda n, width: split_blocks(n, width, block))
     shape: tuple[int, ...] = (1, 4, 4) if kind == "convolutions" else (7,)

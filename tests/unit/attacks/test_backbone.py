@@ -64,7 +64,8 @@ def planted(n: int = 6) -> tuple[nn.Module, rs.Knowledge, Tensor]:
 def quick(monkeypatch: pytest.MonkeyPatch) -> rs.attacks.Attack:
     """Few sources, and enough steps that rounding does not decide.
 
-    No setting of the attack bounds the work at once in all three stages, so their constants are replaced.
+    The setting ``seconds`` would shorten the descents so far that rounding decides, so the constants of the
+    attack are replaced.
     """
     monkeypatch.setattr(backbone, "choose_effort", lambda *_: QUICK)
     monkeypatch.setattr(backbone, "CANDIDATES", 8)
@@ -181,7 +182,7 @@ def test_few_seconds_of_a_reference_machine_shorten_both_descents(
         steps.append(descent.steps)
         return x, torch.ones(len(x))
 
-    # The steps are not part of the result, so the descent itself is replaced.
+    # The descent is replaced, so that its steps can be counted.
     monkeypatch.setattr(backbone, "invert_features", spy)
     model, knowledge, _ = planted()
     rs.attack(model, knowledge, quick.changed(seconds=seconds))

@@ -292,7 +292,7 @@ def test_a_network_that_cannot_be_trained_is_named(
     def make(*_: Any) -> Control:
         raise problem
 
-    # An audit of a network that cannot be trained ends before its controls, so the error is raised by hand.
+    # The training of these networks succeeds, so the error is raised by hand.
     monkeypatch.setattr(ControlFactory, "make", make)
     result = reconstruction_of(audit_of(80))
     assert result.sizes == ()

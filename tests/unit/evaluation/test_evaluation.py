@@ -185,7 +185,7 @@ def test_greedy_equals_the_loop_and_never_beats_the_best_assignment(seed, m, n):
 @pytest.mark.parametrize("m", [30, 12, 7])  # with fewer than 12 it is candidates that propose
 def test_hubs_and_many_sets_at_once(m, state, monkeypatch):
     """One candidate that everybody wants is the worst case of deferred acceptance."""
-    # Sets that fill more than one block of the real size take gigabytes.
+    # Sets that fill more than one block of the real size take more than 128 MiB.
     monkeypatch.setattr("residuum.evaluation.matching.MATCHING_CHUNK", state)
     rng = np.random.default_rng(0)
     values = rng.standard_normal((m, 1)) + 0.01 * rng.standard_normal((m, 40))

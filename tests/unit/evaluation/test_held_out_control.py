@@ -221,7 +221,7 @@ def test_a_floor_changes_nothing_and_gives_way_where_it_is_not_safe(monkeypatch)
     gain = rng.standard_normal((60, 40 + 120))
     gain[np.arange(40), np.arange(40)] += 6  # the whole training set comes back
     calibrations = [calibrate(gain, 40, subsets=200, rng=np.random.default_rng(1))]
-    for floor in (-np.inf, 1e9):  # no similarities lead to an unsafe estimate for sure
+    for floor in (-np.inf, 1e9):  # an estimated floor is almost always safe
         monkeypatch.setattr(
             "residuum.evaluation.null.estimate_floor", lambda *_, floor=floor: floor
         )

@@ -96,7 +96,7 @@ def test_blocks_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> Non
     model = dense(6, 20, 8, 2)
     x = torch.randn(40, 6, dtype=DOUBLE, generator=torch.Generator().manual_seed(2))
     unblocked = ActivationBoundaries.measure(model, x).score(x)
-    # Records that fill more than one block of the real size take gigabytes.
+    # Records that fill more than one block of the real size take more than 128 MiB.
     monkeypatch.setattr("residuum.networks.kinks.BLOCK_BYTES", 8 * 500 * 7)
     blocked = ActivationBoundaries.measure(model, x).score(x)
     torch.testing.assert_close(blocked.statistic, unblocked.statistic)
