@@ -267,7 +267,7 @@ OPEN: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "set-aside match": (
         {
-            "found": findings(set_aside_matches=(4,)),
+            "counts": findings(set_aside_matches=(4,)),
             "checks": SOUND.replace(set_aside=(4, 9)),
         },
         "1 of the 2 samples that were not judged, because they also occur in the held-out set, matches a "
